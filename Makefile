@@ -1,0 +1,54 @@
+# Each target sets up its own environment (.venv) and can be run on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CPPLM := $(BIN)/cpplm
+
+.PHONY: help demo clean-demo test test-fast lint format bench clean
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+# Plain venv and pip. The stamp makes the install run again only when its inputs change.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: Python 3.11 or newer is needed, $$($(PYTHON) --version) was found; pass PYTHON=/path/to/python3" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[corpus,dev]'
+	@touch $@
+
+# ---- demo: C++ on this machine to a model, in one command ------------------------------------------------
+DEMO ?= runs/demo
+MINUTES ?= 3
+
+SOURCES = $(if $(PROJECTS),--projects $(PROJECTS),--cxx_headers)
+
+demo: $(VENV)/.installed  ## C++ projects to a model: corpus, tokenizer, train, evaluate, generate, page
+	$(CPPLM) corpus build $(SOURCES) --out $(DEMO)/corpus
+	$(CPPLM) tokenizer train --data_dir $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size 4096
+	$(CPPLM) train --config recipes/demo.toml --data_dir $(DEMO)/corpus --tokenizer $(DEMO)/tokenizer.json --out $(DEMO)/run --max_minutes $(MINUTES)
+	$(CPPLM) evaluate --run $(DEMO)/run --data_dir $(DEMO)/corpus
+	$(CPPLM) generate --run $(DEMO)/run --examples --save
+	$(CPPLM) runs page $(DEMO)/run
+
+clean-demo:  ## forget the demo and start over
+	rm -rf $(DEMO)
+
+# ---- checks -----------------------------------------------------------------------------------------------
+test: $(VENV)/.installed  ## the whole test suite, with coverage
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+test-fast: $(VENV)/.installed  ## the tests that take seconds
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: $(VENV)/.installed  ## ruff, types, floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed  ## rewrite what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage

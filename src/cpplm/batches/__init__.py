@@ -1,0 +1,1 @@
+"""Documents to packed batches of token ids, with exact resume."""

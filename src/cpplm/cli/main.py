@@ -1,0 +1,117 @@
+"""`cpplm GROUP [VERB] ...`: find the command, parse its settings, call it, print its report.
+
+Only the module of the command that was asked for is imported, so `cpplm --help` is quick however heavy the
+rest is. A command is a function with one parameter, annotated with its settings class; it returns a
+`Report`. Exit status: 0 success, 2 bad input or settings, 1 anything else, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cpplm import __version__
+from cpplm.cli.report import Report
+from cpplm.core.errors import UserError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "corpus build": ("cpplm.cli.corpus:build", "C++ projects to ordered training documents in parquet shards"),
+    "corpus inspect": ("cpplm.cli.corpus:inspect", "show documents of a corpus and its figures"),
+    "tokenizer train": ("cpplm.cli.tokenizer:train", "train a lossless C++ tokenizer on a corpus"),
+    "tokenizer evaluate": ("cpplm.cli.tokenizer:evaluate", "bytes per token and encoding speed on held-out code"),
+    "train": ("cpplm.cli.train:train", "pre-train a model"),
+    "evaluate": ("cpplm.cli.evaluate:everything", "bits per byte, then the C++ problems"),
+    "evaluate bpb": ("cpplm.cli.evaluate:bpb", "bits per byte on the validation documents"),
+    "evaluate cpp": ("cpplm.cli.evaluate:cpp", "C++ problems: compile rate and pass rate, in the sandbox"),
+    "generate": ("cpplm.cli.generate:generate", "complete a prompt"),
+    "runs page": ("cpplm.cli.runs:page", "one self-contained HTML page about a run"),
+    "doctor": ("cpplm.cli.doctor:doctor", "what was found on this machine, what is missing and how to mend it"),
+}
+
+
+def usage() -> str:
+    """The list of commands, for `cpplm --help`."""
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  cpplm {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items())
+    return (
+        f"cpplm {__version__}: from C++ projects to C++ code models\n\n{rows}\n\n"
+        "`cpplm COMMAND --help` lists the settings of a command. Every command also takes\n"
+        "  --config FILE.toml  settings from a recipe; flags on the command line win\n"
+        "  --json              one JSON object as the last line of stdout\n"
+    )
+
+
+def find_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """Split arguments into the longest matching command name and the rest.
+
+    Raises:
+        UserError: no command of that name.
+    """
+    for length in (2, 1):
+        name = " ".join(arguments[:length])
+        if len(arguments) >= length and name in COMMANDS:
+            return name, arguments[length:]
+    verbs = [name for name in COMMANDS if name.split()[0] == arguments[0]]
+    known = ", ".join(verbs or COMMANDS)
+    raise UserError(f"no command 'cpplm {' '.join(arguments[:2])}'", fix=f"Known: {known}. Try 'cpplm --help'.")
+
+
+def run(arguments: list[str]) -> None:
+    """Run one command and print what it reports."""
+    from cpplm.core import settings as settings_module  # noqa: PLC0415  (keeps `cpplm --help` free of tyro)
+
+    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    shared.add_argument("--json", action="store_true")
+    shared.add_argument("--config", type=Path)
+    name, rest = find_command(arguments)
+    common, rest = shared.parse_known_args(rest)
+    target, summary = COMMANDS[name]
+    module_name, function_name = target.split(":")
+    command: Callable[[Any], Report] = getattr(importlib.import_module(module_name), function_name)
+    settings_class = next(iter(typing.get_type_hints(command).values()))
+    settings = settings_module.from_command_line(
+        settings_class,
+        rest,
+        program=f"cpplm {name}",
+        description=f"{summary}. Also: --config FILE.toml, --json.",
+        recipe=common.config,
+    )
+    report = command(settings)
+    if report.text:
+        print(report.text)
+    if common.json:
+        print(json.dumps(report.figures, sort_keys=True))
+
+
+def main() -> None:
+    """Entry point of the `cpplm` command."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return
+    if arguments[0] == "--version":
+        print(__version__)
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both are "stop now, keep what is committed"
+    try:
+        run(arguments)
+    except UserError as error:
+        print(f"cpplm: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("cpplm: interrupted; the same command continues from here", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The run log: one JSON object per line, flushed at once; optionally mirrored to trackers.
+
+A log survives kill -9: a torn last line is dropped on reading, and a resumed run cuts the records that
+lie after the step from which it continues, so that no step appears twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from cpplm.core.errors import UserError
+
+
+class Tracker(Protocol):
+    """Anything that takes figures by step: Weights & Biases, TensorBoard."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Record the figures of one step."""
+
+    def close(self) -> None:
+        """Flush."""
+
+
+def read_run_log(path: Path) -> list[dict[str, Any]]:
+    """All complete records of a log, oldest first; an unfinished last line is ignored.
+
+    Raises:
+        UserError: a line in the middle is not JSON.
+    """
+    if not path.exists():
+        return []
+    records = []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            break
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}:{number} is not valid JSON: {error}", fix="Remove that line.") from error
+    return records
+
+
+class RunLog:
+    """Appends records `{"event": ..., "time": ..., **values}` to a JSON Lines file."""
+
+    def __init__(self, path: Path, *, trackers: tuple[Tracker, ...] = (), keep_until_step: int | None = None) -> None:
+        """Open for appending.
+
+        Args:
+            path: the file; its folder is made.
+            trackers: each gets the numeric values of every record that has a step.
+            keep_until_step: drop older records with a greater step (the run continues from that step).
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [r for r in read_run_log(path) if keep_until_step is None or r.get("step", 0) <= keep_until_step]
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        scratch.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+        self._trackers = trackers
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one record and push it to the operating system."""
+        record = {"event": event, "time": round(time.time(), 3), **values}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if "step" in values:
+            numbers = {f"{event}/{k}": float(v) for k, v in values.items() if isinstance(v, int | float) and k != "step"}
+            for tracker in self._trackers:
+                tracker.log(values["step"], numbers)
+
+    def close(self) -> None:
+        """Flush to disk and close the trackers."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        for tracker in self._trackers:
+            tracker.close()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,85 @@
+"""Strict settings: frozen dataclasses, from the command line, from TOML recipes, from checkpoints.
+
+A settings class is a frozen dataclass that stands beside the code it sets; the docstring under each field is
+its help text. `__post_init__` raises `UserError` for values that contradict each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dacite
+import tyro
+
+from cpplm.core.errors import UserError
+
+T = TypeVar("T")
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """The settings as plain JSON types, to store beside what they produced."""
+    return {name: _plain(value) for name, value in dataclasses.asdict(settings).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def from_dict(cls: type[T], values: dict[str, Any], *, where: str) -> T:
+    """Build `cls` from plain values; `where` names their source in errors.
+
+    Raises:
+        UserError: unknown key (with the nearest known one), wrong type, or a contradiction.
+    """
+    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known settings: {', '.join(known)}."
+            raise UserError(f"{where}: unknown setting {key!r}", fix=hint)
+    try:
+        return dacite.from_dict(cls, values, dacite.Config(strict=True, cast=[tuple, Path]))
+    except dacite.DaciteError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def from_toml(cls: type[T], path: Path) -> T:
+    """Read a recipe: a TOML file with one value per setting.
+
+    Raises:
+        UserError: no such file, not TOML, or anything `from_dict` refuses.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the settings file {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    return from_dict(cls, values, where=str(path))
+
+
+def from_command_line(
+    cls: type[T], arguments: list[str], *, program: str, description: str, recipe: Path | None = None
+) -> T:
+    """Parse flags into `cls`; flags win over the recipe, the recipe over the defaults.
+
+    `--max_tokens` and `--max-tokens` are the same flag. Prints help or a usage error and exits (0 or 2).
+    """
+    default = from_toml(cls, recipe) if recipe is not None else None
+    return tyro.cli(
+        cls,
+        args=arguments,
+        prog=program,
+        description=description,
+        use_underscores=True,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+        **({} if default is None else {"default": default}),
+    )

@@ -1,0 +1,114 @@
+"""Training documents on disk: parquet shards with a manifest, in a local folder or a bucket.
+
+    train_00000.parquet ...   val_00000.parquet ...   one row per document, zstd
+    manifest.json             settings, figures, and per shard its rows, text bytes and sha256
+    _COMPLETE                 written last; a folder without it is still being built
+
+Columns every reader may rely on: `text` (string), `id` (hex), `project` (string). The corpus adds provenance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage, sha256
+
+Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
+MANIFEST = "manifest.json"
+COMPLETE = "_COMPLETE"
+# Small enough that workers can share one shard, large enough that zstd finds repetition.
+ROWS_PER_GROUP = 256
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One parquet file: `bytes` counts UTF-8 text, `sha256` is of the file."""
+
+    name: str
+    split: Split
+    documents: int
+    bytes: int
+    sha256: str
+
+
+def write_shard(storage: Storage, split: Split, number: int, rows: list[dict[str, Any]], schema: pa.Schema) -> Shard:
+    """Write rows (each with `text`) as one shard, atomically, and describe it for the manifest."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.Table.from_pylist(rows, schema=schema),
+        sink,
+        compression="zstd",
+        row_group_size=ROWS_PER_GROUP,
+        store_schema=False,
+    )
+    data = sink.getvalue().to_pybytes()
+    name = f"{split}_{number:05d}.parquet"
+    storage.write(name, data)
+    text_bytes = sum(len(row["text"].encode()) for row in rows)
+    return Shard(name=name, split=split, documents=len(rows), bytes=text_bytes, sha256=sha256(data))
+
+
+def write_manifest(storage: Storage, shards: list[Shard], **figures: Any) -> None:
+    """Write the manifest, then the `_COMPLETE` mark: from here on the documents exist."""
+    storage.write_json(MANIFEST, {"version": 1, "shards": [asdict(shard) for shard in shards], **figures})
+    storage.write(COMPLETE, b"")
+
+
+class ShardReader:
+    """Reads a finished set of shards, checking each shard against the manifest."""
+
+    def __init__(self, location: str | Path) -> None:
+        """Open a folder or bucket URL.
+
+        Raises:
+            UserError: it does not exist, holds no manifest, or is unfinished.
+        """
+        self.storage = Storage(location)
+        if not self.storage.exists(COMPLETE):
+            raise UserError(
+                f"{self.storage.location} holds no finished documents (no {COMPLETE})",
+                fix="Run 'cpplm corpus build' until it ends, or name another --data_dir.",
+            )
+        self.manifest: dict[str, Any] = self.storage.read_json(MANIFEST)
+        try:
+            self._shards = [Shard(**entry) for entry in self.manifest["shards"]]
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{self.storage.path(MANIFEST)} does not describe shards ({error})", fix="Build the corpus again."
+            ) from error
+
+    def shards(self, split: Split) -> list[Shard]:
+        """The shards of a split, in order."""
+        return [shard for shard in self._shards if shard.split == split]
+
+    def table(self, shard: Shard, columns: list[str] | None = None) -> pa.Table:
+        """One shard as an Arrow table, after comparing its hash with the manifest's.
+
+        Raises:
+            UserError: the shard is missing, truncated or altered; the message names it.
+        """
+        data = self.storage.read(shard.name)
+        if sha256(data) != shard.sha256:
+            raise UserError(
+                f"{self.storage.path(shard.name)} is damaged: its hash is not the one in {MANIFEST}",
+                fix="Delete the folder and build the corpus again, or copy the shard again.",
+            )
+        return pq.read_table(pa.BufferReader(data), columns=columns)
+
+    def texts(self, split: Split) -> Iterator[tuple[str, str]]:
+        """Every document of a split as (project, text), in shard order."""
+        for shard in self.shards(split):
+            table = self.table(shard, ["project", "text"])
+            yield from zip(table["project"].to_pylist(), table["text"].to_pylist(), strict=True)
+
+    def fingerprint(self) -> str:
+        """A hash of the contents: equal for equal shards, whatever the location."""
+        return sha256("\n".join(shard.sha256 for shard in self._shards).encode())

@@ -1,0 +1,136 @@
+"""Files by name under one root, which may be a local folder or a bucket (s3://, gs://, az://).
+
+Every write is atomic: a reader sees the old object or the new one, never half of one. Backed by obstore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from obstore.exceptions import BaseError, NotFoundError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from cpplm.core.errors import UserError
+
+
+def is_bucket(location: str | Path) -> bool:
+    """True for a URL such as s3://bucket/run, False for a local path."""
+    return "://" in str(location)
+
+
+class Storage:
+    """Objects under `location`, addressed by relative names such as "checkpoints/step_000100/state.json"."""
+
+    def __init__(self, location: str | Path, *, create: bool = False) -> None:
+        """Open a root; a local folder must exist unless `create`.
+
+        Raises:
+            UserError: the folder does not exist, cannot be made, or the URL cannot be used.
+        """
+        self.location = str(location)
+        self._store: ObjectStore
+        try:
+            if is_bucket(location):
+                self._store = from_url(self.location, client_options={"timeout": timedelta(seconds=120)})
+            else:
+                root = Path(location).expanduser()
+                if create:
+                    root.mkdir(parents=True, exist_ok=True)
+                if not root.is_dir():
+                    raise UserError(f"no such folder: {root}")
+                self.location = str(root)
+                self._store = LocalStore(root, mkdir=True)
+        except (BaseError, OSError, ValueError) as error:
+            raise UserError(f"cannot use {location}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"Storage({self.location!r})"
+
+    def path(self, name: str) -> str:
+        """The full path or URL of `name`, for messages."""
+        return f"{self.location.rstrip('/')}/{name}"
+
+    def exists(self, name: str) -> bool:
+        """Whether the object is there. A failing listing raises instead of answering False."""
+        try:
+            self._store.head(name)
+        except (NotFoundError, FileNotFoundError):
+            return False
+        except BaseError as error:
+            raise UserError(f"cannot look up {self.path(name)}: {error}") from error
+        return True
+
+    def read(self, name: str) -> bytes:
+        """The whole object.
+
+        Raises:
+            UserError: it is not there or cannot be read.
+        """
+        try:
+            return bytes(self._store.get(name).bytes())
+        except (NotFoundError, FileNotFoundError) as error:
+            raise UserError(f"no such file: {self.path(name)}") from error
+        except (BaseError, OSError) as error:
+            raise UserError(f"cannot read {self.path(name)}: {error}") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write the object atomically, replacing an older one.
+
+        Raises:
+            UserError: no space left, no permission, or the bucket refused. Nothing is left behind.
+        """
+        try:
+            self._store.put(name, data)
+        except (BaseError, OSError) as error:
+            raise UserError(
+                f"cannot write {self.path(name)} ({len(data):,} bytes): {error}",
+                fix="Free some space or check the permissions, then run the same command again.",
+            ) from error
+
+    def names(self, prefix: str = "") -> list[str]:
+        """All object names below the folder `prefix`, sorted.
+
+        Raises:
+            UserError: the listing failed; a failed listing is never taken for an empty one.
+        """
+        try:
+            batches = list(self._store.list(prefix=prefix or None))
+        except BaseError as error:
+            raise UserError(f"cannot list {self.path(prefix)}: {error}") from error
+        return sorted(entry["path"] for batch in batches for entry in batch)
+
+    def delete(self, names: list[str]) -> None:
+        """Delete objects; those already gone are fine."""
+        for name in names:
+            try:
+                self._store.delete(name)
+            except (NotFoundError, FileNotFoundError):
+                continue
+            except BaseError as error:
+                raise UserError(f"cannot delete {self.path(name)}: {error}") from error
+
+    def read_json(self, name: str) -> Any:
+        """The object parsed as JSON.
+
+        Raises:
+            UserError: it is missing or not JSON.
+        """
+        try:
+            return json.loads(self.read(name))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise UserError(
+                f"{self.path(name)} is not valid JSON: {error}", fix="Delete it and run the step that wrote it."
+            ) from error
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write `value` as indented JSON with sorted keys, so that equal values give equal bytes."""
+        self.write(name, (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def sha256(data: bytes) -> str:
+    """Hex digest, as stored in manifests."""
+    return hashlib.sha256(data).hexdigest()

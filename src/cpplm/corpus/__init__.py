@@ -1,0 +1,1 @@
+"""C++ projects to ordered training documents in parquet shards."""

@@ -1,0 +1,1 @@
+"""Bits per byte and C++ problems that are compiled and run."""

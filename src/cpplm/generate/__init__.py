@@ -1,0 +1,1 @@
+"""Inference: key-value cache, sampling, completions."""

@@ -1,0 +1,1 @@
+"""The transformer in PyTorch; its configuration is pure data."""

@@ -1,0 +1,1 @@
+"""Pre-training: the loop, checkpoints, validation, the run page."""
