@@ -1,0 +1,53 @@
+"""Special tokens and their fixed ids.
+
+Ids 0-19 mark documents, fill-in-the-middle, code, thoughts, tools and diffs; 20-27 mark chat turns; 28-63 are
+reserved, so that a later version can name one without moving any other id. They never come out of encoding
+ordinary text, whatever the text contains: only `encode_special` gives them.
+"""
+
+from __future__ import annotations
+
+DOCUMENT_TOKENS = (
+    "<PAD>",
+    "<UNK>",  # reserved and never emitted: every byte has a token
+    "<BOS>",
+    "<EOS>",
+    "<FIM_PREFIX>",
+    "<FIM_MIDDLE>",
+    "<FIM_SUFFIX>",
+    "<CODE_START>",
+    "<CODE_END>",
+    "<THOUGHT_START>",
+    "<THOUGHT_END>",
+    "<QUERY_TOOL>",
+    "<INDEX>",
+    "<DEBUG_CONTEXT>",
+    "<FILE_SEP>",
+    "<DIFF_START>",
+    "<DIFF_END>",
+    "<COMMENT_START>",
+    "<COMMENT_END>",
+    "<TOOL_RESULT>",
+)
+CHAT_TOKENS = (
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+NUM_SPECIAL = 64
+SPECIAL_TOKENS = (*DOCUMENT_TOKENS, *CHAT_TOKENS) + tuple(
+    f"<|reserved_{number}|>" for number in range(len(DOCUMENT_TOKENS) + len(CHAT_TOKENS), NUM_SPECIAL)
+)
+SPECIAL_IDS = {name: number for number, name in enumerate(SPECIAL_TOKENS)}
+# nanochat writes specials in lower case between bars: <|bos|> is <BOS>, <|code_start|> is <CODE_START>.
+ALIASES = {f"<|{name.strip('<>').lower()}|>": name for name in DOCUMENT_TOKENS} | {"<|endoftext|>": "<BOS>"}
+
+PAD, BOS, EOS = (SPECIAL_IDS[name] for name in ("<PAD>", "<BOS>", "<EOS>"))
+FIM_PREFIX, FIM_MIDDLE, FIM_SUFFIX = (
+    SPECIAL_IDS[name] for name in ("<FIM_PREFIX>", "<FIM_MIDDLE>", "<FIM_SUFFIX>")
+)

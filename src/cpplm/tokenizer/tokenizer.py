@@ -1,0 +1,199 @@
+"""The tokenizer: byte-level BPE over C++-aware pieces, exact in both directions.
+
+    tokenizer = Tokenizer.load("tokenizer.json")
+    ids = tokenizer.encode("int main() {", prepend="<BOS>")
+    text = tokenizer.decode(ids[1:])
+
+Invariants: `decode_bytes(encode(x)) == x` for every text and every byte string; ordinary text never gives a
+special id; one JSON file holds everything, and its hash names the tokenizer in shards and checkpoints.
+Id layout: 0-63 special tokens, 64-319 the bytes, then merges in the order in which they were learned.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tiktoken
+
+from cpplm.core.errors import UserError
+from cpplm.core.storage import sha256
+from cpplm.tokenizer.pattern import split_bytes
+from cpplm.tokenizer.special import ALIASES, BOS, NUM_SPECIAL, SPECIAL_IDS, SPECIAL_TOKENS
+
+FORMAT = "cpplm-tokenizer"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A vocabulary with its pre-tokeniser.
+
+    Attributes:
+        pattern: the pre-tokenising expression (see `cpplm.tokenizer.pattern`).
+        tokens: the bytes of ids 64, 65, ...; the first 256 are the single bytes.
+        provenance: what it was trained on; not part of the hash.
+    """
+
+    pattern: str
+    tokens: tuple[bytes, ...]
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return NUM_SPECIAL + len(self.tokens)
+
+    @cached_property
+    def hash(self) -> str:
+        """Hex sha256 of all that decides ids; equal hashes give equal ids."""
+        return sha256(json.dumps([VERSION, self.pattern, SPECIAL_TOKENS, [t.hex() for t in self.tokens]]).encode())
+
+    @cached_property
+    def _encoding(self) -> tiktoken.Encoding:
+        return tiktoken.Encoding(
+            name=f"cpplm-{self.hash[:12]}",
+            pat_str=self.pattern,
+            mergeable_ranks={token: NUM_SPECIAL + rank for rank, token in enumerate(self.tokens)},
+            special_tokens=SPECIAL_IDS,
+        )
+
+    # ---- text to ids ----------------------------------------------------------------------------------
+
+    def encode(
+        self, text: str | bytes, *, prepend: int | str | None = None, append: int | str | None = None
+    ) -> list[int]:
+        """Ids of one text; bytes need not be valid UTF-8.
+
+        Args:
+            text: what to encode. Names of special tokens inside it are ordinary characters.
+            prepend: special token, by id or name, to put before.
+            append: special token, by id or name, to put after.
+        """
+        if isinstance(text, bytes):
+            ids = self._encode_bytes(text)
+        else:
+            try:
+                ids = self._encoding.encode_ordinary(text)
+            except UnicodeEncodeError:  # lone surrogates, as `errors="surrogateescape"` makes them
+                ids = self._encode_bytes(text.encode("utf-8", "surrogateescape"))
+        if prepend is not None:
+            ids.insert(0, self.encode_special(prepend))
+        if append is not None:
+            ids.append(self.encode_special(append))
+        return ids
+
+    def encode_batch(self, texts: list[str], *, prepend: int | str | None = None, threads: int = 2) -> list[list[int]]:
+        """Ids of many texts, on `threads` threads (the encoder releases Python's lock)."""
+        rows = self._encoding.encode_ordinary_batch(texts, num_threads=threads)
+        if prepend is not None:
+            first = self.encode_special(prepend)
+            for row in rows:
+                row.insert(0, first)
+        return rows
+
+    def _encode_bytes(self, data: bytes) -> list[int]:
+        try:
+            return self._encoding.encode_ordinary(data.decode("utf-8"))
+        except UnicodeDecodeError:
+            encode_piece = self._encoding._encode_single_piece  # the merge loop alone: takes any bytes
+            return [token for piece in split_bytes(self.pattern, data) for token in encode_piece(piece)]
+
+    def encode_special(self, token: int | str) -> int:
+        """The id of a special token given by id, name (`<BOS>`) or alias (`<|bos|>`).
+
+        Raises:
+            UserError: no special token of that name or id.
+        """
+        if isinstance(token, int):
+            if 0 <= token < NUM_SPECIAL:
+                return token
+        elif (name := ALIASES.get(token, token)) in SPECIAL_IDS:
+            return SPECIAL_IDS[name]
+        raise UserError(f"no special token {token!r}", fix=f"Known: {', '.join(SPECIAL_TOKENS[:28])}.")
+
+    # ---- ids to text ----------------------------------------------------------------------------------
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        """The exact bytes; special tokens appear by name.
+
+        Raises:
+            UserError: an id outside the vocabulary.
+        """
+        try:
+            return self._encoding.decode_bytes(ids)
+        except (KeyError, OverflowError) as error:
+            raise UserError(f"token id {error} is outside the vocabulary of {self.vocab_size:,}") from error
+
+    def decode(self, ids: list[int]) -> str:
+        """Text; bytes that are not valid UTF-8 (a generated half character) become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    @property
+    def bos(self) -> int:
+        """Id of the token that begins every document."""
+        return BOS
+
+    @cached_property
+    def token_bytes(self) -> npt.NDArray[np.int32]:
+        """Length in bytes of each id, shape (vocab_size,); 0 for special tokens. Divides loss into bits per byte."""
+        return np.array([0] * NUM_SPECIAL + [len(token) for token in self.tokens], dtype=np.int32)
+
+    # ---- file -----------------------------------------------------------------------------------------
+
+    def to_json(self) -> bytes:
+        """The one file that holds everything."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "hash": self.hash,
+            "pattern": self.pattern,
+            "special_tokens": SPECIAL_TOKENS,
+            "provenance": self.provenance,
+            "tokens": [token.hex() for token in self.tokens],
+        }
+        return (json.dumps(content, indent=0) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, *, where: str) -> Tokenizer:
+        """Parse and verify a tokenizer file; `where` names it in errors.
+
+        Raises:
+            UserError: not such a file, of a newer version, truncated, or edited by hand.
+        """
+        try:
+            content = json.loads(data)
+            if content["format"] != FORMAT or content["version"] != VERSION:
+                raise UserError(f"{where} is not a {FORMAT} file of version {VERSION}")
+            tokenizer = cls(
+                pattern=content["pattern"],
+                tokens=tuple(bytes.fromhex(token) for token in content["tokens"]),
+                provenance=content["provenance"],
+            )
+            stored = content["hash"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{where} is not a tokenizer file: {error!r}", fix="Train it again.") from error
+        if tokenizer.hash != stored or tokenizer.tokens[:256] != tuple(bytes([b]) for b in range(256)):
+            raise UserError(
+                f"{where} was altered after training: contents give hash {tokenizer.hash[:12]}, stored is {stored[:12]}",
+                fix="Restore the file or train again.",
+            )
+        return tokenizer
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Read a tokenizer file.
+
+        Raises:
+            UserError: missing, unreadable, or anything `from_json` refuses.
+        """
+        try:
+            data = Path(path).expanduser().read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read the tokenizer {path}: {error}", fix="Run 'cpplm tokenizer train'.") from error
+        return cls.from_json(data, where=str(path))
