@@ -22,17 +22,26 @@ from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "corpus build": ("cpplm.cli.corpus:build", "C++ projects to ordered training documents in parquet shards"),
+    "corpus build": (
+        "cpplm.cli.corpus:build",
+        "C++ projects to ordered training documents in parquet shards",
+    ),
     "corpus inspect": ("cpplm.cli.corpus:inspect", "show documents of a corpus and its figures"),
     "tokenizer train": ("cpplm.cli.tokenizer:train", "train a lossless C++ tokenizer on a corpus"),
-    "tokenizer evaluate": ("cpplm.cli.tokenizer:evaluate", "bytes per token and encoding speed on held-out code"),
+    "tokenizer evaluate": (
+        "cpplm.cli.tokenizer:evaluate",
+        "bytes per token and encoding speed on held-out code",
+    ),
     "train": ("cpplm.cli.train:train", "pre-train a model"),
     "evaluate": ("cpplm.cli.evaluate:everything", "bits per byte, then the C++ problems"),
     "evaluate bpb": ("cpplm.cli.evaluate:bpb", "bits per byte on the validation documents"),
     "evaluate cpp": ("cpplm.cli.evaluate:cpp", "C++ problems: compile rate and pass rate, in the sandbox"),
     "generate": ("cpplm.cli.generate:generate", "complete a prompt"),
     "runs page": ("cpplm.cli.runs:page", "one self-contained HTML page about a run"),
-    "doctor": ("cpplm.cli.doctor:doctor", "what was found on this machine, what is missing and how to mend it"),
+    "doctor": (
+        "cpplm.cli.doctor:doctor",
+        "what was found on this machine, what is missing and how to mend it",
+    ),
 }
 
 
@@ -60,7 +69,9 @@ def find_command(arguments: list[str]) -> tuple[str, list[str]]:
             return name, arguments[length:]
     verbs = [name for name in COMMANDS if name.split()[0] == arguments[0]]
     known = ", ".join(verbs or COMMANDS)
-    raise UserError(f"no command 'cpplm {' '.join(arguments[:2])}'", fix=f"Known: {known}. Try 'cpplm --help'.")
+    raise UserError(
+        f"no command 'cpplm {' '.join(arguments[:2])}'", fix=f"Known: {known}. Try 'cpplm --help'."
+    )
 
 
 def run(arguments: list[str]) -> None:

@@ -49,7 +49,9 @@ def read_run_log(path: Path) -> list[dict[str, Any]]:
 class RunLog:
     """Appends records `{"event": ..., "time": ..., **values}` to a JSON Lines file."""
 
-    def __init__(self, path: Path, *, trackers: tuple[Tracker, ...] = (), keep_until_step: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, trackers: tuple[Tracker, ...] = (), keep_until_step: int | None = None
+    ) -> None:
         """Open for appending.
 
         Args:
@@ -58,7 +60,9 @@ class RunLog:
             keep_until_step: drop older records with a greater step (the run continues from that step).
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [r for r in read_run_log(path) if keep_until_step is None or r.get("step", 0) <= keep_until_step]
+        kept = [
+            r for r in read_run_log(path) if keep_until_step is None or r.get("step", 0) <= keep_until_step
+        ]
         scratch = path.with_suffix(".tmp")
         scratch.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         scratch.replace(path)
@@ -71,7 +75,11 @@ class RunLog:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if "step" in values:
-            numbers = {f"{event}/{k}": float(v) for k, v in values.items() if isinstance(v, int | float) and k != "step"}
+            numbers = {
+                f"{event}/{k}": float(v)
+                for k, v in values.items()
+                if isinstance(v, int | float) and k != "step"
+            }
             for tracker in self._trackers:
                 tracker.log(values["step"], numbers)
 

@@ -39,7 +39,9 @@ class Shard:
     sha256: str
 
 
-def write_shard(storage: Storage, split: Split, number: int, rows: list[dict[str, Any]], schema: pa.Schema) -> Shard:
+def write_shard(
+    storage: Storage, split: Split, number: int, rows: list[dict[str, Any]], schema: pa.Schema
+) -> Shard:
     """Write rows (each with `text`) as one shard, atomically, and describe it for the manifest."""
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -82,7 +84,8 @@ class ShardReader:
             self._shards = [Shard(**entry) for entry in self.manifest["shards"]]
         except (KeyError, TypeError) as error:
             raise UserError(
-                f"{self.storage.path(MANIFEST)} does not describe shards ({error})", fix="Build the corpus again."
+                f"{self.storage.path(MANIFEST)} does not describe shards ({error})",
+                fix="Build the corpus again.",
             ) from error
 
     def shards(self, split: Split) -> list[Shard]:

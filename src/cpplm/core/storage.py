@@ -123,7 +123,8 @@ class Storage:
             return json.loads(self.read(name))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(
-                f"{self.path(name)} is not valid JSON: {error}", fix="Delete it and run the step that wrote it."
+                f"{self.path(name)} is not valid JSON: {error}",
+                fix="Delete it and run the step that wrote it.",
             ) from error
 
     def write_json(self, name: str, value: Any) -> None:

@@ -52,7 +52,9 @@ class Tokenizer:
     @cached_property
     def hash(self) -> str:
         """Hex sha256 of all that decides ids; equal hashes give equal ids."""
-        return sha256(json.dumps([VERSION, self.pattern, SPECIAL_TOKENS, [t.hex() for t in self.tokens]]).encode())
+        return sha256(
+            json.dumps([VERSION, self.pattern, SPECIAL_TOKENS, [t.hex() for t in self.tokens]]).encode()
+        )
 
     @cached_property
     def _encoding(self) -> tiktoken.Encoding:
@@ -75,20 +77,16 @@ class Tokenizer:
             prepend: special token, by id or name, to put before.
             append: special token, by id or name, to put after.
         """
-        if isinstance(text, bytes):
-            ids = self._encode_bytes(text)
-        else:
-            try:
-                ids = self._encoding.encode_ordinary(text)
-            except UnicodeEncodeError:  # lone surrogates, as `errors="surrogateescape"` makes them
-                ids = self._encode_bytes(text.encode("utf-8", "surrogateescape"))
+        ids = self._encode_bytes(_to_bytes(text))
         if prepend is not None:
             ids.insert(0, self.encode_special(prepend))
         if append is not None:
             ids.append(self.encode_special(append))
         return ids
 
-    def encode_batch(self, texts: list[str], *, prepend: int | str | None = None, threads: int = 2) -> list[list[int]]:
+    def encode_batch(
+        self, texts: list[str], *, prepend: int | str | None = None, threads: int = 2
+    ) -> list[list[int]]:
         """Ids of many texts, on `threads` threads (the encoder releases Python's lock)."""
         rows = self._encoding.encode_ordinary_batch(texts, num_threads=threads)
         if prepend is not None:
@@ -98,7 +96,7 @@ class Tokenizer:
         return rows
 
     def _encode_bytes(self, data: bytes) -> list[int]:
-        try:
+        try:  # tiktoken replaces what is not UTF-8, so such data takes the slow exact path
             return self._encoding.encode_ordinary(data.decode("utf-8"))
         except UnicodeDecodeError:
             encode_piece = self._encoding._encode_single_piece  # the merge loop alone: takes any bytes
@@ -195,5 +193,17 @@ class Tokenizer:
         try:
             data = Path(path).expanduser().read_bytes()
         except OSError as error:
-            raise UserError(f"cannot read the tokenizer {path}: {error}", fix="Run 'cpplm tokenizer train'.") from error
+            raise UserError(
+                f"cannot read the tokenizer {path}: {error}", fix="Run 'cpplm tokenizer train'."
+            ) from error
         return cls.from_json(data, where=str(path))
+
+
+def _to_bytes(text: str | bytes) -> bytes:
+    """UTF-8, with undecodable bytes that `errors="surrogateescape"` hid in a string brought back."""
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a surrogate pair: kept as the three bytes it would take
+        return text.encode("utf-8", "surrogatepass")

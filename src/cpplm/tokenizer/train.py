@@ -123,4 +123,6 @@ def _byte_characters() -> dict[int, str]:
     """The printable character by which the `tokenizers` library writes each byte (the GPT-2 alphabet)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [value for value in range(NUM_BYTES) if value not in printable]
-    return {value: chr(value) for value in printable} | {value: chr(256 + i) for i, value in enumerate(others)}
+    return {value: chr(value) for value in printable} | {
+        value: chr(256 + i) for i, value in enumerate(others)
+    }
