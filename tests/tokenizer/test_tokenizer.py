@@ -1,5 +1,6 @@
 """Lossless in both directions, special tokens apart, one verified file."""
 
+import itertools
 import json
 import random
 
@@ -42,7 +43,7 @@ def reference_encode(tokenizer: Tokenizer, data: bytes) -> list[int]:
         if piece in rank:
             parts = [piece]
         while True:
-            pairs = [(rank[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in rank]
+            pairs = [(rank[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in rank]
             if not pairs:
                 break
             _, i = min(pairs)

@@ -39,23 +39,27 @@ def from_dict(cls: type[T], values: dict[str, Any], *, where: str) -> T:
     Raises:
         UserError: unknown key (with the nearest known one), wrong type, or a contradiction.
     """
-    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known settings: {', '.join(known)}."
-            raise UserError(f"{where}: unknown setting {key!r}", fix=hint)
+    _refuse_unknown(cls, values, where)
     try:
         return dacite.from_dict(cls, values, dacite.Config(strict=True, cast=[tuple, Path]))
     except dacite.DaciteError as error:
         raise UserError(f"{where}: {error}") from error
 
 
-def from_toml(cls: type[T], path: Path) -> T:
-    """Read a recipe: a TOML file with one value per setting.
+def _refuse_unknown(cls: type, values: dict[str, Any], where: str) -> None:
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known settings: {', '.join(known)}."
+            raise UserError(f"{where}: unknown setting {key!r}", fix=hint)
+
+
+def recipe_arguments(cls: type, path: Path) -> list[str]:
+    """Read a recipe, a TOML file with one value per setting, as command-line arguments.
 
     Raises:
-        UserError: no such file, not TOML, or anything `from_dict` refuses.
+        UserError: no such file, not TOML, or a key that is no setting of `cls`.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -63,7 +67,14 @@ def from_toml(cls: type[T], path: Path) -> T:
         raise UserError(f"cannot read the settings file {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
-    return from_dict(cls, values, where=str(path))
+    _refuse_unknown(cls, values, str(path))
+    arguments = []
+    for key, value in values.items():
+        if value is False:
+            continue  # switches are off unless named
+        items = value if isinstance(value, list) else [] if value is True else [value]
+        arguments += [f"--{key}", *map(str, items)]
+    return arguments
 
 
 def from_command_line(
@@ -73,13 +84,11 @@ def from_command_line(
 
     `--max_tokens` and `--max-tokens` are the same flag. Prints help or a usage error and exits (0 or 2).
     """
-    default = from_toml(cls, recipe) if recipe is not None else None
     return tyro.cli(
         cls,
-        args=arguments,
+        args=[*(recipe_arguments(cls, recipe) if recipe else []), *arguments],
         prog=program,
         description=description,
         use_underscores=True,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-        **({} if default is None else {"default": default}),
     )

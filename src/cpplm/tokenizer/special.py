@@ -40,9 +40,8 @@ CHAT_TOKENS = (
     "<|output_end|>",
 )
 NUM_SPECIAL = 64
-SPECIAL_TOKENS = (*DOCUMENT_TOKENS, *CHAT_TOKENS) + tuple(
-    f"<|reserved_{number}|>" for number in range(len(DOCUMENT_TOKENS) + len(CHAT_TOKENS), NUM_SPECIAL)
-)
+NAMED_TOKENS = (*DOCUMENT_TOKENS, *CHAT_TOKENS)
+SPECIAL_TOKENS = (*NAMED_TOKENS, *(f"<|reserved_{id_}|>" for id_ in range(len(NAMED_TOKENS), NUM_SPECIAL)))
 SPECIAL_IDS = {name: number for number, name in enumerate(SPECIAL_TOKENS)}
 # nanochat writes specials in lower case between bars: <|bos|> is <BOS>, <|code_start|> is <CODE_START>.
 ALIASES = {f"<|{name.strip('<>').lower()}|>": name for name in DOCUMENT_TOKENS} | {"<|endoftext|>": "<BOS>"}

@@ -24,7 +24,7 @@ import tiktoken
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
 from cpplm.tokenizer.pattern import split_bytes
-from cpplm.tokenizer.special import ALIASES, BOS, NUM_SPECIAL, SPECIAL_IDS, SPECIAL_TOKENS
+from cpplm.tokenizer.special import ALIASES, BOS, NAMED_TOKENS, NUM_SPECIAL, SPECIAL_IDS, SPECIAL_TOKENS
 
 FORMAT = "cpplm-tokenizer"
 VERSION = 1
@@ -113,7 +113,7 @@ class Tokenizer:
                 return token
         elif (name := ALIASES.get(token, token)) in SPECIAL_IDS:
             return SPECIAL_IDS[name]
-        raise UserError(f"no special token {token!r}", fix=f"Known: {', '.join(SPECIAL_TOKENS[:28])}.")
+        raise UserError(f"no special token {token!r}", fix=f"Known: {', '.join(NAMED_TOKENS)}.")
 
     # ---- ids to text ----------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int32]:
-        """Length in bytes of each id, shape (vocab_size,); 0 for special tokens. Divides loss into bits per byte."""
+        """Length in bytes of each id, shape (vocab_size,); 0 for special tokens. The measure of bits per byte."""
         return np.array([0] * NUM_SPECIAL + [len(token) for token in self.tokens], dtype=np.int32)
 
     # ---- file -----------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Tokenizer:
             raise UserError(f"{where} is not a tokenizer file: {error!r}", fix="Train it again.") from error
         if tokenizer.hash != stored or tokenizer.tokens[:256] != tuple(bytes([b]) for b in range(256)):
             raise UserError(
-                f"{where} was altered after training: contents give hash {tokenizer.hash[:12]}, stored is {stored[:12]}",
+                f"{where} was altered after training: its contents hash to {tokenizer.hash[:12]}, not {stored[:12]}",
                 fix="Restore the file or train again.",
             )
         return tokenizer
