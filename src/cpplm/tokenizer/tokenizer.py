@@ -139,7 +139,7 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int32]:
-        """Length in bytes of each id, shape (vocab_size,); 0 for special tokens. The measure of bits per byte."""
+        """Length in bytes of each id, shape (vocab_size,); special tokens count 0."""
         return np.array([0] * NUM_SPECIAL + [len(token) for token in self.tokens], dtype=np.int32)
 
     # ---- file -----------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Tokenizer:
             raise UserError(f"{where} is not a tokenizer file: {error!r}", fix="Train it again.") from error
         if tokenizer.hash != stored or tokenizer.tokens[:256] != tuple(bytes([b]) for b in range(256)):
             raise UserError(
-                f"{where} was altered after training: its contents hash to {tokenizer.hash[:12]}, not {stored[:12]}",
+                f"{where} was altered after training: the hash is {tokenizer.hash[:12]}, not {stored[:12]}",
                 fix="Restore the file or train again.",
             )
         return tokenizer
