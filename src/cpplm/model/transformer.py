@@ -33,6 +33,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features)."""
         return F.linear(x, self.weight.to(x.dtype))
 
 
@@ -72,6 +73,7 @@ class Attention(nn.Module):
         self.output = Linear(config.num_heads * config.head_dim, config.model_dim)
 
     def forward(self, x_BTC: Tensor, angles: tuple[Tensor, Tensor], cache: KVCache | None) -> Tensor:
+        """BTC to BTC; with a cache, the tokens follow those it holds."""
         batch, length, _ = x_BTC.shape
 
         def heads(projection: Linear) -> Tensor:
@@ -95,6 +97,7 @@ class MLP(nn.Module):
         self.down = Linear(config.mlp_ratio * config.model_dim, config.model_dim)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
+        """BTC to BTC, each token alone."""
         return self.down(F.relu(self.up(x_BTC)).square())
 
 
@@ -107,6 +110,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x_BTC: Tensor, angles: tuple[Tensor, Tensor], cache: KVCache | None) -> Tensor:
+        """The residual stream, BTC, after this layer."""
         x_BTC = x_BTC + self.attention(norm(x_BTC), angles, cache)
         return x_BTC + self.mlp(norm(x_BTC))
 
@@ -128,8 +132,8 @@ class Transformer(nn.Module):
     def init_weights(self, seed: int = 0) -> None:
         """Fill every weight in place, the same for the same seed on any device.
 
-        The matrices that write to the residual stream start at zero, so each block starts as the identity; the
-        head starts small, so an untrained model's loss is ln(vocab_size).
+        The matrices that write to the residual stream start at zero, so each block starts as the identity;
+        the head starts small, so an untrained model's loss is ln(vocab_size).
         """
         generator = torch.Generator().manual_seed(seed)
         bound = math.sqrt(3.0 / self.config.model_dim)  # uniform with standard deviation 1/sqrt(model_dim)
