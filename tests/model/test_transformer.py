@@ -12,7 +12,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict, to_dict
 from cpplm.model.cache import KVCache
 from cpplm.model.config import ModelConfig
-from cpplm.model.transformer import IGNORED, Transformer
+from cpplm.model.transformer import Transformer
+from cpplm.tokenizer.special import IGNORED
 
 CONFIG = ModelConfig(
     vocab_size=100, num_layers=4, model_dim=32, num_heads=4, num_kv_heads=2, head_dim=8, max_seq_len=16

@@ -1,0 +1,56 @@
+"""Small real inputs shared by the tests: documents, shards, a tokenizer."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cpplm.core.shards import write_manifest, write_shard
+from cpplm.core.storage import Storage
+from cpplm.tokenizer.pattern import PATTERN
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.tokenizer.train import learn_merges
+
+SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
+
+
+def cpp_document(number: int) -> str:
+    """A small C++ file, different for each number, of very different lengths."""
+    functions = "\n".join(
+        f"int shift_{number}_{i}(int value) {{\n    return (value << {i % 7}) + {number * i};\n}}\n"
+        for i in range(1 + number % 5 * 4)
+    )
+    return f"#include <vector>\n\nnamespace part_{number} {{\n\n{functions}\n}}  // namespace part_{number}\n"
+
+
+def write_corpus(folder: Path, per_shard: dict[str, list[int]]) -> Path:
+    """Real shards: {"train": [5, 3]} makes two training shards of 5 and 3 documents."""
+    storage, shards, number = Storage(folder, create=True), [], 0
+    for split, sizes in per_shard.items():
+        for index, size in enumerate(sizes):
+            rows = [
+                {"text": cpp_document(n), "id": f"{n:x}", "project": f"p{n % 3}"}
+                for n in range(number, number + size)
+            ]
+            number += size
+            shards.append(write_shard(storage, split, index, rows, SCHEMA))
+    write_manifest(storage, shards)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"), {"train": [70, 9, 21], "val": [8]})
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    texts = (cpp_document(number) for number in range(100))
+    return Tokenizer(pattern=PATTERN, tokens=learn_merges(texts, 512))
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_bytes(tokenizer.to_json())
+    return path
