@@ -1,0 +1,89 @@
+"""What this machine has: device, number format, memory, compilers."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from typing import Literal
+
+import psutil
+import torch
+
+from cpplm.core.errors import UserError
+
+Precision = Literal["auto", "bf16", "fp32"]
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def choose_device(device_type: str = "") -> torch.device:
+    """The named device, or the best one present: cuda, then mps, then cpu.
+
+    Raises:
+        UserError: the named device is not here.
+    """
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if not device_type:
+        device_type = next(name for name, here in present.items() if here)
+    if not present.get(device_type, False):
+        here = ", ".join(name for name, yes in present.items() if yes)
+        raise UserError(f"device {device_type!r} is not available", fix=f"This machine has: {here}.")
+    return torch.device(device_type)
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 matrix products run in hardware on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":  # torch has a public query only from 2.12 on
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False
+
+
+def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: bfloat16 where it is fast, else float32."""
+    if precision == "auto":
+        return torch.bfloat16 if has_fast_bf16(device) else torch.float32
+    return DTYPES[precision]
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory held so far: on the GPU for cuda, else resident memory of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def environment() -> dict[str, str]:
+    """Versions and hardware, to store beside figures."""
+    device = choose_device()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
+        "cores": str(psutil.cpu_count(logical=True)),
+        "memory_gib": f"{psutil.virtual_memory().total / 2**30:.1f}",
+        "device": device.type,
+    }
+
+
+def processor_name() -> str:
+    """The processor's marketing name where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123  (a file of the kernel)
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def compiler_version(name: str) -> str | None:
+    """The first line of `NAME --version`, or None when it is not installed."""
+    path = shutil.which(name)
+    if path is None:
+        return None
+    result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    return result.stdout.splitlines()[0] if result.returncode == 0 and result.stdout else None
