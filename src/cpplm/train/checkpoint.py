@@ -109,7 +109,9 @@ def save_checkpoint(storage: Storage, step: int, files: dict[str, bytes], *, kee
         storage.write(f"{folder(step)}/{name}", data)
     storage.write_json(manifest_name, {"version": 1, "step": step, "files": manifest})
     kept = {folder(s) for s in committed_steps(storage)[-keep_last:]} | {folder(step)}
-    names = [name for name in storage.names() if re.match(r"step_\d+/", name) and name.split("/")[0] not in kept]
+    names = [
+        name for name in storage.names() if re.match(r"step_\d+/", name) and name.split("/")[0] not in kept
+    ]
     manifests_first = sorted(names, key=lambda name: (not name.endswith(MANIFEST), name))
     storage.delete(manifests_first)
 
@@ -128,7 +130,9 @@ def open_checkpoint(storage: Storage, step: int | None = None) -> Checkpoint:
     """
     steps = committed_steps(storage)
     if not steps:
-        raise UserError(f"no checkpoint in {storage.location}", fix="Run 'cpplm train' until it has saved one.")
+        raise UserError(
+            f"no checkpoint in {storage.location}", fix="Run 'cpplm train' until it has saved one."
+        )
     if step is None:
         step = steps[-1]
     if step not in steps:
@@ -146,4 +150,6 @@ def open_run(run: str | Path, step: int | None = None) -> Checkpoint:
 
 def to_bytes(tensors: dict[str, Tensor]) -> bytes:
     """Tensors as one safetensors file."""
-    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    return safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    )

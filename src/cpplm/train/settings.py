@@ -110,10 +110,14 @@ class TrainSettings:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
         for name in ("eval_every", "sample_every", "save_every", "num_kv_heads", "num_iterations"):
             if getattr(self, name) == 0 or getattr(self, name) < -1:
-                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 to leave it out.")
+                raise UserError(
+                    f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 to leave it out."
+                )
         for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"--{name} {getattr(self, name)} is not a share", fix="Use a number from 0 to 1.")
+                raise UserError(
+                    f"--{name} {getattr(self, name)} is not a share", fix="Use a number from 0 to 1."
+                )
         if self.warmup_ratio + self.warmdown_ratio > 1:
             raise UserError(
                 f"--warmup_ratio {self.warmup_ratio} and --warmdown_ratio {self.warmdown_ratio} overlap",
@@ -131,9 +135,13 @@ class TrainSettings:
         self._check_horizon()
 
     def _check_horizon(self) -> None:
-        given = [name for name in ("num_iterations", "max_minutes", "target_flops") if getattr(self, name) > 0]
+        given = [
+            name for name in ("num_iterations", "max_minutes", "target_flops") if getattr(self, name) > 0
+        ]
         if len(given) > 1:
-            raise UserError(f"--{' and --'.join(given)} both set the length of the run", fix="Give one of them.")
+            raise UserError(
+                f"--{' and --'.join(given)} both set the length of the run", fix="Give one of them."
+            )
         if not given and not self.target_param_data_ratio > 0:
             raise UserError("nothing says how long to train", fix="Give --num_iterations or --max_minutes.")
 

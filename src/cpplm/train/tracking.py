@@ -39,7 +39,9 @@ class WandbTracker:
 
     def __init__(self, project: str, run_name: str, folder: Path, settings: dict[str, Any]) -> None:
         wandb = _optional("wandb", "--wandb_project")
-        self._run = wandb.init(project=project, name=run_name, dir=str(folder), config=settings, resume="allow")
+        self._run = wandb.init(
+            project=project, name=run_name, dir=str(folder), config=settings, resume="allow"
+        )
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Record the figures of one step."""

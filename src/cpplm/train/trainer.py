@@ -1,0 +1,191 @@
+"""The training loop. Everything that is not a step is a callback.
+
+State that matters is explicit (`TrainState`, model, optimizer), so that a run continued from a checkpoint
+takes the very steps that the uninterrupted run would have taken: bit for bit on the same machine, when the
+length of the run is given in steps.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from cpplm.batches.loader import Batch, LoaderState
+from cpplm.core.errors import UserError
+from cpplm.core.runlog import RunLog
+from cpplm.model.transformer import Transformer
+from cpplm.optim.muon import MuonAdamW
+from cpplm.optim.schedules import learning_rate_multiplier, muon_momentum, weight_decay_multiplier
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.settings import TrainSettings
+
+
+@dataclass
+class TrainState:
+    """Where a run stands. `seconds` counts all time spent in the loop, over all its sessions."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loader: LoaderState = field(default_factory=LoaderState)
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The length of a run, in optimizer steps or in seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def progress(self, state: TrainState) -> float:
+        """From 0 at the start to 1 at the end."""
+        if self.steps is not None:
+            return min(1.0, state.step / self.steps)
+        return min(1.0, state.seconds / (self.seconds or math.inf))
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One optimizer step: loss in nats per token, times in seconds."""
+
+    loss: float
+    gradient_norm: float
+    lr_multiplier: float
+    seconds: float
+    data_seconds: float
+    tokens: int
+
+
+class Callback:
+    """Something that joins the run at fixed points. The step is already counted in `on_step`."""
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Before the first step of this session."""
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        """After each step."""
+
+    def on_end(self, trainer: Trainer) -> None:
+        """After the last step of this session, also when it was asked to stop."""
+
+
+@dataclass
+class Trainer:
+    """A model, its optimizer, its data and how far it has come.
+
+    `loss_function` is `model.loss`, possibly compiled. `stopping` turns true when the run is asked to stop.
+    """
+
+    model: Transformer
+    optimizer: MuonAdamW
+    tokenizer: Tokenizer
+    batches: Iterator[Batch]
+    horizon: Horizon
+    settings: TrainSettings
+    state: TrainState
+    log: RunLog
+    callbacks: Sequence[Callback]
+    loss_function: Callable[[Tensor, Tensor], Tensor]
+    stopping: bool = False
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done."""
+        return self.horizon.progress(self.state)
+
+    def run(self) -> None:
+        """Train to the horizon.
+
+        Raises:
+            KeyboardInterrupt: asked to stop (Ctrl-C, SIGTERM); the callbacks' `on_end` has run.
+            UserError: the loss is no longer a number.
+        """
+        with self._stop_at_step_end():
+            clock = time.perf_counter()
+            for callback in self.callbacks:
+                callback.on_start(self)
+            while self.progress < 1 and not self.stopping:
+                metrics = self.step()
+                now = time.perf_counter()
+                self.state.seconds += now - clock
+                clock = now
+                for callback in self.callbacks:
+                    callback.on_step(self, metrics)
+            self.state.seconds += time.perf_counter() - clock
+            for callback in self.callbacks:
+                callback.on_end(self)
+        if self.stopping:
+            raise KeyboardInterrupt
+
+    def step(self) -> StepMetrics:
+        """One optimizer step over `total_batch_size` tokens."""
+        begin = time.perf_counter()
+        progress, count = self.progress, self.settings.accumulation_steps
+        total = torch.zeros((), device=self.model.device)
+        waited = 0.0
+        for _ in range(count):
+            asked = time.perf_counter()
+            batch = next(self.batches)
+            waited += time.perf_counter() - asked
+            inputs_BT = batch.inputs.to(self.model.device, non_blocking=True)
+            targets_BT = batch.targets.to(self.model.device, non_blocking=True)
+            loss = self.loss_function(inputs_BT, targets_BT) / count
+            loss.backward()
+            total += loss.detach()
+            self.state.loader = batch.state
+        multiplier = self._schedule(progress)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        if not math.isfinite(float(total)):
+            raise UserError(
+                f"the loss is {float(total)} at step {self.state.step}",
+                fix="Lower the learning rates; the last checkpoint is as it was.",
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.state.step += 1
+        self.state.tokens += self.settings.total_batch_size
+        return StepMetrics(
+            loss=float(total),
+            gradient_norm=float(norm),
+            lr_multiplier=multiplier,
+            seconds=time.perf_counter() - begin,
+            data_seconds=waited,
+            tokens=self.settings.total_batch_size,
+        )
+
+    def _schedule(self, progress: float) -> float:
+        """Set the optimizer's rates for this step; returns the learning-rate multiplier."""
+        settings = self.settings
+        self.optimizer.lr_multiplier = learning_rate_multiplier(
+            progress,
+            warmup_ratio=settings.warmup_ratio,
+            warmdown_ratio=settings.warmdown_ratio,
+            final_lr_frac=settings.final_lr_frac,
+        )
+        self.optimizer.muon_momentum = muon_momentum(self.state.step)
+        self.optimizer.weight_decay_multiplier = weight_decay_multiplier(progress)
+        return self.optimizer.lr_multiplier
+
+    @contextmanager
+    def _stop_at_step_end(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM ends the run at the next step's end, a second one at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
