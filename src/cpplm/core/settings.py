@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
+import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,8 +47,19 @@ def from_dict(cls: type[T], values: dict[str, Any], *, where: str) -> T:
         raise UserError(f"{where}: {error}") from error
 
 
+def field_names(cls: type) -> list[str]:
+    """Names of all settings, those of nested settings classes in the place of their group."""
+    hints = typing.get_type_hints(cls)
+    names: list[str] = []
+    for field in dataclasses.fields(cls):
+        nested = hints[field.name]
+        is_group = isinstance(nested, type) and dataclasses.is_dataclass(nested)
+        names += field_names(nested) if is_group else [field.name]
+    return names
+
+
 def _refuse_unknown(cls: type, values: dict[str, Any], where: str) -> None:
-    known = [field.name for field in dataclasses.fields(cls)]
+    known = field_names(cls)
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

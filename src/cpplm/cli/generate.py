@@ -1,0 +1,114 @@
+"""`cpplm generate`."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cpplm.cli.report import Report
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import Precision, choose_device, choose_dtype
+from cpplm.core.storage import Storage
+from cpplm.generate.engine import Engine
+from cpplm.generate.samples import example_completions
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.tokenizer.special import BOS
+from cpplm.train.checkpoint import open_run
+from cpplm.train.pretrain import run_folder
+
+
+@dataclass(frozen=True)
+class GenerateSettings:
+    """Settings of `cpplm generate`."""
+
+    run: str
+    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
+    prompt: str = ""
+    """Text to complete (empty = read it from standard input)."""
+    examples: bool = False
+    """Complete a few built-in prompts instead."""
+    save: bool = False
+    """With --examples: keep the completions in the run folder, for its page."""
+    num_samples: int = 1
+    """Completions of the prompt; a single one is printed as it is written."""
+    step: int = -1
+    """Checkpoint step (-1 = the newest)."""
+    device_type: Literal["", "cuda", "mps", "cpu"] = ""
+    """Device (empty = the best one present)."""
+    precision: Precision = "auto"
+    """Of matrix products; auto = bf16 where the hardware has it."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    """How tokens are chosen."""
+
+    def __post_init__(self) -> None:
+        if self.examples and self.prompt:
+            raise UserError("--examples and --prompt exclude each other", fix="Give one of them.")
+        if self.examples and self.num_samples != 1:
+            raise UserError("--examples gives one completion each", fix="Leave out --num_samples.")
+        if self.save and not self.examples:
+            raise UserError("--save keeps the completions of --examples", fix="Add --examples.")
+        if self.num_samples < 1:
+            raise UserError(f"--num_samples {self.num_samples} must be at least 1")
+
+
+def load_engine(run: str, *, step: int, device_type: str, precision: Precision) -> tuple[Engine, int]:
+    """The engine of a run's checkpoint, and its step."""
+    device = choose_device(device_type)
+    checkpoint = open_run(run, None if step < 0 else step)
+    model = checkpoint.model(device=device, compute_dtype=choose_dtype(precision, device))
+    return Engine(model, checkpoint.tokenizer()), checkpoint.step
+
+
+def generate(settings: GenerateSettings) -> Report:
+    """Complete a prompt or the examples."""
+    engine, step = load_engine(
+        settings.run, step=settings.step, device_type=settings.device_type, precision=settings.precision
+    )
+    if settings.examples:
+        samples = example_completions(engine, settings.sampling)
+        if settings.save:
+            Storage(run_folder(settings.run)).write_json("samples.json", {"step": step, "samples": samples})
+        blocks = [f"--- {s['reason']} ---\n{s['prompt']}\x1b[1m{s['completion']}\x1b[0m" for s in samples]
+        text = "\n".join(blocks)
+        return Report(text if sys.stdout.isatty() else _plain(text), {"step": step, "samples": samples})
+
+    prompt = settings.prompt or _from_stdin()
+    if settings.num_samples == 1:
+        text = _print_as_written(engine, prompt, settings.sampling)
+        return Report("", {"step": step, "prompt": prompt, "completions": [text]})
+    completions = engine.complete(prompt, settings.sampling, settings.num_samples)
+    text = "\n".join(
+        f"--- sample {i} ({c.reason}) ---\n{prompt}{c.text}" for i, c in enumerate(completions, 1)
+    )
+    return Report(text, {"step": step, "prompt": prompt, "completions": [c.text for c in completions]})
+
+
+def _plain(text: str) -> str:
+    return text.replace("\x1b[1m", "").replace("\x1b[0m", "")
+
+
+def _from_stdin() -> str:
+    if sys.stdin.isatty():
+        raise UserError("no prompt", fix="Give --prompt TEXT or --examples, or pipe the text in.")
+    prompt = sys.stdin.read()
+    if not prompt:
+        raise UserError("the prompt on standard input is empty")
+    return prompt
+
+
+def _print_as_written(engine: Engine, prompt: str, sampling: SamplingSettings) -> str:
+    """Print the prompt and each token at once, never half a UTF-8 character; returns the completion."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    sys.stdout.write(prompt)
+    pieces = []
+    for (token,) in engine.stream(engine.tokenizer.encode(prompt, prepend=BOS), sampling):
+        if token is None:
+            break
+        pieces.append(decoder.decode(engine.tokenizer.decode_bytes([token])))
+        sys.stdout.write(pieces[-1])
+        sys.stdout.flush()
+    pieces.append(decoder.decode(b"", final=True))
+    sys.stdout.write(pieces[-1] + "\n")
+    return "".join(pieces)

@@ -1,0 +1,41 @@
+"""Completions of a few fixed prompts: during training into the log, afterwards onto the run page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpplm.core.progress import say
+from cpplm.generate.engine import Engine
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.train.trainer import Callback, StepMetrics, Trainer
+
+EXAMPLE_PROMPTS = (
+    "#include <vector>\n#include <algorithm>\n\nint main() {\n  std::vector<int> values;\n ",
+    "template<typename T>\n  class stack\n  {\n  public:\n",
+    "// Returns the largest element of the range.\ntemplate<typename _Iterator>\n  _Iterator\n  largest(",
+)
+
+
+def example_completions(engine: Engine, settings: SamplingSettings) -> list[dict[str, Any]]:
+    """One completion per example prompt, as plain JSON."""
+    results = []
+    for prompt in EXAMPLE_PROMPTS:
+        completion = engine.complete(prompt, settings)[0]
+        results.append({"prompt": prompt, "completion": completion.text, "reason": completion.reason})
+    return results
+
+
+class SampleCallback(Callback):
+    """Writes sample completions into the run log every so many steps."""
+
+    def __init__(self, every: int, settings: SamplingSettings) -> None:
+        self._every = every
+        self._settings = settings
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        """Sample when the interval has passed."""
+        if trainer.state.step % self._every:
+            return
+        samples = example_completions(Engine(trainer.model, trainer.tokenizer), self._settings)
+        trainer.log.write("samples", step=trainer.state.step, samples=samples)
+        say(f"step {trainer.state.step}: {samples[0]['prompt']}{samples[0]['completion']}")
