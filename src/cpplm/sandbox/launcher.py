@@ -1,0 +1,305 @@
+"""Runs inside the sandbox's own interpreter: builds the walls, starts the program, watches it, reports.
+
+Started by `Sandbox.run` as `python -I -S` with an empty environment, so that no open file and no thread of
+the harness comes along; it uses the standard library alone, and as little of it as possible because every
+run pays for its imports. It reads one request (a `marshal` dictionary from its parent) on stdin and writes
+one report to the status pipe. Everything after the walls stand happens without privileges.
+
+Invariants: the program is started only after reading a file and opening a socket were seen to fail from
+where it will run (bubblewrap, which runs no code of ours inside, is checked by the probe alone); every
+process it starts is dead before the report is written.
+"""
+
+# pathlib would add 5 ms of imports to every run.
+# ruff: noqa: PTH109, PTH116, PTH123, PTH208
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import signal
+import stat
+import sys
+import time
+
+from cpplm.sandbox import walls
+from cpplm.sandbox.request import Request
+
+TICK_SECONDS = 0.025
+ERROR_DESCRIPTOR, FILTER_DESCRIPTOR = 20, 21  # in the child, just before exec
+
+
+class CannotStartError(Exception):
+    """The program's own fault, not the walls'."""
+
+
+def threads_of_user() -> int:
+    """Threads that this user runs now: RLIMIT_NPROC counts them all where there is no namespace."""
+    uid, total = os.geteuid(), 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+                total += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    return total
+
+
+def set_limits(limits: dict[int, int]) -> None:
+    """Lower the resource limits; a hard limit that is lower already stays."""
+    for kind, value in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        ceiling = value + 1 if kind == resource.RLIMIT_CPU else value  # SIGXCPU, a second later SIGKILL
+        if hard != resource.RLIM_INFINITY:
+            ceiling = min(ceiling, hard)
+        resource.setrlimit(kind, (min(value, ceiling), ceiling))
+
+
+def execute(argv: list[str], environment: dict[str, str]) -> None:
+    """Replace this process by the program; os.execvpe would import a module that is out of sight here.
+
+    Raises:
+        CannotStartError: there is no such program, or it is none.
+    """
+    folders = environment["PATH"].split(":")
+    for path in [argv[0]] if "/" in argv[0] else [f"{folder}/{argv[0]}" for folder in folders]:
+        try:
+            os.execve(path, argv, environment)  # noqa: S606  (no shell is the point)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise CannotStartError(f"{argv[0]}: {error.strerror}") from error
+    raise CannotStartError(f"{argv[0]}: no such program in the sandbox")
+
+
+def become_program(request: Request, errors: int) -> None:
+    """In the forked child: last walls, proof, then exec. Never returns."""
+    try:
+        if request.mode != "namespaces":
+            walls.die_with_parent()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        errors = os.dup2(errors, ERROR_DESCRIPTOR, inheritable=False)
+        filter_descriptor = os.memfd_create("filter", 0) if request.mode == "bubblewrap" else -1
+        walls.process_control(walls.PR_SET_NO_NEW_PRIVS, 1)
+        set_limits(request.limits)
+        if request.mode == "landlock":
+            walls.landlock(request.read_only, request.devices, os.getcwd(), request.scratch_bytes > 0)
+        if request.mode in {"landlock", "namespaces"}:
+            walls.install_filter(request.filter, request.own_pid_mark)
+            walls.prove_walls(request.canary)
+        elif request.mode == "bubblewrap":
+            os.write(filter_descriptor, request.filter)
+            os.lseek(filter_descriptor, 0, os.SEEK_SET)
+            os.dup2(filter_descriptor, FILTER_DESCRIPTOR)  # bwrap loads it and closes it
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, the program must not
+            signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, ERROR_DESCRIPTOR)
+        os.closerange(FILTER_DESCRIPTOR + (request.mode == "bubblewrap"), 1 << 20)
+        execute(request.argv, request.environment)
+    except CannotStartError as error:
+        os.write(errors, f"absent {error}".encode())
+    except BaseException as error:
+        os.write(errors, f"broken {type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(127)
+
+
+def start_program(request: Request) -> int:
+    """Fork the program; its process id.
+
+    Raises:
+        RuntimeError: it could not be started; the text begins with "absent" or "broken".
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        become_program(request, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        trouble = pipe.read(2000).decode(errors="replace")  # ends at exec
+    if trouble:
+        os.waitpid(pid, 0)
+        raise RuntimeError(trouble)
+    return pid
+
+
+# ---- watching --------------------------------------------------------------------------------------------
+
+
+def descendants() -> list[int]:
+    """Every process below this one, children first."""
+    found, pending = [], [os.getpid()]
+    while pending:
+        parent = pending.pop()
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children") as file:
+                    children = [int(word) for word in file.read().split()]
+                found += children
+                pending += children
+        except OSError:
+            continue
+    return found
+
+
+def resident_bytes(pids: list[int]) -> int:
+    """Memory that these processes hold now."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/statm") as file:
+                total += int(file.read().split()[1])
+        except (OSError, IndexError):
+            continue
+    return total * resource.getpagesize()
+
+
+def folder_is_full(limit_bytes: int) -> bool:
+    """Whether the working folder holds more than the limit, or over 4,096 entries."""
+    total = entries = 0
+    for folder, _, names in os.walk("."):
+        for name in (".", *names):
+            entries += 1
+            try:
+                total += os.lstat(f"{folder}/{name}").st_blocks * 512
+            except OSError:
+                continue
+            if total > limit_bytes or entries > 4096:
+                return True
+    return False
+
+
+def reap(pid: int) -> int | None:
+    """Reap whatever has ended; the wait status of `pid` if it is among them."""
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == pid:
+            return status
+        if ended == 0:
+            return None
+
+
+def watch(pid: int, request: Request) -> tuple[str, int]:
+    """Wait for the program to end or to break a limit; (reason, wait status)."""
+    deadline = time.monotonic() + request.wall_seconds
+    polls_folder = request.mode != "namespaces" and request.scratch_bytes > 0
+    while True:
+        status = reap(pid)
+        if polls_folder and folder_is_full(request.folder_bytes):
+            return "disk", 0
+        if status is not None:
+            return "exit", status
+        if time.monotonic() >= deadline:
+            return "timeout", 0
+        if resident_bytes(descendants()) > request.memory_bytes:
+            return "memory", 0
+        signal.sigtimedwait({signal.SIGCHLD}, min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
+
+
+def end_all() -> None:
+    """Kill every descendant until none is left."""
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        for pid in descendants():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def fetch(names: dict[str, int]) -> list[bytes]:
+    """The wanted files of the working folder; empty where missing, too large, or no plain file."""
+    contents = []
+    for name, size_limit in names.items():
+        data = b""
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                facts = os.fstat(descriptor)
+                if stat.S_ISREG(facts.st_mode) and facts.st_size <= size_limit:
+                    data = file.read(size_limit)
+        except OSError:
+            pass
+        contents.append(data)
+    return contents
+
+
+def report(status_pipe: int, fields: tuple[object, ...], contents: list[bytes], note: str = "") -> None:
+    """One line of fields, then the files: reason, wait status, wall and CPU seconds, length of each file."""
+    line = " ".join(str(field) for field in (*fields, *map(len, contents)))
+    with os.fdopen(status_pipe, "wb") as pipe:
+        pipe.write(line.encode() + b"\n" + b"".join(contents) + note.encode())
+
+
+def supervise(request: Request, status_pipe: int) -> None:
+    """Start the program, watch it, end everything, report."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the program shares our user
+    walls.process_control(walls.PR_SET_CHILD_SUBREAPER, 1)
+    begin = time.monotonic()
+    pid = start_program(request)
+    walls.process_control(walls.PR_SET_DUMPABLE, 0)  # no look into this process through /proc
+    reason, status = watch(pid, request)
+    wall = time.monotonic() - begin
+    end_all()
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    contents = fetch(request.fetch) if reason == "exit" else [b""] * len(request.fetch)
+    report(status_pipe, (reason, status, wall, usage.ru_utime + usage.ru_stime), contents)
+
+
+def write_files(request: Request) -> None:
+    """Put the input files into the working folder."""
+    for name, data in request.files.items():
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, 0o755), "wb") as file:
+            file.write(data)
+
+
+def inside(request: Request, status_pipe: int) -> None:
+    """In the process that holds the namespaces, or in the only one without them: all of the above."""
+    if request.mode == "namespaces":
+        walls.die_with_parent()
+        walls.build_root(request)
+        write_files(request)
+        if request.scratch_bytes == 0:
+            walls.make_read_only("/work")
+        walls.drop_capabilities()
+    else:
+        os.chdir(request.folder)
+        write_files(request)
+        if request.mode != "bubblewrap":  # which sets them inside its own user namespace
+            request.limits[resource.RLIMIT_NPROC] += threads_of_user()
+    supervise(request, status_pipe)
+
+
+def main() -> None:
+    """Read the request, then report a result or why there is none."""
+    status_pipe = int(sys.argv[1])
+    os.set_inheritable(status_pipe, False)
+    try:
+        request = Request(**marshal.loads(sys.stdin.buffer.read()))  # noqa: S302  (written by our parent)
+        os.umask(0o022)
+        walls.drop_user(request.uid)
+        walls.die_with_parent()
+        if request.mode == "namespaces":
+            walls.enter_namespaces(request.uid)
+            holder = os.fork()
+            if holder:
+                os.close(status_pipe)
+                os.waitpid(holder, 0)
+                return
+        inside(request, status_pipe)
+    except RuntimeError as error:
+        reason, _, note = str(error).partition(" ")
+        report(status_pipe, (reason, 0, 0, 0), [], note)
+    except BaseException as error:
+        report(status_pipe, ("broken", 0, 0, 0), [], f"{type(error).__name__}: {error}")
+    finally:
+        os._exit(0)  # in both processes; a tidy end of the interpreter takes 3 ms

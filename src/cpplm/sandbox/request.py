@@ -1,0 +1,46 @@
+"""What the harness tells the launcher. Imports nothing: the launcher pays for every import at every run."""
+
+from __future__ import annotations
+
+Value = object
+
+
+class Request:
+    """One run; sent as the dictionary of its attributes, all of plain types."""
+
+    mode: str
+    """namespaces, bubblewrap, landlock or unsafe."""
+    uid: int
+    """Whom root becomes, and whom the program sees itself as inside namespaces."""
+    files: dict[str, bytes]
+    fetch: dict[str, int]
+    """Files to return and their largest sizes."""
+    folder: str
+    """The working folder on the host; unused with namespaces."""
+    argv: list[str]
+    environment: dict[str, str]
+    read_only: list[str]
+    """Files and folders of the host that can be read."""
+    symlinks: dict[str, str]
+    """Links to make in the new root, such as /bin to usr/bin."""
+    devices: list[str]
+    limits: dict[int, int]
+    """For setrlimit, of each process."""
+    memory_bytes: int
+    """Of all processes together."""
+    wall_seconds: float
+    scratch_bytes: int
+    """What may be written; 0 for a read-only working folder."""
+    folder_bytes: int
+    """What the working folder may hold, input files included."""
+    filter: bytes
+    """The seccomp filter."""
+    own_pid_mark: int
+    """The number in the filter that stands for the program's process id."""
+    pivot_root: int
+    """The number of that system call."""
+    canary: str
+    """A file of the host that must not be readable inside."""
+
+    def __init__(self, **values: Value) -> None:
+        self.__dict__.update(values)

@@ -1,0 +1,323 @@
+"""One call that runs untrusted programs, compilers included: `Sandbox.probe().run(files, argv, limits)`.
+
+Nothing runs here unless a backend was seen to work: `probe` runs a program that tries to read a file of the
+host, to open sockets and to write outside, and takes the first backend in which all of that fails. Each run
+gets a fresh launcher process (`launcher.py`), a fresh file tree and ends with everything in it dead. Safe to
+call from several threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpplm.core.errors import UserError
+from cpplm.core.progress import say
+from cpplm.sandbox import seccomp
+from cpplm.sandbox.backends import BACKENDS, NOBODY, UNSAFE, Backend, Mode, make_request
+from cpplm.sandbox.limits import MIB, Limits, Reason, Result
+
+_START = "import sys; sys.path.append(sys.argv[2]); from cpplm.sandbox.launcher import main; main()"
+_PACKAGE_ROOT = str(Path(__file__).parents[2])
+_FILE_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}")
+_GRACE_SECONDS = 5.0
+"""How much longer than its program the launcher may take before it is killed from outside."""
+
+FIX = (
+    "Install bubblewrap (Debian, Ubuntu: 'sudo apt-get install bubblewrap'), or allow user namespaces "
+    "('sudo sysctl -w user.max_user_namespaces=10000', on Ubuntu 24.04 also "
+    "'sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0'), or use a kernel with Landlock (5.13 "
+    "or newer, 'landlock' in /sys/kernel/security/lsm). --unsafe runs programs without any isolation."
+)
+
+
+class SandboxError(RuntimeError):
+    """The walls could not be built or the launcher was lost; the program's fate is unknown."""
+
+
+@dataclass(frozen=True)
+class BackendState:
+    """What a probe found out about one backend."""
+
+    backend: Backend
+    trouble: str
+    """Why it does not work here; empty when it does."""
+
+
+class Sandbox:
+    """Runs programs behind one kind of wall."""
+
+    def __init__(self, backend: Backend) -> None:
+        """Use this backend without asking whether it works; `probe` asks."""
+        self.backend = backend
+
+    @classmethod
+    def probe(cls, *, unsafe: bool = False) -> Sandbox:
+        """The strongest sandbox that works on this machine, proven by a run.
+
+        Args:
+            unsafe: run without isolation, after a warning, whatever the machine offers.
+
+        Raises:
+            UserError: no backend works; the message has each backend's trouble and what to install or enable.
+        """
+        if unsafe:
+            say(
+                "cpplm: WARNING: --unsafe: generated programs run as this user with NO isolation; they can "
+                "read and delete every file you can, and use the network."
+            )
+            return cls(UNSAFE)
+        troubles = []
+        for backend in BACKENDS:
+            state = state_of(backend.mode)
+            if not state.trouble:
+                return cls(backend)
+            troubles.append(f"{backend.mode}: {state.trouble}")
+        raise UserError(
+            f"no sandbox works here, so no generated program is run ({'; '.join(troubles)})", fix=FIX
+        )
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.backend.mode
+
+    def describe(self) -> dict[str, str]:
+        """For `cpplm doctor`: the backend, what it isolates, what it lacks, and what would be better."""
+        best = self.backend == BACKENDS[0]
+        return {
+            "backend": self.backend.mode,
+            "isolates": self.backend.isolates,
+            "lacks": self.backend.lacks or "nothing known",
+            "fix": "" if best else FIX,
+        }
+
+    def run(
+        self,
+        files: dict[str, bytes],
+        argv: list[str],
+        limits: Limits,
+        *,
+        fetch: dict[str, int] | None = None,
+    ) -> Result:
+        """Run one program in a new working folder and wait for its end.
+
+        Args:
+            files: put into the working folder, executable; plain names, no folders.
+            argv: the program (looked up in /usr/local/bin, /usr/bin, /bin, or "./name") and its arguments.
+            limits: what it may use.
+            fetch: name and largest size in bytes of files to return; smaller or missing ones are left out.
+
+        Returns:
+            How it ended. A program that does not exist gives reason "start" with the text in stderr.
+
+        Raises:
+            SandboxError: the walls could not be built; the program did not run, or its fate is unknown.
+            ValueError: a file name that is not plain.
+        """
+        fetch = fetch or {}
+        for name in (*files, *fetch):
+            if not _FILE_NAME.fullmatch(name):
+                raise ValueError(f"not a plain file name: {name!r}")
+        with _work_folder(self.backend.mode) as folder:
+            message = make_request(self.backend.mode, files, argv, limits, fetch=fetch, folder=folder)
+            reply = _converse(marshal.dumps(vars(message)), limits, sum(fetch.values()))
+        return _result(reply, limits, list(fetch), self.backend.mode)
+
+
+@functools.cache
+def state_of(mode: Mode) -> BackendState:
+    """Whether a backend works here: something runs in it, and what must fail in it fails."""
+    backend = next(backend for backend in BACKENDS if backend.mode == mode)
+    if not sys.platform.startswith("linux"):
+        return BackendState(backend, f"needs Linux, this is {sys.platform}")
+    if not seccomp.supported():
+        return BackendState(backend, f"no system-call filter for the processor {os.uname().machine}")
+    if mode == "bubblewrap" and shutil.which("bwrap") is None:
+        return BackendState(backend, "bwrap is not installed")
+    secret = "read " + os.urandom(8).hex()
+    with tempfile.NamedTemporaryFile(prefix="cpplm-canary-", suffix=".txt") as canary:
+        canary.write(secret.encode())
+        canary.flush()
+        Path(canary.name).chmod(0o644)
+        script = (
+            f"cat {canary.name} /etc/passwd; echo x >{canary.name}; echo x >/usr/cpplm-canary; "
+            f"kill -0 {os.getpid()} && echo signals; set -e; echo inside >file; cat file"
+        )
+        try:
+            result = Sandbox(backend).run(
+                {}, ["/bin/sh", "-c", script], Limits(scratch_bytes=MIB, wall_seconds=20), fetch={"file": 100}
+            )
+        except SandboxError as error:
+            return BackendState(backend, str(error))
+        unchanged = Path(canary.name).read_text() == secret
+    text = result.stdout.decode(errors="replace")
+    if not text.startswith("inside\n") or result.files.get("file") != b"inside\n" or not unchanged:
+        return BackendState(backend, f"the walls leak or nothing runs: {text!r} {result.message()[:300]!r}")
+    return BackendState(backend, "")
+
+
+@contextmanager
+def _work_folder(mode: Mode) -> Iterator[str]:
+    """A folder of the host for the backends that need one, owned by the user that will run in it."""
+    if mode == "namespaces":
+        yield ""
+        return
+    as_root = os.geteuid() == 0
+    base = "/tmp" if as_root else None  # noqa: S108  (TMPDIR of root may be closed to others)
+    folder = tempfile.mkdtemp(prefix="cpplm-sandbox-", dir=base)
+    try:
+        if as_root:
+            os.chown(folder, NOBODY, NOBODY)
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Delete what a hostile program left, folders without permissions or nested by the thousand included."""
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if Path(folder).exists():
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", folder], check=False, stderr=subprocess.DEVNULL)
+
+
+@dataclass(frozen=True)
+class _Reply:
+    stdout: bytes
+    stderr: bytes
+    status: bytes
+    """What the launcher reported; empty when it was killed."""
+    cut: Reason | None
+    """The limit that made the harness kill everything."""
+    wall_seconds: float
+
+
+def _converse(message: bytes, limits: Limits, fetch_bytes: int) -> _Reply:
+    """Start a launcher, send the request, collect capped output and the report, leave nothing running."""
+    reading, writing = os.pipe()
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _START, str(writing), _PACKAGE_ROOT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(writing,),
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )
+    os.close(writing)
+    try:
+        assert process.stdin and process.stdout and process.stderr  # noqa: S101  (they are pipes)
+        with suppress(BrokenPipeError):  # the report, or its absence, says more
+            process.stdin.write(message)
+            process.stdin.close()
+        streams = {process.stdout.fileno(): limits.output_bytes, process.stderr.fileno(): limits.output_bytes}
+        streams[reading] = fetch_bytes + 8192
+        deadline = begin + limits.wall_seconds + _GRACE_SECONDS
+        received, cut = _collect(streams, deadline)
+    finally:
+        _kill_group(process)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
+        os.close(reading)
+    out, err, status = (bytes(buffer) for buffer in received.values())
+    return _Reply(out, err, status, cut, time.monotonic() - begin)
+
+
+def _collect(streams: dict[int, int], deadline: float) -> tuple[dict[int, bytearray], Reason | None]:
+    """Read descriptors until all are closed; stop early at a stream's size limit or at the deadline."""
+    received = {descriptor: bytearray() for descriptor in streams}
+    with selectors.DefaultSelector() as selector:
+        for descriptor in streams:
+            selector.register(descriptor, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return received, "timeout"
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    selector.unregister(key.fd)
+                received[key.fd] += chunk[: streams[key.fd] - len(received[key.fd])]
+                if chunk and len(received[key.fd]) >= streams[key.fd]:
+                    return received, "output limit"
+    return received, None
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the launcher and its process group, then reap it.
+
+    The group is signalled before the launcher is reaped, while its id cannot belong to anybody else.
+    """
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _result(reply: _Reply, limits: Limits, names: list[str], mode: Mode) -> Result:
+    """Interpret the launcher's report.
+
+    Raises:
+        SandboxError: there is none, or it says that the walls could not be built.
+    """
+    if reply.cut:
+        return Result(reply.cut, None, None, reply.stdout, reply.stderr, reply.wall_seconds, 0.0)
+    line, newline, rest = reply.status.partition(b"\n")
+    fields = line.decode(errors="replace").split()
+    if not newline or len(fields) not in (4, 4 + len(names)):
+        raise SandboxError(
+            f"the launcher ended without a report: {reply.stderr[-500:].decode(errors='replace')!r}"
+        )
+    reported, status, wall, cpu = fields[0], int(fields[1]), float(fields[2]), float(fields[3])
+    if reported == "broken":
+        raise SandboxError(rest.decode(errors="replace"))
+    if reported == "absent":
+        return Result("start", None, None, reply.stdout, rest, wall, cpu)
+    files: dict[str, bytes] = {}
+    for name, length in zip(names, map(int, fields[4:]), strict=True):
+        if length:
+            files[name] = rest[:length]
+        rest = rest[length:]
+    exit_code = os.waitstatus_to_exitcode(status)
+    if mode == "bubblewrap" and exit_code > 128:
+        exit_code = 128 - exit_code  # bwrap ends with 128 + signal
+    reason, signal_number = _cause(reported, exit_code, cpu, limits, reply.stderr)
+    shown = exit_code if reason == "exit" else None
+    return Result(reason, shown, signal_number, reply.stdout, reply.stderr, wall, cpu, files)
+
+
+def _cause(
+    reported: str, exit_code: int, cpu: float, limits: Limits, stderr: bytes
+) -> tuple[Reason, int | None]:
+    """The reason and the signal behind what the launcher saw; negative exit codes are signals."""
+    if reported in {"timeout", "memory", "disk"}:
+        return reported, None  # type: ignore[return-value]
+    number = -exit_code if exit_code < 0 else None
+    if exit_code == 0:
+        return "exit", None
+    if cpu >= limits.cpu_seconds or number == signal.SIGXCPU:
+        return "timeout", number
+    if number == signal.SIGXFSZ:
+        return "disk", number
+    # A failed allocation ends in many ways; the words only label a program that has failed already.
+    words = (b"bad_alloc", b"out of memory", b"virtual memory exhausted", b"Cannot allocate memory")
+    if number == signal.SIGKILL or any(word in stderr for word in words):
+        return "memory", number
+    return ("exit" if number is None else "signal"), number
