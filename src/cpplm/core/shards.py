@@ -9,12 +9,14 @@ Columns every reader may rely on: `text` (string), `id` (hex), `project` (string
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cpplm.core.errors import UserError
@@ -26,6 +28,7 @@ MANIFEST = "manifest.json"
 COMPLETE = "_COMPLETE"
 # Small enough that workers can share one shard, large enough that zstd finds repetition.
 ROWS_PER_GROUP = 256
+_SHARD_NAME = re.compile(r"(?:train|val)_\d{5,}\.parquet")
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,47 @@ class Shard:
     sha256: str
 
 
+def write_table(storage: Storage, name: str, table: pa.Table) -> bytes:
+    """Write a table as parquet, atomically; equal tables give equal bytes, which are returned."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=ROWS_PER_GROUP, store_schema=False)
+    data: bytes = sink.getvalue().to_pybytes()
+    storage.write(name, data)
+    return data
+
+
+def read_table(storage: Storage, name: str, columns: list[str] | None = None) -> pa.Table:
+    """Read a parquet file.
+
+    Raises:
+        UserError: it is missing or is not parquet.
+    """
+    try:
+        return pq.read_table(pa.BufferReader(storage.read(name)), columns=columns)
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"{storage.path(name)} is damaged: {error}", fix="Delete it and build again."
+        ) from error
+
+
+def write_shard_table(storage: Storage, split: Split, number: int, table: pa.Table) -> Shard:
+    """Write rows (with a `text` column) as one shard, atomically, and describe it for the manifest."""
+    name = f"{split}_{number:05d}.parquet"
+    data = write_table(storage, name, table)
+    text_bytes = pc.sum(pc.binary_length(table["text"])).as_py() or 0
+    return Shard(name=name, split=split, documents=len(table), bytes=text_bytes, sha256=sha256(data))
+
+
 def write_shard(
     storage: Storage, split: Split, number: int, rows: list[dict[str, Any]], schema: pa.Schema
 ) -> Shard:
-    """Write rows (each with `text`) as one shard, atomically, and describe it for the manifest."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.Table.from_pylist(rows, schema=schema),
-        sink,
-        compression="zstd",
-        row_group_size=ROWS_PER_GROUP,
-        store_schema=False,
-    )
-    data = sink.getvalue().to_pybytes()
-    name = f"{split}_{number:05d}.parquet"
-    storage.write(name, data)
-    text_bytes = sum(len(row["text"].encode()) for row in rows)
-    return Shard(name=name, split=split, documents=len(rows), bytes=text_bytes, sha256=sha256(data))
+    """`write_shard_table` for rows as dictionaries."""
+    return write_shard_table(storage, split, number, pa.Table.from_pylist(rows, schema=schema))
+
+
+def shard_names(storage: Storage) -> list[str]:
+    """The files in a folder that are named like shards, whether or not a manifest lists them."""
+    return [name for name in storage.names() if _SHARD_NAME.fullmatch(name)]
 
 
 def write_manifest(storage: Storage, shards: list[Shard], **figures: Any) -> None:

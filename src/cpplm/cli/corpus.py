@@ -1,0 +1,26 @@
+"""`cpplm corpus build` and `cpplm corpus inspect`."""
+
+from __future__ import annotations
+
+from cpplm.cli.report import Report
+from cpplm.corpus import build as builder
+from cpplm.corpus import inspect as inspector
+from cpplm.corpus import summary
+from cpplm.corpus.inspect import InspectSettings
+from cpplm.corpus.settings import CorpusSettings
+
+
+def build(settings: CorpusSettings) -> Report:
+    """Turn projects into training documents."""
+    result = builder.build(settings)
+    return Report(summary.summary(result, settings.out), summary.build_figures(result))
+
+
+def inspect(settings: InspectSettings) -> Report:
+    """Show figures and documents."""
+    manifest, documents = inspector.inspect(settings)
+    shown = [summary.describe(document) for document in documents]
+    return Report(
+        "\n\n".join([summary.summary(manifest, settings.corpus), *shown]),
+        summary.figures(manifest) | {"shown": [document["id"] for document in documents]},
+    )

@@ -1,0 +1,365 @@
+"""Pieces to items: what each top-level piece is, what it declares and what it mentions.
+
+tree-sitter reads each piece by itself, with directives and macros masked. Where it reports an error, the shape of
+the text decides. Names are plain identifiers: resolving them further is not needed to find a safe order, since
+a name that means something else only adds an edge between items that keep their source order.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+import tree_sitter
+import tree_sitter_cpp
+
+from cpplm.corpus.lexing import IDENTIFIER, Directive, Lexed, lex
+from cpplm.corpus.masking import MacroTable
+from cpplm.corpus.splitting import Condition, Frame, Piece, Scope, split
+
+_LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
+_FUNCTIONS = tree_sitter.Query(_LANGUAGE, "(function_definition body: (_)) @function")
+_CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
+_TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
+_OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|[^\s\w(]+)")
+_CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
+_INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
+_CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
+
+
+class Kind(IntEnum):
+    """What an item is, in the order in which documents present them."""
+
+    COMMENT = 0
+    INCLUDE = 1
+    MACRO = 2
+    PRAGMA = 3
+    USING = 4
+    FORWARD = 5
+    TYPE = 6
+    ALIAS = 7
+    VARIABLE = 8
+    PROTOTYPE = 9
+    FUNCTION = 10
+    OTHER = 11
+    CALL = 12  # a macro invoked at namespace scope: it may declare anything
+    REGION = 13  # an `#if` group that changes its own condition: kept as one block
+
+
+@dataclass(slots=True)
+class Item:
+    """One top-level declaration or directive of a unit.
+
+    `text` is exact, with its leading comments; `names` are what it declares for plain lookup; `qualifier` is the
+    class of an out-of-class member; `mentions` are all identifiers in it and in the conditions around it.
+    """
+
+    kind: Kind
+    text: bytes
+    stack: tuple[Frame, ...]
+    mentions: frozenset[bytes]
+    file: int
+    line: int
+    last_line: int
+    names: tuple[bytes, ...] = ()
+    qualifier: bytes = b""
+    callable: bytes = b""
+    evaluated: bool = False
+    functions: int = 0
+    directives: tuple[Directive, ...] = ()
+
+
+@dataclass(slots=True)
+class FileItems:
+    """All items of one file; `sound` is False when it could not be taken apart."""
+
+    items: list[Item]
+    lexed: Lexed
+    sound: bool
+    header_comment: bytes
+    error_bytes: int
+    functions: int
+
+
+_parser = tree_sitter.Parser(_LANGUAGE)
+
+
+def read_items(data: bytes, table: MacroTable, *, file: int = 0) -> FileItems:
+    """Take one file (LF line ends) apart.
+
+    Args:
+        data: the file's bytes.
+        table: the project's macros.
+        file: number of the file in its unit, stored in each item.
+    """
+    lexed = lex(data)
+    parts = split(lexed, table)
+    items: list[Item] = []
+    error_bytes = 0
+    if parts.sound:
+        for piece in parts.pieces:
+            item, errors = _item(piece, lexed, parts.code, parts.plain, file)
+            items.append(item)
+            error_bytes += errors
+        functions = sum(item.functions for item in items)
+    else:
+        functions = count_functions(parts.plain)
+    return FileItems(items, lexed, parts.sound, parts.header_comment, error_bytes, functions)
+
+
+def count_functions(plain: bytes) -> int:
+    """Function definitions with a body, those inside classes included."""
+    return _count(_parser.parse(plain).root_node)
+
+
+def _count(node: tree_sitter.Node) -> int:
+    captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(node)
+    return len(captures.get("function", ()))
+
+
+def _item(piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int) -> tuple[Item, int]:
+    """One piece as an item, and how many of its bytes the parser could not read."""
+    data = lexed.data
+    mentions = set(IDENTIFIER.findall(lexed.names, piece.start, piece.end))
+    for frame in piece.stack:
+        if isinstance(frame, Condition):
+            mentions.update(name for line in frame.lines for name in IDENTIFIER.findall(line))
+    line = data.count(b"\n", 0, piece.start)
+    item = Item(
+        kind=Kind.OTHER,
+        text=piece.leading + data[piece.start : piece.end],
+        stack=piece.stack,
+        mentions=frozenset(mentions),
+        file=file,
+        line=line - piece.leading.count(b"\n"),
+        last_line=line + data.count(b"\n", piece.start, piece.end),
+        directives=piece.directives,
+    )
+    if piece.sort in ("directive", "directives"):
+        _directive_item(item)
+        return item, 0
+    if piece.sort == "region":
+        item.kind = Kind.REGION
+        item.functions = count_functions(plain[piece.start : piece.end])
+        return item, 0
+    errors = _code_item(item, code[piece.start : piece.end], plain[piece.start : piece.end])
+    return item, errors
+
+
+def _directive_item(item: Item) -> None:
+    keywords = {directive.keyword for directive in item.directives}
+    mentions = {name for d in item.directives for name in IDENTIFIER.findall(d.argument)}
+    item.mentions = item.mentions | mentions
+    if keywords & {b"include", b"include_next", b"import"}:
+        item.kind = Kind.INCLUDE
+    elif keywords & {b"define", b"undef"}:
+        item.kind = Kind.MACRO
+    else:
+        item.kind = Kind.PRAGMA
+
+
+def _code_item(item: Item, code: bytes, plain: bytes) -> int:
+    """Fill in kind and names; returns the length of the item when the parser stumbled over it, else 0."""
+    root = _parser.parse(plain).root_node
+    node = _significant(root)
+    if _INSTANTIATION.match(code):
+        _guess(item, code)
+    elif node is None or node.type == "ERROR" or (root.has_error and _is_class(code)):
+        _guess(item, code)
+    else:
+        _classify(item, node, code)
+    if item.kind in (Kind.TYPE, Kind.OTHER):
+        item.functions = _count(root)
+    return _error_bytes(root) if root.has_error else 0
+
+
+def _error_bytes(node: tree_sitter.Node) -> int:
+    """Bytes inside the outermost nodes that the parser could not read."""
+    if node.type == "ERROR":
+        return node.end_byte - node.start_byte
+    return sum(_error_bytes(child) for child in node.children if child.has_error)
+
+
+def _significant(root: tree_sitter.Node) -> tree_sitter.Node | None:
+    """The declaration itself, without `template <...>` and `extern "C"` around it."""
+    node = next((child for child in root.children if child.is_named and child.type != "ERROR"), None)
+    if node is None:
+        return root.children[0] if root.children else None
+    while node.type in ("template_declaration", "linkage_specification"):
+        inner = [c for c in node.named_children if c.type not in ("template_parameter_list", "string_literal",
+                                                                  "requires_clause", "ERROR", "comment")]  # fmt: skip
+        if not inner:
+            return node
+        node = inner[-1]
+    return node
+
+
+def _is_class(code: bytes) -> bool:
+    return bool(_CLASS_HEAD.search(code, 0, code.find(b"{") + 1))
+
+
+def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
+    kind = node.type
+    if kind == "function_definition" and _is_class(code):
+        _guess(item, code)
+    elif kind == "function_definition":
+        _function(item, node, code)
+    elif kind in _CLASS_TYPES:
+        _type(item, node)
+    elif kind == "declaration" or kind == "field_declaration":
+        _declaration(item, node, code)
+    elif kind in ("alias_declaration", "type_definition"):
+        body = next((c for c in node.children if c.type in _CLASS_TYPES), None)
+        if body is not None:
+            _type(item, body)
+        item.kind = Kind.TYPE if body is not None and body.child_by_field_name("body") else Kind.ALIAS
+        item.names += _declared(node)
+    elif kind in ("using_declaration", "namespace_alias_definition"):
+        item.kind = Kind.USING
+        item.names = tuple(IDENTIFIER.findall(code))[-1:] if b"namespace" not in code else ()
+        if kind == "namespace_alias_definition":
+            item.names = _text(node.child_by_field_name("name"))
+    elif kind == "concept_definition":
+        item.kind = Kind.TYPE
+        item.names = _text(node.child_by_field_name("name"))
+    elif kind in ("expression_statement", "call_expression") and not code.lstrip().startswith(
+        (b"asm", b"__asm")
+    ):
+        item.kind = Kind.CALL
+    else:
+        item.kind = Kind.OTHER
+
+
+def _text(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
+    if node is None or node.text is None:
+        return ()
+    found = IDENTIFIER.search(node.text)
+    return (found.group(),) if found else ()
+
+
+def _function(item: Item, node: tree_sitter.Node, code: bytes) -> None:
+    item.kind = Kind.FUNCTION
+    item.functions = int(node.child_by_field_name("body") is not None)
+    declarator = node.child_by_field_name("declarator")
+    _name_function(item, declarator)
+    head = code[: code.find(b"{")] if b"{" in code else code
+    item.evaluated = bool(_CONSTANT.search(head))
+
+
+def _name_function(item: Item, declarator: tree_sitter.Node | None) -> None:
+    """Split `ns::Class<T>::method` into name and qualifier."""
+    while declarator is not None and declarator.type not in ("function_declarator", "operator_cast"):
+        inner = declarator.child_by_field_name("declarator") or declarator.child_by_field_name("name")
+        if inner is None and declarator.named_children:
+            inner = declarator.named_children[-1]
+        if (
+            inner is None
+            or inner.type in ("identifier", "qualified_identifier")
+            and inner.named_child_count == 0
+        ):
+            declarator = inner
+            break
+        declarator = inner
+    if declarator is None:
+        return
+    named = declarator.child_by_field_name("declarator") or declarator
+    text = named.text or b""
+    operator = _OPERATOR.search(text)
+    plain = text[: operator.start()] if operator else text
+    while _TEMPLATE_ARGUMENTS.search(plain):
+        plain = _TEMPLATE_ARGUMENTS.sub(b"", plain)
+    parts = [part.strip() for part in plain.split(b"::")]
+    name = b"".join(operator.group().split()) if operator else parts[-1]
+    scope = [part for part in parts[:-1] if part]
+    item.callable = name
+    if scope:
+        item.qualifier = scope[-1]
+    elif name:
+        item.names = (name,)
+
+
+def _type(item: Item, node: tree_sitter.Node) -> None:
+    body = node.child_by_field_name("body")
+    item.kind = Kind.TYPE if body is not None else Kind.FORWARD
+    item.names = _text(node.child_by_field_name("name"))
+    if node.type == "enum_specifier" and body is not None:
+        for child in body.named_children:
+            if child.type == "enumerator":
+                item.names += _text(child.child_by_field_name("name"))
+
+
+def _declared(node: tree_sitter.Node) -> tuple[bytes, ...]:
+    """The names introduced by the declarators of a declaration."""
+    names: list[bytes] = []
+    for child in [*node.children_by_field_name("declarator"), *node.children_by_field_name("name")]:
+        inner: tree_sitter.Node | None = child
+        while inner is not None and inner.type not in ("identifier", "type_identifier", "qualified_identifier",
+                                                       "template_function"):  # fmt: skip
+            following = inner.child_by_field_name("declarator")
+            inner = (
+                following
+                or next((c for c in inner.named_children if "declarator" in c.type), None)
+                or next(
+                    (c for c in inner.named_children if c.type in ("identifier", "type_identifier")), None
+                )
+            )
+        if inner is not None and inner.text is not None and inner.type != "qualified_identifier":
+            names.extend(IDENTIFIER.findall(inner.text)[:1])
+    return tuple(names)
+
+
+def _declaration(item: Item, node: tree_sitter.Node, code: bytes) -> None:
+    body = next((c for c in node.children if c.type in _CLASS_TYPES and c.child_by_field_name("body")), None)
+    declarators = node.children_by_field_name("declarator")
+    if body is not None:
+        _type(item, body)
+        item.names += _declared(node)
+        return
+    if any(_is_function_declarator(declarator) for declarator in declarators):
+        item.kind = Kind.PROTOTYPE
+        _name_function(item, declarators[0])
+        item.callable = b""
+        return
+    item.kind = Kind.VARIABLE
+    item.names = _declared(node)
+
+
+def _is_function_declarator(node: tree_sitter.Node | None) -> bool:
+    while node is not None and node.type in ("pointer_declarator", "reference_declarator"):
+        node = next((c for c in node.named_children if "declarator" in c.type), None)
+    return (
+        node is not None
+        and node.type == "function_declarator"
+        and not any(c.type == "parenthesized_declarator" for c in node.named_children)
+    )
+
+
+def _guess(item: Item, code: bytes) -> None:
+    """Kind and name by shape alone, for what the parser cannot read."""
+    stripped = code.strip()
+    if _is_class(code):
+        item.kind = Kind.TYPE
+        head = code[: code.find(b"{")]
+        words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
+        item.names = tuple(word for word in words[-1:] if word != b"final")
+    elif re.match(rb"(?:typedef|using)\b", stripped):
+        item.kind = Kind.ALIAS
+        item.names = tuple(
+            IDENTIFIER.findall(code)[1:2] if stripped.startswith(b"using") else IDENTIFIER.findall(code)[-1:]
+        )
+    elif _INSTANTIATION.match(code):
+        item.kind = Kind.OTHER
+    elif b"(" in stripped:
+        item.kind = Kind.FUNCTION if stripped.endswith(b"}") else Kind.PROTOTYPE
+        item.functions = int(item.kind == Kind.FUNCTION)
+        item.evaluated = True
+        words = IDENTIFIER.findall(stripped[: stripped.index(b"(")])
+        item.names = tuple(words[-1:])
+        item.callable = words[-1] if words and item.kind == Kind.FUNCTION else b""
+    else:
+        item.kind = Kind.VARIABLE if stripped.endswith(b";") else Kind.CALL
+        item.names = tuple(IDENTIFIER.findall(code)[-1:])
+
+
+__all__ = ["FileItems", "Item", "Kind", "Scope", "count_functions", "read_items"]

@@ -1,0 +1,185 @@
+"""Directives, comments and strings of one C++ file, by byte offset; nothing is expanded.
+
+Three views of the file have exactly its length, so an offset found in one is good in all of them:
+
+    data   the file itself
+    names  comments, directives and the insides of strings are blank: every identifier that the code mentions
+    code   as `names`, and macros masked too: what is left balances its brackets (`masking` makes it)
+
+`#if` groups are a tree. A group is *regular* when each of its branches is a list of whole declarations; its
+items then carry the condition. Everything else about conditionals follows from that one question.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+# Alternatives are ordered: a raw string before a string, a number before a character (1'000).
+_TOKEN = re.compile(
+    rb"""
+      (?P<comment> //(?:\\\n|[^\n])* | /\*.*?(?:\*/|\Z) )
+    | (?P<directive> ^[ \t]*\#[ \t]*(?P<keyword>\w*)
+        (?P<argument>(?: \\\n | /\*.*?\*/ | //[^\n]* | "(?:\\.|[^"\\\n])*" | [^\n] )*) )
+    | (?P<raw> \b(?:u8|[uUL])?R"(?P<fence>[^()\\\s]{0,16})\(.*?\)(?P=fence)" )
+    | (?P<string> "(?:\\.|[^"\\\n])*(?:"|(?=\n)|\Z) )
+    | \b[0-9](?:'?[\w.])*
+    | (?P<character> '(?:\\.|[^'\\\n])*(?:'|(?=\n)|\Z) )
+    """,
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_BLANK = bytes(byte if byte == 10 else 32 for byte in range(256))
+IDENTIFIER = re.compile(rb"[A-Za-z_]\w*")
+_DEFINED_GUARD = re.compile(rb"!\s*defined\s*\(?\s*(\w+)\s*\)?\s*$")
+# Conditions that do not hold where g++ runs: their `#else` is the branch to read when both cannot be.
+_FOREIGN = re.compile(rb"\b(?:_WIN32|_WIN64|_MSC_VER|__APPLE__|__cplusplus\s*<)|^\s*0\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One logical directive line: `argument` is joined over continuations and free of comments."""
+
+    start: int
+    end: int
+    keyword: bytes
+    argument: bytes
+
+    @property
+    def macro(self) -> bytes:
+        """The macro that a `#define`, `#undef`, `#ifdef` or `#ifndef` names."""
+        found = IDENTIFIER.match(self.argument)
+        return found.group() if found else b""
+
+    @property
+    def line(self) -> bytes:
+        """The directive on one line, without comments or indentation."""
+        return b"#" + self.keyword + (b" " + self.argument if self.argument else b"")
+
+
+@dataclass(slots=True)
+class Group:
+    """`#if` to `#endif`: branch k lies between directive k and directive k + 1."""
+
+    directives: list[Directive] = field(default_factory=list)
+    children: list[Group] = field(default_factory=list)
+
+    @property
+    def start(self) -> int:
+        """Offset of the `#if` line."""
+        return self.directives[0].start
+
+    @property
+    def end(self) -> int:
+        """Offset just after the `#endif` line."""
+        return self.directives[-1].end
+
+    def branches(self) -> list[tuple[int, int]]:
+        """The spans between the directives."""
+        return [
+            (first.end, second.start)
+            for first, second in zip(self.directives, self.directives[1:], strict=False)
+        ]
+
+    def live_branch(self) -> int:
+        """The branch to read where only one of them can be."""
+        is_foreign = self.directives[0].keyword == b"if" or self.directives[0].keyword == b"ifdef"
+        if is_foreign and len(self.directives) > 2 and _FOREIGN.search(self.directives[0].argument):
+            return 1
+        return 0
+
+
+@dataclass(slots=True)
+class Lexed:
+    """One file taken apart; `balanced` is False when `#if` and `#endif` do not match."""
+
+    data: bytes
+    names: bytes
+    plain: bytes
+    directives: list[Directive]
+    groups: list[Group]
+    balanced: bool
+    guard: bytes = b""
+    guard_directives: frozenset[int] = frozenset()
+
+
+def blank(data: bytes) -> bytes:
+    """Spaces of the same length and lines."""
+    return data.translate(_BLANK)
+
+
+def lex(data: bytes) -> Lexed:
+    """Take a file (LF line ends, no byte order mark) apart."""
+    names: list[bytes] = []
+    plain: list[bytes] = []
+    directives: list[Directive] = []
+    position = 0
+    for token in _TOKEN.finditer(data):
+        kind = token.lastgroup
+        if kind is None:  # a number: consumed only so that 1'000 opens no character literal
+            continue
+        start, end = token.span()
+        names.append(data[position:start])
+        plain.append(data[position:start])
+        position = end
+        if token["comment"] is not None:
+            names.append(blank(data[start:end]))
+            plain.append(names[-1])
+        elif token["directive"] is not None:
+            argument = _COMMENT.sub(b" ", token["argument"].replace(b"\\\n", b" ")).strip()
+            directives.append(Directive(start, end, token["keyword"], argument))
+            names.append(blank(data[start:end]))
+            plain.append(names[-1])
+        else:
+            opening = data.index(b"'" if token["character"] is not None else b'"', start)
+            quoted = (
+                data[start : opening + 1]
+                + blank(data[opening + 1 : end - 1])
+                + data[max(end - 1, opening + 1) : end]
+            )
+            names.append(quoted)
+            plain.append(data[start:end])
+    names.append(data[position:])
+    plain.append(data[position:])
+    groups, balanced = _group(directives)
+    lexed = Lexed(data, b"".join(names), b"".join(plain), directives, groups, balanced)
+    _find_guard(lexed)
+    return lexed
+
+
+def _group(directives: list[Directive]) -> tuple[list[Group], bool]:
+    """The tree of conditional groups, and whether every one of them is closed."""
+    roots: list[Group] = []
+    open_groups: list[Group] = []
+    balanced = True
+    for directive in directives:
+        if directive.keyword in (b"if", b"ifdef", b"ifndef"):
+            group = Group([directive])
+            (open_groups[-1].children if open_groups else roots).append(group)
+            open_groups.append(group)
+        elif directive.keyword in (b"else", b"elif", b"elifdef", b"elifndef", b"endif"):
+            if not open_groups:
+                balanced = False
+                continue
+            open_groups[-1].directives.append(directive)
+            if directive.keyword == b"endif":
+                open_groups.pop()
+    return roots, balanced and not open_groups
+
+
+def _find_guard(lexed: Lexed) -> None:
+    """Recognise `#ifndef X`, `#define X` ... `#endif` around all the code of the file."""
+    if not lexed.balanced:
+        return
+    for group in lexed.groups:
+        opening = group.directives[0]
+        found = _DEFINED_GUARD.match(opening.argument) if opening.keyword == b"if" else None
+        macro = opening.macro if opening.keyword == b"ifndef" else found.group(1) if found else b""
+        if not macro or len(group.directives) != 2:
+            continue
+        outside = lexed.names[: group.start] + lexed.names[group.end :]
+        define = next((d for d in lexed.directives if d.start > opening.start), None)
+        if not outside.strip() and define and define.keyword == b"define" and define.macro == macro:
+            lexed.guard = macro
+            lexed.guard_directives = frozenset({opening.start, define.start, group.directives[-1].start})
+            return

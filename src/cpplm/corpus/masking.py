@@ -1,0 +1,192 @@
+"""Macros that would hide the shape of a declaration from the parser are blanked in place.
+
+A parser that does not preprocess stumbles over `namespace std _GLIBCXX_VISIBILITY(default)` or `FOO_API int f()`.
+All definitions of a macro in the project are looked at: when any of them is empty, or made of specifiers and
+attributes only, the macro is *blank*; when it opens or closes a namespace, it becomes a one-byte scope marker;
+when it ends like a statement, a call of it is a whole item. Nothing is masked in strings, comments or directives,
+since the views given here have those blanked already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cpplm.corpus.lexing import IDENTIFIER, Directive, Group, Lexed, blank
+
+OPEN, CLOSE = b"\x01", b"\x02"
+Mask = Literal["blank", "blank_call", "open", "close", "statement"]
+
+_SPECIFIERS = frozenset(
+    b"inline constexpr consteval constinit noexcept virtual override final extern static explicit const volatile "
+    b"__inline __inline__ __forceinline __restrict __restrict__ restrict __extension__ __const "
+    b"__stdcall __cdecl __fastcall __thiscall __vectorcall register mutable thread_local".split()
+)
+# Attribute syntaxes, up to two levels of brackets deep, and the specifiers that take an argument.
+_ATTRIBUTE = re.compile(
+    rb"(?:__attribute__|__attribute|__declspec|alignas|noexcept|throw|explicit|_Alignas|_Pragma|__pragma)\s*"
+    rb"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\[\[[^\[\]]*\]\]"
+)
+_OPENS = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[\w\s:]*|extern\s*"C(?:\+\+)?"\s*)\{)+\s*$')
+_CLOSES = re.compile(rb"^[\s}]*\}[\s}]*;?\s*$")
+SCOPE_ONLY = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[^;{}=()]*\{|extern\s*"\s*"\s*\{|\x01))*\s*$')
+CLOSE_ONLY = re.compile(rb"^[\s}\x02]*$")
+# Names that mean the same wherever they come from: a scope opened or closed, an export or calling convention.
+_WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
+    (re.compile(rb"^\w*(?:BEGIN_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_BEGIN)$"), "open"),
+    (re.compile(rb"^\w*(?:END_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_END)$"), "close"),
+    (re.compile(rb"^(?:[A-Z][A-Z0-9_]*_(?:API|EXPORT|EXPORTS|PUBLIC|DLL|NODISCARD|NORETURN|DEPRECATED)"
+                rb"|JNIEXPORT|JNICALL|__THROW|WINAPI|APIENTRY|CALLBACK|__extension__)$"), "blank"),
+)  # fmt: skip
+# Longer bodies are never specifiers or namespaces; only their last character matters.
+_LONGEST_BODY = 300
+
+
+def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
+    """Every `#define` of a file: name to its bodies.
+
+    A body starts with "(" when the macro takes arguments (their names are dropped), with a blank when it does
+    not; of long bodies only the last byte is kept.
+    """
+    bodies: dict[bytes, set[bytes]] = {}
+    for directive in directives:
+        if directive.keyword != b"define" or not directive.macro:
+            continue
+        rest = directive.argument[len(directive.macro) :]
+        takes_arguments = rest.startswith(b"(")
+        body = (rest[rest.find(b")") + 1 :] if takes_arguments else rest).strip()
+        if len(body) > _LONGEST_BODY:
+            body = b"0 " + body[-1:]
+        bodies.setdefault(directive.macro, set()).add((b"(" if takes_arguments else b" ") + body)
+    return bodies
+
+
+@dataclass(frozen=True)
+class MacroTable:
+    """What to do with each macro of a project; names not in `masks` stay as they are."""
+
+    masks: dict[bytes, Mask] = field(default_factory=dict)
+
+    @classmethod
+    def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
+        """Classify by definitions; a body made of maskable macros is maskable, so repeat until nothing changes."""
+        masks: dict[bytes, Mask] = {}
+        changed = True
+        while changed:
+            changed = False
+            for name in bodies.keys() - masks.keys():
+                mask = _classify(bodies[name], masks)
+                if mask:
+                    masks[name] = mask
+                    changed = True
+        return cls(dict(sorted(masks.items())))
+
+    def mask_of(self, name: bytes) -> Mask | None:
+        """How the identifier is treated, or None when it is ordinary code."""
+        known = self.masks.get(name)
+        if known or not (b"A" <= name[:1] <= b"Z" or name.startswith(b"_")):
+            return known
+        return next((mask for pattern, mask in _WELL_KNOWN if pattern.match(name)), None)
+
+
+def _classify(bodies: set[bytes], masks: dict[bytes, Mask]) -> Mask | None:
+    """Scope macros are often empty in some configuration, so opening and closing win over blank."""
+    expanded = [_expand(body[1:], masks) for body in sorted(bodies)]
+    for pattern, mask in ((_OPENS, "open"), (_CLOSES, "close")):
+        if any(pattern.match(body) for body in expanded) and all(
+            not body.strip() or pattern.match(body) for body in expanded
+        ):
+            return mask  # type: ignore[return-value]
+    if any(_only_specifiers(body) for body in expanded):
+        return "blank_call" if any(body.startswith(b"(") for body in bodies) else "blank"
+    if all(body.rstrip().endswith((b"}", b";")) for body in expanded):
+        return "statement"
+    return None
+
+
+def _expand(body: bytes, masks: dict[bytes, Mask]) -> bytes:
+    """The body with the macros classified so far replaced by what they stand for."""
+    words = {b"blank": b" ", b"blank_call": b" ", b"open": b" namespace x { ", b"close": b" } "}
+    return IDENTIFIER.sub(lambda m: words.get(masks.get(m.group(), "").encode(), m.group()), body)
+
+
+def _only_specifiers(body: bytes) -> bool:
+    rest = _ATTRIBUTE.sub(b" ", body)
+    return all(word in _SPECIFIERS for word in rest.split())
+
+
+def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
+    """The views `code` (strings blank) and `plain` (strings kept, for the parser), both with macros masked."""
+    spans: list[tuple[int, int, bytes]] = []
+    done = 0
+    for found in IDENTIFIER.finditer(lexed.names):
+        start, end = found.span()
+        kind = table.mask_of(found.group())
+        if kind is None or kind == "statement" or start < done:
+            continue
+        if kind == "blank_call" and lexed.names[end : end + 64].lstrip().startswith(b"("):
+            end = _closing(lexed.names, end)
+        marker = {"open": OPEN, "close": CLOSE}.get(kind, b" ")
+        spans.append((start, end, marker))
+        done = end
+    live = _dead_branches(lexed, spans)
+    code = _fill(lexed.names, spans + live)
+    plain = _fill(lexed.plain, [(start, end, b" ") for start, end, _ in spans] + live)
+    return code, plain
+
+
+def _closing(text: bytes, start: int) -> int:
+    """Offset after the bracket that closes the first one at or after `start`; `start` when it never closes."""
+    depth = 0
+    for position in range(text.index(b"(", start), len(text)):
+        byte = text[position]
+        if byte == 0x28:
+            depth += 1
+        elif byte == 0x29:
+            depth -= 1
+            if depth == 0:
+                return position + 1
+    return start
+
+
+def _fill(text: bytes, spans: list[tuple[int, int, bytes]]) -> bytes:
+    view = bytearray(text)
+    for start, end, marker in spans:
+        view[start:end] = marker + blank(text[start + 1 : end])
+    return bytes(view)
+
+
+def balance(code: bytes) -> tuple[int, int]:
+    """Net opened braces (scope macros count as braces) and net opened parentheses."""
+    braces = code.count(b"{") + code.count(OPEN) - code.count(b"}") - code.count(CLOSE)
+    return braces, code.count(b"(") - code.count(b")")
+
+
+def _dead_branches(lexed: Lexed, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    """Where the branches of a group do not balance one by one, only one of them may be read."""
+    dead: list[tuple[int, int, bytes]] = []
+    code = bytearray(_fill(lexed.names, spans))
+
+    def visit(group: Group) -> None:
+        for child in group.children:
+            visit(child)
+        branches = group.branches()
+        if len(branches) < 2 or all(balance(bytes(code[a:b])) == (0, 0) for a, b in branches):
+            return
+        slices = [bytes(code[a:b]) for a, b in branches]
+        written = [number for number, part in enumerate(slices) if part.strip()]
+        if all(SCOPE_ONLY.match(part) for part in slices) or (
+            len(written) == 1 and CLOSE_ONLY.match(slices[written[0]])
+        ):
+            return
+        keep = group.live_branch() if group.live_branch() in written else written[0]
+        for number, (start, end) in enumerate(branches):
+            if number != keep and end > start:
+                dead.append((start, end, b" " if lexed.names[start : start + 1] != b"\n" else b"\n"))
+                code[start:end] = blank(bytes(code[start:end]))
+
+    for group in lexed.groups if lexed.balanced else []:
+        visit(group)
+    return dead

@@ -1,0 +1,250 @@
+"""The order of a unit: preamble, types, variables and prototypes, then functions, callees before callers.
+
+Two kinds of edges, both between items of one unit:
+
+    hard   an item needs what it mentions and what stood before it: always kept, so nothing that compiled
+           in source order loses a declaration. Hard edges point backwards in the source: they have no cycle.
+    soft   a function calls another: kept outside cycles. Within a cycle (Tarjan's strongly connected
+           components) the source order stays.
+
+A macro that is redefined or undefined splits its users into before and after. What may declare anything (a macro
+call at namespace scope, an `#include` or `#pragma` between declarations) is a barrier that nothing later passes.
+"""
+
+from __future__ import annotations
+
+from cpplm.corpus.items import Item, Kind
+from cpplm.corpus.lexing import IDENTIFIER
+from cpplm.corpus.splitting import Scope
+
+_PHASE = {
+    Kind.COMMENT: 0, Kind.INCLUDE: 0, Kind.MACRO: 0, Kind.PRAGMA: 0, Kind.USING: 0, Kind.FORWARD: 0,
+    Kind.TYPE: 1, Kind.ALIAS: 1,
+    Kind.VARIABLE: 2, Kind.PROTOTYPE: 2,
+    Kind.FUNCTION: 3, Kind.OTHER: 3, Kind.CALL: 3, Kind.REGION: 3,
+}  # fmt: skip
+PREAMBLE, TYPES, DECLARATIONS, FUNCTIONS, LAST = range(5)
+# A name with more candidates than this says nothing about who calls whom.
+_MOST_CANDIDATES = 24
+
+
+class Graph:
+    """The edges of a unit's items, as sets of earlier indices (`hard`) and callees (`soft`)."""
+
+    def __init__(self, items: list[Item]) -> None:
+        self.items = items
+        self.phase = [_PHASE[item.kind] for item in items]
+        self.hard: list[set[int]] = [set() for _ in items]
+        self.named: list[
+            set[int]
+        ] = []  # the part of `hard` that comes from names: what must be in one document
+        self.soft: list[set[int]] = [set() for _ in items]
+        self._bodies = _macro_mentions(items)
+        self.mentions = [self._expanded(item) for item in items]
+        self._name_edges()
+        self._macro_edges()
+        self._operator_edges()
+        self.named = [set(edges) for edges in self.hard]
+        self._barrier_edges()
+        self._call_edges()
+
+    def _expanded(self, item: Item) -> frozenset[bytes]:
+        """What an item mentions once the unit's own macros are expanded."""
+        if item.kind == Kind.MACRO or not item.mentions & self._bodies.keys():
+            return item.mentions
+        seen: set[bytes] = set()
+        waiting = set(item.mentions)
+        while waiting:
+            name = waiting.pop()
+            seen.add(name)
+            waiting |= self._bodies.get(name, frozenset()) - seen
+        return frozenset(seen)
+
+    def _name_edges(self) -> None:
+        """Each item after the last earlier declaration of what it mentions; declarations of one name in order."""
+        latest: dict[bytes, int] = {}
+        members: dict[bytes, list[int]] = {}
+        for index, item in enumerate(self.items):
+            if item.kind in (Kind.MACRO, Kind.INCLUDE, Kind.PRAGMA, Kind.COMMENT):
+                continue
+            hard = self.hard[index]
+            for name in self.mentions[index]:
+                if name in latest:
+                    hard.add(latest[name])
+                if item.kind in (Kind.OTHER, Kind.CALL):  # explicit instantiations come after the members
+                    hard.update(members.get(name, ()))
+            for name in item.names:
+                if name in latest:
+                    hard.add(latest[name])
+                latest[name] = index
+            if item.qualifier:
+                members.setdefault(item.qualifier, []).append(index)
+                if item.evaluated:  # a constexpr or auto member is needed before its first use
+                    latest[item.callable] = index
+            for frame in item.stack:
+                if isinstance(frame, Scope):
+                    for name in IDENTIFIER.findall(frame.opener):
+                        latest.setdefault(name, index)
+            hard.discard(index)
+
+    def _macro_edges(self) -> None:
+        """`#define` and `#undef` of one macro keep their order, and keep their users between them."""
+        events = [
+            {d.macro for d in item.directives if d.keyword in (b"define", b"undef")} for item in self.items
+        ]
+        macros: set[bytes] = set().union(*events)
+        latest: dict[bytes, int] = {}
+        users: dict[bytes, list[int]] = {}
+        for index, item in enumerate(self.items):
+            for name in sorted(events[index]):
+                if name in latest:
+                    self.hard[index].add(latest[name])
+                earlier = [user for user in users.pop(name, []) if user != index]
+                self.hard[index].update(earlier)
+                if self.phase[index] == PREAMBLE and any(self.phase[user] != PREAMBLE for user in earlier):
+                    self.phase[index] = LAST
+            used = item.mentions if item.kind == Kind.INCLUDE else self.mentions[index]
+            if item.kind != Kind.MACRO or item.stack:
+                for name in used & macros:
+                    if name in latest:
+                        self.hard[index].add(latest[name])
+                    users.setdefault(name, []).append(index)
+            for name in events[index]:
+                latest[name] = index
+
+    def _operator_edges(self) -> None:
+        """A free operator is used without its name: whatever contains its symbol stays after it."""
+        operators: dict[bytes, int] = {}
+        for index, item in enumerate(self.items):
+            if self.phase[index] != PREAMBLE:
+                for symbol, declared in operators.items():
+                    if symbol in item.text:
+                        self.hard[index].add(declared)
+            for name in item.names:
+                if name.startswith(b"operator") and not name.endswith((b"()", b"[]")):
+                    operators[name.removeprefix(b"operator").lstrip(b'"')] = index
+
+    def _barrier_edges(self) -> None:
+        """Items that may declare anything, and those whose place matters, split the unit."""
+        barrier: int | None = None
+        started: dict[int, int] = {}  # file to its first item that is no preamble
+        for index, item in enumerate(self.items):
+            if barrier is not None:
+                self.hard[index].add(barrier)
+            first = started.get(item.file)
+            if item.kind in (Kind.INCLUDE, Kind.PRAGMA) and first is not None:
+                self.hard[index].update(range(first, index))
+                self.phase[index] = FUNCTIONS
+                barrier = index
+                self.named[index].clear()
+            elif item.kind == Kind.REGION:
+                self.hard[index].update(i for i in range(index) if self.items[i].file == item.file)
+                barrier = index
+            elif item.kind == Kind.CALL:
+                barrier = index
+            elif item.kind == Kind.USING and b"namespace" in item.mentions:
+                self.hard[index].update(i for i in range(index) if self.phase[i] in (TYPES, DECLARATIONS))
+            if self.phase[index] != PREAMBLE:
+                started.setdefault(item.file, index)
+
+    def _call_edges(self) -> None:
+        """Functions to the functions that they name, wherever those stand."""
+        candidates: dict[bytes, list[int]] = {}
+        for index, item in enumerate(self.items):
+            if item.kind == Kind.FUNCTION and item.callable:
+                candidates.setdefault(item.callable, []).append(index)
+        for index, item in enumerate(self.items):
+            if item.kind != Kind.FUNCTION:
+                continue
+            for name in self.mentions[index] & candidates.keys():
+                if len(candidates[name]) <= _MOST_CANDIDATES:
+                    self.soft[index].update(callee for callee in candidates[name] if callee != index)
+
+    def needs(self, root: int) -> set[int]:
+        """Everything that an item needs by name, through any number of steps; not the item itself."""
+        seen: set[int] = set()
+        waiting = [root]
+        while waiting:
+            fresh = self.named[waiting.pop()] - seen
+            seen |= fresh
+            waiting.extend(fresh)
+        return seen
+
+
+def _macro_mentions(items: list[Item]) -> dict[bytes, frozenset[bytes]]:
+    """What the body of each macro of the unit names, over all its definitions."""
+    bodies: dict[bytes, frozenset[bytes]] = {}
+    for item in items:
+        for directive in item.directives:
+            if directive.keyword == b"define":
+                names = frozenset(IDENTIFIER.findall(directive.argument)) - {directive.macro}
+                bodies[directive.macro] = bodies.get(directive.macro, frozenset()) | names
+    return bodies
+
+
+def order(graph: Graph) -> list[int]:
+    """All items, each once, in document order."""
+    done: list[int] = []
+    placed: set[int] = set()
+    count = len(graph.items)
+    for phase in (PREAMBLE, TYPES, DECLARATIONS):
+        for index in range(count):
+            if graph.phase[index] == phase:
+                _place(index, graph.hard, placed, done)
+    rest = [i for i in range(count) if i not in placed]
+    rest.sort(key=lambda i: (graph.phase[i] == LAST, i))
+    edges = {i: sorted((graph.hard[i] | graph.soft[i]) - placed) for i in rest}
+    for component in components(rest, edges):
+        done.extend(sorted(component))
+    return done
+
+
+def _place(root: int, hard: list[set[int]], placed: set[int], done: list[int]) -> None:
+    """Append `root` after everything it needs, needs in source order."""
+    stack = [(root, False)]
+    while stack:
+        index, expanded = stack.pop()
+        if index in placed:
+            continue
+        if expanded:
+            placed.add(index)
+            done.append(index)
+            continue
+        stack.append((index, True))
+        stack.extend((need, False) for need in sorted(hard[index] - placed, reverse=True))
+
+
+def components(nodes: list[int], edges: dict[int, list[int]]) -> list[list[int]]:
+    """Strongly connected components, those pointed at first (Tarjan 1972, without recursion)."""
+    number: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    found: list[list[int]] = []
+    for root in nodes:
+        if root in number:
+            continue
+        work = [(root, iter(edges[root]))]
+        number[root] = low[root] = len(number)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, successors = work[-1]
+            following = next(successors, None)
+            if following is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == number[node]:
+                    cut = stack.index(node)
+                    found.append(stack[cut:])
+                    on_stack.difference_update(stack[cut:])
+                    del stack[cut:]
+            elif following not in number:
+                number[following] = low[following] = len(number)
+                stack.append(following)
+                on_stack.add(following)
+                work.append((following, iter(edges[following])))
+            elif following in on_stack:
+                low[node] = min(low[node], number[following])
+    return found

@@ -1,0 +1,168 @@
+"""One project to rows: scan its files, classify its macros, build its units.
+
+The same functions run in this process or in workers; the rows come in unit order either way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cpplm.corpus.documents import Count, Options, build_unit
+from cpplm.corpus.masking import MacroTable
+from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
+from cpplm.corpus.units import Scan, Unit, make_units, scan
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+A = TypeVar("A")
+B = TypeVar("B")
+# Runs a function over batches in order; in this process or in workers.
+Mapper = Callable[[Callable[[A], B], Iterable[A]], Iterable[B]]
+# Large enough that sending a batch costs nothing beside reading it, small enough to stop within a second.
+BATCH_BYTES = 256_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What decides the documents of any project; sent to workers."""
+
+    budget: int
+    ordered: bool
+    tokenizer: Path | None
+
+    def counter(self) -> Count:
+        """The function that measures a text in the unit of the budget."""
+        if self.tokenizer is None:
+            return lambda text: len(text.encode())
+        encode = Tokenizer.load(self.tokenizer).encode
+        return lambda text: len(encode(text))
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """A project whose files were found and hashed."""
+
+    project: Project
+    files: tuple[SourceFile, ...]
+    skips: Skips
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk of the files that become documents."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """Changes with the name or content of any file."""
+        return content_digest(self.files)
+
+
+_COUNTERS: dict[Plan, Count] = {}
+
+
+def _counter(plan: Plan) -> Count:
+    """The plan's counter, loaded once per process."""
+    if plan not in _COUNTERS:
+        _COUNTERS[plan] = plan.counter()
+    return _COUNTERS[plan]
+
+
+def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
+    return [(scan(file), is_utf8(file.path.read_bytes())) for file in files]
+
+
+def _build_batch(job: tuple[str, list[Unit], MacroTable, Plan]) -> tuple[list[dict[str, Any]], int, int]:
+    """Rows of a batch of units, the function definitions in them and their bytes."""
+    project, units, macros, plan = job
+    options = Options(macros, plan.budget, _counter(plan), plan.ordered)
+    rows: list[dict[str, Any]] = []
+    functions = 0
+    for unit in units:
+        documents, defined = build_unit(unit, options)
+        functions += defined
+        for document in documents:
+            rows.append(
+                {
+                    "text": document.text,
+                    "id": hashlib.sha256(f"{project}\0{document.text}".encode()).hexdigest(),
+                    "project": project,
+                    "files": list(document.files),
+                    "kind": document.kind,
+                    "num_tokens": -1 if plan.tokenizer is None else document.size,
+                    "num_functions": document.functions,
+                    "unit": unit.name,
+                }
+            )
+    return rows, functions, sum(unit.size for unit in units)
+
+
+def _batches(items: Iterable[A], size: Callable[[A], int]) -> Iterator[list[A]]:
+    batch: list[A] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def build_project(
+    found: Discovered, plan: Plan, run: Mapper[Any, Any], figures: dict[str, Any]
+) -> Iterator[tuple[list[dict[str, Any]], int]]:
+    """Rows of a project in unit order, with the source bytes that each batch covers.
+
+    Args:
+        found: the project.
+        plan: what decides the documents.
+        run: how to map over batches.
+        figures: filled in with the project's figures as the rows are drawn.
+    """
+    scans: dict[str, Scan] = {}
+    bodies: dict[bytes, set[bytes]] = {}
+    latin1 = Skips()
+    batches = list(_batches(found.files, lambda file: file.size))
+    for batch, scanned in zip(batches, run(_scan_batch, batches), strict=True):
+        for file, (result, utf8) in zip(batch, scanned, strict=True):
+            scans[file.name] = result
+            for macro, definitions in result.bodies.items():
+                bodies.setdefault(macro, set()).update(definitions)
+            if not utf8:
+                latin1.add("read as Latin-1", file.name)
+    macros = MacroTable.from_bodies(bodies)
+    units = make_units(list(found.files), scans, merge=plan.ordered)
+    jobs = [(found.project.name, part, macros, plan) for part in _batches(units, lambda unit: unit.size)]
+    kinds: Counter[str] = Counter()
+    functions = documents = duplicates = text_bytes = 0
+    seen: set[str] = set()
+    for rows, defined, size in run(_build_batch, jobs):
+        fresh = []
+        for row in rows:
+            if row["id"] in seen:
+                duplicates += 1
+                continue
+            seen.add(row["id"])
+            fresh.append(row)
+            kinds[row["kind"]] += 1
+            documents += 1
+            text_bytes += len(row["text"].encode())
+        functions += defined
+        yield fresh, size
+    figures.update(
+        files=len(found.files),
+        source_bytes=found.size,
+        units=len(units),
+        documents=documents,
+        text_bytes=text_bytes,
+        functions=functions,
+        kinds=dict(sorted(kinds.items())),
+        duplicate_documents=duplicates,
+        skipped=found.skips.to_dict(),
+        converted=latin1.to_dict(),
+    )

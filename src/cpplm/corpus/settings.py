@@ -1,0 +1,102 @@
+"""What `cpplm corpus build` is told, and which of it decides the documents."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cpplm.core.errors import UserError
+from cpplm.core.settings import to_dict
+
+Mode = Literal["compilable", "file"]
+# Settings that say where things are or how fast to go; two builds that differ only in them are the same.
+_WITHOUT_EFFECT = ("projects", "projects_dir", "projects_list", "cxx_headers", "out", "workers", "tokenizer")
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """Which projects become documents, how long those may be, and where they go."""
+
+    out: str
+    """Folder or bucket URL for the shards."""
+    projects: tuple[Path, ...] = ()
+    """Folders, each one project."""
+    projects_dir: Path | None = None
+    """A folder whose sub-folders are projects."""
+    projects_list: Path | None = None
+    """A text file with one project folder per line (# starts a comment)."""
+    cxx_headers: bool = False
+    """Use the C++ standard library headers of this machine's g++, as one project named libstdc++."""
+    tokenizer: Path | None = None
+    """Count the budget with this tokenizer; without one it is counted in bytes."""
+    max_tokens: int | None = None
+    """Longest document in tokens (needs --tokenizer; 16384 when only that is given)."""
+    max_bytes: int = 49_152
+    """Longest document in bytes of UTF-8; not used with --tokenizer."""
+    mode: Mode = "compilable"
+    """compilable: headers merged with their sources and ordered; file: one document per file, as it is."""
+    val_fraction: float = 0.05
+    """Share of the bytes held out for validation: whole projects where there are several, else whole units."""
+    max_file_bytes: int = 500_000
+    """Larger files are counted and named, but do not become documents."""
+    workers: int = 0
+    """Processes; 0 uses every core. The documents do not depend on it."""
+
+    def __post_init__(self) -> None:
+        if not (self.projects or self.projects_dir or self.projects_list or self.cxx_headers):
+            raise UserError(
+                "no project was given",
+                fix="Pass --projects DIR [DIR ...], --projects_dir DIR, --projects_list FILE or --cxx_headers.",
+            )
+        if self.max_tokens is not None and self.tokenizer is None:
+            raise UserError(
+                "--max_tokens counts real tokens and needs a tokenizer",
+                fix="Add --tokenizer FILE, or give the budget as --max_bytes.",
+            )
+        if self.tokenizer is not None and self.max_bytes != CorpusSettings.max_bytes:
+            raise UserError(
+                "--max_bytes has no effect with --tokenizer",
+                fix="Use --max_tokens, or leave --tokenizer out.",
+            )
+        if self.max_tokens is not None and self.max_tokens < 128:
+            raise UserError(f"--max_tokens {self.max_tokens} is too short for code", fix="Use at least 128.")
+        if self.max_bytes < 512:
+            raise UserError(f"--max_bytes {self.max_bytes} is too short for code", fix="Use at least 512.")
+        if not 0 < self.val_fraction < 1:
+            raise UserError(f"--val_fraction {self.val_fraction} is not between 0 and 1", fix="Try 0.05.")
+        if self.max_file_bytes < 1:
+            raise UserError(f"--max_file_bytes {self.max_file_bytes} leaves no file", fix="Try 500000.")
+        if self.workers < 0:
+            raise UserError(f"--workers {self.workers} is negative", fix="Use 0 for every core.")
+
+    @property
+    def budget(self) -> int:
+        """The longest document, in the unit that is counted."""
+        if self.tokenizer is None:
+            return self.max_bytes
+        return 16_384 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def worker_count(self) -> int:
+        """Processes to start."""
+        return (
+            self.workers or len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+
+    def identity(self, tokenizer_hash: str) -> dict[str, Any]:
+        """The settings that decide the documents, to compare two builds."""
+        values = {name: value for name, value in to_dict(self).items() if name not in _WITHOUT_EFFECT}
+        if self.tokenizer is None:
+            values.pop("max_tokens")
+        else:
+            values.pop("max_bytes")
+            values["max_tokens"] = self.budget
+        values["tokenizer_hash"] = tokenizer_hash
+        return values
+
+
+__all__ = ["CorpusSettings", "Mode"]

@@ -1,0 +1,277 @@
+"""Projects and their C++ files: found in a fixed order, read as UTF-8 with LF line ends, skips counted.
+
+A file is skipped for one named reason, never silently. Paths are judged relative to the project, so a project
+may live anywhere (below a folder named `build`, say). Folders behind links are not entered; a file behind a link
+counts only when it stays in the project and was not seen before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cpplm.core.errors import UserError
+from cpplm.corpus.settings import CorpusSettings
+
+SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
+PART_SUFFIXES = frozenset({".inl", ".ipp", ".tcc", ".tpp"})  # the second half of a header
+HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh"})
+SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES
+_SKIPPED_FOLDERS = frozenset({"CVS", "_darcs", "__pycache__", "node_modules"})
+_GENERATED = re.compile(
+    rb"@generated\b|\bDO NOT (?:EDIT|MODIFY)\b|\b(?:auto|machine)[- ]generated\b", re.IGNORECASE
+)
+# A person does not write lines this long on average; tables and bundled code do.
+_LONGEST_AVERAGE_LINE = 200
+_NAMED_SKIPS = 5
+
+
+@dataclass(frozen=True)
+class Project:
+    """A named set of folders that belong together; `bare_headers` admits names such as `vector`."""
+
+    name: str
+    roots: tuple[Path, ...]
+    bare_headers: bool = False
+
+
+@dataclass
+class Skips:
+    """How many files were left out, by reason, and the first few of them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    names: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, reason: str, name: str) -> None:
+        """Count one file."""
+        self.counts[reason] += 1
+        if len(self.names[reason]) < _NAMED_SKIPS:
+            self.names[reason].append(name)
+
+    def to_dict(self) -> dict[str, dict[str, object]]:
+        """For the manifest."""
+        return {
+            reason: {"files": self.counts[reason], "examples": self.names[reason]}
+            for reason in sorted(self.counts)
+        }
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file that may become documents: its name within the project, and the hash of its bytes."""
+
+    name: str
+    path: Path
+    size: int
+    digest: str
+
+
+def find_projects(settings: CorpusSettings) -> list[Project]:
+    """The projects that the settings name, sorted by name.
+
+    Raises:
+        UserError: a path is missing, is no folder or is given twice; g++ is missing.
+    """
+    folders = [path.expanduser() for path in settings.projects]
+    if settings.projects_dir is not None:
+        parent = _folder(settings.projects_dir.expanduser(), "--projects_dir")
+        inside = sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+        if not inside:
+            raise UserError(
+                f"--projects_dir {parent} has no sub-folders", fix="Use --projects for a single project."
+            )
+        folders += inside
+    if settings.projects_list is not None:
+        folders += _listed(settings.projects_list.expanduser())
+    roots = [_folder(path, "project").resolve() for path in folders]
+    for root, times in Counter(roots).items():
+        if times > 1:
+            raise UserError(f"project {root} is given {times} times", fix="Name each folder once.")
+    projects = [Project(name, (root,)) for name, root in zip(_names(roots), roots, strict=True)]
+    if settings.cxx_headers:
+        projects.append(Project("libstdc++", tuple(find_cxx_headers()), bare_headers=True))
+    return sorted(projects, key=lambda project: project.name)
+
+
+def _folder(path: Path, what: str) -> Path:
+    if not path.exists():
+        raise UserError(f"{what} {path} does not exist", fix="Check the path.")
+    if not path.is_dir():
+        raise UserError(f"{what} {path} is a file, not a folder", fix=f"Name the folder: {path.parent}.")
+    return path
+
+
+def _listed(path: Path) -> list[Path]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot read --projects_list {path}: {error}", fix="One folder per line, UTF-8."
+        ) from error
+    names = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not names:
+        raise UserError(f"--projects_list {path} names no folder", fix="Write one folder per line.")
+    return [path.parent / Path(name).expanduser() for name in names]
+
+
+def _names(roots: list[Path]) -> list[str]:
+    """A name per project: the folder's own, with as many parents as it takes to tell them apart."""
+    length = 1
+    names = [root.name or "root" for root in roots]
+    while len(set(names)) < len(names):
+        length += 1
+        counted = Counter(names)
+        names = [
+            "/".join(root.parts[-length:]) if counted[name] > 1 else name
+            for root, name in zip(roots, names, strict=True)
+        ]
+    return names
+
+
+def find_cxx_headers() -> list[Path]:
+    """The folders of the C++ standard library, as the machine's g++ reports them.
+
+    Raises:
+        UserError: there is no g++, or it reports no such folder.
+    """
+    compiler = shutil.which("g++")
+    fix = "Install it (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or use --projects."
+    if compiler is None:
+        raise UserError("--cxx_headers needs g++, which is not on the PATH", fix=fix)
+    asked = subprocess.run(
+        [compiler, "-E", "-v", "-x", "c++", os.devnull],
+        capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}, timeout=60,
+    )  # fmt: skip
+    listing = re.search(
+        r"#include <\.\.\.> search starts here:\n(.*?)End of search list", asked.stderr, re.DOTALL
+    )
+    folders = [Path(line.strip()).resolve() for line in listing.group(1).splitlines()] if listing else []
+    found = [path for path in folders if "c++" in path.parts and path.is_dir()]
+    found = [path for path in dict.fromkeys(found) if not any(other in path.parents for other in found)]
+    if not found:
+        raise UserError(f"{compiler} reports no folder of C++ headers", fix=fix)
+    return found
+
+
+def find_files(project: Project, max_bytes: int) -> tuple[list[SourceFile], Skips]:
+    """The C++ files of a project in sorted order, and what was left out.
+
+    Reads every file once, to hash it; contents are judged here, so that later stages need no second opinion.
+    """
+    skips = Skips()
+    files: list[SourceFile] = []
+    seen: dict[str, str] = {}
+    taken: set[str] = set()
+    for number, root in enumerate(project.roots):
+        for path in _walk(root, skips):
+            name = os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "replace")
+            if not _is_cpp(path, project.bare_headers):
+                continue
+            if name in taken:
+                name = f"{number}/{name}"
+            taken.add(name)
+            data = _read(path, root, name, max_bytes, skips)
+            if data is None:
+                continue
+            digest = hashlib.sha256(data).hexdigest()
+            if digest in seen:
+                skips.add("duplicate of another file", name)
+                continue
+            seen[digest] = name
+            files.append(SourceFile(name, path, len(data), digest))
+    return files, skips
+
+
+def _walk(root: Path, skips: Skips) -> Iterator[Path]:
+    """All files below `root`, sorted, hidden ones and linked folders left out."""
+    for folder, inside, names in os.walk(
+        root, onerror=lambda e: skips.add("unreadable folder", str(e.filename))
+    ):
+        inside[:] = sorted(
+            name for name in inside
+            if not name.startswith(".") and name not in _SKIPPED_FOLDERS and not Path(folder, name).is_symlink()
+        )  # fmt: skip
+        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _is_cpp(path: Path, bare_headers: bool) -> bool:
+    return path.suffix.lower() in SUFFIXES or (bare_headers and not path.suffix)
+
+
+def _read(path: Path, root: Path, name: str, max_bytes: int, skips: Skips) -> bytes | None:
+    """The raw bytes of a file that may become documents; None, counted, otherwise."""
+    try:
+        if path.is_symlink():
+            target = path.resolve(strict=True)
+            skips.add(
+                "link inside the project" if root in target.parents else "link that leaves the project", name
+            )
+            return None
+        if not path.is_file():
+            skips.add("not a plain file", name)
+            return None
+        if path.stat().st_size > max_bytes:
+            skips.add(f"larger than {max_bytes:,} bytes", name)
+            return None
+        data = path.read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+        skips.add("unreadable", name)
+        return None
+    reason = _reason_to_skip(data)
+    if reason:
+        skips.add(reason, name)
+        return None
+    return data
+
+
+def _reason_to_skip(data: bytes) -> str | None:
+    if not data.strip():
+        return "empty"
+    if b"\0" in data:
+        return "binary"
+    if _decode(data) is None:
+        return "neither UTF-8 nor Latin-1"
+    if _GENERATED.search(data[:2_000]):
+        return "generated"
+    if len(data) > 5_000 and len(data) / (data.count(b"\n") + data.count(b"\r") + 1) > _LONGEST_AVERAGE_LINE:
+        return "minified or data"
+    return None
+
+
+def _decode(data: bytes) -> str | None:
+    """UTF-8; else Latin-1 where every other byte is one of its printable characters; else None."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+        return None if re.search("[\x7f-\x9f]", text) else text
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether the bytes are valid UTF-8."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def normalise(data: bytes) -> bytes:
+    """UTF-8 without byte order mark, with LF line ends: what every later offset refers to."""
+    text = _decode(data)
+    if text is None:
+        raise ValueError("not text: find_files lets no such file through")
+    return text.replace("\r\n", "\n").replace("\r", "\n").encode()
+
+
+def content_digest(files: Iterable[SourceFile]) -> str:
+    """A hash of a project's names and contents."""
+    lines = "".join(f"{file.digest} {file.name}\n" for file in files)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,390 @@
+"""One file to its top-level pieces, each with the namespaces and `#if` conditions it stands in.
+
+Boundaries come from brackets, not from a grammar: at namespace scope a declaration ends at `;` or at the brace
+that closes its body, whatever the macros between. So one construct that a parser cannot read never spoils its
+neighbours. `Split.sound` is False where even the brackets do not add up; such a file is not taken apart.
+
+Every byte of code lies in exactly one piece, scope opener or scope closer; comments go with what follows them,
+or with what they trail on the same line.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from cpplm.corpus.lexing import IDENTIFIER, Directive, Group, Lexed
+from cpplm.corpus.masking import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, mask
+
+_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_LICENCE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
+_NONBLANK = re.compile(rb"\S")
+_BRACKET = re.compile(rb"[{}()\[\];\x02]")
+_NAMESPACE = re.compile(rb"(?:inline\s+)?namespace\b[^;{}=()]*\{")
+_INLINE_MACRO = re.compile(rb"inline\s+\x01")
+_EXTERN_C = re.compile(rb'extern\s*"\s*"\s*\{')
+_CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
+_CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum)\b[^()=]*\Z")
+_REQUIRES = re.compile(rb"\brequires\s*(?:\([^{}]*\))?\s*\Z")
+_DECLARATION = re.compile(
+    rb"(?:class|struct|union|enum|template|namespace|static|inline|using|typedef|extern|constexpr|explicit|const|"
+    rb"void|bool|char|int|long|short|unsigned|signed|float|double|auto|virtual|std|[A-Z][A-Z0-9_]+\s*\()\b"
+)
+# `#if` around one call of a macro, without a semicolon, is a whole declaration too.
+_LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
+
+Sort = Literal["code", "directive", "directives", "region"]
+
+
+class Scope:
+    """A namespace, an `extern "C"` block or a macro that opens one; equal when opened by the same words."""
+
+    __slots__ = ("closer", "key", "opener")
+
+    def __init__(self, opener: bytes, closer: bytes = b"}") -> None:
+        self.opener = opener
+        self.closer = closer
+        self.key = b" ".join(opener.split())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scope) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A branch of an `#if` group: the directive lines from its `#if` to the branch's own."""
+
+    lines: tuple[bytes, ...]
+
+
+Frame = Scope | Condition
+
+
+@dataclass(slots=True)
+class Piece:
+    """One top-level declaration or directive: `data[start:end]`, with the comments before it in `leading`."""
+
+    start: int
+    end: int
+    leading: bytes
+    stack: tuple[Frame, ...]
+    sort: Sort
+    directives: tuple[Directive, ...] = ()
+
+
+@dataclass(slots=True)
+class Split:
+    """The pieces of a file in order; `sound` is False when brackets or conditionals do not add up."""
+
+    pieces: list[Piece]
+    code: bytes
+    plain: bytes
+    header_comment: bytes
+    sound: bool
+
+
+class _UnsoundError(Exception):
+    """Brackets and conditionals do not nest."""
+
+
+def split(lexed: Lexed, table: MacroTable) -> Split:
+    """Cut a file into its top-level pieces."""
+    code, plain = mask(lexed, table)
+    splitter = _Splitter(lexed, code, table)
+    sound = lexed.balanced
+    if sound:
+        try:
+            splitter.run()
+        except _UnsoundError:
+            sound = False
+    return Split(splitter.pieces, code, plain, splitter.header_comment, sound)
+
+
+class _Splitter:
+    """Walks one file from boundary to boundary, keeping the stack of open scopes and conditions."""
+
+    def __init__(self, lexed: Lexed, code: bytes, table: MacroTable) -> None:
+        self.lexed = lexed
+        self.data = lexed.data
+        self.code = code
+        self.table = table
+        self.pieces: list[Piece] = []
+        self.header_comment = b""
+        self.pending = b""  # comments that stood before a scope was opened or closed
+        self.stack: list[Frame] = []
+        self.mark = 0  # all before this offset belongs to something
+        self.groups: dict[int, Group] = {}
+        self._collect(lexed.groups)
+        self.group_starts = sorted(self.groups)
+        self.directive_starts = [directive.start for directive in lexed.directives]
+
+    def _collect(self, groups: list[Group]) -> None:
+        for group in groups:
+            self.groups[group.start] = group
+            self._collect(group.children)
+
+    def run(self) -> None:
+        """Cut the whole file.
+
+        Raises:
+            _UnsoundError: a closer without an opener, or the reverse.
+        """
+        directives = self.lexed.directives
+        number = 0
+        position = 0
+        while True:
+            found = _NONBLANK.search(self.code, position)
+            code_start = found.start() if found else len(self.code)
+            while number < len(directives) and directives[number].start < position:
+                number += 1
+            if number < len(directives) and directives[number].start <= code_start:
+                position = self._directive(directives[number])
+            elif found:
+                position = self._code(code_start)
+            else:
+                break
+            position = max(position, self.mark)
+        if self.stack:
+            raise _UnsoundError
+
+    # -- pieces --------------------------------------------------------------------------------------------
+
+    def _skip(self, start: int, end: int) -> int:
+        """Pass over what is no piece itself; comments before it wait for the next piece."""
+        comments = self.data[self.mark : start]
+        if self.mark == 0:
+            comments = self._head(comments, is_directive=self.data[start : start + 1] in b"# \t")
+        if comments.strip():
+            self.pending += comments.strip(b"\n").rstrip() + b"\n"
+        self.mark = end
+        return end
+
+    def _head(self, comments: bytes, *, is_directive: bool) -> bytes:
+        """Keep the licence and the file's own comment apart; what is left belongs to the first item."""
+        cut = licence = 0
+        for found in _COMMENT.finditer(comments):
+            following = _NONBLANK.search(comments, found.end())
+            gap = comments[found.end() : following.start() if following else len(comments)]
+            if gap.count(b"\n") > 1 or (is_directive and following is None):
+                cut = found.end()
+            if _LICENCE.search(found.group()):
+                licence = found.end()
+        cut = max(cut, licence)
+        self.header_comment = comments[licence:cut].strip()
+        return comments[cut:]
+
+    def _leading(self, start: int) -> bytes:
+        """The comments since the last piece."""
+        self._skip(start, start)
+        leading, self.pending = self.pending, b""
+        return leading
+
+    def _line_start(self, start: int) -> int:
+        """`start` moved left over the indentation of its line."""
+        line = self.data.rfind(b"\n", 0, start) + 1
+        return line if not self.data[line:start].strip() and line >= self.mark else start
+
+    def _with_trailing_comment(self, end: int) -> int:
+        """`end` moved right over a comment that ends on the same line."""
+        line_end = self.data.find(b"\n", end)
+        line_end = len(self.data) if line_end < 0 else line_end
+        rest = self.data[end:line_end].strip()
+        if self.code[end:line_end].strip() or not rest:
+            return end
+        return line_end if rest.startswith(b"//") or rest.endswith(b"*/") else end
+
+    def _add(self, start: int, end: int, sort: Sort, directives: tuple[Directive, ...] = ()) -> int:
+        line_start = self._line_start(start)
+        leading = self._leading(line_start)
+        end = self._with_trailing_comment(end)
+        self.pieces.append(Piece(line_start, end, leading, tuple(self.stack), sort, directives))
+        self.mark = end
+        return end
+
+    def _push(self, start: int, end: int) -> int:
+        self.stack.append(Scope(self.data[start:end].strip()))
+        return self._skip(start, end)
+
+    def _pop(self, start: int, end: int) -> int:
+        if not self.stack or not isinstance(self.stack[-1], Scope):
+            raise _UnsoundError
+        end = self._with_trailing_comment(end)
+        scope = self.stack.pop()
+        assert isinstance(scope, Scope)
+        scope.closer = self.data[start:end].strip()
+        return self._skip(start, end)
+
+    # -- directives ----------------------------------------------------------------------------------------
+
+    def _directive(self, directive: Directive) -> int:
+        keyword = directive.keyword
+        is_once = keyword == b"pragma" and directive.argument == b"once"
+        if directive.start in self.lexed.guard_directives or is_once or not keyword:
+            return self._skip(directive.start, directive.end)
+        if keyword in (b"if", b"ifdef", b"ifndef"):
+            return self._open_group(self.groups[directive.start])
+        if keyword in (b"else", b"elif", b"elifdef", b"elifndef", b"endif"):
+            if not self.stack or not isinstance(self.stack[-1], Condition):
+                raise _UnsoundError
+            condition = self.stack.pop()
+            assert isinstance(condition, Condition)
+            if keyword != b"endif":
+                self.stack.append(Condition((*condition.lines, directive.line)))
+            return self._skip(directive.start, directive.end)
+        return self._add(directive.start, directive.end, "directive", (directive,))
+
+    def _open_group(self, group: Group) -> int:
+        """Decide what an `#if` group at a boundary is: directives only, scopes only, whole items, or none of these."""
+        start, end = group.start, group.end
+        inside = tuple(d for d in self.lexed.directives if start <= d.start < end)
+        slices = [self.code[a:b] for a, b in group.branches()]
+        if not any(part.strip() for part in slices):
+            return self._add(start, end, "directives", inside)
+        if all(SCOPE_ONLY.match(part) for part in slices):
+            return self._push(start, end)
+        if all(CLOSE_ONLY.match(part) for part in slices):
+            return self._pop(start, end)
+        if not all(_is_whole(part) for part in slices):
+            return self._add_code(start)
+        changed = {d.macro for d in inside if d.keyword in (b"define", b"undef")}
+        asked = {name for d in group.directives for name in IDENTIFIER.findall(d.argument)}
+        if changed & asked:
+            return self._add(start, end, "region", inside)
+        self.stack.append(Condition((group.directives[0].line,)))
+        return self._skip(start, group.directives[0].end)
+
+    # -- code ----------------------------------------------------------------------------------------------
+
+    def _code(self, start: int) -> int:
+        first = self.code[start : start + 1]
+        if first == b"}":
+            return self._pop(start, start + 1)
+        if first in (OPEN, CLOSE):
+            return self._scope_macro(start)
+        found = _INLINE_MACRO.match(self.code, start)
+        if found:
+            name = IDENTIFIER.match(self.lexed.names, found.end() - 1)
+            assert name is not None
+            return self._push(start, name.end())
+        if first == b";":
+            return self._skip(start, start + 1)
+        for pattern in (_NAMESPACE, _EXTERN_C):
+            found = pattern.match(self.code, start)
+            if found:
+                return self._push(start, found.end())
+        return self._add_code(start)
+
+    def _add_code(self, start: int) -> int:
+        """One item, with the macros that it defines on the way."""
+        end = self._item_end(start)
+        inside = self.lexed.directives[
+            bisect.bisect_left(self.directive_starts, start) : bisect.bisect_left(self.directive_starts, end)
+        ]
+        return self._add(start, end, "code", tuple(d for d in inside if d.keyword in (b"define", b"undef")))
+
+    def _scope_macro(self, start: int) -> int:
+        name = IDENTIFIER.match(self.lexed.names, start)
+        assert name is not None
+        end = name.end()
+        if self.code[start : start + 1] == OPEN:
+            return self._push(start, end)
+        return self._pop(start, end)
+
+    def _item_end(self, start: int) -> int:
+        """Offset after the item that starts at `start`, never inside an `#if` group that it opened."""
+        end = self._bracket_end(start)
+        low = bisect.bisect_left(self.group_starts, start)
+        while low < len(self.group_starts) and self.group_starts[low] < end:
+            group_end = self.groups[self.group_starts[low]].end
+            if group_end > end:
+                end = group_end
+            low += 1
+        return end
+
+    def _bracket_end(self, start: int) -> int:
+        statement_end = self._statement_macro_end(start)
+        if statement_end is not None:
+            return statement_end
+        depth = 0
+        requires = False
+        for found in _BRACKET.finditer(self.code, start):
+            byte = found.group()
+            if byte in b"{([":
+                if depth == 0 and byte == b"{":
+                    requires = bool(_REQUIRES.search(self.code, start, found.start()))
+                depth += 1
+            elif byte == b";":
+                if depth == 0:
+                    return found.end()
+            elif depth == 0:  # the closer of the scope around the item, which has no semicolon
+                if found.start() == start:
+                    raise _UnsoundError
+                return found.start()
+            else:
+                depth -= 1
+                if depth == 0 and byte == b"}" and not requires:
+                    end = self._end_after_brace(start, found.end())
+                    if end is not None:
+                        return end
+        if depth:
+            raise _UnsoundError
+        return len(self.code.rstrip())
+
+    def _end_after_brace(self, start: int, after: int) -> int | None:
+        """Where the item ends when a brace at its own level closed before `after`; None when it goes on."""
+        following = _NONBLANK.search(self.code, after)
+        if following is None:
+            return after
+        position = following.start()
+        byte = following.group()
+        head = self.code[start : self.code.index(b"{", start)]
+        if byte == b";":
+            return position + 1
+        if byte in b",=(.[{|&?:+-*/<>)" and not head.rstrip().endswith(b")"):
+            return None
+        if byte in b",{":
+            return None
+        if self.code.startswith(b"catch", position):
+            return None
+        return None if _CLASS_HEAD.search(head) and byte not in b"}" + OPEN + CLOSE else after
+
+    def _statement_macro_end(self, start: int) -> int | None:
+        """A call of a statement macro without a semicolon ends at its parenthesis."""
+        found = _CALL.match(self.code, start)
+        if not found:
+            return None
+        name = found.group(1)
+        known = self.table.mask_of(name) == "statement"
+        if not known and not name.isupper():
+            return None
+        depth = 0
+        position = found.end() - 1
+        for bracket in re.compile(rb"[()]").finditer(self.code, position):
+            depth += 1 if bracket.group() == b"(" else -1
+            if depth == 0:
+                position = bracket.end()
+                break
+        following = _NONBLANK.search(self.code, position)
+        if following is None or following.group() in b"}" + CLOSE:
+            return position
+        if following.group() in b";{:=,(":
+            return None
+        on_new_line = b"\n" in self.code[position : following.start()]
+        if known or (on_new_line and _DECLARATION.match(self.code, following.start())):
+            return position
+        return None
+
+
+def _is_whole(part: bytes) -> bool:
+    """Whether a branch is a list of whole declarations."""
+    stripped = part.strip()
+    if not stripped:
+        return True
+    if balance(part) != (0, 0):
+        return False
+    return stripped[-1:] in (b";", b"}", OPEN, CLOSE) or bool(_LONE_CALL.search(stripped))
