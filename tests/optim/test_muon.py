@@ -39,6 +39,7 @@ def optimizer_of(model: Toy) -> MuonAdamW:
             Group(("a", "b", "c"), muon=True, learning_rate=RATE, beta1=BETA, weight_decay=DECAY),
             Group(("v",), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95),
         ],
+        product_dtype=torch.float64,
     )
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import codecs
 import sys
 from dataclasses import dataclass, field
-from typing import Literal
 
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import Precision, choose_device, choose_dtype
 from cpplm.core.storage import Storage
 from cpplm.generate.engine import Engine
+from cpplm.generate.load import ModelSource, load_engine
 from cpplm.generate.samples import example_completions
 from cpplm.generate.sampling import SamplingSettings
 from cpplm.tokenizer.special import BOS
-from cpplm.train.checkpoint import open_run
 from cpplm.train.pretrain import run_folder
 
 
@@ -23,8 +21,8 @@ from cpplm.train.pretrain import run_folder
 class GenerateSettings:
     """Settings of `cpplm generate`."""
 
-    run: str
-    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
+    model: ModelSource
+    """The model."""
     prompt: str = ""
     """Text to complete (empty = read it from standard input)."""
     examples: bool = False
@@ -33,12 +31,6 @@ class GenerateSettings:
     """With --examples: keep the completions in the run folder, for its page."""
     num_samples: int = 1
     """Completions of the prompt; a single one is printed as it is written."""
-    step: int = -1
-    """Checkpoint step (-1 = the newest)."""
-    device_type: Literal["", "cuda", "mps", "cpu"] = ""
-    """Device (empty = the best one present)."""
-    precision: Precision = "auto"
-    """Of matrix products; auto = bf16 where the hardware has it."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     """How tokens are chosen."""
 
@@ -53,23 +45,15 @@ class GenerateSettings:
             raise UserError(f"--num_samples {self.num_samples} must be at least 1")
 
 
-def load_engine(run: str, *, step: int, device_type: str, precision: Precision) -> tuple[Engine, int]:
-    """The engine of a run's checkpoint, and its step."""
-    device = choose_device(device_type)
-    checkpoint = open_run(run, None if step < 0 else step)
-    model = checkpoint.model(device=device, compute_dtype=choose_dtype(precision, device))
-    return Engine(model, checkpoint.tokenizer()), checkpoint.step
-
-
 def generate(settings: GenerateSettings) -> Report:
     """Complete a prompt or the examples."""
-    engine, step = load_engine(
-        settings.run, step=settings.step, device_type=settings.device_type, precision=settings.precision
-    )
+    engine, step = load_engine(settings.model)
     if settings.examples:
         samples = example_completions(engine, settings.sampling)
         if settings.save:
-            Storage(run_folder(settings.run)).write_json("samples.json", {"step": step, "samples": samples})
+            Storage(run_folder(settings.model.run)).write_json(
+                "samples.json", {"step": step, "samples": samples}
+            )
         blocks = [f"--- {s['reason']} ---\n{s['prompt']}\x1b[1m{s['completion']}\x1b[0m" for s in samples]
         text = "\n".join(blocks)
         return Report(text if sys.stdout.isatty() else _plain(text), {"step": step, "samples": samples})

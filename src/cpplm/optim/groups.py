@@ -63,4 +63,5 @@ def build_optimizer(model: Transformer, rates: Rates, *, batch_tokens: int) -> M
             adamw("residual_scales", learning_rate=0.01 * rates.scalar_lr * batch_scale),
             adamw("embedding_scales", learning_rate=rates.scalar_lr * batch_scale, beta1=0.96),
         ],
+        product_dtype=model.compute_dtype,
     )

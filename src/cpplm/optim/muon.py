@@ -64,8 +64,16 @@ class MuonAdamW(torch.optim.Optimizer):
     between steps.
     """
 
-    def __init__(self, model: nn.Module, groups: Iterable[Group]) -> None:
-        """Every parameter of `model` must be in exactly one group."""
+    def __init__(
+        self, model: nn.Module, groups: Iterable[Group], *, product_dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Every parameter of `model` must be in exactly one group.
+
+        Args:
+            model: whose named parameters are trained.
+            groups: what learns how.
+            product_dtype: of Muon's matrix products; bfloat16 suffices where the hardware has it.
+        """
         parameters = dict(model.named_parameters())
         groups = list(groups)
         named = [name for group in groups for name in group.names]
@@ -75,6 +83,7 @@ class MuonAdamW(torch.optim.Optimizer):
             [{"params": [parameters[name] for name in group.names], "group": group} for group in groups], {}
         )
         self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._product_dtype = product_dtype
         self.lr_multiplier = 1.0
         self.weight_decay_multiplier = 1.0
         self.muon_momentum: float | None = None
@@ -109,10 +118,7 @@ class MuonAdamW(torch.optim.Optimizer):
             assert gradient is not None  # noqa: S101  (step() filtered)
             state["momentum"].lerp_(gradient, 1 - beta)
             updates.append(torch.lerp(gradient, state["momentum"], beta))  # Nesterov
-        stacked = torch.stack(updates)
-        if stacked.is_cuda:
-            stacked = stacked.bfloat16()
-        directions = orthogonalize(stacked).to(parameters[0].dtype)
+        directions = orthogonalize(torch.stack(updates).to(self._product_dtype)).to(parameters[0].dtype)
         rows, columns = parameters[0].shape
         rate = group.learning_rate * self.lr_multiplier * max(1.0, rows / columns) ** 0.5
         decay = group.weight_decay * self.weight_decay_multiplier * rate

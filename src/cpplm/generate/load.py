@@ -1,0 +1,36 @@
+"""A run's checkpoint as an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cpplm.core.hardware import Precision, choose_device, choose_dtype
+from cpplm.generate.engine import Engine
+from cpplm.train.checkpoint import open_run
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Which model, and where it computes."""
+
+    run: str
+    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
+    step: int = -1
+    """Checkpoint step (-1 = the newest)."""
+    device_type: Literal["", "cuda", "mps", "cpu"] = ""
+    """Device (empty = the best one present)."""
+    precision: Precision = "auto"
+    """Of matrix products; auto = bf16 where the hardware has it."""
+
+
+def load_engine(source: ModelSource) -> tuple[Engine, int]:
+    """The engine, and the step of its checkpoint.
+
+    Raises:
+        UserError: no such run, checkpoint or device.
+    """
+    device = choose_device(source.device_type)
+    checkpoint = open_run(source.run, None if source.step < 0 else source.step)
+    model = checkpoint.model(device=device, compute_dtype=choose_dtype(source.precision, device))
+    return Engine(model, checkpoint.tokenizer()), checkpoint.step
