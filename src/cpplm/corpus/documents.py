@@ -212,12 +212,19 @@ class _Packer:
         ]
 
     def _preamble(self, position: int) -> list[int]:
-        """The includes and usings that every part repeats, when they are small."""
-        members = [
-            index for index in self.order[:position]
-            if self.graph.phase[index] == PREAMBLE and self.items[index].kind in (Kind.INCLUDE, Kind.USING, Kind.PRAGMA)
-        ]  # fmt: skip
-        return members if self._sum(members) <= _PREAMBLE_SHARE * self.budget else []
+        """The includes and usings before `position` that every part repeats, as far as they are small."""
+        kinds = (Kind.INCLUDE, Kind.USING, Kind.PRAGMA)
+        starts = [
+            index
+            for index in self.order[:position]
+            if self.graph.phase[index] == PREAMBLE and self.items[index].kind in kinds
+        ]
+        with_needs = set(starts).union(*(self.graph.needs(index) for index in starts))
+        for members in (with_needs, {index for index in starts if not self.graph.named[index]}):
+            ordered = sorted(members, key=self.rank.__getitem__)
+            if self._sum(ordered) <= _PREAMBLE_SHARE * self.budget:
+                return ordered
+        return []
 
     def _sum(self, indices: Sequence[int]) -> int:
         """The estimated size of items in this order, scopes included."""

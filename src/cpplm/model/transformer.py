@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from cpplm.model.cache import KVCache
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.attention import attention
-
-IGNORED = -1  # a target that does not count
+from cpplm.tokenizer.special import IGNORED
 
 
 class Linear(nn.Linear):

@@ -140,7 +140,7 @@ class Sandbox:
 
 @functools.cache
 def state_of(mode: Mode) -> BackendState:
-    """Whether a backend works here: something runs in it, and what must fail in it fails."""
+    """Whether a backend works on this machine; asked once per process."""
     backend = next(backend for backend in BACKENDS if backend.mode == mode)
     if not sys.platform.startswith("linux"):
         return BackendState(backend, f"needs Linux, this is {sys.platform}")
@@ -148,26 +148,38 @@ def state_of(mode: Mode) -> BackendState:
         return BackendState(backend, f"no system-call filter for the processor {os.uname().machine}")
     if mode == "bubblewrap" and shutil.which("bwrap") is None:
         return BackendState(backend, "bwrap is not installed")
-    secret = "read " + os.urandom(8).hex()
-    with tempfile.NamedTemporaryFile(prefix="cpplm-canary-", suffix=".txt") as canary:
+    return BackendState(backend, examine(backend))
+
+
+def survey() -> list[BackendState]:
+    """What works here, strongest first; for `cpplm doctor`."""
+    return [state_of(backend.mode) for backend in BACKENDS]
+
+
+def examine(backend: Backend) -> str:
+    """Run a program that tries to break out; what is wrong with the walls, or empty when they hold.
+
+    It must not read or change a file that everybody may read and write, nor signal this process; it must be
+    able to write in its own folder. The launcher tries sockets as well (`walls.prove_walls`).
+    """
+    secret = os.urandom(8).hex()
+    with tempfile.NamedTemporaryFile(prefix="cpplm-canary-") as canary:
         canary.write(secret.encode())
         canary.flush()
-        Path(canary.name).chmod(0o644)
+        Path(canary.name).chmod(0o666)
         script = (
             f"cat {canary.name} /etc/passwd; echo x >{canary.name}; echo x >/usr/cpplm-canary; "
             f"kill -0 {os.getpid()} && echo signals; set -e; echo inside >file; cat file"
         )
+        limits = Limits(scratch_bytes=MIB, wall_seconds=20)
         try:
-            result = Sandbox(backend).run(
-                {}, ["/bin/sh", "-c", script], Limits(scratch_bytes=MIB, wall_seconds=20), fetch={"file": 100}
-            )
+            result = Sandbox(backend).run({}, ["/bin/sh", "-c", script], limits, fetch={"file": 100})
         except SandboxError as error:
-            return BackendState(backend, str(error))
+            return str(error)
         unchanged = Path(canary.name).read_text() == secret
-    text = result.stdout.decode(errors="replace")
-    if not text.startswith("inside\n") or result.files.get("file") != b"inside\n" or not unchanged:
-        return BackendState(backend, f"the walls leak or nothing runs: {text!r} {result.message()[:300]!r}")
-    return BackendState(backend, "")
+    if result.stdout == b"inside\n" and result.files == {"file": b"inside\n"} and unchanged:
+        return ""
+    return f"the walls leak or nothing runs: {result.stdout[:300]!r} {result.message()[:300]!r}"
 
 
 @contextmanager
