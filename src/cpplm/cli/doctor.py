@@ -1,0 +1,108 @@
+"""`cpplm doctor`: what was found, which backends will be used, what is missing and how to mend it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import psutil
+
+from cpplm.cli.report import Report
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import choose_device, choose_dtype, compiler_version, environment, has_fast_bf16
+from cpplm.sandbox.sandbox import FIX as SANDBOX_FIX
+from cpplm.sandbox.sandbox import Sandbox
+
+LIBRARIES = {
+    "torch": "", "numpy": "", "pyarrow": "", "tiktoken": "", "tokenizers": "", "safetensors": "",
+    "obstore": "", "tree-sitter": "corpus", "tree-sitter-cpp": "corpus", "wandb": "tracking",
+    "tensorboard": "tracking",
+}  # fmt: skip
+LEAST_MEMORY_GIB = 4
+LEAST_DISK_GIB = 2
+
+
+@dataclass(frozen=True)
+class DoctorSettings:
+    """Settings of `cpplm doctor`: none."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `fix` is the command that mends it, `needed` that the demo needs it."""
+
+    name: str
+    value: str
+    ok: bool = True
+    needed: bool = False
+    fix: str = ""
+
+
+def doctor(_: DoctorSettings) -> Report:
+    """Look at everything and print one line each."""
+    findings = [*_hardware(), *_compilers(), *_sandbox(), *_libraries()]
+    rows = [f"{_mark(f)} {f.name:24} {f.value}" + (f"\n{'':9}-> {f.fix}" if f.fix else "") for f in findings]
+    broken = [f.name for f in findings if f.needed and not f.ok]
+    rows.append(f"missing: {', '.join(broken)}" if broken else "everything that 'make demo' needs is here")
+    figures: dict[str, Any] = {f.name: {"value": f.value, "ok": f.ok, "fix": f.fix} for f in findings}
+    return Report("\n".join(rows), {"ready": not broken, "findings": figures})
+
+
+def _mark(finding: Finding) -> str:
+    if finding.ok:
+        return "     ok"
+    return "MISSING" if finding.needed else "     --"
+
+
+def _hardware() -> Iterator[Finding]:
+    here, device = environment(), choose_device()
+    yield Finding("python", here["python"], sys.version_info >= (3, 11), needed=True)
+    yield Finding("processor", f"{here['processor']}, {here['cores']} cores")
+    memory = psutil.virtual_memory().total / 2**30
+    yield Finding(
+        "memory", f"{memory:.1f} GiB", memory >= LEAST_MEMORY_GIB, fix="" if memory >= LEAST_MEMORY_GIB else
+        "lower --device_batch_size when training"
+    )  # fmt: skip
+    free = shutil.disk_usage(".").free / 2**30
+    yield Finding("free disk here", f"{free:.0f} GiB", free >= LEAST_DISK_GIB, needed=True)
+    yield Finding("device", f"{device.type} (choose another with --device_type)")
+    dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
+    reason = "in hardware" if has_fast_bf16(device) else "no fast bfloat16 here"
+    yield Finding("matrix products", f"{dtype} ({reason}; --precision)")
+    yield Finding("attention", "scaled_dot_product_attention of torch")
+
+
+def _compilers() -> Iterator[Finding]:
+    install = "sudo apt-get install g++ (Debian, Ubuntu), or your system's C++ compiler"
+    gxx = compiler_version("g++")
+    yield Finding("g++", gxx or "not found", gxx is not None, needed=True, fix="" if gxx else install)
+    compiled = gxx is not None or choose_device().type == "cuda"
+    yield Finding("torch.compile", "on" if compiled else "off: training is slower", compiled)
+
+
+def _sandbox() -> Iterator[Finding]:
+    try:
+        found = Sandbox.probe().describe()
+    except UserError as error:
+        yield Finding("sandbox", str(error), ok=False, needed=True, fix=SANDBOX_FIX)
+        return
+    yield Finding("sandbox", f"{found['backend']}: isolates {found['isolates']}", fix=found["fix"])
+    yield Finding("sandbox lacks", found["lacks"])
+
+
+def _libraries() -> Iterator[Finding]:
+    for name, extra in LIBRARIES.items():
+        try:
+            yield Finding(name, version(name))
+        except PackageNotFoundError:
+            fix = f"pip install 'cpplm[{extra}]'" if extra else "pip install cpplm"
+            yield Finding(name, "not installed", ok=False, needed=extra != "tracking", fix=fix)
+    compiled = importlib.util.find_spec("triton") is not None
+    if choose_device().type == "cuda":
+        yield Finding("triton", "found" if compiled else "not installed", compiled, fix="" if compiled else
+                      "pip install triton")  # fmt: skip
