@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import torch
 
 from cpplm.core.shards import write_manifest, write_shard
 from cpplm.core.storage import Storage
 from cpplm.tokenizer.pattern import PATTERN
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import learn_merges
+
+torch.set_num_threads(1)  # the models here are tiny: more threads only wait for each other
 
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
 

@@ -1,0 +1,191 @@
+"""Learning, exact resume, refusals."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from cpplm.core.errors import UserError
+from cpplm.core.runlog import read_run_log
+from cpplm.core.storage import Storage
+from cpplm.train.checkpoint import open_run
+from cpplm.train.pretrain import horizon_of, model_config, pretrain
+from cpplm.train.settings import TrainSettings
+from cpplm.train.trainer import Callback, Horizon, StepMetrics, Trainer, TrainState
+from tests.conftest import write_corpus
+
+
+@pytest.fixture
+def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSettings:
+    return TrainSettings(
+        data_dir=str(corpus),
+        tokenizer=tokenizer_path,
+        out=tmp_path / "run",
+        depth=2,
+        aspect_ratio=16,
+        head_dim=16,
+        max_seq_len=32,
+        device_batch_size=4,
+        total_batch_size=256,
+        num_iterations=8,
+        matrix_lr=0.5,
+        embedding_lr=5.0,
+        unembedding_lr=0.2,
+        eval_every=4,
+        eval_tokens=1000,
+        no_compile=True,
+    )
+
+
+class StopAt(Callback):
+    """Asks the run to stop after a step, as Ctrl-C does; or dies there, as kill -9 does."""
+
+    def __init__(self, step: int, *, die: bool = False) -> None:
+        self.step, self.die = step, die
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        if trainer.state.step == self.step:
+            if self.die:
+                raise ConnectionAbortedError("killed")
+            trainer.stopping = True
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return open_run(run).tensors("model.safetensors")
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    for name, tensor in weights(a).items():
+        assert torch.equal(tensor, weights(b)[name]), name
+
+
+def test_it_learns(settings: TrainSettings) -> None:
+    summary = pretrain(dataclasses.replace(settings, num_iterations=40))
+    log = read_run_log(settings.out / "log.jsonl")
+    bits = [record["bits_per_byte"] for record in log if record["event"] == "validation"]
+    assert summary.step == 40
+    assert summary.tokens == 40 * 256
+    assert bits[-1] < 0.75 * bits[0]
+    assert summary.validation is not None
+    assert summary.validation["bits_per_byte"] == bits[-1]
+    steps = [record["step"] for record in log if record["event"] == "step"]
+    assert steps == list(range(1, 41))
+
+
+@pytest.mark.parametrize("die", [False, True])
+def test_resume_is_bit_exact(settings: TrainSettings, tmp_path: Path, die: bool) -> None:
+    whole = dataclasses.replace(settings, out=tmp_path / "whole")
+    pretrain(whole)
+    parts = dataclasses.replace(settings, save_every=2)
+    with pytest.raises(ConnectionAbortedError if die else KeyboardInterrupt):
+        pretrain(parts, [StopAt(3, die=die)])
+    assert open_run(parts.out).step == (2 if die else 3)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(parts, [StopAt(6)])
+    summary = pretrain(parts)
+    assert_same_weights(whole.out, parts.out)
+    log = read_run_log(parts.out / "log.jsonl")
+    assert [r["step"] for r in log if r["event"] == "step"] == list(range(1, 9))  # none lost, none twice
+    whole_losses = [r["loss"] for r in read_run_log(whole.out / "log.jsonl") if r["event"] == "step"]
+    assert [r["loss"] for r in log if r["event"] == "step"] == whole_losses
+    assert summary.trained_now
+
+
+def test_accumulation_gives_the_same_run(settings: TrainSettings, tmp_path: Path) -> None:
+    # Without the scalars: at the first step their gradient is rounding noise, whose sign AdamW follows.
+    plain = dataclasses.replace(settings, num_iterations=3, precision="fp32", scalar_lr=0.0, eval_every=-1)
+    for rows in (8, 2):
+        pretrain(dataclasses.replace(plain, out=tmp_path / str(rows), device_batch_size=rows))
+    for name, tensor in weights(tmp_path / "8").items():
+        torch.testing.assert_close(tensor, weights(tmp_path / "2")[name], atol=1e-3, rtol=1e-3)
+
+
+def test_finished_run_is_left_alone(settings: TrainSettings) -> None:
+    pretrain(settings)
+    before = (settings.out / "log.jsonl").read_bytes()
+    summary = pretrain(settings)
+    assert not summary.trained_now
+    assert (settings.out / "log.jsonl").read_bytes() == before
+    longer = pretrain(dataclasses.replace(settings, num_iterations=10))
+    assert longer.trained_now
+    assert longer.step == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"depth": 3}, "depth was 2, is 3"),
+        ({"seed": 9}, "seed was 0, is 9"),
+        ({"resume_from_step": -1}, "already holds"),
+    ],
+)
+def test_another_run_in_the_folder(settings: TrainSettings, change: dict, message: str) -> None:
+    pretrain(dataclasses.replace(settings, num_iterations=1))
+    with pytest.raises(UserError, match=message):
+        pretrain(dataclasses.replace(settings, **change))
+
+
+def test_another_corpus_is_refused(settings: TrainSettings, tmp_path: Path) -> None:
+    pretrain(dataclasses.replace(settings, num_iterations=1))
+    other = write_corpus(tmp_path / "other", {"train": [12], "val": [3]})
+    with pytest.raises(UserError, match="corpus was"):
+        pretrain(dataclasses.replace(settings, data_dir=str(other)))
+
+
+def test_time_horizon_stops_and_follows_the_clock(settings: TrainSettings) -> None:
+    summary = pretrain(dataclasses.replace(settings, num_iterations=-1, max_minutes=0.02, eval_every=-1))
+    assert 1.2 <= summary.seconds < 10
+    log = [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "step"]
+    assert log[-1]["progress"] == 1.0
+    assert log[-1]["lr_multiplier"] < 0.5 < log[0]["lr_multiplier"]
+
+
+def test_exploding_run_stops_with_advice(settings: TrainSettings) -> None:
+    with pytest.raises(UserError, match="Lower the learning rates"):
+        pretrain(dataclasses.replace(settings, num_iterations=60, scalar_lr=1e30, precision="fp32"))
+
+
+def test_disk_full_names_the_file(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrain(dataclasses.replace(settings, num_iterations=2))
+
+    def full(self: Storage, name: str, data: bytes) -> None:
+        raise UserError(f"cannot write {self.path(name)}: No space left on device")
+
+    monkeypatch.setattr(Storage, "write", full)
+    with pytest.raises(UserError, match="No space left"):
+        pretrain(settings)
+    monkeypatch.undo()
+    assert open_run(settings.out).step == 2  # the checkpoint before is intact
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"total_batch_size": 100}, "Use 128"),
+        ({"num_iterations": 3, "max_minutes": 1.0}, "both set the length"),
+        ({"num_iterations": -1, "target_param_data_ratio": -1}, "how long to train"),
+        ({"warmup_ratio": 0.7, "warmdown_ratio": 0.6}, "overlap"),
+        ({"depth": 0}, "--depth 0"),
+        ({"eval_every": 0}, "--eval_every 0"),
+        ({"resume_from_step": -3}, "--resume_from_step -3"),
+        ({"warmdown_ratio": math.nan}, "not a share"),
+    ],
+)
+def test_contradictions(settings: TrainSettings, change: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(settings, **change)
+
+
+def test_horizons(settings: TrainSettings) -> None:
+    config = model_config(settings, 512)
+
+    def horizon(**change: float) -> Horizon:
+        return horizon_of(dataclasses.replace(settings, num_iterations=-1, **change), config)
+
+    total = config.num_parameters()["total"]
+    assert horizon(target_param_data_ratio=3.0).steps == round(3 * total / 256)
+    assert horizon(target_flops=1e9).steps == round(1e9 / config.flops_per_token() / 256)
+    assert horizon(max_minutes=2.0) == Horizon(seconds=120.0)
+    assert Horizon(seconds=120.0).progress(TrainState(seconds=30.0)) == 0.25
