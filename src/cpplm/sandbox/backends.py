@@ -24,7 +24,6 @@ _TOOLCHAIN = (
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PRLIMIT_FLAGS = {
     resource.RLIMIT_AS: "as",
-    resource.RLIMIT_CPU: "cpu",
     resource.RLIMIT_NPROC: "nproc",
     resource.RLIMIT_FSIZE: "fsize",
     resource.RLIMIT_NOFILE: "nofile",
@@ -77,7 +76,7 @@ def resource_limits(limits: Limits, input_bytes: int) -> dict[int, int]:
         resource.RLIMIT_CPU: limits.cpu_seconds,
         resource.RLIMIT_NPROC: limits.processes + 2,
         resource.RLIMIT_FSIZE: max(limits.scratch_bytes, input_bytes),
-        resource.RLIMIT_NOFILE: max(limits.open_files, 24),
+        resource.RLIMIT_NOFILE: limits.open_files,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_STACK: min(limits.memory_bytes // 2, 64 * MIB),
     }
@@ -126,6 +125,7 @@ def make_request(
     if mode == "bubblewrap":
         message.argv = _bubblewrap(message)
         message.limits = {}  # prlimit sets them inside, where the process limit has its own count
+        message.environment = {}  # bwrap sets it inside; its own can be read there through /proc
     return message
 
 
@@ -148,5 +148,11 @@ def _bubblewrap(message: Request) -> list[str]:
     command += ["--remount-ro", "/", "--seccomp", "21", "--clearenv"]
     for name, value in message.environment.items():
         command += ["--setenv", name, value]
-    flags = [f"--{_PRLIMIT_FLAGS[kind]}={value}" for kind, value in message.limits.items()]
+    flags = [
+        f"--{_PRLIMIT_FLAGS[kind]}={value}"
+        for kind, value in message.limits.items()
+        if kind in _PRLIMIT_FLAGS
+    ]
+    cpu = message.limits[resource.RLIMIT_CPU]
+    flags.append(f"--cpu={cpu}:{cpu + 1}")
     return [*command, "--", "prlimit", *flags, "--", *message.argv]

@@ -3,7 +3,8 @@
 Started by `Sandbox.run` as `python -I -S` with an empty environment, so that no open file and no thread of
 the harness comes along; it uses the standard library alone, and as little of it as possible because every
 run pays for its imports. It reads one request (a `marshal` dictionary from its parent) on stdin and writes
-one report to the status pipe. Everything after the walls stand happens without privileges.
+one report to the status pipe. SIGTERM makes it end everything early. What happens after the walls stand
+happens without privileges.
 
 Invariants: the program is started only after reading a file and opening a socket were seen to fail from
 where it will run (bubblewrap, which runs no code of ours inside, is checked by the probe alone); every
@@ -61,7 +62,7 @@ def execute(argv: list[str], environment: dict[str, str]) -> None:
     Raises:
         CannotStartError: there is no such program, or it is none.
     """
-    folders = environment["PATH"].split(":")
+    folders = environment.get("PATH", "").split(":")
     for path in [argv[0]] if "/" in argv[0] else [f"{folder}/{argv[0]}" for folder in folders]:
         try:
             os.execve(path, argv, environment)  # noqa: S606  (no shell is the point)
@@ -157,9 +158,14 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 def folder_is_full(limit_bytes: int) -> bool:
-    """Whether the working folder holds more than the limit, or over 4,096 entries."""
+    """Whether the working folder holds more than the limit, over 4,096 entries, or over 64 levels.
+
+    The last two keep this function fast.
+    """
     total = entries = 0
     for folder, _, names in os.walk("."):
+        if folder.count("/") > 64:
+            return True
         for name in (".", *names):
             entries += 1
             try:
@@ -195,7 +201,10 @@ def watch(pid: int, request: Request) -> tuple[str, int]:
             return "timeout", 0
         if resident_bytes(descendants()) > request.memory_bytes:
             return "memory", 0
-        signal.sigtimedwait({signal.SIGCHLD}, min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
+        patience = min(TICK_SECONDS, max(0.0, deadline - time.monotonic()))
+        event = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, patience)
+        if event and event.si_signo == signal.SIGTERM:
+            return "stopped", 0
 
 
 def end_all() -> None:
@@ -241,7 +250,6 @@ def report(status_pipe: int, fields: tuple[object, ...], contents: list[bytes], 
 
 def supervise(request: Request, status_pipe: int) -> None:
     """Start the program, watch it, end everything, report."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the program shares our user
     walls.process_control(walls.PR_SET_CHILD_SUBREAPER, 1)
     begin = time.monotonic()
     pid = start_program(request)
@@ -260,6 +268,14 @@ def write_files(request: Request) -> None:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, 0o755), "wb") as file:
             file.write(data)
+
+
+def wait_for_holder(holder: int) -> None:
+    """Wait for the first process of the namespaces, which ends when everything in them has ended."""
+    while os.waitpid(holder, os.WNOHANG)[0] == 0:
+        event = signal.sigwaitinfo({signal.SIGCHLD, signal.SIGTERM})
+        if event.si_signo == signal.SIGTERM:
+            os.kill(holder, signal.SIGKILL)
 
 
 def inside(request: Request, status_pipe: int) -> None:
@@ -285,6 +301,7 @@ def main() -> None:
     os.set_inheritable(status_pipe, False)
     try:
         request = Request(**marshal.loads(sys.stdin.buffer.read()))  # noqa: S302  (written by our parent)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the program may share our user
         os.umask(0o022)
         walls.drop_user(request.uid)
         walls.die_with_parent()
@@ -293,7 +310,7 @@ def main() -> None:
             holder = os.fork()
             if holder:
                 os.close(status_pipe)
-                os.waitpid(holder, 0)
+                wait_for_holder(holder)
                 return
         inside(request, status_pipe)
     except RuntimeError as error:

@@ -10,6 +10,17 @@ MIB = 1 << 20
 Reason = Literal["exit", "signal", "timeout", "memory", "output limit", "disk", "start"]
 """Why a run ended: by itself, by a signal, by one of the limits, or "start": the program does not exist."""
 
+# Below these the launcher itself could not do its work.
+_LEAST = {
+    "wall_seconds": 0.001,
+    "cpu_seconds": 1,
+    "memory_bytes": 64 * MIB,
+    "processes": 1,
+    "output_bytes": 1,
+    "scratch_bytes": 0,
+    "open_files": 24,
+}
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -28,7 +39,12 @@ class Limits:
     scratch_bytes: int = 0
     """Bytes that may be written into the working folder; 0 makes it read-only."""
     open_files: int = 64
-    """Open descriptors of each process."""
+    """Open descriptors of each process; at least 24."""
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

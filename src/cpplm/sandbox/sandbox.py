@@ -241,36 +241,47 @@ def _converse(message: bytes, limits: Limits, fetch_bytes: int) -> _Reply:
             process.stdin.close()
         streams = {process.stdout.fileno(): limits.output_bytes, process.stderr.fileno(): limits.output_bytes}
         streams[reading] = fetch_bytes + 8192
-        deadline = begin + limits.wall_seconds + _GRACE_SECONDS
-        received, cut = _collect(streams, deadline)
+        received = {descriptor: bytearray() for descriptor in streams}
+        cut = _collect(received, streams, begin + limits.wall_seconds + _GRACE_SECONDS)
+        if cut:
+            _stop(process)
     finally:
         _kill_group(process)
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe:
                 pipe.close()
         os.close(reading)
-    out, err, status = (bytes(buffer) for buffer in received.values())
+    out, err, status = (bytes(received[stream][:bound]) for stream, bound in streams.items())
     return _Reply(out, err, status, cut, time.monotonic() - begin)
 
 
-def _collect(streams: dict[int, int], deadline: float) -> tuple[dict[int, bytearray], Reason | None]:
-    """Read descriptors until all are closed; stop early at a stream's size limit or at the deadline."""
-    received = {descriptor: bytearray() for descriptor in streams}
+def _collect(received: dict[int, bytearray], bounds: dict[int, int], deadline: float) -> Reason | None:
+    """Read descriptors until all are closed; stop early at the bound of one of them or at the deadline."""
     with selectors.DefaultSelector() as selector:
-        for descriptor in streams:
+        for descriptor in bounds:
             selector.register(descriptor, selectors.EVENT_READ)
         while selector.get_map():
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                return received, "timeout"
+                return "timeout"
             for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 16)
                 if not chunk:
                     selector.unregister(key.fd)
-                received[key.fd] += chunk[: streams[key.fd] - len(received[key.fd])]
-                if chunk and len(received[key.fd]) >= streams[key.fd]:
-                    return received, "output limit"
-    return received, None
+                received[key.fd] += chunk
+                if len(received[key.fd]) > bounds[key.fd]:
+                    return "output limit"
+    return None
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Have the launcher end everything; it ends last. Does not reap it, so that its id stays taken."""
+    process.terminate()
+    launcher = os.pidfd_open(process.pid)
+    with selectors.DefaultSelector() as selector:
+        selector.register(launcher, selectors.EVENT_READ)
+        selector.select(_GRACE_SECONDS)
+    os.close(launcher)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -324,7 +335,7 @@ def _cause(
     number = -exit_code if exit_code < 0 else None
     if exit_code == 0:
         return "exit", None
-    if cpu >= limits.cpu_seconds or number == signal.SIGXCPU:
+    if cpu > limits.cpu_seconds - 0.1 or number == signal.SIGXCPU:
         return "timeout", number
     if number == signal.SIGXFSZ:
         return "disk", number

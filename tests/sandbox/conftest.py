@@ -1,0 +1,78 @@
+"""Every test that takes `sandbox` runs once in each backend that works on this machine."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpplm.sandbox.backends import BACKENDS, Backend
+from cpplm.sandbox.limits import MIB, Limits, Result
+from cpplm.sandbox.sandbox import Sandbox, state_of
+
+COMPILE_LIMITS = Limits(
+    wall_seconds=30, cpu_seconds=20, memory_bytes=1024 * MIB, processes=16, scratch_bytes=64 * MIB
+)
+Attack = Callable[..., Result]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.mode)
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    backend: Backend = request.param
+    trouble = state_of(backend.mode).trouble
+    if trouble:
+        pytest.skip(f"{backend.mode} does not work here: {trouble}")
+    return Sandbox(backend)
+
+
+@pytest.fixture(scope="session")
+def compile_cpp() -> Callable[[str], bytes]:
+    """Compiles once per session, in the first sandbox that works."""
+    programs: dict[str, bytes] = {}
+
+    def compile_once(source: str) -> bytes:
+        if source not in programs:
+            result = Sandbox.probe().run(
+                {"hostile.cpp": source.encode()},
+                ["g++", "-std=c++17", "-O0", "-w", "-pipe", "-o", "hostile", "hostile.cpp"],
+                COMPILE_LIMITS,
+                fetch={"hostile": 16 * MIB},
+            )
+            assert result.succeeded, result.message()
+            programs[source] = result.files["hostile"]
+        return programs[source]
+
+    return compile_once
+
+
+@pytest.fixture
+def attack(sandbox: Sandbox, compile_cpp: Callable[[str], bytes]) -> Iterator[Attack]:
+    """Runs a hostile program; afterwards nothing of it may live and the next program must be unaffected."""
+    name = "h" + secrets.token_hex(5)  # what the kernel calls its processes
+
+    def run(source: str, *arguments: object, fetch: dict[str, int] | None = None, **limits: float) -> Result:
+        chosen = Limits(**{"wall_seconds": 10.0, **limits})  # type: ignore[arg-type]
+        files = {name: compile_cpp(source)}
+        return sandbox.run(files, [f"./{name}", *map(str, arguments)], chosen, fetch=fetch)
+
+    yield run
+    survivors = [p for p in psutil.process_iter(["name", "status"]) if p.info["name"] == name]
+    assert survivors == []
+    after = sandbox.run({}, ["/bin/echo", "unaffected"], Limits())
+    assert after.succeeded
+    assert after.stdout == b"unaffected\n"
+
+
+@pytest.fixture
+def public_file() -> Iterator[Path]:
+    """A file that everybody on this machine may read, in a folder that everybody may write."""
+    with tempfile.TemporaryDirectory(prefix="cpplm-public-", dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        path = Path(folder) / "public"
+        path.write_text("the secret")
+        path.chmod(0o644)
+        yield path

@@ -1,0 +1,184 @@
+"""What `Sandbox` promises to honest callers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpplm.core.errors import UserError
+from cpplm.sandbox import sandbox as sandbox_module
+from cpplm.sandbox.backends import BACKENDS, UNSAFE
+from cpplm.sandbox.limits import MIB, Limits
+from cpplm.sandbox.sandbox import BackendState, Sandbox, SandboxError, examine, survey
+
+WRITABLE = Limits(scratch_bytes=MIB)
+
+
+def test_result_of_a_plain_run(sandbox: Sandbox) -> None:
+    script = "cat input; echo problem >&2; printf result >output; exit 3"
+    result = sandbox.run(
+        {"input": b"text"}, ["sh", "-c", script], WRITABLE, fetch={"output": 100, "none": 100}
+    )
+    assert (result.reason, result.exit_code, result.signal) == ("exit", 3, None)
+    assert (result.stdout, result.message()) == (b"text", "problem\n")
+    assert result.files == {"output": b"result"}
+    assert 0 < result.cpu_seconds < 1
+    assert 0 < result.wall_seconds < 5
+    assert not result.succeeded
+
+
+def test_files_travel_unchanged(sandbox: Sandbox) -> None:
+    data = os.urandom(3 * MIB)
+    limits = Limits(scratch_bytes=8 * MIB)
+    result = sandbox.run({"a": data, "b": b""}, ["cp", "a", "c"], limits, fetch={"a": 4 * MIB, "c": 4 * MIB})
+    assert result.files == {"a": data, "c": data}
+
+
+def test_a_file_over_its_bound_is_not_fetched(sandbox: Sandbox) -> None:
+    assert sandbox.run({"a": b"12345"}, ["true"], WRITABLE, fetch={"a": 4}).files == {}
+
+
+def test_output_up_to_the_limit_is_whole(sandbox: Sandbox) -> None:
+    exact = sandbox.run({"a": b"x" * 5000}, ["cat", "a"], Limits(output_bytes=5000))
+    assert exact.succeeded
+    assert exact.stdout == b"x" * 5000
+    over = sandbox.run({"a": b"x" * 5001}, ["cat", "a"], Limits(output_bytes=5000))
+    assert (over.reason, over.exit_code) == ("output limit", None)
+    assert over.stdout == b"x" * 5000
+
+
+def test_signal_and_absent_program(sandbox: Sandbox) -> None:
+    killed = sandbox.run({}, ["sh", "-c", "kill -SEGV $$"], Limits())
+    assert (killed.reason, killed.exit_code, killed.signal) == ("signal", None, 11)
+    absent = sandbox.run({}, ["no-such-program"], Limits())
+    assert not absent.succeeded
+    assert b"no-such-program" in absent.stderr
+    broken = sandbox.run({"program": b"\x7fELF is all of it"}, ["./program"], Limits())
+    assert not broken.succeeded
+
+
+def test_environment_holds_four_names(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPPLM_TEST_SECRET", "1")
+    names = {line.split("=")[0] for line in sandbox.run({}, ["env"], Limits()).stdout.decode().splitlines()}
+    assert {"PATH", "HOME", "TMPDIR", "LC_ALL"} <= names <= {"PATH", "HOME", "TMPDIR", "LC_ALL", "PWD"}
+
+
+def test_programs_do_not_run_as_root(sandbox: Sandbox) -> None:
+    uid = int(sandbox.run({}, ["id", "-u"], Limits()).stdout)
+    assert uid != 0
+    assert sandbox.name == "landlock" or uid == 65534
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "-" * 101, "a\n", ".hidden"])
+def test_only_plain_names(sandbox: Sandbox, name: str) -> None:
+    with pytest.raises(ValueError, match="plain file name"):
+        sandbox.run({name: b""}, ["true"], Limits())
+    with pytest.raises(ValueError, match="plain file name"):
+        sandbox.run({}, ["true"], Limits(), fetch={name: 1})
+
+
+def test_many_threads_at_once(sandbox: Sandbox) -> None:
+    def run(number: int) -> bytes:
+        text = f"{number}".encode()
+        return sandbox.run({"n": text}, ["sh", "-c", "cp n m; cat m"], WRITABLE, fetch={"m": 9}).files["m"]
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(run, range(24))) == [f"{number}".encode() for number in range(24)]
+
+
+def test_runs_leave_no_descriptors_and_no_folders(sandbox: Sandbox) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    folders = set(Path("/tmp").glob("cpplm-sandbox-*"))
+    for limits in (Limits(), Limits(wall_seconds=0.05), Limits(output_bytes=1)):
+        sandbox.run({}, ["sh", "-c", "echo long enough; sleep 0.2"], limits)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert set(Path("/tmp").glob("cpplm-sandbox-*")) <= folders
+
+
+@pytest.mark.slow
+def test_death_of_the_harness_ends_the_program(sandbox: Sandbox) -> None:
+    """kill -9 in the middle of a run: the program goes with it."""
+    code = f"""
+        from cpplm.sandbox.backends import BACKENDS
+        from cpplm.sandbox.limits import Limits
+        from cpplm.sandbox.sandbox import Sandbox
+        backend = next(b for b in BACKENDS if b.mode == {sandbox.name!r})
+        Sandbox(backend).run({{}}, ["sleep", "86397"], Limits(wall_seconds=60))
+    """
+    harness = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+
+    def sleepers() -> list[psutil.Process]:
+        return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "86397"]]
+
+    deadline = time.monotonic() + 20
+    while not sleepers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sleepers()
+    harness.kill()
+    harness.wait()
+    while sleepers() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not sleepers()
+
+
+def test_probe_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sandbox_module,
+        "state_of",
+        lambda mode: BackendState(UNSAFE, "" if mode in {"bubblewrap", "landlock"} else "broken"),
+    )
+    chosen = Sandbox.probe()
+    assert chosen.name == "bubblewrap"
+    assert chosen.describe()["lacks"]
+    assert "apt-get install bubblewrap" in chosen.describe()["fix"]
+
+
+def test_nothing_runs_when_no_backend_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module, "state_of", lambda mode: BackendState(UNSAFE, f"{mode} is closed"))
+    with pytest.raises(UserError) as caught:
+        Sandbox.probe()
+    for words in (
+        "namespaces is closed",
+        "bubblewrap is closed",
+        "landlock is closed",
+        "apt-get install bubblewrap",
+    ):
+        assert words in str(caught.value)
+
+
+def test_unsafe_is_loud_and_never_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert UNSAFE not in BACKENDS
+    chosen = Sandbox.probe(unsafe=True)
+    assert "NO isolation" in capsys.readouterr().err
+    assert chosen.name == "unsafe"
+    assert chosen.run({"a": b"x"}, ["cat", "a"], Limits()).stdout == b"x"
+
+
+def test_the_examination_finds_missing_walls() -> None:
+    assert "leak" in examine(UNSAFE)
+
+
+def test_every_backend_has_a_state() -> None:
+    assert [state.backend for state in survey()] == list(BACKENDS)
+    for state in survey():
+        assert state.trouble == "" or len(state.trouble) > 5
+
+
+def test_a_lost_launcher_is_an_error(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module, "_START", "import os; os._exit(3)")
+    with pytest.raises(SandboxError, match="without a report"):
+        sandbox.run({}, ["true"], Limits())
+
+
+@pytest.mark.parametrize("field", ["wall_seconds", "cpu_seconds", "memory_bytes", "processes", "open_files"])
+def test_limits_must_be_positive(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        Limits(**{field: 0})
