@@ -9,12 +9,21 @@ import hashlib
 import json
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from cpplm.core.errors import UserError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+# A missing credential is looked for over the network: fail within seconds, not after minutes of retries.
+_CLIENT: ClientConfig = {"timeout": timedelta(seconds=120), "connect_timeout": timedelta(seconds=5)}
+_RETRY: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=60)}
+_MISSING = (NotFoundError, FileNotFoundError)
+_FAILED = (BaseError, OSError, ValueError)  # ValueError: a name that no object can have
 
 
 def is_bucket(location: str | Path) -> bool:
@@ -35,7 +44,7 @@ class Storage:
         self._store: ObjectStore
         try:
             if is_bucket(location):
-                self._store = from_url(self.location, client_options={"timeout": timedelta(seconds=120)})
+                self._store = from_url(self.location, client_options=_CLIENT, retry_config=_RETRY)
             else:
                 root = Path(location).expanduser()
                 if create:
@@ -44,8 +53,8 @@ class Storage:
                     raise UserError(f"no such folder: {root}")
                 self.location = str(root)
                 self._store = LocalStore(root, mkdir=True)
-        except (BaseError, OSError, ValueError) as error:
-            raise UserError(f"cannot use {location}: {error}") from error
+        except _FAILED as error:
+            raise UserError(f"cannot use {location}: {_reason(error)}") from error
 
     def __repr__(self) -> str:
         return f"Storage({self.location!r})"
@@ -58,10 +67,10 @@ class Storage:
         """Whether the object is there. A failing listing raises instead of answering False."""
         try:
             self._store.head(name)
-        except (NotFoundError, FileNotFoundError):
+        except _MISSING:
             return False
-        except BaseError as error:
-            raise UserError(f"cannot look up {self.path(name)}: {error}") from error
+        except _FAILED as error:
+            raise UserError(f"cannot look up {self.path(name)}: {_reason(error)}") from error
         return True
 
     def read(self, name: str) -> bytes:
@@ -72,10 +81,10 @@ class Storage:
         """
         try:
             return bytes(self._store.get(name).bytes())
-        except (NotFoundError, FileNotFoundError) as error:
+        except _MISSING as error:
             raise UserError(f"no such file: {self.path(name)}") from error
-        except (BaseError, OSError) as error:
-            raise UserError(f"cannot read {self.path(name)}: {error}") from error
+        except _FAILED as error:
+            raise UserError(f"cannot read {self.path(name)}: {_reason(error)}") from error
 
     def write(self, name: str, data: bytes) -> None:
         """Write the object atomically, replacing an older one.
@@ -85,9 +94,9 @@ class Storage:
         """
         try:
             self._store.put(name, data)
-        except (BaseError, OSError) as error:
+        except _FAILED as error:
             raise UserError(
-                f"cannot write {self.path(name)} ({len(data):,} bytes): {error}",
+                f"cannot write {self.path(name)} ({len(data):,} bytes): {_reason(error)}",
                 fix="Free some space or check the permissions, then run the same command again.",
             ) from error
 
@@ -99,8 +108,8 @@ class Storage:
         """
         try:
             batches = list(self._store.list(prefix=prefix or None))
-        except BaseError as error:
-            raise UserError(f"cannot list {self.path(prefix)}: {error}") from error
+        except _FAILED as error:
+            raise UserError(f"cannot list {self.path(prefix)}: {_reason(error)}") from error
         return sorted(entry["path"] for batch in batches for entry in batch)
 
     def delete(self, names: list[str]) -> None:
@@ -108,10 +117,10 @@ class Storage:
         for name in names:
             try:
                 self._store.delete(name)
-            except (NotFoundError, FileNotFoundError):
+            except _MISSING:
                 continue
-            except BaseError as error:
-                raise UserError(f"cannot delete {self.path(name)}: {error}") from error
+            except _FAILED as error:
+                raise UserError(f"cannot delete {self.path(name)}: {_reason(error)}") from error
 
     def read_json(self, name: str) -> Any:
         """The object parsed as JSON.
@@ -130,6 +139,11 @@ class Storage:
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` as indented JSON with sorted keys, so that equal values give equal bytes."""
         self.write(name, (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def _reason(error: Exception) -> str:
+    """The first paragraph of an obstore message, on one line; what follows is for its developers."""
+    return " ".join(str(error).split("\n\nDebug source:")[0].split())
 
 
 def sha256(data: bytes) -> str:
