@@ -6,10 +6,14 @@ its help text. `__post_init__` raises `UserError` for values that contradict eac
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import io
+import itertools
 import tomllib
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +27,15 @@ T = TypeVar("T")
 
 def to_dict(settings: Any) -> dict[str, Any]:
     """The settings as plain JSON types, to store beside what they produced."""
-    return {name: _plain(value) for name, value in dataclasses.asdict(settings).items()}
+    values: dict[str, Any] = _plain(dataclasses.asdict(settings))
+    return values
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value
@@ -40,27 +47,44 @@ def from_dict(cls: type[T], values: dict[str, Any], *, where: str) -> T:
     Raises:
         UserError: unknown key (with the nearest known one), wrong type, or a contradiction.
     """
-    _refuse_unknown(cls, values, where)
+    _refuse_bent(cls, values, where)
     try:
         return dacite.from_dict(cls, values, dacite.Config(strict=True, cast=[tuple, Path]))
-    except dacite.DaciteError as error:
+    except (dacite.DaciteError, TypeError) as error:
         raise UserError(f"{where}: {error}") from error
 
 
-def field_names(cls: type) -> list[str]:
-    """Names of all settings, those of nested settings classes in the place of their group."""
+def _refuse_bent(cls: type, values: Any, where: str) -> None:
+    """Refuse unknown keys, and the values that dacite would bend into another type without a word."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: {values!r} is not a group of settings")
+    hints = _hints(cls)
+    _refuse_unknown(list(hints), values, where)
+    for key, value in values.items():
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            _refuse_bent(typing.cast(type, hint), value, f"{where}: {key}")
+        elif isinstance(value, bool) and hint is not bool:
+            raise UserError(f"{where}: {key} is a number or text, not {str(value).lower()}")
+        elif isinstance(value, str) and typing.get_origin(hint) is tuple:
+            raise UserError(f"{where}: {key} is a list, not {value!r}", fix=f"Write [{value!r}].")
+
+
+def _hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
-    names: list[str] = []
-    for field in dataclasses.fields(cls):
-        nested = hints[field.name]
-        is_group = isinstance(nested, type) and dataclasses.is_dataclass(nested)
-        names += field_names(nested) if is_group else [field.name]
-    return names
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def _refuse_unknown(cls: type, values: dict[str, Any], where: str) -> None:
-    known = field_names(cls)
-    for key in values:
+def flags(cls: type) -> dict[str, Any]:
+    """Name and type of each setting as the command line knows them: nested groups are laid flat."""
+    flat: dict[str, Any] = {}
+    for name, hint in _hints(cls).items():
+        flat |= flags(hint) if dataclasses.is_dataclass(hint) else {name: hint}  # type: ignore[arg-type]
+    return flat
+
+
+def _refuse_unknown(known: list[str], given: Iterable[str], where: str) -> None:
+    for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known settings: {', '.join(known)}."
@@ -71,7 +95,7 @@ def recipe_arguments(cls: type, path: Path) -> list[str]:
     """Read a recipe, a TOML file with one value per setting, as command-line arguments.
 
     Raises:
-        UserError: no such file, not TOML, or a key that is no setting of `cls`.
+        UserError: no such file, not TOML, a key that is no setting of `cls`, or a value of the wrong type.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -79,13 +103,18 @@ def recipe_arguments(cls: type, path: Path) -> list[str]:
         raise UserError(f"cannot read the settings file {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
-    _refuse_unknown(cls, values, str(path))
-    arguments = []
+    known = flags(cls)
+    _refuse_unknown(list(known), values, str(path))
+    recipe = dataclasses.make_dataclass("Recipe", [(key, known[key]) for key in values])
+    from_dict(recipe, values, where=str(path))
+    arguments: list[str] = []
     for key, value in values.items():
-        if value is False:
-            continue  # switches are off unless named
-        items = value if isinstance(value, list) else [] if value is True else [value]
-        arguments += [f"--{key}", *map(str, items)]
+        if isinstance(value, list):
+            arguments += [f"--{key}", *map(str, value)]
+        elif value is True:
+            arguments.append(f"--{key}")
+        elif value is not False:  # switches are off unless named
+            arguments.append(f"--{key}={value}")  # in one piece, so that a value may begin with a dash
     return arguments
 
 
@@ -94,13 +123,33 @@ def from_command_line(
 ) -> T:
     """Parse flags into `cls`; flags win over the recipe, the recipe over the defaults.
 
-    `--max_tokens` and `--max-tokens` are the same flag. Prints help or a usage error and exits (0 or 2).
+    `--max_tokens` and `--max-tokens` are the same flag. Prints help and exits with 0 when asked to.
+
+    Raises:
+        UserError: an unknown flag (with the nearest known one), a missing one, or a value of the wrong type.
     """
-    return tyro.cli(
-        cls,
-        args=[*(recipe_arguments(cls, recipe) if recipe else []), *arguments],
-        prog=program,
-        description=description,
-        use_underscores=True,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-    )
+    wanted = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
+    given = [argument[2:].split("=")[0].replace("-", "_") for argument in wanted]
+    _refuse_unknown([*flags(cls), "help"], given, program)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                cls,
+                args=[*(recipe_arguments(cls, recipe) if recipe else []), *arguments],
+                prog=program,
+                description=description,
+                use_underscores=True,
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(_on_one_line(complaint.getvalue()), fix=f"Try '{program} --help'.") from None
+
+
+def _on_one_line(box: str) -> str:
+    """What tyro says in a box of several lines, without the help texts under its rules."""
+    rows = [row.strip("\u2502| ") for row in box.splitlines()[1:-1]]
+    said = itertools.takewhile(lambda row: set(row) - set("\u2500-"), rows)
+    return " ".join(said).rstrip(". ")

@@ -25,17 +25,19 @@ from cpplm.train.validation import Validation, validate
 class ProgressLog(Callback):
     """Each step into the run log and onto the bar: loss, tokens per second, time left."""
 
-    def __init__(self) -> None:
-        self._bar: tqdm[Any] | None = None
+    def __init__(self, bar: tqdm[Any]) -> None:
+        """`bar` counts to 100; whoever opened it closes it."""
+        self._bar = bar
         self._smooth_loss = math.nan
 
-    def on_start(self, trainer: Trainer) -> None:
-        """Open the bar where the run stands."""
-        self._bar = progress_bar(
+    @staticmethod
+    def open_bar(progress: float) -> tqdm[Any]:
+        """A bar that starts where the run stands, as a context manager."""
+        return progress_bar(
             100,
             "train",
             "%",
-            initial=round(100 * trainer.progress, 2),
+            initial=round(100 * progress, 2),
             bar_format="{desc} {percentage:5.1f}% |{bar:20}| {elapsed}<{remaining}{postfix}",
         )
 
@@ -60,16 +62,10 @@ class ProgressLog(Callback):
             flops_per_second=round(rate * trainer.model.config.flops_per_token()),
             peak_memory_bytes=peak_memory_bytes(trainer.model.device),
         )
-        if self._bar is not None:
-            self._bar.set_postfix_str(
-                f", step {state.step}, loss {self._smooth_loss:.3f}, {rate:,.0f} tokens/s", refresh=False
-            )
-            self._bar.update(100 * trainer.progress - self._bar.n)
-
-    def on_end(self, trainer: Trainer) -> None:
-        """Close the bar."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.set_postfix_str(
+            f"step {state.step}, loss {self._smooth_loss:.3f}, {rate:,.0f} tokens/s", refresh=False
+        )
+        self._bar.update(100 * trainer.progress - self._bar.n)
 
 
 class ValidationCallback(Callback):

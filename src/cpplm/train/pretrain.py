@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpplm.batches.loader import LoaderState, TrainLoader, validation_batches
+from cpplm.batches.loader import TrainLoader, validation_batches
 from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype, environment
@@ -23,17 +24,16 @@ from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
-from cpplm.train.checkpoint import Checkpoint, committed_steps, open_checkpoint
+from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.resume import find_checkpoint, restore_state
 from cpplm.train.settings import TrainSettings
 from cpplm.train.tracking import make_trackers
 from cpplm.train.trainer import Callback, Horizon, Trainer, TrainState
 
 LOG = "log.jsonl"
-# A continued run must agree in these; the other settings may change between sessions.
-FIXED = ("depth", "aspect_ratio", "head_dim", "num_kv_heads", "max_seq_len", "window_pattern",
-         "device_batch_size", "total_batch_size", "seed")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,86 +59,37 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
     reader = ShardReader(settings.data_dir)
     tokenizer = Tokenizer.load(settings.tokenizer)
     provenance = {"corpus": reader.fingerprint(), "tokenizer": tokenizer.hash}
-    settings.out.mkdir(parents=True, exist_ok=True)
-    storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
-    checkpoint = _find_checkpoint(settings, storage, provenance)
+    storage = _checkpoint_storage(settings)
+    checkpoint = find_checkpoint(settings, storage, provenance)
     config = model_config(settings, tokenizer.vocab_size)
     horizon = horizon_of(settings, config)
-    state = TrainState() if checkpoint is None else _restore_state(checkpoint)
-    if checkpoint is not None and horizon.progress(state) >= 1:
-        say(f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on")
-        return _summary(settings, state, config, trained_now=False)
-
-    dtype = choose_dtype(settings.precision, device)
-    if checkpoint is None:
-        model = Transformer(config, compute_dtype=dtype).to(device)
-        model.init_weights(settings.seed)
-    else:
-        model = checkpoint.model(device=device, compute_dtype=dtype)
-    optimizer = build_optimizer(model, _rates(settings), batch_tokens=settings.total_batch_size)
+    state = TrainState() if checkpoint is None else restore_state(checkpoint)
     if checkpoint is not None:
-        optimizer.load_named_state(checkpoint.tensors("optimizer.safetensors"))
+        if horizon.progress(state) >= 1:
+            say(f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on")
+            return _summary(settings, state, config, trained_now=False)
         say(f"continuing {settings.out} from step {state.step}")
 
-    def batches_for_validation() -> Any:
-        return validation_batches(
-            reader,
-            tokenizer,
-            batch_size=settings.device_batch_size,
-            seq_len=settings.max_seq_len,
-            max_tokens=settings.eval_tokens,
-            threads=settings.tokenizer_threads,
-        )
-
-    loader = TrainLoader(
-        reader,
-        tokenizer,
-        batch_size=settings.device_batch_size,
-        seq_len=settings.max_seq_len,
-        seed=settings.seed,
-        state=state.loader,
-        threads=settings.tokenizer_threads,
-    )
-    callbacks: list[Callback] = [ProgressLog()]
-    if settings.eval_every > 0:
-        callbacks.append(ValidationCallback(batches_for_validation))
-    callbacks += [*extra_callbacks, CheckpointCallback(storage, provenance)]
-    trackers = make_trackers(
-        settings.out,
-        settings.run_name or settings.out.name,
-        wandb_project=settings.wandb_project,
-        tensorboard=settings.tensorboard,
-        settings=to_dict(settings),
-    )
-    prefetcher = Prefetcher(loader)
-    with RunLog(settings.out / LOG, trackers=trackers, keep_until_step=state.step) as log:
-        log.write(
-            "session",
-            step=state.step,
-            settings=to_dict(settings),
-            config=to_dict(config),
-            parameters=config.num_parameters(),
-            flops_per_token=config.flops_per_token(),
-            horizon={"steps": horizon.steps, "seconds": horizon.seconds},
-            precision=str(dtype).removeprefix("torch."),
-            environment=environment(),
-        )
-        trainer = Trainer(
+    model, optimizer = _model_and_optimizer(settings, config, checkpoint, device)
+    with ExitStack() as stack:
+        bar = stack.enter_context(ProgressLog.open_bar(horizon.progress(state)))
+        batches = stack.enter_context(closing(Prefetcher(_train_loader(settings, reader, tokenizer, state))))
+        log = stack.enter_context(_open_log(settings, state, model, horizon))
+        callbacks: list[Callback] = [ProgressLog(bar)]
+        if settings.eval_every > 0:
+            callbacks.append(ValidationCallback(_validation_passes(settings, reader, tokenizer)))
+        Trainer(
             model=model,
             optimizer=optimizer,
             tokenizer=tokenizer,
-            batches=prefetcher,
+            batches=batches,
             horizon=horizon,
             settings=settings,
             state=state,
             log=log,
-            callbacks=callbacks,
-            loss_function=_compiled(model, settings, device),
-        )
-        try:
-            trainer.run()
-        finally:
-            prefetcher.close()
+            callbacks=[*callbacks, *extra_callbacks, CheckpointCallback(storage, provenance)],
+            loss_function=_compiled(model, settings),
+        ).run()
     return _summary(settings, state, config, trained_now=True)
 
 
@@ -156,7 +107,7 @@ def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
 
 
 def horizon_of(settings: TrainSettings, config: ModelConfig) -> Horizon:
-    """How long to train: by steps, minutes, operations, or tokens per parameter, whichever was given."""
+    """How long to train: by minutes, steps, operations, or tokens per parameter, whichever was given."""
     if settings.max_minutes > 0:
         return Horizon(seconds=60 * settings.max_minutes)
     if settings.num_iterations > 0:
@@ -168,8 +119,27 @@ def horizon_of(settings: TrainSettings, config: ModelConfig) -> Horizon:
     return Horizon(steps=max(1, round(tokens / settings.total_batch_size)))
 
 
-def _rates(settings: TrainSettings) -> Rates:
-    return Rates(
+def _checkpoint_storage(settings: TrainSettings) -> Storage:
+    try:
+        settings.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the run folder {settings.out}: {error}", fix="Name another --out."
+        ) from error
+    return Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
+
+
+def _model_and_optimizer(
+    settings: TrainSettings, config: ModelConfig, checkpoint: Checkpoint | None, device: torch.device
+) -> tuple[Transformer, MuonAdamW]:
+    """New, or as the checkpoint left them."""
+    dtype = choose_dtype(settings.precision, device)
+    if checkpoint is None:
+        model = Transformer(config, compute_dtype=dtype).to(device)
+        model.init_weights(settings.seed)
+    else:
+        model = checkpoint.model(device=device, compute_dtype=dtype)
+    rates = Rates(
         matrix_lr=settings.matrix_lr,
         embedding_lr=settings.embedding_lr,
         unembedding_lr=settings.unembedding_lr,
@@ -178,60 +148,69 @@ def _rates(settings: TrainSettings) -> Rates:
         adam_beta1=settings.adam_beta1,
         adam_beta2=settings.adam_beta2,
     )
+    optimizer = build_optimizer(model, rates, batch_tokens=settings.total_batch_size)
+    if checkpoint is not None:
+        optimizer.load_named_state(checkpoint.tensors("optimizer.safetensors"))
+    return model, optimizer
 
 
-def _find_checkpoint(
-    settings: TrainSettings, storage: Storage, provenance: dict[str, str]
-) -> Checkpoint | None:
-    """The checkpoint to continue from, after making sure that it belongs to these settings."""
-    steps = committed_steps(storage)
-    if settings.resume_from_step == -1:
-        if steps:
-            raise UserError(
-                f"{storage.location} already holds checkpoints of steps {steps}",
-                fix="Name another --out, delete the folder, or leave out --resume_from_step to continue.",
-            )
-        return None
-    if not steps and settings.resume_from_step < 0:
-        return None
-    checkpoint = open_checkpoint(
-        storage, None if settings.resume_from_step < 0 else settings.resume_from_step
-    )
-    then, now = checkpoint.json("settings.json"), to_dict(settings)
-    differences = [
-        f"{name} was {then.get(name)}, is {now[name]}" for name in FIXED if then.get(name) != now[name]
-    ]
-    then_provenance = checkpoint.json("state.json")
-    differences += [
-        f"{name} was {then_provenance[name][:12]}, is {provenance[name][:12]}"
-        for name in provenance
-        if then_provenance[name] != provenance[name]
-    ]
-    if differences:
-        raise UserError(
-            f"{settings.out} holds another run: {'; '.join(differences)}",
-            fix="Name another --out, or delete the folder to start anew.",
-        )
-    return checkpoint
-
-
-def _restore_state(checkpoint: Checkpoint) -> TrainState:
-    values = checkpoint.json("state.json")
-    return TrainState(
-        step=values["step"],
-        tokens=values["tokens"],
-        seconds=values["seconds"],
-        loader=LoaderState(**values["loader"]),
+def _train_loader(
+    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer, state: TrainState
+) -> TrainLoader:
+    return TrainLoader(
+        reader,
+        tokenizer,
+        batch_size=settings.device_batch_size,
+        seq_len=settings.max_seq_len,
+        seed=settings.seed,
+        state=state.loader,
+        threads=settings.tokenizer_threads,
     )
 
 
-def _compiled(
-    model: Transformer, settings: TrainSettings, device: torch.device
-) -> Callable[[Tensor, Tensor], Tensor]:
+def _validation_passes(
+    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer
+) -> Callable[[], Iterable[tuple[Tensor, Tensor]]]:
+    """A function that begins a fresh pass over the validation tokens."""
+    return lambda: validation_batches(
+        reader,
+        tokenizer,
+        batch_size=settings.device_batch_size,
+        seq_len=settings.max_seq_len,
+        max_tokens=settings.eval_tokens,
+        threads=settings.tokenizer_threads,
+    )
+
+
+def _open_log(settings: TrainSettings, state: TrainState, model: Transformer, horizon: Horizon) -> RunLog:
+    """The run log, cut at the step from which the run goes on, with a record of this session."""
+    trackers = make_trackers(
+        settings.out,
+        settings.run_name or settings.out.name,
+        wandb_project=settings.wandb_project,
+        tensorboard=settings.tensorboard,
+        settings=to_dict(settings),
+    )
+    log = RunLog(settings.out / LOG, trackers=trackers, keep_until_step=state.step)
+    log.write(
+        "session",
+        step=state.step,
+        settings=to_dict(settings),
+        config=to_dict(model.config),
+        parameters=model.config.num_parameters(),
+        flops_per_token=model.config.flops_per_token(),
+        horizon={"steps": horizon.steps, "seconds": horizon.seconds},
+        precision=str(model.compute_dtype).removeprefix("torch."),
+        environment=environment(),
+    )
+    return log
+
+
+def _compiled(model: Transformer, settings: TrainSettings) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss, compiled where that works."""
-    if settings.no_compile or device.type == "mps":
+    if settings.no_compile or model.device.type == "mps":
         return model.loss
-    if device.type == "cpu" and shutil.which("g++") is None:
+    if model.device.type == "cpu" and shutil.which("g++") is None:
         say("no g++ found: training without torch.compile, which is slower")
         return model.loss
     return torch.compile(model.loss, dynamic=False)

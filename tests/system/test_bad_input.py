@@ -1,0 +1,111 @@
+"""Bad input: one line that says what, where and how to mend it; exit code 2; nothing half-written."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpplm.train.checkpoint import open_run
+
+SMALL = ["--depth", "1", "--head_dim", "16", "--max_seq_len", "64", "--device_batch_size", "2",
+         "--total_batch_size", "128", "--no_compile", "--eval_every", "-1"]  # fmt: skip
+
+
+def cpplm(
+    *arguments: object, limit_file_size: int | None = None, **options
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cpplm.cli.main", *map(str, arguments)]
+    if limit_file_size is not None:  # a write beyond it fails as on a full disk
+        command = ["prlimit", f"--fsize={limit_file_size}", *command]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def refuse(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2, one line on stderr that holds the words, no traceback."""
+    assert done.returncode == 2, done.stderr
+    message = [line for line in done.stderr.splitlines() if line.startswith("cpplm: ")]
+    assert len(message) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in message[0]
+
+
+def train(
+    out: Path, corpus: Path, tokenizer: Path, *more: object, **options
+) -> subprocess.CompletedProcess[str]:
+    return cpplm(
+        "train", "--data_dir", corpus, "--tokenizer", tokenizer, "--out", out, *SMALL, *more, **options
+    )  # fmt: skip
+
+
+def test_corpus_that_is_not_there_or_not_finished(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
+    refuse(train(tmp_path / "run", tmp_path / "none", tokenizer_path), "no such folder", "none")
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(corpus, unfinished)
+    (unfinished / "_COMPLETE").unlink()
+    refuse(train(tmp_path / "run", unfinished, tokenizer_path), "no finished documents", "corpus build")
+    assert not (tmp_path / "run").exists()
+
+
+def test_truncated_shard_is_named(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(corpus, broken)
+    for shard in broken.glob("train_*.parquet"):
+        shard.write_bytes(shard.read_bytes()[:-7])
+    refuse(train(tmp_path / "run", broken, tokenizer_path, "--num_iterations", 2), "train_0000", "damaged")
+
+
+def test_tokenizer_that_is_none(tmp_path: Path, corpus: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    refuse(train(tmp_path / "run", corpus, path), "cannot read the tokenizer", "tokenizer train")
+    path.write_text("{}")
+    refuse(train(tmp_path / "run", corpus, path), "is not a tokenizer file")
+
+
+def test_contradictory_settings(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
+    done = train(tmp_path / "run", corpus, tokenizer_path, "--num_iterations", 2, "--max_minutes", 1)
+    refuse(done, "--num_iterations and --max_minutes")
+    assert not (tmp_path / "run").exists()
+
+
+def test_disk_fills_up_during_a_save(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(out, corpus, tokenizer_path, "--num_iterations", 2).returncode == 0
+    done = train(out, corpus, tokenizer_path, "--num_iterations", 4, limit_file_size=50_000)
+    refuse(done, "cannot write", "model.safetensors", "Free some space")
+    assert open_run(out).step == 2
+    open_run(out).tensors("model.safetensors")
+    assert train(out, corpus, tokenizer_path, "--num_iterations", 4).returncode == 0
+    assert open_run(out).step == 4
+
+
+def test_damaged_checkpoint_is_named(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(out, corpus, tokenizer_path, "--num_iterations", 1).returncode == 0
+    model = out / "checkpoints" / "step_000001" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:1000])
+    refuse(cpplm("generate", "--run", out, "--prompt", "int"), "model.safetensors is damaged")
+    refuse(train(out, corpus, tokenizer_path, "--num_iterations", 2), "model.safetensors is damaged")
+
+
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["evaluate", "cpp"], ["runs", "page"]])
+def test_run_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
+    target = [tmp_path / "none"] if command[0] == "runs" else ["--run", tmp_path / "none"]
+    refuse(cpplm(*command, *target), "none")
+
+
+def test_no_compiler_on_the_path(tmp_path: Path) -> None:
+    done = cpplm("corpus", "build", "--cxx_headers", "--out", tmp_path / "out", env={"PATH": str(tmp_path)})
+    refuse(done, "g++", "install")
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+
+
+def test_projects_without_code(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "readme.txt").write_text("no code here")
+    for name in ("empty", "notes", "absent"):
+        refuse(cpplm("corpus", "build", "--projects", tmp_path / name, "--out", tmp_path / "out"), name)
+        assert not (tmp_path / "out" / "_COMPLETE").exists()
