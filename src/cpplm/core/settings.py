@@ -130,7 +130,7 @@ def from_command_line(
     """
     wanted = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
     given = [argument[2:].split("=")[0].replace("-", "_") for argument in wanted]
-    _refuse_unknown([*flags(cls), "help"], given, program)
+    _refuse_unknown([*flags(cls), "help"], given, program.removeprefix("cpplm "))
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -149,7 +149,10 @@ def from_command_line(
 
 
 def _on_one_line(box: str) -> str:
-    """What tyro says in a box of several lines, without the help texts under its rules."""
-    rows = [row.strip("\u2502| ") for row in box.splitlines()[1:-1]]
-    said = itertools.takewhile(lambda row: set(row) - set("\u2500-"), rows)
-    return " ".join(said).rstrip(". ")
+    """What tyro says in a box of several lines, without titles and help texts."""
+    rows = [row[1:-1] for row in box.splitlines()[1:-1]]
+    said = [row.strip() for row in rows if not row.startswith(" " * 8)]  # deeper rows are help texts
+    shown = itertools.takewhile(
+        lambda row: not row.startswith(("Argument helptext", "For full helptext")), said
+    )
+    return " ".join(row for row in shown if row.strip("\u2500-")).rstrip(". ")
