@@ -8,14 +8,17 @@ rest is. A command is a function with one parameter, annotated with its settings
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import json
+import os
 import signal
 import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cpplm import __version__
 from cpplm.cli.report import Report
@@ -43,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what was found on this machine, what is missing and how to mend it",
     ),
 }
+
+# What the system refuses because of the user's disk, permissions or paths, wherever it happens.
+MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+            errno.EISDIR, errno.ENAMETOOLONG}  # fmt: skip
 
 
 def usage() -> str:
@@ -74,15 +81,29 @@ def find_command(arguments: list[str]) -> tuple[str, list[str]]:
     )
 
 
+class _SharedFlags(argparse.ArgumentParser):
+    """The flags that every command takes; a wrong use of them is an error like any other."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        self.add_argument("--json", action="store_true")
+        self.add_argument("--config", type=Path)
+
+    def error(self, message: str) -> NoReturn:
+        """Instead of argparse's own message and exit."""
+        raise UserError(message, fix="Try 'cpplm --help'.")
+
+
 def run(arguments: list[str]) -> None:
-    """Run one command and print what it reports."""
+    """Run one command and print what it reports.
+
+    Raises:
+        UserError: no such command, or anything that the command finds wrong.
+    """
     from cpplm.core import settings as settings_module  # noqa: PLC0415  (keeps `cpplm --help` free of tyro)
 
-    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    shared.add_argument("--json", action="store_true")
-    shared.add_argument("--config", type=Path)
     name, rest = find_command(arguments)
-    common, rest = shared.parse_known_args(rest)
+    common, rest = _SharedFlags().parse_known_args(rest)
     target, summary = COMMANDS[name]
     module_name, function_name = target.split(":")
     command: Callable[[Any], Report] = getattr(importlib.import_module(module_name), function_name)
@@ -103,25 +124,34 @@ def run(arguments: list[str]) -> None:
 
 def main() -> None:
     """Entry point of the `cpplm` command."""
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
-        return
-    if arguments[0] == "--version":
-        print(__version__)
-        return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # both are "stop now, keep what is committed"
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    arguments = sys.argv[1:]
     try:
-        run(arguments)
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(usage())
+        elif arguments[0] == "--version":
+            print(__version__)
+        else:
+            run(arguments)
+        print(end="", flush=True)  # now, where a failure to write is still ours to report
     except UserError as error:
         print(f"cpplm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("cpplm: interrupted; the same command continues from here", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # whoever read our output has enough; Python must not flush into the pipe again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in MENDABLE:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"cpplm: {error.strerror}{where}. Mend that and run the same command again.", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

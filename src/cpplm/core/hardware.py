@@ -81,9 +81,12 @@ def processor_name() -> str:
 
 
 def compiler_version(name: str) -> str | None:
-    """The first line of `NAME --version`, or None when it is not installed."""
+    """The first line of `NAME --version`, or None when it is not installed or does not work."""
     path = shutil.which(name)
     if path is None:
         return None
-    result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    try:
+        result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     return result.stdout.splitlines()[0] if result.returncode == 0 and result.stdout else None

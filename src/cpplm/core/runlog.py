@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
 
 
 class Tracker(Protocol):
@@ -30,19 +31,20 @@ def read_run_log(path: Path) -> list[dict[str, Any]]:
     """All complete records of a log, oldest first; an unfinished last line is ignored.
 
     Raises:
-        UserError: a line in the middle is not JSON.
+        UserError: a complete line is not a JSON object.
     """
     if not path.exists():
         return []
     records = []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
-            break
+    complete, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(complete.splitlines(), start=1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            record = json.loads(line)
+        except ValueError as error:
             raise UserError(f"{path}:{number} is not valid JSON: {error}", fix="Remove that line.") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{path}:{number} is not a record of a run log", fix="Remove that line.")
+        records.append(record)
     return records
 
 
@@ -58,14 +60,15 @@ class RunLog:
             path: the file; its folder is made.
             trackers: each gets the numeric values of every record that has a step.
             keep_until_step: drop older records with a greater step (the run continues from that step).
+
+        Raises:
+            UserError: the log is damaged or cannot be written; an older log stays as it was.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
         kept = [
             r for r in read_run_log(path) if keep_until_step is None or r.get("step", 0) <= keep_until_step
         ]
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        scratch.replace(path)
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        Storage(path.parent, create=True).write(path.name, text.encode())
         self._file = path.open("a", encoding="utf-8")
         self._trackers = trackers
 
