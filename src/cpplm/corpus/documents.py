@@ -88,8 +88,12 @@ def _merge(unit: Unit, parts: Sequence[FileItems]) -> list[Item]:
             Item(Kind.MACRO, b"#define " + guard, (), frozenset({guard}), 0, 0, 0, directives=(define,))
         )
     own = {argument.encode() for argument in unit.own_includes}
+    late = {argument.encode() for argument in unit.late_includes}
     for part in parts:
-        merged.extend(item for item in part.items if _without_own_includes(item, own))
+        for item in part.items:
+            item.late = any(directive.argument in late for directive in item.directives) and item.file > 0
+            if _without_own_includes(item, own):
+                merged.append(item)
     return merged
 
 

@@ -68,6 +68,7 @@ class Item:
     evaluated: bool = False
     functions: int = 0
     directives: tuple[Directive, ...] = ()
+    late: bool = False  # an include that needs what the files before its own declare
 
 
 @dataclass(slots=True)
@@ -125,6 +126,7 @@ def _item(piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int) -> t
     for frame in piece.stack:
         if isinstance(frame, Condition):
             mentions.update(name for line in frame.lines for name in IDENTIFIER.findall(line))
+    mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
     line = data.count(b"\n", 0, piece.start)
     item = Item(
         kind=Kind.OTHER,
@@ -149,8 +151,6 @@ def _item(piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int) -> t
 
 def _directive_item(item: Item) -> None:
     keywords = {directive.keyword for directive in item.directives}
-    mentions = {name for d in item.directives for name in IDENTIFIER.findall(d.argument)}
-    item.mentions = item.mentions | mentions
     if keywords & {b"include", b"include_next", b"import"}:
         item.kind = Kind.INCLUDE
     elif keywords & {b"define", b"undef"}:
@@ -163,9 +163,7 @@ def _code_item(item: Item, code: bytes, plain: bytes) -> int:
     """Fill in kind and names; returns the length of the item when the parser stumbled over it, else 0."""
     root = _parser.parse(plain).root_node
     node = _significant(root)
-    if _INSTANTIATION.match(code):
-        _guess(item, code)
-    elif node is None or node.type == "ERROR" or (root.has_error and _is_class(code)):
+    if _INSTANTIATION.match(code) or node is None or node.type == "ERROR" or (root.has_error and _is_class(code)):
         _guess(item, code)
     else:
         _classify(item, node, code)
@@ -255,8 +253,8 @@ def _name_function(item: Item, declarator: tree_sitter.Node | None) -> None:
             inner = declarator.named_children[-1]
         if (
             inner is None
-            or inner.type in ("identifier", "qualified_identifier")
-            and inner.named_child_count == 0
+            or (inner.type in ("identifier", "qualified_identifier")
+            and inner.named_child_count == 0)
         ):
             declarator = inner
             break

@@ -29,7 +29,9 @@ _ATTRIBUTE = re.compile(
     rb"(?:__attribute__|__attribute|__declspec|alignas|noexcept|throw|explicit|_Alignas|_Pragma|__pragma)\s*"
     rb"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\[\[[^\[\]]*\]\]"
 )
-_OPENS = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[\w\s:]*|extern\s*"C(?:\+\+)?"\s*)\{)+\s*$')
+_OPENS = re.compile(
+    rb'^(?:\s*(?:(?:inline\s+)?namespace\b[\w\s:]*|extern\s*"C(?:\+\+)?"\s*|export\s*)\{)+\s*$'
+)
 _CLOSES = re.compile(rb"^[\s}]*\}[\s}]*;?\s*$")
 SCOPE_ONLY = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[^;{}=()]*\{|extern\s*"\s*"\s*\{|\x01))*\s*$')
 CLOSE_ONLY = re.compile(rb"^[\s}\x02]*$")
@@ -73,14 +75,18 @@ class MacroTable:
     def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
         """Classify by definitions; a body made of maskable macros is maskable, so repeat until nothing changes."""
         masks: dict[bytes, Mask] = {}
+        optional = frozenset(name for name, texts in bodies.items() if any(not text[1:] for text in texts))
         changed = True
         while changed:
             changed = False
-            for name in bodies.keys() - masks.keys():
-                mask = _classify(bodies[name], masks)
+            for name in sorted(bodies.keys() - masks.keys()):
+                mask = _classify(bodies[name], masks, frozenset()) or _classify(bodies[name], masks, optional)
                 if mask:
                     masks[name] = mask
                     changed = True
+        for name, texts in bodies.items():
+            if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
+                masks[name] = "statement"
         return cls(dict(sorted(masks.items())))
 
     def mask_of(self, name: bytes) -> Mask | None:
@@ -91,25 +97,31 @@ class MacroTable:
         return next((mask for pattern, mask in _WELL_KNOWN if pattern.match(name)), None)
 
 
-def _classify(bodies: set[bytes], masks: dict[bytes, Mask]) -> Mask | None:
-    """Scope macros are often empty in some configuration, so opening and closing win over blank."""
-    expanded = [_expand(body[1:], masks) for body in sorted(bodies)]
-    for pattern, mask in ((_OPENS, "open"), (_CLOSES, "close")):
-        if any(pattern.match(body) for body in expanded) and all(
-            not body.strip() or pattern.match(body) for body in expanded
-        ):
-            return mask  # type: ignore[return-value]
+def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[bytes]) -> Mask | None:
+    """Scope macros are often empty in some configuration, so opening and closing win over blank.
+
+    The macros in `absent` are taken as empty.
+    """
+    expanded = [_expand(body[1:], masks, absent) for body in sorted(bodies)]
+    written = [body.strip() for body in expanded if body.strip()]
+    if any(_OPENS.match(body) for body in written) and all(body.endswith(b"{") for body in written):
+        return "open"
+    if any(_CLOSES.match(body) for body in written) and all(body.startswith(b"}") for body in written):
+        return "close"
     if any(_only_specifiers(body) for body in expanded):
         return "blank_call" if any(body.startswith(b"(") for body in bodies) else "blank"
-    if all(body.rstrip().endswith((b"}", b";")) for body in expanded):
-        return "statement"
     return None
 
 
-def _expand(body: bytes, masks: dict[bytes, Mask]) -> bytes:
+def _expand(body: bytes, masks: dict[bytes, Mask], absent: frozenset[bytes]) -> bytes:
     """The body with the macros classified so far replaced by what they stand for."""
     words = {b"blank": b" ", b"blank_call": b" ", b"open": b" namespace x { ", b"close": b" } "}
-    return IDENTIFIER.sub(lambda m: words.get(masks.get(m.group(), "").encode(), m.group()), body)
+
+    def replacement(found: re.Match[bytes]) -> bytes:
+        name = found.group()
+        return b" " if name in absent else words.get(masks.get(name, "").encode(), name)
+
+    return IDENTIFIER.sub(replacement, body)
 
 
 def _only_specifiers(body: bytes) -> bool:

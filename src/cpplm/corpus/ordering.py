@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.lexing import IDENTIFIER
-from cpplm.corpus.splitting import Scope
+from cpplm.corpus.splitting import Condition, Scope
 
 _PHASE = {
     Kind.COMMENT: 0, Kind.INCLUDE: 0, Kind.MACRO: 0, Kind.PRAGMA: 0, Kind.USING: 0, Kind.FORWARD: 0,
@@ -47,6 +47,12 @@ class Graph:
         self.named = [set(edges) for edges in self.hard]
         self._barrier_edges()
         self._call_edges()
+        self._needs: dict[int, set[int]] = {}
+        self._types: dict[bytes, list[int]] = {}
+        for index, item in enumerate(items):
+            if item.kind == Kind.TYPE:
+                for name in item.names:
+                    self._types.setdefault(name, []).append(index)
 
     def _expanded(self, item: Item) -> frozenset[bytes]:
         """What an item mentions once the unit's own macros are expanded."""
@@ -103,14 +109,19 @@ class Graph:
                 self.hard[index].update(earlier)
                 if self.phase[index] == PREAMBLE and any(self.phase[user] != PREAMBLE for user in earlier):
                     self.phase[index] = LAST
-            used = item.mentions if item.kind == Kind.INCLUDE else self.mentions[index]
-            if item.kind != Kind.MACRO or item.stack:
-                for name in used & macros:
-                    if name in latest:
-                        self.hard[index].add(latest[name])
+            for name in self._macros_seen(index) & macros:
+                if name in latest:
+                    self.hard[index].add(latest[name])
+                if item.kind != Kind.MACRO or name in _asked(item):
                     users.setdefault(name, []).append(index)
             for name in events[index]:
                 latest[name] = index
+
+    def _macros_seen(self, index: int) -> set[bytes]:
+        """What an item mentions, those around it included: names of scopes may be macros."""
+        item = self.items[index]
+        scopes = {name for f in item.stack if isinstance(f, Scope) for name in IDENTIFIER.findall(f.opener)}
+        return scopes.union(self.mentions[index])
 
     def _operator_edges(self) -> None:
         """A free operator is used without its name: whatever contains its symbol stays after it."""
@@ -127,16 +138,25 @@ class Graph:
     def _barrier_edges(self) -> None:
         """Items that may declare anything, and those whose place matters, split the unit."""
         barrier: int | None = None
+        late: int | None = None
         started: dict[int, int] = {}  # file to its first item that is no preamble
         for index, item in enumerate(self.items):
             if barrier is not None:
                 self.hard[index].add(barrier)
             first = started.get(item.file)
+            if item.late:
+                before = [i for i in range(index) if self.items[i].file < item.file]
+                self.hard[index].update(before)
+                self.named[index].update(i for i in before if self.items[i].kind != Kind.FUNCTION)
+                self.phase[index] = FUNCTIONS
+                late = barrier = index
+                continue
+            if late is not None:
+                self.named[index].add(late)
             if item.kind in (Kind.INCLUDE, Kind.PRAGMA) and first is not None:
                 self.hard[index].update(range(first, index))
                 self.phase[index] = FUNCTIONS
                 barrier = index
-                self.named[index].clear()
             elif item.kind == Kind.REGION:
                 self.hard[index].update(i for i in range(index) if self.items[i].file == item.file)
                 barrier = index
@@ -161,13 +181,25 @@ class Graph:
                     self.soft[index].update(callee for callee in candidates[name] if callee != index)
 
     def needs(self, root: int) -> set[int]:
-        """Everything that an item needs by name, through any number of steps; not the item itself."""
+        """Everything earlier that an item needs by name, through any number of steps; not the item itself.
+
+        A function that needs a class needs its definition, even where its headers name only a forward declaration.
+        """
+        if root in self._needs:
+            return self._needs[root]
         seen: set[int] = set()
         waiting = [root]
+        is_function = self.items[root].kind == Kind.FUNCTION
         while waiting:
-            fresh = self.named[waiting.pop()] - seen
+            index = waiting.pop()
+            fresh = self.named[index] - seen
+            if is_function and self.items[index].kind == Kind.FORWARD:
+                types = {t for name in self.items[index].names for t in self._types.get(name, ()) if t < root}
+                fresh |= types - seen
             seen |= fresh
             waiting.extend(fresh)
+        seen.discard(root)
+        self._needs[root] = seen
         return seen
 
 
@@ -180,6 +212,13 @@ def _macro_mentions(items: list[Item]) -> dict[bytes, frozenset[bytes]]:
                 names = frozenset(IDENTIFIER.findall(directive.argument)) - {directive.macro}
                 bodies[directive.macro] = bodies.get(directive.macro, frozenset()) | names
     return bodies
+
+
+def _asked(item: Item) -> set[bytes]:
+    """The names in the conditions in and around a macro definition: they are evaluated where it stands."""
+    lines = [line for frame in item.stack if isinstance(frame, Condition) for line in frame.lines]
+    lines += [d.argument for d in item.directives if d.keyword not in (b"define", b"undef")]
+    return {name for line in lines for name in IDENTIFIER.findall(line)}
 
 
 def order(graph: Graph) -> list[int]:

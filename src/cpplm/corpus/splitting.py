@@ -250,7 +250,7 @@ class _Splitter:
         if all(CLOSE_ONLY.match(part) for part in slices):
             return self._pop(start, end)
         if not all(_is_whole(part) for part in slices):
-            return self._add_code(start)
+            return self._add_code(start, start)
         changed = {d.macro for d in inside if d.keyword in (b"define", b"undef")}
         asked = {name for d in group.directives for name in IDENTIFIER.findall(d.argument)}
         if changed & asked:
@@ -277,15 +277,16 @@ class _Splitter:
             found = pattern.match(self.code, start)
             if found:
                 return self._push(start, found.end())
-        return self._add_code(start)
+        masked = _NONBLANK.search(self.lexed.names, self.mark, start)
+        return self._add_code(masked.start() if masked else start, start)
 
-    def _add_code(self, start: int) -> int:
-        """One item, with the macros that it defines on the way."""
-        end = self._item_end(start)
+    def _add_code(self, start: int, code_start: int) -> int:
+        """One item, with the masked macros before it and the directives inside it."""
+        end = self._item_end(code_start)
         inside = self.lexed.directives[
             bisect.bisect_left(self.directive_starts, start) : bisect.bisect_left(self.directive_starts, end)
         ]
-        return self._add(start, end, "code", tuple(d for d in inside if d.keyword in (b"define", b"undef")))
+        return self._add(start, end, "code", tuple(inside))
 
     def _scope_macro(self, start: int) -> int:
         name = IDENTIFIER.match(self.lexed.names, start)
@@ -301,8 +302,7 @@ class _Splitter:
         low = bisect.bisect_left(self.group_starts, start)
         while low < len(self.group_starts) and self.group_starts[low] < end:
             group_end = self.groups[self.group_starts[low]].end
-            if group_end > end:
-                end = group_end
+            end = max(end, group_end)
             low += 1
         return end
 

@@ -39,10 +39,15 @@ def scan(file: SourceFile) -> Scan:
 
 @dataclass(frozen=True)
 class Unit:
-    """Files to be merged, in this order; `own_includes` are the include arguments that name one of them."""
+    """Files to be merged, in this order.
+
+    `own_includes` are the include arguments that name one of them; `late_includes` those of the source that lead
+    back to the header, so that they need what it declares; `guards` the macros that keep it from being read again.
+    """
 
     files: tuple[SourceFile, ...]
     own_includes: frozenset[str] = frozenset()
+    late_includes: frozenset[str] = frozenset()
     guards: tuple[bytes, ...] = ()
 
     @property
@@ -72,7 +77,7 @@ class Includes:
             self.edges[name] = {argument: target for argument, target in found.items() if target is not None}
 
     def _resolve(self, name: str, argument: str) -> str | None:
-        target = argument[1:].split(">" if argument[0] == "<" else '"')[0]
+        target = argument[1:].split(">" if argument[0] == "<" else '"', maxsplit=1)[0]
         if argument[0] == '"':
             beside = _join(name.rpartition("/")[0], target)
             if beside in self.scans:
@@ -165,4 +170,10 @@ def _unit(files: list[SourceFile], includes: Includes) -> Unit:
     guards = [includes.scans[name].guard for name in again]
     if len(files) > 1 and not all(guards):
         return _unit(files[:1], includes)
-    return Unit(tuple(files), frozenset(own), tuple(guard for guard in guards if guard))
+    late = {
+        argument
+        for file in files[1:]
+        for argument, target in includes.edges[file.name].items()
+        if target not in names and names & includes.reachable({target})
+    }
+    return Unit(tuple(files), frozenset(own), frozenset(late), tuple(guard for guard in guards if guard))
