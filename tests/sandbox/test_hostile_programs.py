@@ -350,12 +350,10 @@ int main() {
 """
 
 
-def test_fork_bomb_is_small_and_leaves_nothing(attack: Attack) -> None:
-    assert 1 <= int(attack(FORK_BOMB, processes=8).stdout) <= 12
-
-
-def test_thread_bomb_is_small(attack: Attack) -> None:
-    assert 1 <= int(attack(THREAD_BOMB, processes=8).stdout) <= 12
+@pytest.mark.parametrize("source", [FORK_BOMB, THREAD_BOMB], ids=["fork", "thread"])
+def test_bombs_are_small_and_leave_nothing(attack: Attack, sandbox: Sandbox, source: str) -> None:
+    # Without namespaces the kernel counts all of the user's processes: see SPARE_THREADS.
+    assert 1 <= int(attack(source, processes=8).stdout) <= (12 + 64 if sandbox.name == "landlock" else 12)
 
 
 @pytest.mark.slow

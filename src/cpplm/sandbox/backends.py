@@ -57,8 +57,8 @@ BACKENDS: tuple[Backend, ...] = (
         "landlock",
         "files by Landlock; network, signals and sessions refused by the system-call filter; resource limits",
         "names and sizes of the host's files can be looked up (not their contents); the working folder "
-        "lies on the host's disk, its size is checked 40 times a second; what a program started lives on, "
-        "within its limits, when the harness itself is killed",
+        "lies on the host's disk, its size is checked 40 times a second; 64 processes more than the "
+        "limit can be started; what a program started may outlive a killed harness, within its limits",
     ),
 )
 UNSAFE = Backend("unsafe", "nothing but resource limits and the clock", "everything else")

@@ -27,6 +27,7 @@ from cpplm.sandbox import walls
 from cpplm.sandbox.request import Request
 
 TICK_SECONDS = 0.025
+SPARE_THREADS = 64  # for what the same user starts elsewhere meanwhile, other sandboxes included
 ERROR_DESCRIPTOR, FILTER_DESCRIPTOR = 20, 21  # in the child, just before exec
 
 
@@ -86,6 +87,7 @@ def become_program(request: Request, errors: int) -> None:
         if request.mode == "landlock":
             walls.landlock(request.read_only, request.devices, os.getcwd(), request.scratch_bytes > 0)
         if request.mode in {"landlock", "namespaces"}:
+            walls.drop_capabilities()
             walls.install_filter(request.filter, request.own_pid_mark)
             walls.prove_walls(request.canary)
         elif request.mode == "bubblewrap":
@@ -291,7 +293,7 @@ def inside(request: Request, status_pipe: int) -> None:
         os.chdir(request.folder)
         write_files(request)
         if request.mode != "bubblewrap":  # which sets them inside its own user namespace
-            request.limits[resource.RLIMIT_NPROC] += threads_of_user()
+            request.limits[resource.RLIMIT_NPROC] += threads_of_user() + SPARE_THREADS
     supervise(request, status_pipe)
 
 

@@ -193,7 +193,8 @@ def _work_folder(mode: Mode) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="cpplm-sandbox-", dir=base)
     try:
         if as_root:
-            os.chown(folder, NOBODY, NOBODY)
+            with suppress(OSError):  # a container may have no such user: see walls.drop_user
+                os.chown(folder, NOBODY, NOBODY)
         yield folder
     finally:
         _remove(folder)

@@ -11,6 +11,7 @@ kernel's Documentation/userspace-api/landlock.rst.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import stat
@@ -57,12 +58,21 @@ def die_with_parent() -> None:
 
 
 def drop_user(uid: int) -> None:
-    """Become `uid` for good when started as root."""
-    if os.geteuid() == 0:
-        os.setgroups([])
+    """Become `uid` for good when started as root.
+
+    In a container whose only user is its root (that is somebody else outside) there is nobody to become;
+    `drop_capabilities` then makes root a plain user.
+    """
+    if os.geteuid() != 0:
+        return
+    try:
         os.setresgid(uid, uid, uid)
+        os.setgroups([])
         os.setresuid(uid, uid, uid)
-        process_control(PR_SET_DUMPABLE, 1)  # /proc/self/uid_map would belong to root otherwise
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    process_control(PR_SET_DUMPABLE, 1)  # /proc/self/uid_map would belong to root otherwise
 
 
 # ---- walls made of namespaces ----------------------------------------------------------------------------
@@ -143,7 +153,7 @@ def make_read_only(path: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up what the user namespace granted, and the means to get it back."""
+    """Give up what a user namespace granted, and the means to get it back."""
     for number in range(64):
         # Fails for the last ones, which do not exist.
         libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), *[ctypes.c_ulong(0)] * 3)
