@@ -5,7 +5,8 @@
     OUT/_parts/shuffle/...         rows on their way to their shard
     OUT/train_00000.parquet ...    rows in the order of their hash, projects mixed
 
-A killed build loses at most the projects that were being worked on. Nothing counts as a corpus before `_COMPLETE`.
+A killed build loses at most the projects that were being worked on. Nothing counts as a corpus before
+`_COMPLETE`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ PART_SCHEMA = pa.schema(
 PART_BYTES = 64_000_000
 # Projects up to this size are one task each; larger ones are spread over the workers batch by batch.
 _SMALL_PROJECT = 1_000_000
+# Windows cannot wait for more processes than this at once.
+_MOST_WORKERS = 61
 # Raised when the documents made from the same input change.
 _FORMAT = 1
 
@@ -168,26 +171,38 @@ def _build_parts(
     valid = tuple(f"{PARTS}/{key}" for key in keys.values())
     storage.delete([name for name in done if not name.startswith(valid)])
     missing = [item for item in found if f"{PARTS}/{keys[item.project.name]}.json" not in done]
-    with progress_bar(sum(item.size for item in missing), "corpus", "B", unit_scale=True) as bar:
-        if workers == 1 or sum(item.size for item in missing) < 2 * _SMALL_PROJECT:
+    total = sum(item.size for item in missing)
+    with progress_bar(total, "corpus", "B", unit_scale=True) as bar:
+        if workers == 1 or total < 2 * _SMALL_PROJECT:
             for item in missing:
-                _write_parts(storage.location, item, plan, keys[item.project.name], map, bar.update)
+                _write_parts(storage.location, item, plan, keys[item.project.name], report=bar.update)
         else:
-            with _pool(min(workers, 61)) as pool:
-                small = [item for item in missing if item.size <= _SMALL_PROJECT]
-                futures = {
-                    pool.submit(_write_parts, storage.location, item, plan, keys[item.project.name]): item
-                    for item in small
-                }
-                for item in missing:
-                    if item.size > _SMALL_PROJECT:
-                        _write_parts(
-                            storage.location, item, plan, keys[item.project.name], pool.map, bar.update
-                        )
-                for future in as_completed(futures):
-                    future.result()
-                    bar.update(futures[future].size)
+            _build_in_workers(storage.location, missing, plan, keys, workers=workers, report=bar.update)
     return {name: storage.read_json(f"{PARTS}/{key}.json")["figures"] for name, key in sorted(keys.items())}
+
+
+def _build_in_workers(
+    location: str,
+    missing: list[Discovered],
+    plan: Plan,
+    keys: dict[str, str],
+    *,
+    workers: int,
+    report: Callable[[float], object],
+) -> None:
+    """Small projects go to a worker each; large ones are cut into batches for all of them."""
+    with _pool(min(workers, _MOST_WORKERS)) as pool:
+        futures = {}
+        for item in missing:
+            if item.size <= _SMALL_PROJECT:
+                future = pool.submit(_write_parts, location, item, plan, keys[item.project.name])
+                futures[future] = item.size
+        for item in missing:
+            if item.size > _SMALL_PROJECT:
+                _write_parts(location, item, plan, keys[item.project.name], run=pool.map, report=report)
+        for future in as_completed(futures):
+            future.result()
+            report(futures[future])
 
 
 def _write_parts(
@@ -195,6 +210,7 @@ def _write_parts(
     item: Discovered,
     plan: Plan,
     key: str,
+    *,
     run: Callable[..., Iterable[Any]] = map,
     report: Callable[[float], object] = lambda size: None,
 ) -> None:

@@ -1,7 +1,7 @@
 """A unit to documents that never exceed the budget.
 
-    compilable   header, second half and source merged and ordered; with its declarations when it is a part of a
-                 unit too long for one document
+    compilable   header, second half and source merged and ordered; a part of a unit too long for one document
+                 has with it all that it needs
     file         a file as it is: asked for (`mode="file"`), or its brackets or conditionals do not add up
     chunk        a piece that cannot stand alone: what it needs does not fit beside it, or one item was cut
 
@@ -21,7 +21,7 @@ from cpplm.corpus.lexing import Directive
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.ordering import PREAMBLE, Graph, order
 from cpplm.corpus.sources import normalise
-from cpplm.corpus.splitting import Scope
+from cpplm.corpus.splitting import Frame, Scope
 from cpplm.corpus.units import Unit
 from cpplm.corpus.writer import render
 
@@ -173,11 +173,9 @@ class _Packer:
         self._size = lru_cache(maxsize=None)(lambda index: self.count(items[index].text.decode()) + 2)
         self._stack_size = lru_cache(maxsize=None)(self._measure_stack)
 
-    def _measure_stack(self, stack: tuple[object, ...]) -> int:
-        text = b"".join(
-            f.opener + f.closer if isinstance(f, Scope) else b"#endif" + b"".join(f.lines) for f in stack
-        )  # type: ignore[attr-defined]
-        return self.count(text.decode()) + 6 * len(stack)
+    def _measure_stack(self, stack: tuple[Frame, ...]) -> int:
+        frames = [f.opener + f.closer if isinstance(f, Scope) else b"#endif".join(f.lines) for f in stack]
+        return self.count(b"".join(frames).decode()) + 12 * len(stack)
 
     def pack(self) -> list[Document]:
         """All documents of the unit."""
@@ -195,7 +193,7 @@ class _Packer:
         return documents
 
     def _next(self, position: int) -> tuple[int, list[Document]]:
-        """The document that starts at a position of the order: items taken, and the document (or its chunks)."""
+        """The document that starts at a position of the order: items taken, document or chunks."""
         preamble = self._preamble(position)
         for closed in (True, False):
             taken = self._fill(position, preamble, closed=closed)
@@ -233,7 +231,7 @@ class _Packer:
     def _sum(self, indices: Sequence[int]) -> int:
         """The estimated size of items in this order, scopes included."""
         total = 0
-        stack: tuple[object, ...] = ()
+        stack: tuple[Frame, ...] = ()
         for index in indices:
             total += self._size(index)
             if self.items[index].stack != stack:
@@ -246,7 +244,7 @@ class _Packer:
         members = set(preamble)
         repeated = used = self._sum(preamble)
         taken = 0
-        stack: tuple[object, ...] = ()
+        stack: tuple[Frame, ...] = ()
         for index in self.order[position:]:
             needs = self.graph.needs(index) - members if closed else set()
             own = set(self.order[position : position + taken + 1])

@@ -1,7 +1,7 @@
 """Parts to shards: choose the split, order rows by their hash, write shards of bounded size.
 
-Two passes, so that memory holds one shard at a time: the first reads only hashes and lengths and decides where
-each row goes, the second distributes the rows, and each shard is then sorted and written.
+Two passes, so that memory holds one shard at a time: the first reads only hashes and lengths and decides
+where each row goes, the second distributes the rows, and each shard is then sorted and written.
 """
 
 from __future__ import annotations

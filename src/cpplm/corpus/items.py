@@ -1,8 +1,8 @@
 """Pieces to items: what each top-level piece is, what it declares and what it mentions.
 
-tree-sitter reads each piece by itself, with directives and macros masked. Where it reports an error, the shape of
-the text decides. Names are plain identifiers: resolving them further is not needed to find a safe order, since
-a name that means something else only adds an edge between items that keep their source order.
+tree-sitter reads each piece by itself, with directives and macros masked. Where it reports an error, the
+shape of the text decides. Names are plain identifiers: resolving them further is not needed to find a safe
+order, since a name that means something else only adds an edge between items that keep their source order.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from cpplm.corpus.splitting import Condition, Frame, Piece, Scope, split
 _LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
 _FUNCTIONS = tree_sitter.Query(_LANGUAGE, "(function_definition body: (_)) @function")
 _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
+_DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
+_NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_function")
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
 _OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|[^\s\w(]+)")
 _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
@@ -51,8 +53,9 @@ class Kind(IntEnum):
 class Item:
     """One top-level declaration or directive of a unit.
 
-    `text` is exact, with its leading comments; `names` are what it declares for plain lookup; `qualifier` is the
-    class of an out-of-class member; `mentions` are all identifiers in it and in the conditions around it.
+    `text` is exact, with its leading comments; `names` are what it declares for plain lookup; `callable` is
+    the name of a function and `qualifier` its class when it is defined out of it; `mentions` are all
+    identifiers in it and in the conditions around it; `evaluated`: users need its body (constexpr, auto).
     """
 
     kind: Kind
@@ -163,7 +166,8 @@ def _code_item(item: Item, code: bytes, plain: bytes) -> int:
     """Fill in kind and names; returns the length of the item when the parser stumbled over it, else 0."""
     root = _parser.parse(plain).root_node
     node = _significant(root)
-    if _INSTANTIATION.match(code) or node is None or node.type == "ERROR" or (root.has_error and _is_class(code)):
+    unreadable = node is None or node.type == "ERROR" or (root.has_error and _is_class(code))
+    if unreadable or node is None or _INSTANTIATION.match(code):
         _guess(item, code)
     else:
         _classify(item, node, code)
@@ -185,8 +189,7 @@ def _significant(root: tree_sitter.Node) -> tree_sitter.Node | None:
     if node is None:
         return root.children[0] if root.children else None
     while node.type in ("template_declaration", "linkage_specification"):
-        inner = [c for c in node.named_children if c.type not in ("template_parameter_list", "string_literal",
-                                                                  "requires_clause", "ERROR", "comment")]  # fmt: skip
+        inner = [child for child in node.named_children if child.type not in _DECORATIONS]
         if not inner:
             return node
         node = inner[-1]
@@ -205,7 +208,7 @@ def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
         _function(item, node, code)
     elif kind in _CLASS_TYPES:
         _type(item, node)
-    elif kind == "declaration" or kind == "field_declaration":
+    elif kind in ("declaration", "field_declaration"):
         _declaration(item, node, code)
     elif kind in ("alias_declaration", "type_definition"):
         body = next((c for c in node.children if c.type in _CLASS_TYPES), None)
@@ -251,10 +254,8 @@ def _name_function(item: Item, declarator: tree_sitter.Node | None) -> None:
         inner = declarator.child_by_field_name("declarator") or declarator.child_by_field_name("name")
         if inner is None and declarator.named_children:
             inner = declarator.named_children[-1]
-        if (
-            inner is None
-            or (inner.type in ("identifier", "qualified_identifier")
-            and inner.named_child_count == 0)
+        if inner is None or (
+            inner.type in ("identifier", "qualified_identifier") and inner.named_child_count == 0
         ):
             declarator = inner
             break
@@ -292,8 +293,7 @@ def _declared(node: tree_sitter.Node) -> tuple[bytes, ...]:
     names: list[bytes] = []
     for child in [*node.children_by_field_name("declarator"), *node.children_by_field_name("name")]:
         inner: tree_sitter.Node | None = child
-        while inner is not None and inner.type not in ("identifier", "type_identifier", "qualified_identifier",
-                                                       "template_function"):  # fmt: skip
+        while inner is not None and inner.type not in _NAMES:
             following = inner.child_by_field_name("declarator")
             inner = (
                 following

@@ -1,10 +1,10 @@
 """Macros that would hide the shape of a declaration from the parser are blanked in place.
 
-A parser that does not preprocess stumbles over `namespace std _GLIBCXX_VISIBILITY(default)` or `FOO_API int f()`.
-All definitions of a macro in the project are looked at: when any of them is empty, or made of specifiers and
-attributes only, the macro is *blank*; when it opens or closes a namespace, it becomes a one-byte scope marker;
-when it ends like a statement, a call of it is a whole item. Nothing is masked in strings, comments or directives,
-since the views given here have those blanked already.
+A parser that does not preprocess stumbles over `namespace std _GLIBCXX_VISIBILITY(default)` or `FOO_API
+int f()`. All definitions of a macro in the project are looked at: when any of them is empty, or made of
+specifiers and attributes only, the macro is *blank*; when it opens or closes a namespace, it becomes a
+one-byte scope marker; when it ends like a statement, a call of it is a whole item. Nothing is masked in
+strings, comments or directives, since the views given here have those blanked already.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ OPEN, CLOSE = b"\x01", b"\x02"
 Mask = Literal["blank", "blank_call", "open", "close", "statement"]
 
 _SPECIFIERS = frozenset(
-    b"inline constexpr consteval constinit noexcept virtual override final extern static explicit const volatile "
+    b"inline constexpr consteval constinit noexcept virtual override final extern static explicit const "
+    b"volatile "
     b"__inline __inline__ __forceinline __restrict __restrict__ restrict __extension__ __const "
     b"__stdcall __cdecl __fastcall __thiscall __vectorcall register mutable thread_local".split()
 )
@@ -73,7 +74,7 @@ class MacroTable:
 
     @classmethod
     def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
-        """Classify by definitions; a body made of maskable macros is maskable, so repeat until nothing changes."""
+        """Classify by definitions; macros made of macros take as many rounds as it needs."""
         masks: dict[bytes, Mask] = {}
         optional = frozenset(name for name, texts in bodies.items() if any(not text[1:] for text in texts))
         changed = True
@@ -130,7 +131,7 @@ def _only_specifiers(body: bytes) -> bool:
 
 
 def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
-    """The views `code` (strings blank) and `plain` (strings kept, for the parser), both with macros masked."""
+    """The views `code` (strings blank) and `plain` (strings kept, for the parser), macros masked in both."""
     spans: list[tuple[int, int, bytes]] = []
     done = 0
     for found in IDENTIFIER.finditer(lexed.names):
@@ -150,7 +151,7 @@ def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
 
 
 def _closing(text: bytes, start: int) -> int:
-    """Offset after the bracket that closes the first one at or after `start`; `start` when it never closes."""
+    """Offset after the bracket that closes the first one from `start` on; `start` when none does."""
     depth = 0
     for position in range(text.index(b"(", start), len(text)):
         byte = text[position]

@@ -7,8 +7,9 @@ Two kinds of edges, both between items of one unit:
     soft   a function calls another: kept outside cycles. Within a cycle (Tarjan's strongly connected
            components) the source order stays.
 
-A macro that is redefined or undefined splits its users into before and after. What may declare anything (a macro
-call at namespace scope, an `#include` or `#pragma` between declarations) is a barrier that nothing later passes.
+A macro that is redefined or undefined splits its users into before and after. What may declare anything (a
+macro call at namespace scope, an `#include` or `#pragma` between declarations) is a barrier that nothing
+later passes.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Graph:
         return frozenset(seen)
 
     def _name_edges(self) -> None:
-        """Each item after the last earlier declaration of what it mentions; declarations of one name in order."""
+        """Each item after the last earlier declaration of what it mentions; those of one name in order."""
         latest: dict[bytes, int] = {}
         members: dict[bytes, list[int]] = {}
         for index, item in enumerate(self.items):
@@ -183,7 +184,7 @@ class Graph:
     def needs(self, root: int) -> set[int]:
         """Everything earlier that an item needs by name, through any number of steps; not the item itself.
 
-        A function that needs a class needs its definition, even where its headers name only a forward declaration.
+        A function that needs a class needs its definition, even where only a forward declaration is named.
         """
         if root in self._needs:
             return self._needs[root]

@@ -38,7 +38,7 @@ class CorpusSettings:
     mode: Mode = "compilable"
     """compilable: headers merged with their sources and ordered; file: one document per file, as it is."""
     val_fraction: float = 0.05
-    """Share of the bytes held out for validation: whole projects where there are several, else whole units."""
+    """Share of the bytes held out for validation: whole projects, or whole units of a single project."""
     max_file_bytes: int = 500_000
     """Larger files are counted and named, but do not become documents."""
     workers: int = 0
@@ -48,7 +48,7 @@ class CorpusSettings:
         if not (self.projects or self.projects_dir or self.projects_list or self.cxx_headers):
             raise UserError(
                 "no project was given",
-                fix="Pass --projects DIR [DIR ...], --projects_dir DIR, --projects_list FILE or --cxx_headers.",
+                fix="Pass --projects DIR [DIR ...], --projects_dir, --projects_list or --cxx_headers.",
             )
         if self.max_tokens is not None and self.tokenizer is None:
             raise UserError(
@@ -81,11 +81,9 @@ class CorpusSettings:
     @property
     def worker_count(self) -> int:
         """Processes to start."""
-        return (
-            self.workers or len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        if self.workers:
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def identity(self, tokenizer_hash: str) -> dict[str, Any]:
         """The settings that decide the documents, to compare two builds."""

@@ -1,8 +1,8 @@
 """Projects and their C++ files: found in a fixed order, read as UTF-8 with LF line ends, skips counted.
 
-A file is skipped for one named reason, never silently. Paths are judged relative to the project, so a project
-may live anywhere (below a folder named `build`, say). Folders behind links are not entered; a file behind a link
-counts only when it stays in the project and was not seen before.
+A file is skipped for one named reason, never silently. Paths are judged relative to the project, so a
+project may live anywhere (below a folder named `build`, say). Folders behind links are not entered; a file
+behind a link counts only when it stays in the project and was not seen before.
 """
 
 from __future__ import annotations
@@ -195,9 +195,12 @@ def _walk(root: Path, skips: Skips) -> Iterator[Path]:
         root, onerror=lambda e: skips.add("unreadable folder", str(e.filename))
     ):
         inside[:] = sorted(
-            name for name in inside
-            if not name.startswith(".") and name not in _SKIPPED_FOLDERS and not Path(folder, name).is_symlink()
-        )  # fmt: skip
+            name
+            for name in inside
+            if not name.startswith(".")
+            and name not in _SKIPPED_FOLDERS
+            and not Path(folder, name).is_symlink()
+        )
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 

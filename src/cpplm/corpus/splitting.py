@@ -1,11 +1,12 @@
 """One file to its top-level pieces, each with the namespaces and `#if` conditions it stands in.
 
-Boundaries come from brackets, not from a grammar: at namespace scope a declaration ends at `;` or at the brace
-that closes its body, whatever the macros between. So one construct that a parser cannot read never spoils its
-neighbours. `Split.sound` is False where even the brackets do not add up; such a file is not taken apart.
+Boundaries come from brackets, not from a grammar: at namespace scope a declaration ends at `;` or at the
+brace that closes its body, whatever the macros between. So one construct that a parser cannot read never
+spoils its neighbours. `Split.sound` is False where even the brackets do not add up; such a file is not
+taken apart.
 
-Every byte of code lies in exactly one piece, scope opener or scope closer; comments go with what follows them,
-or with what they trail on the same line.
+Every byte of code lies in exactly one piece, scope opener or scope closer; comments go with what follows
+them, or with what they trail on the same line.
 """
 
 from __future__ import annotations
@@ -211,12 +212,12 @@ class _Splitter:
         return self._skip(start, end)
 
     def _pop(self, start: int, end: int) -> int:
-        if not self.stack or not isinstance(self.stack[-1], Scope):
-            raise _UnsoundError
         end = self._with_trailing_comment(end)
-        scope = self.stack.pop()
-        assert isinstance(scope, Scope)
-        scope.closer = self.data[start:end].strip()
+        closer = self.data[start:end].strip()
+        scope = self.stack.pop() if self.stack else None
+        if not isinstance(scope, Scope) or scope.opener.startswith(b"#") != closer.startswith(b"#"):
+            raise _UnsoundError
+        scope.closer = closer
         return self._skip(start, end)
 
     # -- directives ----------------------------------------------------------------------------------------
@@ -229,17 +230,16 @@ class _Splitter:
         if keyword in (b"if", b"ifdef", b"ifndef"):
             return self._open_group(self.groups[directive.start])
         if keyword in (b"else", b"elif", b"elifdef", b"elifndef", b"endif"):
-            if not self.stack or not isinstance(self.stack[-1], Condition):
+            condition = self.stack.pop() if self.stack else None
+            if not isinstance(condition, Condition):
                 raise _UnsoundError
-            condition = self.stack.pop()
-            assert isinstance(condition, Condition)
             if keyword != b"endif":
                 self.stack.append(Condition((*condition.lines, directive.line)))
             return self._skip(directive.start, directive.end)
         return self._add(directive.start, directive.end, "directive", (directive,))
 
     def _open_group(self, group: Group) -> int:
-        """Decide what an `#if` group at a boundary is: directives only, scopes only, whole items, or none of these."""
+        """An `#if` group at a boundary holds directives only, scopes only, whole items, or none of these."""
         start, end = group.start, group.end
         inside = tuple(d for d in self.lexed.directives if start <= d.start < end)
         slices = [self.code[a:b] for a, b in group.branches()]
@@ -268,9 +268,7 @@ class _Splitter:
             return self._scope_macro(start)
         found = _INLINE_MACRO.match(self.code, start)
         if found:
-            name = IDENTIFIER.match(self.lexed.names, found.end() - 1)
-            assert name is not None
-            return self._push(start, name.end())
+            return self._push(start, self._word_end(found.end() - 1))
         if first == b";":
             return self._skip(start, start + 1)
         for pattern in (_NAMESPACE, _EXTERN_C):
@@ -288,10 +286,13 @@ class _Splitter:
         ]
         return self._add(start, end, "code", tuple(inside))
 
+    def _word_end(self, start: int) -> int:
+        """Offset after the macro name that starts here."""
+        found = IDENTIFIER.match(self.lexed.names, start)
+        return found.end() if found else start + 1
+
     def _scope_macro(self, start: int) -> int:
-        name = IDENTIFIER.match(self.lexed.names, start)
-        assert name is not None
-        end = name.end()
+        end = self._word_end(start)
         if self.code[start : start + 1] == OPEN:
             return self._push(start, end)
         return self._pop(start, end)

@@ -49,12 +49,12 @@ def build_figures(result: dict[str, Any]) -> dict[str, Any]:
 def summary(result: dict[str, Any], location: str) -> str:
     """A short table about a corpus; `result` is a manifest, or what `build` returned."""
     totals = figures(result)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in totals["kinds"].items())
     lines = [
         f"corpus     {location}",
         f"sources    {totals['projects']:,} projects, {totals['files']:,} files, "
         f"{totals['source_bytes'] / 1e6:,.2f} MB, {totals['functions']:,} functions",
-        f"documents  {totals['documents']:,} ({', '.join(f'{n:,} {kind}' for kind, n in totals['kinds'].items())}), "
-        f"{totals['text_bytes'] / 1e6:,.2f} MB",
+        f"documents  {totals['documents']:,} ({kinds}), {totals['text_bytes'] / 1e6:,.2f} MB",
         f"splits     train {totals['train_documents']:,} ({totals['train_bytes'] / 1e6:,.2f} MB), "
         f"val {totals['val_documents']:,} ({totals['val_bytes'] / 1e6:,.2f} MB), by {totals['split_by']}",
     ]
@@ -66,7 +66,8 @@ def summary(result: dict[str, Any], location: str) -> str:
         lines.append(f"time       {result['seconds']:.1f} s, {rate:.2f} MB of source per second")
     if 1 < totals["projects"] <= _PER_PROJECT:
         lines += [
-            f"  {name}: {entry['files']:,} files, {entry['source_bytes'] / 1e6:,.2f} MB, {entry['documents']:,} documents"
+            f"  {name}: {entry['files']:,} files, {entry['source_bytes'] / 1e6:,.2f} MB, "
+            f"{entry['documents']:,} documents"
             for name, entry in sorted(result["projects"].items())
         ]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """Which files make one document: a header, its second half (.tcc, .inl) and its source file.
 
-A source belongs to the header of the same stem that it includes, or that lies beside it. Merging drops the include
-and with it the guard, so the guard's `#define` is written when another include leads back to the header; a header
-that has only `#pragma once` is not merged in that case.
+A source belongs to the header of the same stem that it includes, or that lies beside it. Merging drops the
+include and with it the guard, so the guard's `#define` is written when another include leads back to the
+header; a header that has only `#pragma once` is not merged in that case.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def scan(file: SourceFile) -> Scan:
 class Unit:
     """Files to be merged, in this order.
 
-    `own_includes` are the include arguments that name one of them; `late_includes` those of the source that lead
-    back to the header, so that they need what it declares; `guards` the macros that keep it from being read again.
+    `own_includes` are the include arguments that name one of them; `late_includes` those of the source that
+    lead back to the header, so that they need what it declares; `guards` the macros that keep it from being
+    read a second time.
     """
 
     files: tuple[SourceFile, ...]

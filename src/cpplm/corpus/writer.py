@@ -1,8 +1,8 @@
 """Items to text: scopes and conditions closed and reopened by the common prefix of two stacks.
 
-From one item to the next, what both stand in stays open, the rest is closed from the inside out and the new
-frames are opened from the outside in. An `#else` branch that follows its `#if` branch continues the same group;
-elsewhere it is opened with the negated condition.
+From one item to the next, what both stand in stays open, the rest is closed from the inside out and the
+new frames are opened from the outside in. An `#else` branch that follows its `#if` branch continues the
+same group; elsewhere it is opened with the negated condition.
 """
 
 from __future__ import annotations
@@ -60,16 +60,20 @@ class _Writer:
             frame, _ = self.open.pop()
             self.parts.append(_spaced(frame.closer if isinstance(frame, Scope) else b"#endif", frame))
         if keep_last:
-            current, wanted = self.open.pop()[0], stack[common]
-            assert isinstance(current, Condition) and isinstance(wanted, Condition)
-            self.parts.extend(line + b"\n" for line in wanted.lines[len(current.lines) :])
-            self.open.append((wanted, True))
+            self._continue_group(stack[common])
             common += 1
         elif self.parts:
             self.parts.append(b"\n")
         for frame in stack[common:]:
             self._open(frame)
         return True
+
+    def _continue_group(self, wanted: Frame) -> None:
+        """From a branch of an `#if` to a later one."""
+        current, _ = self.open.pop()
+        if isinstance(current, Condition) and isinstance(wanted, Condition):
+            self.parts.extend(line + b"\n" for line in wanted.lines[len(current.lines) :])
+        self.open.append((wanted, True))
 
     def _open(self, frame: Frame) -> None:
         if isinstance(frame, Scope):
