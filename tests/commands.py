@@ -1,0 +1,71 @@
+"""The commands as the tests see them: their settings classes, and how to run one as a user would."""
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+from cpplm.cli.main import COMMANDS
+
+# Values without which a class refuses to be built; every other required field gets a value by its type.
+NEEDED: dict[str, dict[str, Any]] = {"CorpusSettings": {"projects": (Path("a"), Path("b c"))}}
+BY_TYPE: dict[Any, Any] = {str: "some text", Path: Path("some/path"), int: 3}
+
+
+def settings_class(command: str) -> type:
+    """The settings class of a command."""
+    module_name, function_name = COMMANDS[command][0].split(":")
+    function = getattr(importlib.import_module(module_name), function_name)
+    return next(iter(typing.get_type_hints(function).values()))
+
+
+def all_settings_classes() -> list[type]:
+    """Every settings class that a command reaches, nested ones included, each once."""
+    found: dict[str, type] = {}
+
+    def add(cls: type) -> None:
+        found[f"{cls.__module__}.{cls.__qualname__}"] = cls
+        for hint in typing.get_type_hints(cls).values():
+            if dataclasses.is_dataclass(hint):
+                add(hint)
+
+    for command in COMMANDS:
+        add(settings_class(command))
+    return list(found.values())
+
+
+def example(cls: type) -> Any:
+    """An instance in which only what is required is given."""
+    hints = typing.get_type_hints(cls)
+    values = dict(NEEDED.get(cls.__name__, {}))
+    for field in dataclasses.fields(cls):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in values:
+            hint = hints[field.name]
+            values[field.name] = example(hint) if dataclasses.is_dataclass(hint) else BY_TYPE[hint]
+    return cls(**values)
+
+
+def cpplm(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "cpplm.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **{"stdin": subprocess.DEVNULL, **options},
+    )
+
+
+def assert_one_line_error(result: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """Exit status 2, nothing on stdout, one line on stderr that holds all `parts`."""
+    assert result.returncode == 2, (result.returncode, result.stderr)
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("cpplm: ")
+    for part in parts:
+        assert part in result.stderr

@@ -1,0 +1,92 @@
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import (
+    choose_device,
+    choose_dtype,
+    compiler_version,
+    environment,
+    has_fast_bf16,
+    peak_memory_bytes,
+    processor_name,
+)
+
+CPU = torch.device("cpu")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, cuda: bool, mps: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "best"),
+    [(False, False, "cpu"), (False, True, "mps"), (True, False, "cuda"), (True, True, "cuda")],
+)
+def test_the_best_device_present_is_chosen(
+    cuda: bool, mps: bool, best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, cuda=cuda, mps=mps)
+    assert choose_device().type == best
+    assert choose_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps", "tpu", "CPU", "cuda:7"])
+def test_an_absent_device_is_refused_with_what_is_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, cuda=False, mps=False)
+    with pytest.raises(UserError, match=f"device '{name}' is not available. This machine has: cpu"):
+        choose_device(name)
+
+
+def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_dtype("bf16", CPU) == torch.bfloat16
+    assert choose_dtype("fp32", CPU) == torch.float32
+    for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr("cpplm.core.hardware.has_fast_bf16", lambda _, answer=fast: answer)
+        assert choose_dtype("auto", CPU) == dtype
+
+
+def test_fast_bf16_agrees_with_the_processor() -> None:
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists():
+        pytest.skip("no /proc/cpuinfo on this system")
+    words = set(flags.read_text().split())
+    assert has_fast_bf16(CPU) == bool(words & {"avx512_bf16", "amx_tile"})
+
+
+def test_peak_memory_is_in_bytes() -> None:
+    now = psutil.Process().memory_info().rss
+    assert 0.9 * now < peak_memory_bytes(CPU) < psutil.virtual_memory().total
+
+
+def test_the_environment_is_plain_text() -> None:
+    found = environment()
+    assert {"python", "torch", "platform", "processor", "cores", "memory_gib", "device"} == set(found)
+    assert all(isinstance(value, str) and value for value in found.values())
+    assert found["torch"] == torch.__version__
+    assert float(found["memory_gib"]) > 0
+    assert processor_name()
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_compiler_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler_version("g++") is None
+    program(tmp_path, "g++", "#!/bin/sh\necho 'g++ 99.1'\necho more\n")
+    program(tmp_path, "fails", "#!/bin/sh\necho 'broken'\nexit 1\n")
+    program(tmp_path, "silent", "#!/bin/sh\n")
+    program(tmp_path, "not-a-program", "\x7fELF nonsense")
+    program(tmp_path, "no-interpreter", "#!/no/such/shell\n")
+    assert compiler_version("g++") == "g++ 99.1"
+    for name in ("fails", "silent", "not-a-program", "no-interpreter"):
+        assert compiler_version(name) is None

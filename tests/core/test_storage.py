@@ -1,0 +1,273 @@
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore.store import MemoryStore
+
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage, is_bucket, sha256
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """A local folder, and what obstore offers with the semantics of a bucket."""
+    storage = Storage(tmp_path / "root", create=True)
+    if request.param == "bucket":
+        storage._store = MemoryStore()
+    return storage
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# ---- objects ------------------------------------------------------------------------------------------------
+
+
+def test_write_read_overwrite_delete(storage: Storage) -> None:
+    storage.write("a/b.txt", b"first")
+    assert storage.exists("a/b.txt")
+    assert storage.read("a/b.txt") == b"first"
+    storage.write("a/b.txt", b"")
+    assert storage.read("a/b.txt") == b""
+    storage.delete(["a/b.txt"])
+    assert not storage.exists("a/b.txt")
+    assert storage.names() == []
+
+
+def test_listing_is_sorted_and_by_whole_folders(storage: Storage) -> None:
+    for name in ("b", "step_10/x", "step_1/y", "step_1/x/z"):
+        storage.write(name, b"1")
+    assert storage.names() == ["b", "step_1/x/z", "step_1/y", "step_10/x"]
+    assert storage.names("step_1") == ["step_1/x/z", "step_1/y"]
+    assert storage.names("nothing") == []
+
+
+def test_missing_objects(storage: Storage) -> None:
+    assert not storage.exists("gone")
+    with pytest.raises(UserError, match=r"no such file: .*/gone"):
+        storage.read("gone")
+    storage.write("here", b"1")
+    storage.delete(["gone", "here", "here"])
+    assert storage.names() == []
+
+
+def test_a_folder_is_no_object(storage: Storage) -> None:
+    storage.write("folder/file", b"1")
+    assert not storage.exists("folder")
+    with pytest.raises(UserError):
+        storage.read("folder")
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "x%20y", "ä/ü.json", "[x]*?", "c:d", ".hidden", "t#1.json", "'q\"", "~"]
+)
+def test_odd_names_are_kept_as_they_are(name: str, storage: Storage, tmp_path: Path) -> None:
+    storage.write(name, b"odd")
+    assert storage.read(name) == b"odd"
+    assert storage.names() == [name]
+    if not isinstance(storage._store, MemoryStore):
+        assert files_below(tmp_path / "root") == [name]
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "a//b", "line\nbreak"])
+def test_names_that_cannot_be_are_user_errors(name: str, storage: Storage, tmp_path: Path) -> None:
+    for call in (storage.read, storage.exists, storage.names):
+        with pytest.raises(UserError):
+            call(name)
+    with pytest.raises(UserError, match="cannot write"):
+        storage.write(name, b"1")
+    assert files_below(tmp_path) == []
+
+
+def test_json_round_trip_is_sorted_and_equal_for_equal_values(storage: Storage) -> None:
+    storage.write_json("a.json", {"b": [1, 2.5, None], "a": "ä\n"})
+    storage.write_json("b.json", {"a": "ä\n", "b": [1, 2.5, None]})
+    assert storage.read_json("a.json") == {"a": "ä\n", "b": [1, 2.5, None]}
+    assert storage.read("a.json") == storage.read("b.json")
+
+
+@pytest.mark.parametrize("data", [b"", b'{"a": ', b"\xff\xfe"])
+def test_damaged_json_is_named(data: bytes, storage: Storage) -> None:
+    storage.write("a.json", data)
+    with pytest.raises(UserError, match=r"/a\.json is not valid JSON"):
+        storage.read_json("a.json")
+
+
+@given(st.binary(max_size=4096))
+def test_any_bytes_come_back(data: bytes) -> None:
+    storage = Storage("memory://")
+    storage.write("x", data)
+    assert storage.read("x") == data
+
+
+def test_sha256_is_the_standard_one() -> None:
+    assert sha256(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+# ---- roots --------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no such folder: {tmp_path / 'gone'}"):
+        Storage(tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
+    Storage(tmp_path / "new" / "folder", create=True)
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Storage("~/here", create=True).write("x", b"1")
+    assert files_below(tmp_path) == ["here/x"]
+
+
+def test_a_file_is_no_root(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for create in (False, True):
+        for location in (tmp_path / "file", tmp_path / "file" / "below"):
+            with pytest.raises(UserError, match="file"):
+                Storage(location, create=create)
+
+
+def test_which_locations_are_buckets() -> None:
+    assert is_bucket("s3://bucket/run")
+    assert is_bucket("gs://bucket")
+    assert not is_bucket(Path("runs/demo"))
+    assert not is_bucket("C:/runs")
+
+
+@pytest.mark.parametrize("url", ["nonsense://x", "s3://", "az://container/without/account"])
+def test_unusable_urls_are_refused_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(UserError, match=f"cannot use {url}") as caught:
+        Storage(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bucket_without_credentials_fails_fast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without credentials obstore asks the machine's metadata service; here nothing answers on that port."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    storage = Storage("s3://no-such-bucket/run")
+    begin = time.perf_counter()
+    calls: dict[str, Any] = {
+        "look up": storage.exists,
+        "read": storage.read,
+        "list": storage.names,
+        "write": lambda name: storage.write(name, b"1"),
+    }
+    for action, call in calls.items():
+        with pytest.raises(UserError, match=f"cannot {action} s3://no-such-bucket/run/x") as caught:
+            call("x")
+        assert "\n" not in str(caught.value)
+    assert time.perf_counter() - begin < 12
+
+
+# ---- atomic writes ------------------------------------------------------------------------------------------
+
+
+def test_a_reader_never_sees_half(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    versions = [bytes([number]) * 3_000_000 for number in range(6)]
+    storage.write("object", versions[0])
+    done = threading.Event()
+
+    def overwrite() -> None:
+        for _ in range(5):
+            for version in versions:
+                storage.write("object", version)
+        done.set()
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    seen: set[bytes] = set()
+    while not done.is_set():
+        data = (tmp_path / "object").read_bytes()
+        assert len(data) == len(versions[0])
+        assert data == bytes([data[0]]) * len(data)
+        seen.add(data[:1])
+        assert storage.names() == ["object"]
+    writer.join()
+    assert len(seen) > 1  # the reader did run beside the writer
+    assert files_below(tmp_path) == ["object"]
+
+
+FULL_DISK = """
+import resource, sys
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
+storage = Storage(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+for name in ("old", "new", "folder/new"):
+    try:
+        storage.write(name, b"x" * 3_000_000)
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_leaves_the_old_object_and_nothing_new(tmp_path: Path) -> None:
+    Storage(tmp_path).write("old", b"old")
+    result = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    lines = result.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        f"cannot write {tmp_path}/{name} (3,000,000 bytes)" for name in ("old", "new", "folder/new")
+    ]
+    assert all("Free some space" in line for line in lines)
+    assert files_below(tmp_path) == ["old"]
+    assert (tmp_path / "old").read_bytes() == b"old"
+
+
+def test_below_a_file_nothing_can_be_written(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.write("file", b"1")
+    with pytest.raises(UserError, match=r"cannot write .*/file/below .*Not a directory"):
+        storage.write("file/below", b"2")
+    with pytest.raises(UserError, match="cannot write"):
+        storage.write("file/below/that", b"2")
+    assert storage.read("file") == b"1"
+    assert files_below(tmp_path) == ["file"]
+
+
+def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.write("folder/file", b"1")
+    with pytest.raises(UserError, match="cannot write"):
+        storage.write("folder", b"2")
+    assert files_below(tmp_path) == ["folder/file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(UserError, match="cannot write .*permissions"):
+            storage.write("x", b"1")
+    finally:
+        tmp_path.chmod(0o700)
+    assert files_below(tmp_path) == []
+
+
+def test_what_a_killed_writer_left_is_not_listed(tmp_path: Path) -> None:
+    """The store writes to NAME#1 and renames; a kill between the two leaves only that."""
+    (tmp_path / "object#1").write_bytes(b"half")
+    storage = Storage(tmp_path)
+    assert storage.names() == []
+    assert not storage.exists("object")
+    storage.write("object", b"whole")
+    assert storage.names() == ["object"]
+    assert storage.read("object") == b"whole"
