@@ -29,7 +29,14 @@ def test_an_honest_source_compiles(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/passwd", "/etc/shadow", "/etc/hostname", "/proc/self/environ", "/proc/1/environ"]
+    "path",
+    [
+        "/etc/passwd",
+        "/proc/1/environ",
+        pytest.param("/etc/shadow", marks=pytest.mark.slow),
+        pytest.param("/etc/hostname", marks=pytest.mark.slow),
+        pytest.param("/proc/self/environ", marks=pytest.mark.slow),
+    ],
 )
 def test_files_cannot_be_included(sandbox: Sandbox, path: str) -> None:
     """Unsandboxed: the file's first lines stand in the error message."""
@@ -63,6 +70,7 @@ def test_linker_scripts_of_the_host_are_out_of_reach(sandbox: Sandbox, public_fi
         pytest.param(
             "constexpr int f(int n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\nconstexpr int x = f(60);",
             id="constexpr",
+            marks=pytest.mark.slow,
         ),
         pytest.param("template <int N> struct S { S<N + 1> s; };\nS<0> s;\nint main() {}", id="template"),
     ],

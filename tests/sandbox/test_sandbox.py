@@ -135,10 +135,22 @@ def test_probe_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch) -
         "state_of",
         lambda mode: BackendState(UNSAFE, "" if mode in {"bubblewrap", "landlock"} else "broken"),
     )
-    chosen = Sandbox.probe()
-    assert chosen.name == "bubblewrap"
-    assert chosen.describe()["lacks"]
-    assert "apt-get install bubblewrap" in chosen.describe()["fix"]
+    assert Sandbox.probe().name == "bubblewrap"
+
+
+def test_description_for_doctor() -> None:
+    best, _, weakest = (Sandbox(backend).describe() for backend in BACKENDS)
+    assert best["backend"] == "namespaces"
+    assert best["fix"] == ""
+    assert "network" in best["isolates"]
+    assert "outlive" in weakest["lacks"]
+    assert "apt-get install bubblewrap" in weakest["fix"]
+
+
+def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UserError, match="Linux only"):
+        Sandbox.probe(unsafe=True)
 
 
 def test_nothing_runs_when_no_backend_works(monkeypatch: pytest.MonkeyPatch) -> None:

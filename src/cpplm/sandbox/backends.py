@@ -39,24 +39,25 @@ class Backend:
     mode: Mode
     isolates: str
     lacks: str
-    """What a hostile program can still do, beyond exhausting its own limits; empty when nothing is known."""
+    """What a hostile program can still do, beyond exhausting its own limits."""
 
 
 BACKENDS: tuple[Backend, ...] = (
     Backend(
         "namespaces",
         "own file tree, processes, network, IPC, host name and user; system-call filter; resource limits",
-        "",
+        "all of /usr can be read",
     ),
     Backend(
         "bubblewrap",
         "own file tree, processes, network, IPC, host name and user; system-call filter; resource limits",
-        "the working folder lies on the host's disk, its size is checked 40 times a second",
+        "all of /usr can be read; the working folder lies on the host's disk, its size is checked 40 times a "
+        "second",
     ),
     Backend(
         "landlock",
         "files by Landlock; network, signals and sessions refused by the system-call filter; resource limits",
-        "names and sizes of the host's files can be looked up (not their contents); the working folder "
+        "all of /usr can be read; names and sizes of other files can be looked up; the working folder "
         "lies on the host's disk, its size is checked 40 times a second; 64 processes more than the "
         "limit can be started; what a program started may outlive a killed harness, within its limits",
     ),

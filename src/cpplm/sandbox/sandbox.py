@@ -36,12 +36,16 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}")
 _GRACE_SECONDS = 5.0
 """How much longer than its program the launcher may take before it is killed from outside."""
 
-FIX = (
+_BETTER = (
     "Install bubblewrap (Debian, Ubuntu: 'sudo apt-get install bubblewrap'), or allow user namespaces "
     "('sudo sysctl -w user.max_user_namespaces=10000', on Ubuntu 24.04 also "
-    "'sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0'), or use a kernel with Landlock (5.13 "
-    "or newer, 'landlock' in /sys/kernel/security/lsm). --unsafe runs programs without any isolation."
+    "'sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0')"
 )
+FIX = (
+    f"{_BETTER}, or use a kernel with Landlock (5.13 or newer, 'landlock' in /sys/kernel/security/lsm). "
+    "--unsafe runs programs without any isolation."
+)
+"""What helps where no backend works."""
 
 
 class SandboxError(RuntimeError):
@@ -74,6 +78,8 @@ class Sandbox:
         Raises:
             UserError: no backend works; the message has each backend's trouble and what to install or enable.
         """
+        if not sys.platform.startswith("linux"):
+            raise UserError(f"generated programs can be run on Linux only, this is {sys.platform}")
         if unsafe:
             say(
                 "cpplm: WARNING: --unsafe: generated programs run as this user with NO isolation; they can "
@@ -97,12 +103,11 @@ class Sandbox:
 
     def describe(self) -> dict[str, str]:
         """For `cpplm doctor`: the backend, what it isolates, what it lacks, and what would be better."""
-        best = self.backend == BACKENDS[0]
         return {
             "backend": self.backend.mode,
             "isolates": self.backend.isolates,
-            "lacks": self.backend.lacks or "nothing known",
-            "fix": "" if best else FIX,
+            "lacks": self.backend.lacks,
+            "fix": f"{_BETTER}." if self.backend in (BACKENDS[-1], UNSAFE) else "",
         }
 
     def run(
@@ -142,8 +147,6 @@ class Sandbox:
 def state_of(mode: Mode) -> BackendState:
     """Whether a backend works on this machine; asked once per process."""
     backend = next(backend for backend in BACKENDS if backend.mode == mode)
-    if not sys.platform.startswith("linux"):
-        return BackendState(backend, f"needs Linux, this is {sys.platform}")
     if not seccomp.supported():
         return BackendState(backend, f"no system-call filter for the processor {os.uname().machine}")
     if mode == "bubblewrap" and shutil.which("bwrap") is None:
