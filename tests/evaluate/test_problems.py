@@ -38,7 +38,7 @@ def test_small_set() -> None:
         for solution in (problem.canonical_solution, problem.buggy_solution):
             body = function_body(solution)
             assert body.complete
-            assert not body.has_directive
+            assert body.forbidden == ""
             assert body.text.rstrip() == solution.rstrip(), "one function, nothing behind it"
         assert problem.canonical_solution != problem.buggy_solution
         assert problem.prompt.isascii()

@@ -178,8 +178,8 @@ def judge(problem: Problem, completion: str, sandbox: Sandbox) -> SampleResult:
         shown = message[-MESSAGE_CHARACTERS:]
         return SampleResult(problem.name, problem.difficulty, body.text, outcome, shown, cpu_seconds)
 
-    if body.has_directive:
-        return verdict("directive", "preprocessor directives are not accepted inside a function")
+    if body.forbidden:
+        return verdict("forbidden", f"{body.forbidden!r} is not accepted inside a function")
     proof = secrets.token_hex(16)
     source = program_text(problem, body.text, proof).encode("utf-8", errors="replace")
     try:

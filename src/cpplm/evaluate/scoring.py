@@ -15,7 +15,7 @@ Outcome = Literal[
     "pass",
     "compile error",
     "compile limit",
-    "directive",
+    "forbidden",
     "wrong answer",
     "early exit",
     "crash",
@@ -24,10 +24,10 @@ Outcome = Literal[
     "output limit",
     "sandbox error",
 ]
-"""What became of one completion. "compile limit": the compiler ran out of time, memory or disk; "directive":
-the completion holds a preprocessor directive, which could switch the tests off; "wrong answer": an assertion
-failed; "early exit": the program ended without reaching the end of its tests; "sandbox error": the sandbox
-failed, which says nothing about the completion."""
+"""What became of one completion. "compile limit": the compiler ran out of time, memory or disk;
+"forbidden": the body holds a preprocessor directive, asm or _Pragma, each of which could switch the
+assertions off; "wrong answer": an assertion failed; "early exit": the program ended without reaching the end
+of its tests; "sandbox error": the sandbox failed, which says nothing about the completion."""
 
 COMPILED: frozenset[Outcome] = frozenset(
     {"pass", "wrong answer", "early exit", "crash", "timeout", "memory", "output limit"}
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
   | (?:u8|[uUL])?"(?:\\.|[^"\\\n])*(?:"|(?=\n)|\Z)
   | (?:u8|[uUL])?'(?:\\.|[^'\\\n])*(?:'|(?=\n)|\Z)
   | \.?[0-9](?:'?[A-Za-z0-9_.])*
-  | [A-Za-z_][A-Za-z0-9_]*
+  | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<directive>\#|%:|\?\?=)
   | (?P<open>\{|<%)
   | (?P<close>\}|%>)
@@ -53,6 +53,9 @@ _TOKEN = re.compile(
 )
 """Enough of C++'s lexical grammar to find braces: N4659 [lex], with digraphs, raw strings and 1'000."""
 
+_FORBIDDEN = frozenset({"asm", "__asm", "__asm__", "_Pragma", "__pragma"})
+"""asm can define __assert_fail, _Pragma can rename it (redefine_extname); a function body needs neither."""
+
 
 @dataclass(frozen=True)
 class Body:
@@ -61,8 +64,8 @@ class Body:
     text: str
     complete: bool
     """Whether the function's closing brace was found."""
-    has_directive: bool
-    """Whether a line of it is for the preprocessor."""
+    forbidden: str
+    """The first thing in it that could change the tests ("#", "asm", "_Pragma"); empty when there is none."""
 
 
 def function_body(completion: str) -> Body:
@@ -70,7 +73,7 @@ def function_body(completion: str) -> Body:
 
     Braces in strings, characters, comments and raw strings do not count. An unclosed function is kept whole.
     """
-    depth, at_line_start, has_directive = 1, True, False
+    depth, at_line_start, forbidden = 1, True, ""
     for token in _TOKEN.finditer(completion):
         kind = token.lastgroup
         if kind in {"space", "comment"}:
@@ -78,12 +81,13 @@ def function_body(completion: str) -> Body:
         if kind == "newline":
             at_line_start = True
             continue
-        has_directive = has_directive or (kind == "directive" and at_line_start)
+        if (kind == "directive" and at_line_start) or (kind == "word" and token.group() in _FORBIDDEN):
+            forbidden = forbidden or token.group()
         at_line_start = False
         depth += (kind == "open") - (kind == "close")
         if depth == 0:
-            return Body(completion[: token.end()], True, has_directive)
-    return Body(completion, False, has_directive)
+            return Body(completion[: token.end()], True, forbidden)
+    return Body(completion, False, forbidden)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
