@@ -58,7 +58,7 @@ def write_recipe(folder: Path, text: str) -> Path:
     return path
 
 
-# ---- plain values -------------------------------------------------------------------------------------------
+# ---- plain values -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", all_settings_classes(), ids=lambda cls: cls.__name__)
@@ -132,7 +132,7 @@ def test_no_flag_stands_for_two_settings(cls: type) -> None:
     assert sorted(names(example(cls))) == sorted(flags(cls))
 
 
-# ---- flags --------------------------------------------------------------------------------------------------
+# ---- flags ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", ["--max_tokens", "--max-tokens"])
@@ -186,7 +186,7 @@ def test_a_narrow_terminal_does_not_change_the_error(monkeypatch: pytest.MonkeyP
         parse("--name", "a", "--max_tokens", "x")
 
 
-# ---- recipes ------------------------------------------------------------------------------------------------
+# ---- recipes ----------------------------------------------------------------------------------------------
 
 
 def test_a_recipe_is_the_same_as_its_flags(tmp_path: Path) -> None:

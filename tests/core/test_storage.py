@@ -28,7 +28,7 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-# ---- objects ------------------------------------------------------------------------------------------------
+# ---- objects ----------------------------------------------------------------------------------------------
 
 
 def test_write_read_overwrite_delete(storage: Storage) -> None:
@@ -112,7 +112,7 @@ def test_sha256_is_the_standard_one() -> None:
     assert sha256(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-# ---- roots --------------------------------------------------------------------------------------------------
+# ---- roots ------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_bucket_without_credentials_fails_fast(monkeypatch: pytest.MonkeyPatch
     assert time.perf_counter() - begin < 12
 
 
-# ---- atomic writes ------------------------------------------------------------------------------------------
+# ---- atomic writes ----------------------------------------------------------------------------------------
 
 
 def test_a_reader_never_sees_half(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(UserError, match="cannot write .*permissions"):
+        with pytest.raises(UserError, match=r"cannot write .*permissions"):
             storage.write("x", b"1")
     finally:
         tmp_path.chmod(0o700)

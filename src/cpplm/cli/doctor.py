@@ -61,7 +61,9 @@ def _mark(finding: Finding) -> str:
 
 def _hardware() -> Iterator[Finding]:
     here, device = environment(), choose_device()
-    yield Finding("python", here["python"], sys.version_info >= (3, 11), needed=True)
+    modern = sys.version_info >= (3, 11)
+    fix = "" if modern else "make clean, then PYTHON=/path/to/python3.11 make demo"
+    yield Finding("python", here["python"], modern, needed=True, fix=fix)
     yield Finding("processor", f"{here['processor']}, {here['cores']} cores")
     memory = psutil.virtual_memory().total / 2**30
     yield Finding(
@@ -69,7 +71,8 @@ def _hardware() -> Iterator[Finding]:
         "lower --device_batch_size when training"
     )  # fmt: skip
     free = shutil.disk_usage(".").free / 2**30
-    yield Finding("free disk here", f"{free:.0f} GiB", free >= LEAST_DISK_GIB, needed=True)
+    fix = "" if free >= LEAST_DISK_GIB else f"free {LEAST_DISK_GIB} GiB, or work on another disk"
+    yield Finding("free disk here", f"{free:.0f} GiB", free >= LEAST_DISK_GIB, needed=True, fix=fix)
     yield Finding("device", f"{device.type} (choose another with --device_type)")
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
     reason = "in hardware" if has_fast_bf16(device) else "no fast bfloat16 here"

@@ -64,17 +64,18 @@ def train_tokenizer(settings: TokenizerSettings) -> tuple[Tokenizer, bool]:
         "max_bytes": settings.max_bytes,
         "tokenizers": version("tokenizers"),
     }
-    if settings.out.exists():
-        found = Tokenizer.load(settings.out)
+    out = settings.out.expanduser()
+    if out.exists():
+        found = Tokenizer.load(out)
         if found.provenance == provenance and found.pattern == PATTERN:
             return found, False
         raise UserError(
-            f"{settings.out} holds a tokenizer of another corpus or other settings",
+            f"{out} holds a tokenizer of another corpus or other settings",
             fix="Delete it or name another --out.",
         )
     tokens = learn_merges(_texts(reader, settings.max_bytes), settings.vocab_size)
     tokenizer = Tokenizer(pattern=PATTERN, tokens=tokens, provenance=provenance)
-    Storage(settings.out.parent, create=True).write(settings.out.name, tokenizer.to_json())
+    Storage(out.parent, create=True).write(out.name, tokenizer.to_json())
     return tokenizer, True
 
 

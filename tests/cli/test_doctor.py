@@ -1,0 +1,111 @@
+import json
+import os
+import shutil
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cpplm.cli import doctor as doctor_module
+from cpplm.cli.doctor import LIBRARIES, DoctorSettings, doctor
+from cpplm.core.errors import UserError
+from cpplm.sandbox.sandbox import Sandbox
+from tests.commands import cpplm
+
+COMPILERS = ("g++", "c++", "gcc", "cc", "clang++", "clang")
+
+
+@pytest.fixture
+def path_without_compilers(tmp_path: Path) -> str:
+    """Every program of PATH but the compilers, as links in one folder."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for entry in os.environ["PATH"].split(os.pathsep):
+        for program in Path(entry).iterdir() if Path(entry).is_dir() else ():
+            link = folder / program.name
+            if program.name.startswith(COMPILERS) or link.is_symlink():
+                continue
+            link.symlink_to(program)
+    return str(folder)
+
+
+def findings_of(stdout: str) -> tuple[bool, dict[str, Any]]:
+    figures = json.loads(stdout.splitlines()[-1])
+    assert set(figures) == {"ready", "findings"}
+    for finding in figures["findings"].values():
+        assert set(finding) == {"value", "ok", "fix"}
+        assert isinstance(finding["value"], str)
+        assert isinstance(finding["ok"], bool)
+        assert isinstance(finding["fix"], str)
+    return figures["ready"], figures["findings"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_with_a_compiler() -> None:
+    result = cpplm("doctor", "--json")
+    assert result.returncode == 0, result.stderr
+    _, findings = findings_of(result.stdout)
+    assert findings["g++"]["ok"]
+    assert "g++" in findings["g++"]["value"]
+    assert findings["torch.compile"]["value"] == "on"
+    assert {"python", "memory", "device", "attention", "sandbox", *LIBRARIES} <= set(findings)
+
+
+def test_without_a_compiler(path_without_compilers: str) -> None:
+    result = cpplm("doctor", "--json", env={**os.environ, "PATH": path_without_compilers})
+    assert result.returncode == 0, result.stderr
+    ready, findings = findings_of(result.stdout)
+    assert not ready
+    assert not findings["g++"]["ok"]
+    assert "apt-get install g++" in findings["g++"]["fix"]
+    assert not findings["torch.compile"]["ok"]
+    text = result.stdout.splitlines()[:-1]
+    assert any(line.startswith("MISSING g++") for line in text)
+    assert any(line.strip().startswith("-> sudo apt-get install g++") for line in text)
+    assert text[-1].startswith("missing: g++")
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("tree-sitter", "wandb", "tiktoken"):
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(doctor_module, "version", version)
+    report = doctor(DoctorSettings())
+    findings = report.figures["findings"]
+    assert findings["tree-sitter"] == {
+        "value": "not installed",
+        "ok": False,
+        "fix": "pip install 'cpplm[corpus]'",
+    }
+    assert findings["wandb"]["fix"] == "pip install 'cpplm[tracking]'"
+    assert findings["tiktoken"]["fix"] == "pip install cpplm"
+    assert not report.figures["ready"]
+    last = report.text.splitlines()[-1]
+    assert "tree-sitter" in last
+    assert "tiktoken" in last
+    assert "wandb" not in last  # a tracker is no need of the demo
+
+
+def test_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(*_: Any, **__: Any) -> Sandbox:
+        raise UserError("no way to isolate programs")
+
+    monkeypatch.setattr(doctor_module.Sandbox, "probe", probe)
+    report = doctor(DoctorSettings())
+    assert not report.figures["ready"]
+    sandbox = report.figures["findings"]["sandbox"]
+    assert sandbox["ok"] is False
+    assert sandbox["fix"]
+
+
+def test_everything_missing_that_is_needed_comes_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    monkeypatch.setenv("PATH", "")
+    report = doctor(DoctorSettings())
+    broken = report.text.splitlines()[-1].removeprefix("missing: ").split(", ")
+    assert {"g++", "free disk here"} <= set(broken)
+    assert all(report.figures["findings"][name]["fix"] for name in broken)

@@ -1,0 +1,288 @@
+import errno
+import importlib
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cpplm import __version__
+from cpplm.cli import main as main_module
+from cpplm.cli.main import COMMANDS, find_command, main
+from cpplm.core.errors import UserError
+from cpplm.core.settings import flags
+from tests.commands import assert_one_line_error, cpplm, settings_class
+
+CommandLine = Callable[..., tuple[int, str, str]]
+PROGRAM = [sys.executable, "-m", "cpplm.cli.main"]
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Call `main` in this process: (arguments) -> (exit status, stdout, stderr)."""
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cpplm", *map(str, arguments)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+# ---- help -------------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick() -> None:
+    def cpu_seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = cpu_seconds()
+    result = cpplm("--help")
+    assert result.returncode == 0
+    assert cpu_seconds() - before < 0.5
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nsys.argv = ['cpplm', '--help']\nfrom cpplm.cli.main import main\nmain()\n"
+        "print('|'.join(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(result.stdout.splitlines()[-1].split("|"))
+    assert "cpplm" in modules
+    assert not modules & {"torch", "numpy", "tyro", "dacite", "pyarrow", "obstore", "tiktoken", "matplotlib"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["help"]])
+def test_help_lists_every_command(arguments: list[str], command_line: CommandLine) -> None:
+    status, out, err = command_line(*arguments)
+    assert (status, err) == (0, "")
+    for name, (_, summary) in COMMANDS.items():
+        assert re.search(rf"^  cpplm {name} +{re.escape(summary)}$", out, re.MULTILINE)
+
+
+def test_version(command_line: CommandLine) -> None:
+    assert command_line("--version") == (0, f"{__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_that_lists_each_setting_once(command: str, command_line: CommandLine) -> None:
+    status, out, err = command_line(*command.split(), "--help")
+    assert (status, err) == (0, "")
+    assert f"cpplm {command}" in out
+    assert "--config" in out
+    assert "--json" in out
+    named = re.findall(r"^[│ ] --(\w+)", out, re.MULTILINE)
+    positional = [name for name in flags(settings_class(command)) if name not in named]
+    assert sorted([*named, *positional]) == sorted(flags(settings_class(command)))
+    assert len(positional) == len(re.findall(r"^[│ ] [A-Z]+ ", out, re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_is_one_function_of_one_settings_class(command: str) -> None:
+    module_name, function_name = COMMANDS[command][0].split(":")
+    function = getattr(importlib.import_module(module_name), function_name)
+    assert function.__annotations__["return"] == "Report"
+    assert function.__code__.co_argcount == 1
+
+
+# ---- wrong use --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["frobnicate"], ["no command 'cpplm frobnicate'", "corpus build", "doctor"]),
+        (["corpus"], ["no command 'cpplm corpus'", "corpus build", "corpus inspect"]),
+        (["corpus", "buidl"], ["no command 'cpplm corpus buidl'", "corpus build"]),
+        ([""], ["no command"]),
+        (["--josn"], ["no command"]),
+        (["tokenizer", "train", "--vocab_sise", "9"], ["'vocab_sise'", "Did you mean 'vocab_size'?"]),
+        (["tokenizer", "train"], ["Missing", "--data_dir", "--out"]),
+        (["tokenizer", "train", "--data_dir", "x"], ["Missing", "--out"]),
+        (
+            ["tokenizer", "train", "--data_dir=x", "--out=y", "--vocab_size", "many"],
+            ["--vocab_size", "'many'"],
+        ),
+        (["tokenizer", "train", "--vocab_size"], ["--vocab_size"]),
+        (["corpus", "inspect"], ["Missing"]),
+        (["corpus", "inspect", "x", "y"], ["Unrecognized", "y"]),
+        (["corpus", "inspect", "x", "--kind", "nice"], ["'nice'", "--kind", "chunk"]),
+        (["corpus", "build", "--out", "x"], ["no project was given"]),
+        (["tokenizer", "train", "--config"], ["--config"]),
+        (["tokenizer", "train", "--config", "no/such.toml"], ["cannot read", "no/such.toml"]),
+        (["tokenizer", "train", "--json=yes"], ["--json"]),
+        (["doctor", "--quick"], ["unknown setting 'quick'"]),
+        (["evaluate", "everything"], ["everything"]),
+        (["train", "--data_dir", "a", "--tokenizer", "b", "--out", "c", "--depth", "0"], ["--depth 0"]),
+        (["generate", "--run", "no/such/run", "--prompt", "x"], ["no/such/run"]),
+        (["runs", "page", "no/such/run"], ["no/such/run"]),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_2(
+    arguments: list[str], parts: list[str], command_line: CommandLine
+) -> None:
+    status, out, err = command_line(*arguments)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith("cpplm: ")
+    for part in parts:
+        assert part in err
+
+
+def test_wrong_use_in_a_process_of_its_own(tmp_path: Path) -> None:
+    assert_one_line_error(cpplm("corpus", "buidl"), "no command 'cpplm corpus buidl'")
+    assert_one_line_error(cpplm("tokenizer", "train", "--out", "x", cwd=tmp_path), "Missing", "--data_dir")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_longest_command_name_wins() -> None:
+    assert find_command(["evaluate", "bpb", "--x"]) == ("evaluate bpb", ["--x"])
+    assert find_command(["evaluate", "--x"]) == ("evaluate", ["--x"])
+    assert find_command(["evaluate"]) == ("evaluate", [])
+    with pytest.raises(UserError):
+        find_command(["eval"])
+
+
+# ---- what is printed --------------------------------------------------------------------------------------
+
+
+def test_json_is_the_last_line_of_stdout(
+    corpus: Path, tokenizer_path: Path, command_line: CommandLine
+) -> None:
+    arguments = ("tokenizer", "evaluate", "--tokenizer", tokenizer_path, "--data_dir", corpus)
+    status, plain, _ = command_line(*arguments)
+    assert status == 0
+    status, out, _ = command_line(*arguments, "--json")
+    assert status == 0
+    *text, last = out.splitlines()
+    assert len(text) == len(plain.splitlines())
+    assert json.loads(last)["documents"] == 8
+    assert not any(line.startswith("{") for line in [*text, *plain.splitlines()])
+
+
+def test_json_may_stand_anywhere_behind_the_command(corpus: Path, tokenizer_path: Path) -> None:
+    result = cpplm("tokenizer", "evaluate", "--json", f"--tokenizer={tokenizer_path}", "--data-dir", corpus)
+    assert result.returncode == 0
+    assert json.loads(result.stdout.splitlines()[-1])["documents"] == 8
+
+
+def test_a_recipe_is_read_and_flags_win(
+    corpus: Path, tokenizer_path: Path, tmp_path: Path, command_line: CommandLine
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'tokenizer = "{tokenizer_path}"\ndata_dir = "no/such/corpus"\n')
+    status, _, err = command_line("tokenizer", "evaluate", "--config", recipe)
+    assert status == 2
+    assert "no/such/corpus" in err
+    status, _, _ = command_line("tokenizer", "evaluate", "--config", recipe, "--data_dir", corpus)
+    assert status == 0
+
+
+def test_a_name_that_the_terminal_cannot_show_is_no_failure(
+    corpus: Path, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    odd = tmp_path / os.fsdecode(b"t\xff\xc3\xa4.json")
+    odd.write_bytes(tokenizer_path.read_bytes())
+    for encoding in ("ascii", "utf-8"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        result = cpplm("tokenizer", "evaluate", "--tokenizer", odd, "--data_dir", corpus, env=environment)
+        assert result.returncode == 0, result.stderr
+        result = cpplm(
+            "tokenizer", "evaluate", "--tokenizer", f"{odd}x", "--data_dir", corpus, env=environment
+        )
+        assert_one_line_error(result, "cannot read the tokenizer")
+
+
+# ---- the world outside ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_is_130(number: signal.Signals, tmp_path: Path) -> None:
+    """The command waits for its recipe, a pipe into which nobody writes."""
+    pipe = tmp_path / "recipe.toml"
+    os.mkfifo(pipe)
+    process = subprocess.Popen(
+        [*PROGRAM, "tokenizer", "evaluate", "--config", str(pipe)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    writer = None
+    deadline = time.monotonic() + 30
+    while writer is None and time.monotonic() < deadline:
+        try:
+            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # works once the command has it open
+        except OSError as error:
+            assert error.errno == errno.ENXIO
+            time.sleep(0.01)
+    assert writer is not None
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    os.close(writer)
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "cpplm: interrupted; the same command continues from here\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["tokenizer", "train", "--help"]])
+def test_a_reader_that_goes_away_is_no_traceback(arguments: list[str]) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 1
+    process.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_output_onto_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 2
+    assert result.stderr.startswith("cpplm: No space left on device")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_the_system_refuses_is_one_line_and_a_defect_is_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
+) -> None:
+    def raising(error: Exception) -> None:
+        def run(arguments: list[str]) -> None:
+            raise error
+
+        monkeypatch.setattr(main_module, "run", run)
+
+    raising(NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/below"))
+    assert command_line("doctor") == (
+        2, "", "cpplm: Not a directory (file/below). Mend that and run the same command again.\n",
+    )  # fmt: skip
+    raising(OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(OSError, match="Input/output error"):
+        command_line("doctor")
+    raising(ZeroDivisionError("a defect"))
+    with pytest.raises(ZeroDivisionError):
+        command_line("doctor")
+
+
+def test_closed_stdout_is_no_failure() -> None:
+    command = " ".join([*PROGRAM, "--help", ">&-"])
+    result = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -1,0 +1,125 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.tokenizer.train import TokenizerSettings, train_tokenizer
+from tests.commands import assert_one_line_error, cpplm
+from tests.conftest import write_corpus
+
+
+def train(corpus: Path, out: Path, *more: str | Path) -> list[str | Path]:
+    return ["tokenizer", "train", "--data_dir", corpus, "--out", out, "--vocab_size", "400", *more]
+
+
+def test_training_twice_trains_once(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "tokenizer.json"
+    first = cpplm(*train(corpus, out, "--json"))
+    assert first.returncode == 0, first.stderr
+    written = out.read_bytes()
+    text, figures = first.stdout.splitlines()
+    assert json.loads(figures) == {
+        "hash": Tokenizer.load(out).hash, "out": str(out), "trained_now": True, "vocab_size": 400,
+    }  # fmt: skip
+    assert "already trained" not in text
+
+    second = cpplm(*train(corpus, out, "--json"))
+    assert second.returncode == 0
+    text, again = second.stdout.splitlines()
+    assert json.loads(again) == {**json.loads(figures), "trained_now": False}
+    assert text.endswith("(already trained on this corpus)")
+    assert out.read_bytes() == written
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+def test_the_same_corpus_gives_the_same_file(corpus: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in paths:
+        assert train_tokenizer(TokenizerSettings(data_dir=str(corpus), out=path, vocab_size=400))[1]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_tilde_is_the_home_folder_both_times(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = TokenizerSettings(data_dir=str(corpus), out=Path("~/tokenizer.json"), vocab_size=400)
+    assert [train_tokenizer(settings)[1] for _ in range(2)] == [True, False]
+    assert (tmp_path / "tokenizer.json").exists()
+
+
+def test_another_tokenizer_at_out_is_left_alone(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tokenizer.json"
+    assert cpplm(*train(corpus, out)).returncode == 0
+    written = out.read_bytes()
+    other_size = cpplm(*train(corpus, out, "--vocab_size", "410"))
+    assert_one_line_error(other_size, f"{out} holds a tokenizer of another corpus or other settings")
+    other_corpus = write_corpus(tmp_path / "other", {"train": [30], "val": [2]})
+    assert_one_line_error(cpplm(*train(other_corpus, out)), "another corpus", "another --out")
+    assert out.read_bytes() == written
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"int main() {}", b'{"format": "cpplm-tokenizer"'])
+def test_a_file_that_is_no_tokenizer_is_left_alone(content: bytes, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "notes.json"
+    out.write_bytes(content)
+    assert_one_line_error(cpplm(*train(corpus, out)), str(out))
+    assert out.read_bytes() == content
+
+
+def test_bad_input_leaves_nothing_behind(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tokenizer.json"
+    missing = cpplm(*train(tmp_path / "gone", out))
+    assert_one_line_error(missing, f"no such folder: {tmp_path / 'gone'}")
+    (tmp_path / "empty").mkdir()
+    assert_one_line_error(cpplm(*train(tmp_path / "empty", out)), "no finished documents", "corpus build")
+    for size in ("320", "0", "-1"):
+        assert_one_line_error(
+            cpplm(*train(corpus, out, "--vocab_size", size)), f"--vocab_size {size}", "4096"
+        )
+    assert_one_line_error(cpplm(*train(corpus, out, "--max_bytes", "0")), "--max_bytes 0")
+    assert not out.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_too_little_code_for_the_vocabulary_says_so_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tokenizer.json"
+    result = cpplm(*train(corpus, out, "--vocab_size", "60000"))
+    assert result.returncode == 2
+    assert "the corpus gives only" in result.stderr.splitlines()[-1]
+    assert "--vocab_size 60,000" in result.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_out_below_a_file_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    result = cpplm(*train(corpus, tmp_path / "file" / "tokenizer.json"))
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("cpplm: ")
+    assert str(tmp_path / "file") in result.stderr.splitlines()[-1]
+
+
+def test_evaluate_measures_the_validation_documents(corpus: Path, tokenizer_path: Path) -> None:
+    result = cpplm("tokenizer", "evaluate", "--tokenizer", tokenizer_path, "--data_dir", corpus, "--json")
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert set(figures) == {"bytes_per_token", "by_project", "megabytes_per_second", "documents"}
+    assert figures["documents"] == 8
+    assert set(figures["by_project"]) == {"p0", "p1", "p2"}
+    assert figures["bytes_per_token"] == pytest.approx(sum(figures["by_project"].values()) / 3)
+    assert 1.5 < figures["bytes_per_token"] < 30
+    assert figures["megabytes_per_second"] > 0
+
+
+def test_evaluate_refuses_bad_input(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    def evaluate(tokenizer: Path, data_dir: Path) -> list[str | Path]:
+        return ["tokenizer", "evaluate", "--tokenizer", tokenizer, "--data_dir", data_dir]
+
+    assert_one_line_error(cpplm(*evaluate(tmp_path / "gone.json", corpus)), "gone.json")
+    assert_one_line_error(cpplm(*evaluate(tokenizer_path, tmp_path / "gone")), "no such folder")
+    altered = tmp_path / "altered.json"
+    altered.write_bytes(tokenizer_path.read_bytes().replace(b'"7d"', b'"7e"', 1))
+    assert_one_line_error(cpplm(*evaluate(altered, corpus)), "altered.json")
+    only_train = write_corpus(tmp_path / "corpus", {"train": [5]})
+    assert_one_line_error(cpplm(*evaluate(tokenizer_path, only_train)), "no validation documents")
