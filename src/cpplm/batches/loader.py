@@ -1,43 +1,63 @@
-"""Documents to batches of token ids, nothing thrown away, resumable to the token.
+"""Documents to batches of token ids: nothing thrown away, well mixed, resumable to the token.
 
-Each epoch is one stream: every document once, in an order shuffled anew by (seed, epoch), each begun by
-<BOS>. The stream is cut into rows of `seq_len`; a document that does not fit goes on in the next row. Every
-token is an input once and a target once.
+Rows of `seq_len` tokens are taken in turn from `LANES` lanes. A lane reads one document after the other: a
+document that does not fit goes on in that lane's next row, and one that ends is followed by the next unread
+document. Neighbouring rows thus come from different documents, however long those are, and every token of
+an epoch is an input once and a target once.
 
-The state is four integers. A loader started from it gives the very batches that would have followed.
+The state says where each lane stands. A loader started from it gives the very batches that would have
+followed.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cpplm.core.errors import UserError
-from cpplm.core.shards import ShardReader, Split
-from cpplm.tokenizer.special import IGNORED
+from cpplm.batches.documents import Document, DocumentStream, Position
+from cpplm.core.shards import ShardReader
+from cpplm.tokenizer.special import IGNORED, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 
-TOKENIZE_AT_ONCE = 64  # documents; large enough to keep the encoder's threads busy
+# Documents that are open at a time. A fixed number: the order of rows must not depend on the batch size.
+LANES = 64
 
 
 @dataclass(frozen=True)
 class LoaderState:
-    """The position of the next unread token: shard and document are positions in the epoch's order."""
+    """Rows given out; per lane its document and the next token there; the next unread document.
 
-    epoch: int = 0
-    shard: int = 0
-    document: int = 0
-    token: int = 0
+    A fresh loader has no lanes yet.
+    """
 
-    def to_json(self) -> dict[str, int]:
+    rows: int = 0
+    lanes: tuple[tuple[Position, int], ...] = ()
+    unread: Position = field(default_factory=Position)
+
+    def to_json(self) -> dict[str, Any]:
         """Plain integers for a checkpoint."""
-        return asdict(self)
+        return {
+            "rows": self.rows,
+            "lanes": [[*_integers(position), token] for position, token in self.lanes],
+            "unread": _integers(self.unread),
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> LoaderState:
+        """The inverse of `to_json`."""
+        lanes = tuple((Position(*position), token) for *position, token in values["lanes"])
+        return cls(values["rows"], lanes, Position(*values["unread"]))
+
+
+def _integers(position: Position) -> list[int]:
+    return [position.epoch, position.shard, position.document]
 
 
 @dataclass(frozen=True)
@@ -52,52 +72,12 @@ class Batch:
     state: LoaderState
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """One tokenised document and its position."""
+@dataclass
+class _Lane:
+    """The document being read and its next token. There is always at least one token left."""
 
-    epoch: int
-    shard: int
-    document: int
-    ids: np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
-def documents(
-    reader: ShardReader,
-    tokenizer: Tokenizer,
-    split: Split,
-    *,
-    seed: int | None,
-    start: LoaderState,
-    threads: int,
-) -> Iterator[_Piece]:
-    """Tokenised documents from `start` on, epoch after epoch; `seed` None keeps the stored order.
-
-    Only one shard is in memory at a time.
-    """
-    shards = reader.shards(split)
-    if sum(shard.documents for shard in shards) == 0:
-        raise UserError(
-            f"{reader.storage.location} has no {split} documents", fix="Build a corpus with more code."
-        )
-    for epoch in itertools.count(start.epoch):
-        order = _permutation(len(shards), seed, epoch, 0)
-        first_shard = start.shard if epoch == start.epoch else 0
-        for position in range(first_shard, len(shards)):
-            texts = reader.table(shards[order[position]], ["text"])["text"].to_pylist()
-            inner = _permutation(len(texts), seed, epoch, 1 + order[position])
-            here = epoch == start.epoch and position == start.shard
-            for begin in range(start.document if here else 0, len(texts), TOKENIZE_AT_ONCE):
-                chosen = inner[begin : begin + TOKENIZE_AT_ONCE]
-                rows = tokenizer.encode_batch([texts[i] for i in chosen], prepend="<BOS>", threads=threads)
-                for offset, ids in enumerate(rows):
-                    yield _Piece(epoch, position, begin + offset, np.array(ids, dtype=np.int64))
-
-
-def _permutation(length: int, seed: int | None, *key: int) -> list[int]:
-    if seed is None:
-        return list(range(length))
-    return [int(i) for i in np.random.default_rng([seed, *key]).permutation(length)]
+    document: Document
+    token: int = 0
 
 
 class TrainLoader:
@@ -114,31 +94,52 @@ class TrainLoader:
         state: LoaderState | None = None,
         threads: int = 2,
     ) -> None:
+        """Start anew, or from `state`."""
+        state = state or LoaderState()
         self._batch_size, self._seq_len = batch_size, seq_len
-        start = state or LoaderState()
-        self._documents = documents(reader, tokenizer, "train", seed=seed, start=start, threads=threads)
-        self._pending: deque[_Piece] = deque()
-        self._offset = start.token  # tokens of the first pending document that were already inputs
+        stream = DocumentStream(reader, tokenizer, "train", seed=seed, threads=threads)
+        self._unread = stream.read_from(state.unread)
+        self._rows = state.rows
+        # Sorted reading touches each shard once; the lanes keep their own order.
+        places = {
+            position: stream.read(position) for position in sorted({p for p, _ in state.lanes}, key=_integers)
+        }
+        self._lanes = [_Lane(places[position], token) for position, token in state.lanes]
+        self._next = next(self._unread)
+        if not self._lanes:
+            self._lanes = [_Lane(self._advance()) for _ in range(LANES)]
+
+    def _advance(self) -> Document:
+        """The next unread document; one is kept in hand, so that the state can name it."""
+        document, self._next = self._next, next(self._unread)
+        return document
+
+    def _row(self) -> npt.NDArray[np.int64]:
+        """The next `seq_len` tokens of the lane whose turn it is, and the one after them."""
+        lane = self._lanes[self._rows % LANES]
+        pieces = [lane.document.ids[lane.token :]]
+        missing = self._seq_len + 1 - len(pieces[0])
+        lane.token += self._seq_len
+        while missing > 0:
+            lane.token -= len(lane.document.ids)
+            lane.document = self._advance()
+            pieces.append(lane.document.ids)
+            missing -= len(lane.document.ids)
+        self._rows += 1
+        return np.concatenate(pieces)[: self._seq_len + 1]
 
     def __iter__(self) -> TrainLoader:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; its last target is the first input of the batch after it."""
-        wanted = self._batch_size * self._seq_len
-        while sum(len(piece.ids) for piece in self._pending) - self._offset <= wanted:
-            self._pending.append(next(self._documents))
-        stream = np.concatenate([piece.ids for piece in self._pending])[self._offset :]
-        self._offset += wanted
-        while self._offset >= len(self._pending[0].ids):
-            self._offset -= len(self._pending.popleft().ids)
-        first = self._pending[0]
-        shape = (self._batch_size, self._seq_len)
-        return Batch(
-            inputs=torch.from_numpy(stream[:wanted].reshape(shape)),
-            targets=torch.from_numpy(stream[1 : wanted + 1].reshape(shape)),
-            state=LoaderState(first.epoch, first.shard, first.document, self._offset),
+        """The next batch."""
+        rows = np.stack([self._row() for _ in range(self._batch_size)])
+        state = LoaderState(
+            self._rows,
+            tuple((lane.document.position, lane.token) for lane in self._lanes),
+            self._next.position,
         )
+        return Batch(torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy()), state)
 
 
 def validation_batches(
@@ -150,29 +151,22 @@ def validation_batches(
     max_tokens: int | None = None,
     threads: int = 2,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One pass over the validation documents in stored order, as (inputs, targets).
+    """One pass over the validation documents in stored order.
+
+    Gives (inputs, targets), each of shape (batch_size, seq_len).
 
     Stops after `max_tokens` tokens. The last batch is filled up with <PAD> and ignored targets, so that all
     batches have one shape.
     """
-    total = sum(shard.documents for shard in reader.shards("val"))
-    stream = documents(reader, tokenizer, "val", seed=None, start=LoaderState(), threads=threads)
-    rows = np.concatenate([piece.ids for piece in _until(itertools.islice(stream, total), max_tokens)])
-    ids = rows[: None if max_tokens is None else max_tokens + 1]
+    stream = DocumentStream(reader, tokenizer, "val", seed=None, threads=threads)
+    documents = itertools.islice(stream.read_from(Position()), stream.num_documents)
+    tokens = itertools.chain.from_iterable(document.ids for document in documents)
+    wanted = itertools.islice(tokens, None if max_tokens is None else max_tokens + 1)
     per_batch = batch_size * seq_len
-    for begin in range(0, len(ids) - 1, per_batch):
-        inputs = np.zeros(per_batch, dtype=np.int64)  # <PAD> is 0
-        targets = np.full(per_batch, IGNORED, dtype=np.int64)
-        part = ids[begin : begin + per_batch + 1]
-        inputs[: len(part) - 1], targets[: len(part) - 1] = part[:-1], part[1:]
+    ids = np.fromiter(itertools.islice(wanted, per_batch + 1), dtype=np.int64)
+    while len(ids) > 1:
+        inputs, targets = np.full(per_batch, PAD), np.full(per_batch, IGNORED)
+        inputs[: len(ids) - 1], targets[: len(ids) - 1] = ids[:-1], ids[1:]
         shape = (batch_size, seq_len)
         yield torch.from_numpy(inputs.reshape(shape)), torch.from_numpy(targets.reshape(shape))
-
-
-def _until(pieces: Iterator[_Piece], max_tokens: int | None) -> Iterator[_Piece]:
-    seen = 0
-    for piece in pieces:
-        yield piece
-        seen += len(piece.ids)
-        if max_tokens is not None and seen > max_tokens:
-            return
+        ids = np.fromiter(itertools.chain(ids[-1:], itertools.islice(wanted, per_batch)), dtype=np.int64)

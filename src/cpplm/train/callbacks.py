@@ -140,7 +140,7 @@ class CheckpointCallback(Callback):
             "config.json": _json(to_dict(trainer.model.config)),
             "settings.json": _json(to_dict(trainer.settings)),
             "tokenizer.json": trainer.tokenizer.to_json(),
-            "state.json": _json({**asdict(state), **self._provenance}),
+            "state.json": _json({**asdict(state), "loader": state.loader.to_json(), **self._provenance}),
         }
         save_checkpoint(self._storage, state.step, files, keep_last=trainer.settings.keep_last)
         self._saved_step, self._saved_time = state.step, time.monotonic()

@@ -64,5 +64,5 @@ def restore_state(checkpoint: Checkpoint) -> TrainState:
         step=values["step"],
         tokens=values["tokens"],
         seconds=values["seconds"],
-        loader=LoaderState(**values["loader"]),
+        loader=LoaderState.from_json(values["loader"]),
     )
