@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from cpplm.sandbox.sandbox import Sandbox
 LIMITS = Limits(wall_seconds=4, cpu_seconds=3, memory_bytes=512 * MIB, processes=16, scratch_bytes=16 * MIB)
 
 
-def compile_in(sandbox: Sandbox, source: str) -> Result:
+def compile_in(sandbox: Sandbox, source: str, limits: Limits = LIMITS) -> Result:
     result = sandbox.run(
-        {"program.cpp": source.encode()}, list(COMPILE_COMMAND), LIMITS, fetch={"program": 16 * MIB}
+        {"program.cpp": source.encode()}, list(COMPILE_COMMAND), limits, fetch={"program": 16 * MIB}
     )
     after = sandbox.run({}, ["/bin/echo", "unaffected"], Limits())
     assert after.stdout == b"unaffected\n"
@@ -88,7 +89,6 @@ def test_costly_sources_end_soon(sandbox: Sandbox, source: str) -> None:
     "source",
     [
         pytest.param('#include "/dev/zero"\nint main() {}', id="dev_zero"),
-        pytest.param("int main() { return " + "(" * 200_000, id="brackets"),
         pytest.param(
             "template <int N, int M> struct T { T<N - 1, 2 * M> a; T<N - 1, 2 * M + 1> b; };\n"
             "template <int M> struct T<0, M> { int x; };\nT<26, 0> tree;\nint main() {}",
@@ -104,9 +104,9 @@ def test_costly_sources_end_soon(sandbox: Sandbox, source: str) -> None:
 )
 def test_bombs_are_ended_by_a_limit(sandbox: Sandbox, source: str) -> None:
     """Unsandboxed: gigabytes of memory, and a compiler that outlives the time limit of its driver."""
-    result = compile_in(sandbox, source)
+    result = compile_in(sandbox, source, dataclasses.replace(LIMITS, wall_seconds=2.5))
     assert not result.succeeded
-    assert result.wall_seconds < LIMITS.wall_seconds + 2
+    assert result.wall_seconds < 4.5
 
 
 def test_many_errors_make_a_short_message(sandbox: Sandbox) -> None:
