@@ -12,8 +12,10 @@ A killed build loses at most the projects that were being worked on. Nothing cou
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -241,10 +243,19 @@ def _write_parts(
     storage.write_json(f"{PARTS}/{key}.json", {"parts": parts, "figures": figures})
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C reaches the whole process group; only the parent acts on it."""
+def _start_worker() -> None:
+    """Ctrl-C reaches the whole process group, but only the parent acts on it; a worker never outlives it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    """End this worker when its parent is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextmanager
@@ -255,8 +266,9 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         UserError: the operating system killed a worker.
     """
     pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupt
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
     )
+    others = set(multiprocessing.active_children())
     try:
         yield pool
     except BrokenProcessPool as error:
@@ -264,5 +276,9 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             "a worker process was killed, most likely for lack of memory",
             fix="Run the same command with fewer --workers; finished projects are kept.",
         ) from error
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()  # what they were doing is not wanted any more
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

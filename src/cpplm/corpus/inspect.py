@@ -39,8 +39,12 @@ def inspect(settings: InspectSettings) -> tuple[dict[str, Any], list[dict[str, A
         UserError: no corpus there, or no document of that project and kind.
     """
     reader = ShardReader(settings.corpus)
-    projects = reader.manifest.get("projects", {})
-    if settings.project is not None and projects and settings.project not in projects:
+    projects = reader.manifest.get("projects")
+    if projects is None:
+        raise UserError(
+            f"{settings.corpus} was not written by 'cpplm corpus build'", fix="Name the folder that it wrote."
+        )
+    if settings.project is not None and settings.project not in projects:
         raise UserError(
             f"{settings.corpus} has no project {settings.project!r}",
             fix=f"Projects: {', '.join(sorted(projects))}.",

@@ -26,6 +26,7 @@ _NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_fun
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
 _OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|[^\s\w(]+)")
 _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
+_CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s*\)", re.DOTALL)
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
 _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
 
@@ -249,7 +250,11 @@ def _function(item: Item, node: tree_sitter.Node, code: bytes) -> None:
 
 
 def _name_function(item: Item, declarator: tree_sitter.Node | None) -> None:
-    """Split `ns::Class<T>::method` into name and qualifier."""
+    """Split `ns::Class<T>::method` into name and qualifier; a conversion has no name to call it by."""
+    conversion = _CONVERSION.match(declarator.text or b"") if declarator is not None else None
+    if conversion:
+        item.qualifier = conversion.group(1)
+        return
     while declarator is not None and declarator.type not in ("function_declarator", "operator_cast"):
         inner = declarator.child_by_field_name("declarator") or declarator.child_by_field_name("name")
         if inner is None and declarator.named_children:

@@ -1,0 +1,166 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpplm.corpus.documents import Options, build_unit, cut
+from cpplm.corpus.masking import MacroTable
+from cpplm.corpus.sources import Project, find_files
+from cpplm.corpus.units import Unit
+from tests.corpus.cpp import (
+    TINYLIB,
+    compile_errors,
+    documents_of,
+    in_order,
+    needs_gxx,
+    one_document,
+    utf8_bytes,
+    write_files,
+)
+
+
+@needs_gxx
+def test_every_document_of_the_example_compiles():
+    documents, functions = documents_of(TINYLIB)
+    assert {document.kind for document in documents} == {"compilable"}
+    for document in documents:
+        language = "c" if document.files[-1].endswith(".c") else "c++"
+        assert compile_errors(document.text, TINYLIB / "include", language=language) == "", document.files
+    assert sum(document.functions for document in documents) == functions == 37
+
+
+def test_header_and_source_become_one_document_in_order():
+    documents, _ = documents_of(TINYLIB)
+    shape = next(d for d in documents if "src/shape.cc" in d.files)
+    assert shape.files == ("include/tinylib/shape.h", "src/shape.cc")
+    assert '#include "tinylib/shape.h"' not in shape.text
+    assert "#ifndef" not in shape.text
+    in_order(
+        shape.text,
+        "class TINYLIB_API Shape",
+        "class TINYLIB_API Circle : public Shape",
+        "double Circle::area()",
+    )
+    in_order(shape.text, "double square_of(double value) {", "double disc_area(", "double Circle::area()")
+
+
+def test_static_functions_of_one_name_stay_in_their_files():
+    documents, _ = documents_of(TINYLIB)
+    shape = next(d.text for d in documents if "src/shape.cc" in d.files)
+    report = next(d.text for d in documents if "src/report.cc" in d.files)
+    assert "format(double value)" in shape
+    assert "format(double value)" not in report
+    assert "format(const Shape& shape)" in report
+
+
+def test_crlf_and_non_ascii_keep_every_function_whole(tmp_path):
+    source = (
+        "// Größe 面積\r\nint a() {\r\n  return 1;\r\n}\r\n\r\n// é\r\nint b() {\r\n  return a();\r\n}\r\n"
+    )
+    document = one_document(tmp_path, {"a.cc": b"\xef\xbb\xbf" + source.encode()})
+    assert document.text == source.replace("\r\n", "\n")
+
+
+def test_header_functions_and_small_functions_are_kept(tmp_path):
+    document = one_document(tmp_path, {"a.h": "#pragma once\nint a() { return 1; }\nvoid n() {}\n"})
+    assert document.functions == 2
+    assert document.text == "int a() { return 1; }\n\nvoid n() {}\n"
+
+
+def test_c_files_and_extern_c_blocks(tmp_path):
+    document = one_document(
+        tmp_path, {"a.c": 'extern "C" {\nint f(void) { return 1; }\nint g(void) { return f(); }\n}\n'}
+    )
+    assert document.functions == 2
+    in_order(document.text, 'extern "C" {', "int f(void)", "int g(void)")
+
+
+@needs_gxx
+def test_an_included_header_that_includes_the_unit_again(tmp_path):
+    files: dict[str, str | bytes] = {
+        "a.h": "#ifndef A_H\n#define A_H\nstruct A { int x; };\nint a();\n#endif\n",
+        "b.h": '#ifndef B_H\n#define B_H\n#include "a.h"\ninline int b(A v) { return v.x; }\n#endif\n',
+        "a.cc": '#include "a.h"\n#include "b.h"\nint a() { return b(A{1}); }\n',
+    }
+    documents, _ = documents_of(write_files(tmp_path, files))
+    (merged,) = [d for d in documents if "a.cc" in d.files]
+    assert compile_errors(merged.text, tmp_path) == ""
+    in_order(merged.text, "struct A", '#include "b.h"', "int a() {")
+
+
+def test_a_file_that_does_not_add_up_is_kept_as_it_is(tmp_path):
+    source = "int a() { return 1; }\n#if X\nvoid broken() {\nint b() { return 2; }\n"
+    document = one_document(tmp_path, {"a.cc": source})
+    assert (document.kind, document.text) == ("file", source)
+
+
+def test_mode_file_keeps_order_and_guards(tmp_path):
+    header = "#ifndef A_H\n#define A_H\nint b();\nstruct S {};\n#endif\n"
+    documents, _ = documents_of(
+        write_files(tmp_path, {"a.h": header, "a.cc": '#include "a.h"\nint b() { return 1; }\n'}),
+        ordered=False,
+    )
+    assert [d.kind for d in documents] == ["file", "file"]
+    assert header in [d.text for d in documents]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("budget", [512, 700, 2_000, 10_000])
+def test_the_budget_is_never_exceeded_and_every_function_is_somewhere(tmp_path, budget, ordered):
+    functions = "".join(
+        f"// {'é' * (i % 9)}\nint f{i}(int a) {{\n"
+        + f"  a += {i};\n" * (i % 40)
+        + f"  return {f'f{i - 1}(a)' if i else 'a'};\n}}\n"
+        for i in range(60)
+    )
+    long_line = 'const char* kText = "' + "面" * 1_000 + '";\n'
+    head = '#include <vector>\n#include "own.h"\nnamespace big {\nstruct S { int x; };\n'
+    source = f"{head}{functions}}}\n{long_line}"
+    documents, count = documents_of(
+        write_files(tmp_path, {"a.cc": source, "own.h": "int own();\n"}), budget=budget, ordered=ordered
+    )
+    assert count == 60
+    assert all(utf8_bytes(d.text) <= budget and d.size == utf8_bytes(d.text) for d in documents)
+    text = "\n".join(d.text for d in documents)
+    for i in range(60):
+        assert re.search(rf"int f{i}\(int a\) {{", text), i
+    assert text.count("面") == 1_000
+    if ordered:
+        whole = [d for d in documents if d.kind == "compilable" and "f1(" in d.text]
+        assert all("namespace big {" in d.text for d in whole)
+
+
+@needs_gxx
+def test_parts_of_a_long_unit_bring_what_they_need(tmp_path):
+    source = (
+        "#include <string>\n#define TWICE(x) ((x) * 2)\nnamespace n {\n"
+        + "".join(
+            f"struct T{i} {{ int v = TWICE({i}); }};\nstatic int low{i}(T{i} t) {{ return t.v; }}\n"
+            f"std::string high{i}(T{i} t) {{\n{'  t.v += 1;' * 20}\n  return std::to_string(low{i}(t));\n}}\n"
+            for i in range(20)
+        )
+        + "}\n"
+    )
+    documents, _ = documents_of(write_files(tmp_path, {"a.cc": source}), budget=2_000)
+    assert len(documents) > 3
+    assert {d.kind for d in documents} == {"compilable"}
+    for document in documents:
+        assert compile_errors(document.text) == ""
+
+
+def test_the_real_tokenizer_counts(tokenizer, tmp_path):
+
+    source = "".join(f"int f{i}(int a) {{ return a * {i * 7919}; }}\n" for i in range(300))
+    files, _ = find_files(Project("p", (write_files(tmp_path, {"a.cc": source}),)), 500_000)
+    options = Options(MacroTable(), 200, lambda text: len(tokenizer.encode(text)), ordered=True)
+    documents, _ = build_unit(Unit(tuple(files)), options)
+    assert max(len(tokenizer.encode(d.text)) for d in documents) <= 200
+    assert sum(d.text.count("return") for d in documents) == 300
+
+
+@given(st.text("ab é面\n", max_size=200), st.integers(4, 40))
+def test_cutting_loses_nothing_and_keeps_the_budget(text, budget):
+    pieces = cut(text, budget, utf8_bytes)
+    assert "".join(pieces) == text
+    assert all(utf8_bytes(piece) <= budget for piece in pieces)
