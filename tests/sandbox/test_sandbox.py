@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -105,7 +106,8 @@ def test_runs_leave_no_descriptors_and_no_folders(sandbox: Sandbox) -> None:
 
 @pytest.mark.slow
 def test_death_of_the_harness_ends_the_program(sandbox: Sandbox) -> None:
-    """kill -9 in the middle of a run: the program goes with it."""
+    """kill -9 in the middle of a run: the program goes with it; a working folder on the host stays."""
+    folders = set(Path("/tmp").glob("cpplm-sandbox-*"))
     code = f"""
         from cpplm.sandbox.backends import BACKENDS
         from cpplm.sandbox.limits import Limits
@@ -127,6 +129,10 @@ def test_death_of_the_harness_ends_the_program(sandbox: Sandbox) -> None:
     while sleepers() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not sleepers()
+    left = set(Path("/tmp").glob("cpplm-sandbox-*")) - folders
+    assert len(left) == (sandbox.name != "namespaces")
+    for folder in left:
+        shutil.rmtree(folder)
 
 
 def test_probe_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
