@@ -78,7 +78,9 @@ def test_any_cut_loses_at_most_the_last_record(cut: int, tmp_path: Path) -> None
     assert steps_of(path) == list(range(9))
 
 
-@pytest.mark.parametrize("damage", [b"{broken", b"", b"3", b"[1]", b"null", b'{"text": "\xff"}'])
+@pytest.mark.parametrize(
+    "damage", [b"{broken", b"", b"3", b"[1]", b"null", b'{"step": 2}', b'{"text": "\xff"}']
+)
 def test_damage_in_the_middle_is_named_with_its_line(damage: bytes, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     write_steps(path, range(4))

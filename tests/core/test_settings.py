@@ -180,6 +180,13 @@ def test_refuses_wrong_flags_in_one_line(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("flag", ["--place", "--items"])
+def test_a_bucket_is_no_local_path(flag: str) -> None:
+    with pytest.raises(UserError, match=f"{flag} s3:/bucket/x must be local"):
+        parse("--name", "s3://bucket/x", flag, "s3://bucket/x")
+    assert parse("--name", "s3://bucket/x", flag, "a/b:c/d").name == "s3://bucket/x"
+
+
 def test_a_narrow_terminal_does_not_change_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     with pytest.raises(UserError, match=r"--max_tokens: invalid literal for int\(\) with base 10: 'x'"):

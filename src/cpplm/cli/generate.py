@@ -85,9 +85,10 @@ def _from_stdin() -> str:
 def _print_as_written(engine: Engine, prompt: str, sampling: SamplingSettings) -> str:
     """Print the prompt and each token at once, never half a UTF-8 character; returns the completion."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    sys.stdout.write(prompt)
-    pieces = []
+    pieces: list[str] = []
     for (token,) in engine.stream(engine.tokenizer.encode(prompt, prepend=BOS), sampling):
+        if not pieces:  # the prompt was not refused
+            sys.stdout.write(prompt)
         if token is None:
             break
         pieces.append(decoder.decode(engine.tokenizer.decode_bytes([token])))

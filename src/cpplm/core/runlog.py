@@ -31,7 +31,7 @@ def read_run_log(path: Path) -> list[dict[str, Any]]:
     """All complete records of a log, oldest first; an unfinished last line is ignored.
 
     Raises:
-        UserError: a complete line is not a JSON object.
+        UserError: a complete line is not a record.
     """
     if not path.exists():
         return []
@@ -42,7 +42,7 @@ def read_run_log(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except ValueError as error:
             raise UserError(f"{path}:{number} is not valid JSON: {error}", fix="Remove that line.") from error
-        if not isinstance(record, dict):
+        if not isinstance(record, dict) or "event" not in record:
             raise UserError(f"{path}:{number} is not a record of a run log", fix="Remove that line.")
         records.append(record)
     return records

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import io
 import itertools
+import re
 import tomllib
 import typing
 from collections.abc import Iterable
@@ -126,7 +127,8 @@ def from_command_line(
     `--max_tokens` and `--max-tokens` are the same flag. Prints help and exits with 0 when asked to.
 
     Raises:
-        UserError: an unknown flag (with the nearest known one), a missing one, or a value of the wrong type.
+        UserError: an unknown flag (with the nearest known one), a missing one, a value of the wrong type, or
+            a bucket URL for a setting that is a local path.
     """
     wanted = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
     given = [argument[2:].split("=")[0].replace("-", "_") for argument in wanted]
@@ -134,7 +136,7 @@ def from_command_line(
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
+            settings = tyro.cli(
                 cls,
                 args=[*(recipe_arguments(cls, recipe) if recipe else []), *arguments],
                 prog=program,
@@ -146,6 +148,18 @@ def from_command_line(
         if not stop.code:
             raise
         raise UserError(_on_one_line(complaint.getvalue()), fix=f"Try '{program} --help'.") from None
+    _refuse_urls(settings)
+    return settings
+
+
+def _refuse_urls(settings: Any) -> None:
+    """Refuse a bucket URL where a local path is wanted: it would become a folder named `s3:` here."""
+    for name, value in vars(settings).items():
+        if dataclasses.is_dataclass(value):
+            _refuse_urls(value)
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path) and re.match(r"[a-z][a-z0-9]+:/", str(path)):
+                raise UserError(f"--{name} {path} must be local, not in a bucket", fix="Name a local path.")
 
 
 def _on_one_line(box: str) -> str:
