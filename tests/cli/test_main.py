@@ -237,10 +237,16 @@ def test_interrupted_is_130(number: signal.Signals, tmp_path: Path) -> None:
     assert err == "cpplm: interrupted; the same command continues from here\n"
 
 
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    """A failing write shows at once where Python does not buffer, else when it flushes."""
+    return {**os.environ, "PYTHONUNBUFFERED": request.param}
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["tokenizer", "train", "--help"]])
-def test_a_reader_that_goes_away_is_no_traceback(arguments: list[str]) -> None:
+def test_a_reader_that_goes_away_is_no_traceback(arguments: list[str], environment: dict[str, str]) -> None:
     process = subprocess.Popen(
-        [*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -251,10 +257,10 @@ def test_a_reader_that_goes_away_is_no_traceback(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_output_onto_a_full_disk_is_one_line() -> None:
+def test_output_onto_a_full_disk_is_one_line(environment: dict[str, str]) -> None:
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
-            [*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment
         )
     assert result.returncode == 2
     assert result.stderr.startswith("cpplm: No space left on device")

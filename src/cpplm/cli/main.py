@@ -8,6 +8,7 @@ rest is. A command is a function with one parameter, annotated with its settings
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import io
@@ -128,30 +129,43 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    arguments = sys.argv[1:]
     try:
-        if not arguments or arguments[0] in ("-h", "--help", "help"):
-            print(usage())
-        elif arguments[0] == "--version":
-            print(__version__)
-        else:
-            run(arguments)
-        print(end="", flush=True)  # now, where a failure to write is still ours to report
+        try:
+            dispatch(sys.argv[1:])
+        finally:
+            print(end="", flush=True)  # now, where a failure to write is still ours to report
     except UserError as error:
         print(f"cpplm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("cpplm: interrupted; the same command continues from here", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:  # whoever read our output has enough; Python must not flush into the pipe again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has enough
+        _drop_stdout()
         raise SystemExit(1) from None
     except OSError as error:
         if error.errno not in MENDABLE:
             raise
         where = f" ({error.filename})" if error.filename else ""
         print(f"cpplm: {error.strerror}{where}. Mend that and run the same command again.", file=sys.stderr)
+        _drop_stdout()
         raise SystemExit(2) from None
+
+
+def dispatch(arguments: list[str]) -> None:
+    """Print the general help or the version, or run the command."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+    elif arguments[0] == "--version":
+        print(__version__)
+    else:
+        run(arguments)
+
+
+def _drop_stdout() -> None:
+    """What is still buffered goes nowhere: Python would try to write it once more at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no real file, or closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
