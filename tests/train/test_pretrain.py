@@ -169,6 +169,9 @@ def test_disk_full_names_the_file(settings: TrainSettings, monkeypatch: pytest.M
         ({"warmup_ratio": 0.7, "warmdown_ratio": 0.6}, "overlap"),
         ({"depth": 0}, "--depth 0"),
         ({"eval_every": 0}, "--eval_every 0"),
+        ({"max_minutes": 0.0}, "--max_minutes 0"),
+        ({"seed": -1}, "--seed -1"),
+        ({"run_name": "x"}, "Add --wandb_project"),
         ({"resume_from_step": -3}, "--resume_from_step -3"),
         ({"warmdown_ratio": math.nan}, "not a share"),
     ],
@@ -176,6 +179,34 @@ def test_disk_full_names_the_file(settings: TrainSettings, monkeypatch: pytest.M
 def test_contradictions(settings: TrainSettings, change: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         dataclasses.replace(settings, **change)
+
+
+@pytest.mark.parametrize(
+    "change", [{"window_pattern": "XY"}, {"head_dim": 15}, {"num_kv_heads": 3, "aspect_ratio": 32}]
+)
+def test_what_is_refused_leaves_no_folder(settings: TrainSettings, change: dict) -> None:
+    with pytest.raises(UserError):
+        pretrain(dataclasses.replace(settings, **change))
+    assert not settings.out.exists()
+
+
+def test_no_validation_documents(settings: TrainSettings, tmp_path: Path) -> None:
+    corpus = str(write_corpus(tmp_path / "c", {"train": [5]}))
+    with pytest.raises(UserError, match="--eval_every -1"):
+        pretrain(dataclasses.replace(settings, data_dir=corpus))
+    assert not settings.out.exists()
+    assert pretrain(dataclasses.replace(settings, data_dir=corpus, eval_every=-1)).validation is None
+
+
+def test_tensorboard_gets_the_figures(settings: TrainSettings) -> None:
+    pytest.importorskip("tensorboard")
+    pretrain(dataclasses.replace(settings, num_iterations=3, tensorboard=True))
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(settings.out / "tensorboard"))
+    events.Reload()
+    logged = [event.value for event in events.Scalars("step/loss")]
+    ours = [r["loss"] for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "step"]
+    assert logged == pytest.approx(ours)
 
 
 def test_horizons(settings: TrainSettings) -> None:

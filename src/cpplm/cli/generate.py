@@ -50,6 +50,8 @@ def generate(settings: GenerateSettings) -> Report:
     engine, step = load_engine(settings.model)
     if settings.examples:
         samples = example_completions(engine, settings.sampling)
+        if not samples:
+            raise UserError("no example fits into the model's context", fix="Give a shorter --prompt.")
         if settings.save:
             Storage(run_folder(settings.model.run)).write_json(
                 "samples.json", {"step": step, "samples": samples}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cpplm.core.errors import UserError
 from cpplm.core.hardware import Precision, choose_device, choose_dtype
 from cpplm.generate.engine import Engine
 from cpplm.train.checkpoint import open_run
@@ -22,6 +23,10 @@ class ModelSource:
     """Device (empty = the best one present)."""
     precision: Precision = "auto"
     """Of matrix products; auto = bf16 where the hardware has it."""
+
+    def __post_init__(self) -> None:
+        if self.step < -1:
+            raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
 
 
 def load_engine(source: ModelSource) -> tuple[Engine, int]:

@@ -7,6 +7,7 @@ from typing import Any
 from cpplm.core.progress import say
 from cpplm.generate.engine import Engine
 from cpplm.generate.sampling import SamplingSettings
+from cpplm.tokenizer.special import BOS
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 EXAMPLE_PROMPTS = (
@@ -17,9 +18,12 @@ EXAMPLE_PROMPTS = (
 
 
 def example_completions(engine: Engine, settings: SamplingSettings) -> list[dict[str, Any]]:
-    """One completion per example prompt, as plain JSON."""
+    """One completion per example prompt that fits into the model's context, as plain JSON."""
     results = []
+    room = engine.model.config.max_seq_len - 1
     for prompt in EXAMPLE_PROMPTS:
+        if len(engine.tokenizer.encode(prompt, prepend=BOS)) > room:
+            continue
         completion = engine.complete(prompt, settings)[0]
         results.append({"prompt": prompt, "completion": completion.text, "reason": completion.reason})
     return results
@@ -38,4 +42,5 @@ class SampleCallback(Callback):
             return
         samples = example_completions(Engine(trainer.model, trainer.tokenizer), self._settings)
         trainer.log.write("samples", step=trainer.state.step, samples=samples)
-        say(f"step {trainer.state.step}: {samples[0]['prompt']}{samples[0]['completion']}")
+        for sample in samples[:1]:
+            say(f"step {trainer.state.step}: {sample['prompt']}{sample['completion']}")

@@ -28,6 +28,8 @@ class SamplingSettings:
             raise UserError(f"--max_new_tokens {self.max_new_tokens} must be at least 1")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"--temperature {self.temperature}", fix="Use 0 (greedy) or a positive number.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed {self.seed}", fix="Use a number from 0 to 4294967295.")
         if self.top_k < 0:
             raise UserError(f"--top_k {self.top_k}", fix="Use 0 for all tokens, or a positive number.")
 

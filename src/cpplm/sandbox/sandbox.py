@@ -182,7 +182,7 @@ def examine(backend: Backend) -> str:
             result = Sandbox(backend).run(files, ["./probe"], limits, fetch={"file": 100})
         except SandboxError as error:
             return str(error)
-        unchanged = Path(canary.name).read_text() == secret
+        unchanged = Path(canary.name).read_text(encoding="utf-8") == secret
     if result.stdout == b"inside\n" and result.files == {"file": b"inside\n"} and unchanged:
         return ""
     return f"the walls leak or nothing runs: {result.stdout[:300]!r} {result.message()[:300]!r}"

@@ -30,7 +30,7 @@ from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCal
 from cpplm.train.checkpoint import Checkpoint
 from cpplm.train.resume import find_checkpoint, restore_state
 from cpplm.train.settings import TrainSettings
-from cpplm.train.tracking import make_trackers
+from cpplm.train.tracking import make_trackers, require_trackers
 from cpplm.train.trainer import Callback, Horizon, Trainer, TrainState
 
 LOG = "log.jsonl"
@@ -59,10 +59,11 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
     reader = ShardReader(settings.data_dir)
     tokenizer = Tokenizer.load(settings.tokenizer)
     provenance = {"corpus": reader.fingerprint(), "tokenizer": tokenizer.hash}
-    storage = _checkpoint_storage(settings)
-    checkpoint = find_checkpoint(settings, storage, provenance)
     config = model_config(settings, tokenizer.vocab_size)
     horizon = horizon_of(settings, config)
+    _check_before_writing(settings, reader)
+    storage = _checkpoint_storage(settings)
+    checkpoint = find_checkpoint(settings, storage, provenance)
     state = TrainState() if checkpoint is None else restore_state(checkpoint)
     if checkpoint is not None:
         if horizon.progress(state) >= 1:
@@ -117,6 +118,19 @@ def horizon_of(settings: TrainSettings, config: ModelConfig) -> Horizon:
     else:
         tokens = settings.target_param_data_ratio * config.num_parameters()["total"]
     return Horizon(steps=max(1, round(tokens / settings.total_batch_size)))
+
+
+def _check_before_writing(settings: TrainSettings, reader: ShardReader) -> None:
+    """What can be refused is refused before the run folder is made."""
+    for split in ("train", "val") if settings.eval_every > 0 else ("train",):
+        if not reader.shards(split):
+            raise UserError(
+                f"{reader.storage.location} has no {split} documents",
+                fix="Build a corpus with more code."
+                if split == "train"
+                else "Or train with --eval_every -1.",
+            )
+    require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
 
 
 def _checkpoint_storage(settings: TrainSettings) -> Storage:

@@ -97,19 +97,34 @@ class TrainSettings:
     """Threads that tokenise ahead of the training step."""
 
     run_name: str = ""
-    """Name for the trackers (empty = the folder's name)."""
+    """Name for Weights & Biases (empty = the folder's name)."""
     wandb_project: str = ""
     """Also log to this Weights & Biases project."""
     tensorboard: bool = False
     """Also write TensorBoard events into --out."""
 
     def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_batch()
+        self._check_horizon()
+        if self.warmup_ratio + self.warmdown_ratio > 1:
+            raise UserError(
+                f"--warmup_ratio {self.warmup_ratio} and --warmdown_ratio {self.warmdown_ratio} overlap",
+                fix="Their sum may be at most 1.",
+            )
+        if self.run_name and not self.wandb_project:
+            raise UserError(
+                "--run_name names a Weights & Biases run", fix="Add --wandb_project, or leave it out."
+            )
+
+    def _check_ranges(self) -> None:
         for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "keep_last",
                      "tokenizer_threads", "eval_tokens"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
-        for name in ("eval_every", "sample_every", "save_every", "num_kv_heads", "num_iterations"):
-            if getattr(self, name) == 0 or getattr(self, name) < -1:
+        for name in ("eval_every", "sample_every", "save_every", "num_kv_heads", "num_iterations",
+                     "max_minutes", "target_flops", "target_param_data_ratio", "save_minutes"):  # fmt: skip
+            if not (getattr(self, name) > 0 or getattr(self, name) == -1):
                 raise UserError(
                     f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 to leave it out."
                 )
@@ -118,21 +133,19 @@ class TrainSettings:
                 raise UserError(
                     f"--{name} {getattr(self, name)} is not a share", fix="Use a number from 0 to 1."
                 )
-        if self.warmup_ratio + self.warmdown_ratio > 1:
-            raise UserError(
-                f"--warmup_ratio {self.warmup_ratio} and --warmdown_ratio {self.warmdown_ratio} overlap",
-                fix="Their sum may be at most 1.",
-            )
-        if self.total_batch_size < 1 or self.total_batch_size % (self.device_batch_size * self.max_seq_len):
-            rows = self.device_batch_size * self.max_seq_len
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed {self.seed}", fix="Use a number from 0 to 4294967295.")
+        if self.resume_from_step < -2:
+            raise UserError(f"--resume_from_step {self.resume_from_step}", fix="-2, -1 or a step number.")
+
+    def _check_batch(self) -> None:
+        rows = self.device_batch_size * self.max_seq_len
+        if self.total_batch_size < 1 or self.total_batch_size % rows:
             raise UserError(
                 f"--total_batch_size {self.total_batch_size:,} is not a multiple of --device_batch_size x "
                 f"--max_seq_len = {rows:,} tokens",
                 fix=f"Use {max(1, round(self.total_batch_size / rows)) * rows}.",
             )
-        if self.resume_from_step < -2:
-            raise UserError(f"--resume_from_step {self.resume_from_step}", fix="-2, -1 or a step number.")
-        self._check_horizon()
 
     def _check_horizon(self) -> None:
         given = [

@@ -27,6 +27,18 @@ def make_trackers(
     return tuple(trackers)
 
 
+def require_trackers(*, wandb_project: str, tensorboard: bool) -> None:
+    """Find out before anything is written whether what was asked for is installed.
+
+    Raises:
+        UserError: the library of a tracker is missing.
+    """
+    if wandb_project:
+        _optional("wandb", "--wandb_project")
+    if tensorboard:
+        _optional("torch.utils.tensorboard", "--tensorboard")
+
+
 def _optional(module: str, flag: str) -> ModuleType:
     try:
         return importlib.import_module(module)
