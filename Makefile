@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: Python 3.11 or newer is needed, $$($(PYTHON) --version) was found; pass PYTHON=/path/to/python3" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[corpus,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[corpus,tracking,dev]'
 	@touch $@
 
 # ---- demo: C++ on this machine to a model, in one command ------------------------------------------------

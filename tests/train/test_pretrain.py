@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cpplm.core.errors import UserError
 from cpplm.core.runlog import read_run_log
@@ -199,14 +200,26 @@ def test_no_validation_documents(settings: TrainSettings, tmp_path: Path) -> Non
 
 
 def test_tensorboard_gets_the_figures(settings: TrainSettings) -> None:
-    pytest.importorskip("tensorboard")
     pretrain(dataclasses.replace(settings, num_iterations=3, tensorboard=True))
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(settings.out / "tensorboard"))
+    events = EventAccumulator(str(settings.out / "tensorboard"))
     events.Reload()
     logged = [event.value for event in events.Scalars("step/loss")]
     ours = [r["loss"] for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "step"]
     assert logged == pytest.approx(ours)
+
+
+@pytest.mark.slow
+def test_wandb_offline_is_one_run_over_two_sessions(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracked = dataclasses.replace(settings, wandb_project="cpplm-test", eval_every=-1)
+    for steps in (2, 4):
+        pretrain(dataclasses.replace(tracked, num_iterations=steps))
+    sessions = sorted(path.name for path in (settings.out / "wandb").glob("offline-run-*"))
+    assert len({name.rsplit("-", 1)[1] for name in sessions}) == 1
+    assert all(list((settings.out / "wandb" / name).glob("*.wandb")) for name in sessions)
 
 
 def test_horizons(settings: TrainSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import uuid
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,8 +52,16 @@ class WandbTracker:
 
     def __init__(self, project: str, run_name: str, folder: Path, settings: dict[str, Any]) -> None:
         wandb = _optional("wandb", "--wandb_project")
+        id_file = folder / "wandb_run_id"
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex, encoding="utf-8")
         self._run = wandb.init(
-            project=project, name=run_name, dir=str(folder), config=settings, resume="allow"
+            project=project,
+            name=run_name,
+            id=id_file.read_text(encoding="utf-8"),
+            dir=str(folder),
+            config=settings,
+            resume="allow",
         )
 
     def log(self, step: int, values: dict[str, float]) -> None:
