@@ -89,6 +89,14 @@ def test_an_included_header_that_includes_the_unit_again(tmp_path):
     in_order(merged.text, "struct A", '#include "b.h"', "int a() {")
 
 
+@needs_gxx
+def test_an_empty_namespace_is_kept(tmp_path):
+    source = "namespace a { inline namespace b { } }\n"
+    source += "namespace c { using namespace a::b; int f() { return 1; } }\n"
+    document = one_document(tmp_path, {"a.cc": source})
+    assert compile_errors(document.text) == ""
+
+
 def test_a_file_that_does_not_add_up_is_kept_as_it_is(tmp_path):
     source = "int a() { return 1; }\n#if X\nvoid broken() {\nint b() { return 2; }\n"
     document = one_document(tmp_path, {"a.cc": source})
@@ -164,3 +172,26 @@ def test_cutting_loses_nothing_and_keeps_the_budget(text, budget):
     pieces = cut(text, budget, utf8_bytes)
     assert "".join(pieces) == text
     assert all(utf8_bytes(piece) <= budget for piece in pieces)
+
+
+@needs_gxx
+def test_what_a_source_defines_before_its_header_stays_before_it(tmp_path):
+    files: dict[str, str | bytes] = {
+        "a.h": "#ifndef A_H\n#define A_H\n#ifdef WITH_EXTRA\nstruct Extra { int x; };\n#endif\n#endif\n",
+        "a.cc": '#define WITH_EXTRA\n#include "a.h"\nint f(Extra e) { return e.x; }\n',
+    }
+    document = one_document(tmp_path, files)
+    assert sorted(document.files) == ["a.cc", "a.h"]
+    in_order(document.text, "#define WITH_EXTRA", "struct Extra", "int f(")
+    assert compile_errors(document.text) == ""
+
+
+@needs_gxx
+def test_a_system_include_in_the_middle_reaches_every_part(tmp_path):
+    source = "static int first() { return 1; }\n#include <stdint.h>\n" + "".join(
+        f"uint8_t f{i}(uint8_t a) {{\n{'  a += 1;' * 30}\n  return a + first();\n}}\n" for i in range(20)
+    )
+    documents, _ = documents_of(write_files(tmp_path, {"a.cc": source}), budget=2_000)
+    assert len(documents) > 2
+    for document in documents:
+        assert compile_errors(document.text) == ""

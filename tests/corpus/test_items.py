@@ -22,6 +22,7 @@ def items(source: str):
         ("class A;", "FORWARD", ["A"]),
         ("template <class T, class U> struct A;", "FORWARD", ["A"]),
         ("enum class E : int;", "FORWARD", ["E"]),
+        ("namespace empty { /* yet */ }", "FORWARD", ["empty"]),
         ("struct A : B { int x; };", "TYPE", ["A"]),
         ("enum Color { kRed, kBlue };", "TYPE", ["Color", "kRed", "kBlue"]),
         ("template <> struct A<int> { };", "TYPE", ["A"]),

@@ -94,8 +94,17 @@ def test_a_conditional_that_is_part_of_an_item_stays_in_it():
 
 
 def test_a_group_that_changes_its_own_condition_is_one_piece():
-    group = "#ifndef A\n#define A\nint a;\n#endif"
+    group = "#ifdef A\n#undef A\nint a;\n#endif"
     assert pieces(f"int b;\n{group}\nint c;\n") == ["int b;", group, "int c;"]
+
+
+def test_a_guard_around_a_part_of_a_file_is_taken_off():
+    assert pieces("int b;\n#ifndef A\n#define A\nint a;\n#endif\nint c;\n") == [
+        "int b;",
+        "#define A",
+        "int a;",
+        "int c;",
+    ]
 
 
 def test_statement_macros_without_semicolon():

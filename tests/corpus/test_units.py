@@ -58,3 +58,16 @@ def test_an_include_that_leads_back(tmp_path):
 def test_include_cycles_end(tmp_path):
     made = units(tmp_path, {"a.h": '#include "b.h"\nint a;\n', "b.h": '#include "a.h"\nint b;\n'})
     assert len(made) == 2
+
+
+def test_an_include_that_demands_the_header_comes_late(tmp_path):
+    made = units(
+        tmp_path,
+        {
+            "a.h": "#ifndef A_H\n#define A_H\n#define A_VERSION 1\nstruct A {};\n#endif\n",
+            "internal.h": "#pragma once\n#ifndef A_VERSION\n#error a.h first\n#endif\nstruct B : A {};\n",
+            "a.cc": '#include "a.h"\n#include "internal.h"\nB b;\n',
+        },
+    )
+    assert made["a.h"].late_includes == {'"internal.h"'}
+    assert made["a.h"].local_includes == {'"internal.h"'}

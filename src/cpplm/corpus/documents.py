@@ -32,6 +32,7 @@ _MOST_ERRORS = 0.2
 # What a part of a unit may repeat from other parts, and how much of that may be its preamble.
 _REPEATED_SHARE = 0.5
 _PREAMBLE_SHARE = 0.25
+_SHORT_MACRO = 120
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,31 @@ def _merge(unit: Unit, parts: Sequence[FileItems]) -> list[Item]:
         merged.append(
             Item(Kind.MACRO, b"#define " + guard, (), frozenset({guard}), 0, 0, 0, directives=(define,))
         )
-    own = {argument.encode() for argument in unit.own_includes}
-    late = {argument.encode() for argument in unit.late_includes}
-    for part in parts:
-        for item in part.items:
-            item.late = any(directive.argument in late for directive in item.directives) and item.file > 0
-            if _without_own_includes(item, own):
-                merged.append(item)
+    own, local, late = (
+        {argument.encode() for argument in arguments}
+        for arguments in (unit.own_includes, unit.local_includes, unit.late_includes)
+    )
+    for part in reversed(parts):  # what a source defines before it includes its header comes before that
+        merged.extend(_before_own_include(part.items, own))
+    first = {id(item) for item in merged}
+    for item in (item for part in parts for item in part.items if id(item) not in first):
+        if _without_own_includes(item, own):
+            merged.append(item)
+    for item in merged:
+        arguments = {directive.argument for directive in item.directives}
+        item.local = item.local or bool(arguments & local)
+        item.late = item.file > 0 and id(item) not in first and bool(arguments & late)
     return merged
+
+
+def _before_own_include(items: list[Item], own: set[bytes]) -> list[Item]:
+    """The directives of a source before it includes its own header; none when code comes first."""
+    for number, item in enumerate(items):
+        if item.kind == Kind.INCLUDE and len(item.directives) == 1 and item.directives[0].argument in own:
+            return items[:number]
+        if item.kind not in (Kind.INCLUDE, Kind.MACRO, Kind.PRAGMA):
+            break
+    return []
 
 
 def _without_own_includes(item: Item, own: set[bytes]) -> bool:
@@ -170,6 +188,10 @@ class _Packer:
         self.graph = Graph(items)
         self.order = order(self.graph)
         self.rank = {index: rank for rank, index in enumerate(self.order)}
+        includes = [
+            i for i, item in enumerate(items) if item.kind == Kind.INCLUDE and self.graph.phase[i] == PREAMBLE
+        ]
+        self.last_include = max(includes, default=0)
         self._size = lru_cache(maxsize=None)(lambda index: self.count(items[index].text.decode()) + 2)
         self._stack_size = lru_cache(maxsize=None)(self._measure_stack)
 
@@ -215,18 +237,22 @@ class _Packer:
 
     def _preamble(self, position: int) -> list[int]:
         """The includes and usings before `position` that every part repeats, as far as they are small."""
-        kinds = (Kind.INCLUDE, Kind.USING, Kind.PRAGMA)
-        starts = [
-            index
-            for index in self.order[:position]
-            if self.graph.phase[index] == PREAMBLE and self.items[index].kind in kinds
-        ]
-        with_needs = set(starts).union(*(self.graph.needs(index) for index in starts))
-        for members in (with_needs, {index for index in starts if not self.graph.named[index]}):
+        starts = [index for index in self.order[:position] if self._is_preamble(index)]
+        plain = [i for i in starts if all(self.graph.phase[need] == PREAMBLE for need in self.graph.needs(i))]
+        for chosen in (starts, plain, [i for i in starts if not self.graph.named[i]]):
+            members = set(chosen).union(*(self.graph.needs(index) for index in chosen))
             ordered = sorted(members, key=self.rank.__getitem__)
             if self._sum(ordered) <= _PREAMBLE_SHARE * self.budget:
                 return ordered
         return []
+
+    def _is_preamble(self, index: int) -> bool:
+        item = self.items[index]
+        if self.graph.phase[index] != PREAMBLE:
+            return False
+        if item.kind == Kind.MACRO:  # a short one before an include may be meant for that header
+            return index < self.last_include and len(item.text) < _SHORT_MACRO
+        return item.kind in (Kind.INCLUDE, Kind.USING, Kind.PRAGMA)
 
     def _sum(self, indices: Sequence[int]) -> int:
         """The estimated size of items in this order, scopes included."""

@@ -72,7 +72,8 @@ class Item:
     evaluated: bool = False
     functions: int = 0
     directives: tuple[Directive, ...] = ()
-    late: bool = False  # an include that needs what the files before its own declare
+    local: bool = False  # an include that may need what stands before it: of the project, or quoted
+    late: bool = False  # an include that does need what the files before its own declare
 
 
 @dataclass(slots=True)
@@ -157,6 +158,7 @@ def _directive_item(item: Item) -> None:
     keywords = {directive.keyword for directive in item.directives}
     if keywords & {b"include", b"include_next", b"import"}:
         item.kind = Kind.INCLUDE
+        item.local = any(directive.argument.startswith(b'"') for directive in item.directives)
     elif keywords & {b"define", b"undef"}:
         item.kind = Kind.MACRO
     else:
@@ -165,6 +167,9 @@ def _directive_item(item: Item) -> None:
 
 def _code_item(item: Item, code: bytes, plain: bytes) -> int:
     """Fill in kind and names; returns the length of the item when the parser stumbled over it, else 0."""
+    if not plain.strip():  # an empty scope opened and closed by macros
+        item.kind = Kind.FORWARD
+        return 0
     root = _parser.parse(plain).root_node
     node = _significant(root)
     unreadable = node is None or node.type == "ERROR" or (root.has_error and _is_class(code))
@@ -222,6 +227,9 @@ def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
         item.names = tuple(IDENTIFIER.findall(code))[-1:] if b"namespace" not in code else ()
         if kind == "namespace_alias_definition":
             item.names = _text(node.child_by_field_name("name"))
+    elif kind == "namespace_definition" and not IDENTIFIER.search(code, code.find(b"{")):
+        item.kind = Kind.FORWARD
+        item.names = tuple(name for name in IDENTIFIER.findall(code) if name not in (b"inline", b"namespace"))
     elif kind == "concept_definition":
         item.kind = Kind.TYPE
         item.names = _text(node.child_by_field_name("name"))

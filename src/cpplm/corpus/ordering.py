@@ -154,13 +154,17 @@ class Graph:
                 continue
             if late is not None:
                 self.named[index].add(late)
-            if item.kind in (Kind.INCLUDE, Kind.PRAGMA) and first is not None:
+            stays = item.kind == Kind.PRAGMA or (item.kind == Kind.INCLUDE and item.local)
+            if stays and first is not None:
                 self.hard[index].update(range(first, index))
+                if item.kind == Kind.INCLUDE:  # most likely the second half of this header
+                    self.named[index].update(range(first, index))
+                    late = index
                 self.phase[index] = FUNCTIONS
                 barrier = index
             elif item.kind == Kind.REGION:
                 self.hard[index].update(i for i in range(index) if self.items[i].file == item.file)
-                barrier = index
+                late = barrier = index
             elif item.kind == Kind.CALL:
                 barrier = index
             elif item.kind == Kind.USING and b"namespace" in item.mentions:
@@ -184,7 +188,8 @@ class Graph:
     def needs(self, root: int) -> set[int]:
         """Everything earlier that an item needs by name, through any number of steps; not the item itself.
 
-        A function that needs a class needs its definition, even where only a forward declaration is named.
+        A function that needs a class needs its definition, even where only a forward declaration or an alias
+        of it is named.
         """
         if root in self._needs:
             return self._needs[root]
@@ -194,9 +199,10 @@ class Graph:
         while waiting:
             index = waiting.pop()
             fresh = self.named[index] - seen
-            if is_function and self.items[index].kind == Kind.FORWARD:
-                types = {t for name in self.items[index].names for t in self._types.get(name, ()) if t < root}
-                fresh |= types - seen
+            if is_function:
+                item = self.items[index]
+                named = {Kind.FORWARD: item.names, Kind.ALIAS: item.mentions}.get(item.kind, ())
+                fresh |= {t for name in named for t in self._types.get(name, ()) if t < root} - seen
             seen |= fresh
             waiting.extend(fresh)
         seen.discard(root)

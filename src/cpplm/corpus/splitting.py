@@ -118,6 +118,8 @@ class _Splitter:
         self.header_comment = b""
         self.pending = b""  # comments that stood before a scope was opened or closed
         self.stack: list[Frame] = []
+        self.passed = set(lexed.guard_directives)  # directives that need not be kept
+        self.opened: list[tuple[int, int]] = []  # for each open scope: its offset, the pieces before it
         self.mark = 0  # all before this offset belongs to something
         self.groups: dict[int, Group] = {}
         self._collect(lexed.groups)
@@ -209,6 +211,7 @@ class _Splitter:
 
     def _push(self, start: int, end: int) -> int:
         self.stack.append(Scope(self.data[start:end].strip()))
+        self.opened.append((start, len(self.pieces)))
         return self._skip(start, end)
 
     def _pop(self, start: int, end: int) -> int:
@@ -218,6 +221,9 @@ class _Splitter:
         if not isinstance(scope, Scope) or scope.opener.startswith(b"#") != closer.startswith(b"#"):
             raise _UnsoundError
         scope.closer = closer
+        opened, pieces = self.opened.pop()
+        if len(self.pieces) == pieces and not closer.startswith(b"#"):
+            return self._add(opened, end, "code")  # empty, but the name may be needed
         return self._skip(start, end)
 
     # -- directives ----------------------------------------------------------------------------------------
@@ -225,7 +231,7 @@ class _Splitter:
     def _directive(self, directive: Directive) -> int:
         keyword = directive.keyword
         is_once = keyword == b"pragma" and directive.argument == b"once"
-        if directive.start in self.lexed.guard_directives or is_once or not keyword:
+        if directive.start in self.passed or is_once or not keyword:
             return self._skip(directive.start, directive.end)
         if keyword in (b"if", b"ifdef", b"ifndef"):
             return self._open_group(self.groups[directive.start])
@@ -245,18 +251,34 @@ class _Splitter:
         slices = [self.code[a:b] for a, b in group.branches()]
         if not any(part.strip() for part in slices):
             return self._add(start, end, "directives", inside)
-        if all(SCOPE_ONLY.match(part) for part in slices):
-            return self._push(start, end)
-        if all(CLOSE_ONLY.match(part) for part in slices):
-            return self._pop(start, end)
+        for pattern, move in ((SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)):
+            if all(pattern.match(part) for part in slices):
+                return move(start, end)
         if not all(_is_whole(part) for part in slices):
             return self._add_code(start, start)
         changed = {d.macro for d in inside if d.keyword in (b"define", b"undef")}
         asked = {name for d in group.directives for name in IDENTIFIER.findall(d.argument)}
         if changed & asked:
-            return self._add(start, end, "region", inside)
+            if not self._is_guard(inside):
+                return self._add(start, end, "region", inside)
+            self.passed.update((start, group.directives[-1].start))
+            return self._skip(start, group.directives[0].end)
         self.stack.append(Condition((group.directives[0].line,)))
         return self._skip(start, group.directives[0].end)
+
+    def _is_guard(self, inside: tuple[Directive, ...]) -> bool:
+        """`#ifndef X`, `#define X` around a part of a file: within one document it always holds."""
+        opening, define, *rest = inside
+        asked = opening.macro
+        branches = len(self.groups[opening.start].directives)
+        once = [d for d in rest if d.keyword in (b"define", b"undef") and d.macro == asked]
+        return (opening.keyword, define.keyword, define.macro, branches, once) == (
+            b"ifndef",
+            b"define",
+            asked,
+            2,
+            [],
+        )
 
     # -- code ----------------------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@ header; a header that has only `#pragma once` is not merged in that case.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from cpplm.corpus.lexing import lex
+from cpplm.corpus.lexing import Directive, lex
 from cpplm.corpus.masking import macro_bodies
 from cpplm.corpus.sources import HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES, SourceFile, normalise
 
@@ -22,6 +23,7 @@ class Scan:
 
     includes: tuple[str, ...]
     guard: bytes
+    demands: frozenset[bytes]
     bodies: dict[bytes, set[bytes]]
 
 
@@ -34,20 +36,27 @@ def scan(file: SourceFile) -> Scan:
         if directive.keyword in (b"include", b"include_next", b"import")
         and directive.argument[:1] in (b'"', b"<")
     )
-    return Scan(includes, lexed.guard, macro_bodies(lexed.directives))
+    return Scan(includes, lexed.guard, _demands(lexed.directives), macro_bodies(lexed.directives))
+
+
+def _demands(directives: list[Directive]) -> frozenset[bytes]:
+    """Macros without which a file is an `#error`: another header has to come first."""
+    pairs = itertools.pairwise(directives)
+    return frozenset(one.macro for one, two in pairs if one.keyword == b"ifndef" and two.keyword == b"error")
 
 
 @dataclass(frozen=True)
 class Unit:
     """Files to be merged, in this order.
 
-    `own_includes` are the include arguments that name one of them; `late_includes` those of the source that
-    lead back to the header, so that they need what it declares; `guards` the macros that keep it from being
-    read a second time.
+    `own_includes` are the include arguments that name one of them; `local_includes` those that name others
+    of the project; `late_includes` those of the source that need what the header declares: they lead back to
+    it, or refuse to be read without a macro of it; `guards` the macros that keep it from being read twice.
     """
 
     files: tuple[SourceFile, ...]
     own_includes: frozenset[str] = frozenset()
+    local_includes: frozenset[str] = frozenset()
     late_includes: frozenset[str] = frozenset()
     guards: tuple[bytes, ...] = ()
 
@@ -171,10 +180,19 @@ def _unit(files: list[SourceFile], includes: Includes) -> Unit:
     guards = [includes.scans[name].guard for name in again]
     if len(files) > 1 and not all(guards):
         return _unit(files[:1], includes)
+    defined = includes.scans[files[0].name].bodies.keys()
     late = {
         argument
         for file in files[1:]
         for argument, target in includes.edges[file.name].items()
-        if target not in names and names & includes.reachable({target})
+        if target not in names
+        and (names & includes.reachable({target}) or includes.scans[target].demands & defined)
     }
-    return Unit(tuple(files), frozenset(own), frozenset(late), tuple(guard for guard in guards if guard))
+    local = {argument for file in files for argument in includes.edges[file.name]} - own
+    return Unit(
+        tuple(files),
+        frozenset(own),
+        frozenset(local),
+        frozenset(late),
+        tuple(guard for guard in guards if guard),
+    )
