@@ -2,7 +2,8 @@ import pytest
 
 from cpplm.corpus.lexing import lex
 from cpplm.corpus.masking import MacroTable, macro_bodies
-from cpplm.corpus.splitting import Condition, Scope, split
+from cpplm.corpus.pieces import Condition, Scope
+from cpplm.corpus.splitting import split
 
 
 def pieces(source: str, macros: str = "") -> list[str]:

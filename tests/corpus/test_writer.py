@@ -1,5 +1,5 @@
 from cpplm.corpus.items import Item, Kind
-from cpplm.corpus.splitting import Condition, Frame, Scope
+from cpplm.corpus.pieces import Condition, Frame, Scope
 from cpplm.corpus.writer import opening_line, render
 
 

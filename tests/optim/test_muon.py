@@ -108,4 +108,3 @@ def test_every_parameter_needs_one_group() -> None:
     model = Toy()
     with pytest.raises(ValueError, match="each parameter once"):
         MuonAdamW(model, [Group(("a", "b", "c"), muon=True, learning_rate=RATE)])
-

@@ -20,8 +20,8 @@ from cpplm.corpus.items import FileItems, Item, Kind, count_functions, read_item
 from cpplm.corpus.lexing import Directive
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.ordering import PREAMBLE, Graph, order
+from cpplm.corpus.pieces import Frame, Scope
 from cpplm.corpus.sources import normalise
-from cpplm.corpus.splitting import Frame, Scope
 from cpplm.corpus.units import Unit
 from cpplm.corpus.writer import render
 

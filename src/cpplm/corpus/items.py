@@ -16,7 +16,8 @@ import tree_sitter_cpp
 
 from cpplm.corpus.lexing import IDENTIFIER, Directive, Lexed, lex
 from cpplm.corpus.masking import MacroTable
-from cpplm.corpus.splitting import Condition, Frame, Piece, Scope, split
+from cpplm.corpus.pieces import Condition, Frame, Piece, Scope
+from cpplm.corpus.splitting import split
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
 _FUNCTIONS = tree_sitter.Query(_LANGUAGE, "(function_definition body: (_)) @function")

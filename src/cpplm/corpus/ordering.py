@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.lexing import IDENTIFIER
-from cpplm.corpus.splitting import Condition, Scope
+from cpplm.corpus.pieces import Condition, Scope
 
 _PHASE = {
     Kind.COMMENT: 0, Kind.INCLUDE: 0, Kind.MACRO: 0, Kind.PRAGMA: 0, Kind.USING: 0, Kind.FORWARD: 0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cpplm.corpus.items import Item, Kind
-from cpplm.corpus.splitting import Condition, Frame, Scope
+from cpplm.corpus.pieces import Condition, Frame, Scope
 
 # Kinds that read as one block without blank lines between them.
 _TIGHT = frozenset(

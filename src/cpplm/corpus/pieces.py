@@ -1,0 +1,60 @@
+"""What a file is cut into: pieces, each with the namespaces and `#if` conditions around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cpplm.corpus.lexing import Directive
+
+Sort = Literal["code", "directive", "directives", "region"]
+
+
+class Scope:
+    """A namespace, an `extern "C"` block or a macro that opens one; equal when opened by the same words."""
+
+    __slots__ = ("closer", "key", "opener")
+
+    def __init__(self, opener: bytes, closer: bytes = b"}") -> None:
+        self.opener = opener
+        self.closer = closer
+        self.key = b" ".join(opener.split())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scope) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A branch of an `#if` group: the directive lines from its `#if` to the branch's own."""
+
+    lines: tuple[bytes, ...]
+
+
+Frame = Scope | Condition
+
+
+@dataclass(slots=True)
+class Piece:
+    """One top-level declaration or directive: `data[start:end]`, with the comments before it in `leading`."""
+
+    start: int
+    end: int
+    leading: bytes
+    stack: tuple[Frame, ...]
+    sort: Sort
+    directives: tuple[Directive, ...] = ()
+
+
+@dataclass(slots=True)
+class Split:
+    """The pieces of a file in order; `sound` is False when brackets or conditionals do not add up."""
+
+    pieces: list[Piece]
+    code: bytes
+    plain: bytes
+    header_comment: bytes
+    sound: bool
