@@ -292,3 +292,17 @@ def test_closed_stdout_is_no_failure() -> None:
     command = " ".join([*PROGRAM, "--help", ">&-"])
     result = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_missing_extra_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, command_line: CommandLine, tmp_path: Path
+) -> None:
+    for name in [module for module in sys.modules if module.startswith(("tree_sitter", "cpplm.corpus"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "cpplm.cli.corpus", raising=False)
+    monkeypatch.setitem(sys.modules, "tree_sitter", None)  # an import of it now fails
+
+    code, _, err = command_line("corpus", "build", "--projects", tmp_path, "--out", tmp_path / "out")
+    assert code == 2
+    assert "needs the package tree_sitter" in err
+    assert "pip install 'cpplm[corpus]'" in err

@@ -52,6 +52,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
             errno.EISDIR, errno.ENAMETOOLONG}  # fmt: skip
 
+# Packages that come with an extra, by the name under which they are imported.
+EXTRAS = {"tree_sitter": "[corpus]", "tree_sitter_cpp": "[corpus]"}
+
 
 def usage() -> str:
     """The list of commands, for `cpplm --help`."""
@@ -107,7 +110,16 @@ def run(arguments: list[str]) -> None:
     common, rest = _SharedFlags().parse_known_args(rest)
     target, summary = COMMANDS[name]
     module_name, function_name = target.split(":")
-    command: Callable[[Any], Report] = getattr(importlib.import_module(module_name), function_name)
+    try:
+        command: Callable[[Any], Report] = getattr(importlib.import_module(module_name), function_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("cpplm"):
+            raise
+        extra = EXTRAS.get(error.name, "")
+        raise UserError(
+            f"'cpplm {name}' needs the package {error.name}, which is not installed",
+            fix=f"pip install 'cpplm{extra}'",
+        ) from error
     settings_class = next(iter(typing.get_type_hints(command).values()))
     settings = settings_module.from_command_line(
         settings_class,
