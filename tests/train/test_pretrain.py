@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cpplm.core.errors import UserError
 from cpplm.core.runlog import read_run_log
 from cpplm.core.storage import Storage
+from cpplm.optim.groups import Rates
 from cpplm.train.checkpoint import open_run
 from cpplm.train.pretrain import horizon_of, model_config, pretrain
 from cpplm.train.settings import TrainSettings
@@ -31,9 +32,7 @@ def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSetting
         device_batch_size=4,
         total_batch_size=256,
         num_iterations=8,
-        matrix_lr=0.5,
-        embedding_lr=5.0,
-        unembedding_lr=0.2,
+        rates=Rates(matrix_lr=0.5, embedding_lr=5.0, unembedding_lr=0.2),
         eval_every=4,
         eval_tokens=1000,
         no_compile=True,
@@ -96,7 +95,9 @@ def test_resume_is_bit_exact(settings: TrainSettings, tmp_path: Path, die: bool)
 
 def test_accumulation_gives_the_same_run(settings: TrainSettings, tmp_path: Path) -> None:
     # Without the scalars: at the first step their gradient is rounding noise, whose sign AdamW follows.
-    plain = dataclasses.replace(settings, num_iterations=3, precision="fp32", scalar_lr=0.0, eval_every=-1)
+    plain = dataclasses.replace(
+        settings, num_iterations=3, precision="fp32", rates=Rates(scalar_lr=0.0), eval_every=-1
+    )
     for rows in (8, 2):
         pretrain(dataclasses.replace(plain, out=tmp_path / str(rows), device_batch_size=rows))
     for name, tensor in weights(tmp_path / "8").items():
@@ -145,7 +146,9 @@ def test_time_horizon_stops_and_follows_the_clock(settings: TrainSettings) -> No
 
 def test_exploding_run_stops_with_advice(settings: TrainSettings) -> None:
     with pytest.raises(UserError, match="Lower the learning rates"):
-        pretrain(dataclasses.replace(settings, num_iterations=60, scalar_lr=1e30, precision="fp32"))
+        pretrain(
+            dataclasses.replace(settings, num_iterations=60, rates=Rates(scalar_lr=1e30), precision="fp32")
+        )
 
 
 def test_disk_full_names_the_file(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
-from cpplm.evaluate.cpp import CppEvalSettings, evaluate_problems
+from cpplm.evaluate.cpp import CppEvalSettings, Generate, evaluate_problems
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import ModelSource, load_engine
 from cpplm.generate.sampling import SamplingSettings
@@ -135,7 +135,7 @@ class Evaluation:
         return self._once("cpp", to_dict(settings) | {"workers": 0}, measure)
 
 
-def completer(engine: Engine) -> Any:
+def completer(engine: Engine) -> Generate:
     """The engine as the function that `evaluate_problems` calls."""
 
     def complete(

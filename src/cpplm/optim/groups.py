@@ -19,15 +19,22 @@ REFERENCE_DEPTH = 12
 
 @dataclass(frozen=True)
 class Rates:
-    """Base learning rates and AdamW's decays."""
+    """Learning rates, at the reference batch of 2^19 tokens, and AdamW's decays."""
 
     matrix_lr: float = 0.02
+    """Muon's learning rate for the matrices."""
     embedding_lr: float = 0.3
+    """AdamW's learning rate for the token embedding."""
     unembedding_lr: float = 0.004
+    """AdamW's learning rate for the output head."""
     scalar_lr: float = 0.5
+    """AdamW's learning rate for the per-layer scalars."""
     weight_decay: float = 0.2
+    """Cautious weight decay of the matrices at depth 12; scales with 1/depth^2."""
     adam_beta1: float = 0.8
+    """AdamW's decay of the first moment."""
     adam_beta2: float = 0.95
+    """AdamW's decay of the second moment."""
 
     def __post_init__(self) -> None:
         for name in ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr", "weight_decay"):

@@ -36,6 +36,7 @@ class PageData:
     version: str
     made: str
     session: dict[str, Any]
+    settings: dict[str, Any]
     tiles: list[tuple[str, str, str]]
     curves: list[tuple[str, str]]
     samples: dict[str, Any]
@@ -74,12 +75,21 @@ def collect(folder: Path) -> PageData:
         version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M"),
         session=by_event["session"][-1],
+        settings=_flat(by_event["session"][-1]["settings"]),
         tiles=_tiles(by_event["session"][-1], steps, validations, evaluation),
         curves=_curves(steps, validations),
         samples=samples,
         problems=evaluation.get("cpp", {}),
         steps_trained=steps[-1]["step"] if steps else 0,
     )
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by flag, those of nested groups beside the others."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value) if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _tiles(

@@ -23,7 +23,7 @@ from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
@@ -153,16 +153,7 @@ def _model_and_optimizer(
         model.init_weights(settings.seed)
     else:
         model = checkpoint.model(device=device, compute_dtype=dtype)
-    rates = Rates(
-        matrix_lr=settings.matrix_lr,
-        embedding_lr=settings.embedding_lr,
-        unembedding_lr=settings.unembedding_lr,
-        scalar_lr=settings.scalar_lr,
-        weight_decay=settings.weight_decay,
-        adam_beta1=settings.adam_beta1,
-        adam_beta2=settings.adam_beta2,
-    )
-    optimizer = build_optimizer(model, rates, batch_tokens=settings.total_batch_size)
+    optimizer = build_optimizer(model, settings.rates, batch_tokens=settings.total_batch_size)
     if checkpoint is not None:
         optimizer.load_named_state(checkpoint.tensors("optimizer.safetensors"))
     return model, optimizer

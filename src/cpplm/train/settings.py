@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import Precision
+from cpplm.optim.groups import Rates
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,8 @@ class TrainSettings:
     """Rows of `max_seq_len` tokens per forward pass; lower it when memory runs out."""
     total_batch_size: int = 524_288
     """Tokens per optimizer step; gradients accumulate over several forward passes to reach it."""
-    matrix_lr: float = 0.02
-    """Muon's learning rate for the matrices, at the reference batch of 2^19 tokens."""
-    embedding_lr: float = 0.3
-    """AdamW's learning rate for the token embedding."""
-    unembedding_lr: float = 0.004
-    """AdamW's learning rate for the output head."""
-    scalar_lr: float = 0.5
-    """AdamW's learning rate for the per-layer scalars."""
-    weight_decay: float = 0.2
-    """Cautious weight decay of the matrices at depth 12; scales with 1/depth^2."""
-    adam_beta1: float = 0.8
-    """AdamW's decay of the first moment."""
-    adam_beta2: float = 0.95
-    """AdamW's decay of the second moment."""
+    rates: Rates = field(default_factory=Rates)
+    """Learning rates."""
     warmup_ratio: float = 0.0
     """Share of the run in which the learning rate rises."""
     warmdown_ratio: float = 0.4
