@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "C++ projects to ordered training documents in parquet shards",
     ),
     "corpus inspect": ("cpplm.cli.corpus:inspect", "show documents of a corpus and its figures"),
+    "corpus check": ("cpplm.cli.corpus:check", "compile a sample of the documents, in the sandbox"),
     "tokenizer train": ("cpplm.cli.tokenizer:train", "train a lossless C++ tokenizer on a corpus"),
     "tokenizer evaluate": (
         "cpplm.cli.tokenizer:evaluate",

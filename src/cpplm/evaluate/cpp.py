@@ -19,6 +19,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.scoring import CppReport, Outcome, SampleResult, function_body, summarise
+from cpplm.sandbox.compiler import COMPILE_LIMITS, require_compiler
 from cpplm.sandbox.limits import MIB, Limits, Result
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
@@ -26,14 +27,6 @@ COMPILE_COMMAND = (
     "g++", "-std=c++17", "-O0", "-w", "-pipe", "-fmax-errors=5", "-ftemplate-depth=256",
     "-fconstexpr-ops-limit=5000000", "-o", "program", "program.cpp",
 )  # fmt: skip
-COMPILE_LIMITS = Limits(
-    wall_seconds=30,
-    cpu_seconds=20,
-    memory_bytes=1024 * MIB,
-    processes=16,
-    scratch_bytes=64 * MIB,
-    open_files=256,
-)
 RUN_LIMITS = Limits(wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, processes=8)
 LARGEST_PROGRAM = 48 * MIB
 LARGEST_COMPLETION = 1 << 16
@@ -216,21 +209,6 @@ def _outcome(ran: Result, proof: str) -> Outcome:
     if b"Assertion" in ran.stderr:
         return "wrong answer"
     return "early exit" if ran.reason == "exit" else "crash"
-
-
-def require_compiler(sandbox: Sandbox) -> str:
-    """The compiler's version line, as seen from inside the sandbox.
-
-    Raises:
-        UserError: g++ is missing or does not work in there; the message has the fix.
-    """
-    result = sandbox.run({}, ["g++", "--version"], COMPILE_LIMITS)
-    if not result.succeeded:
-        raise UserError(
-            f"no C++ compiler in the sandbox ({result.reason}: {result.message().strip()[:200]})",
-            fix="Install g++ below /usr (Debian, Ubuntu: 'sudo apt-get install g++').",
-        )
-    return result.stdout.decode(errors="replace").split("\n", 1)[0]
 
 
 def self_test(sandbox: Sandbox, problems: Sequence[Problem] | None = None, workers: int = 0) -> list[str]:
