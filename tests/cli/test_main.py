@@ -230,7 +230,7 @@ def test_interrupted_is_130(number: signal.Signals, tmp_path: Path) -> None:
             time.sleep(0.01)
     assert writer is not None
     process.send_signal(number)
-    # A signal that arrives just before the read blocks is handled after it: the end of the pipe ends the read.
+    # A signal that comes just before the read blocks is handled after it; the end of the pipe ends the read.
     os.close(writer)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
