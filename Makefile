@@ -19,12 +19,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # ---- demo: C++ on this machine to a model, in one command ------------------------------------------------
 DEMO ?= runs/demo
 MINUTES ?= 3
+VOCAB ?= 4096
 
 SOURCES = $(if $(PROJECTS),--projects $(PROJECTS),--cxx_headers)
 
 demo: $(VENV)/.installed  ## C++ projects to a model: corpus, tokenizer, train, evaluate, generate, page
 	$(CPPLM) corpus build $(SOURCES) --out $(DEMO)/corpus
-	$(CPPLM) tokenizer train --data_dir $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size 4096
+	$(CPPLM) tokenizer train --data_dir $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size $(VOCAB)
 	$(CPPLM) train --config recipes/demo.toml --data_dir $(DEMO)/corpus --tokenizer $(DEMO)/tokenizer.json --out $(DEMO)/run --max_minutes $(MINUTES)
 	$(CPPLM) evaluate --run $(DEMO)/run --data_dir $(DEMO)/corpus
 	$(CPPLM) generate --run $(DEMO)/run --examples --save
