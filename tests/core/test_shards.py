@@ -61,8 +61,8 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
 def test_a_missing_shard_and_a_wrong_manifest_are_named(tmp_path):
     storage = written(tmp_path)
     storage.delete(["val_00000.parquet"])
-    with pytest.raises(UserError, match=r"no such file: .*val_00000\.parquet"):
-        list(ShardReader(tmp_path).texts("val"))
+    with pytest.raises(UserError, match=r"val_00000\.parquet is missing"):
+        ShardReader(tmp_path)
     storage.write_json(MANIFEST, {"shards": [{"name": "x"}]})
     with pytest.raises(UserError, match="does not describe shards"):
         ShardReader(tmp_path)

@@ -1,5 +1,6 @@
 """A real run, evaluated: figures, the store of results, prompts that do not fit."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.cpp import CppEvalSettings
+from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.run import BpbSettings, Evaluation
 from cpplm.generate.load import ModelSource
 from cpplm.train.pretrain import pretrain
@@ -36,7 +38,7 @@ def test_bits_per_byte_agree_with_training(run: Path, corpus: Path, evaluation: 
     last = [record for record in records if record["event"] == "validation"][-1]
     assert found["bits_per_byte"] == pytest.approx(last["bits_per_byte"], rel=1e-6)
     assert found["bytes"] == last["bytes"]
-    assert found["measured_with"]["step"] == 2
+    assert found["step"] == 2
 
 
 def test_an_equal_question_is_answered_from_the_store(
@@ -73,6 +75,14 @@ def test_problems_are_counted_also_when_their_prompt_is_too_long(
     details = {sample["problem"]: sample for sample in found["details"]}
     assert details["long"]["body"].strip() in ("", "}")
     assert details["long"]["outcome"] != "passed"
+
+
+def test_other_problems_in_the_same_file_are_another_question(tmp_path: Path, evaluation: Evaluation) -> None:
+    small = load_problems("small")
+    path = tmp_path / "problems.jsonl"
+    for count in (1, 2):
+        path.write_text("".join(json.dumps(dataclasses.asdict(problem)) + "\n" for problem in small[:count]))
+        assert evaluation.cpp(CppEvalSettings(problems=str(path), max_new_tokens=4))["problems"] == count
 
 
 @pytest.mark.parametrize("change", [{"eval_tokens": 0}, {"eval_batch_size": 0}])

@@ -120,6 +120,11 @@ def test_file_round_trip_and_damage(tokenizer: Tokenizer, tmp_path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match="altered"):
         Tokenizer.load(path)
+    content = json.loads(tokenizer.to_json())
+    content["special_tokens"][2] = "<END>"
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="altered"):
+        Tokenizer.load(path)
     path.write_bytes(tokenizer.to_json()[:1000])
     with pytest.raises(UserError, match="not a tokenizer file"):
         Tokenizer.load(path)

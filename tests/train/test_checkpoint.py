@@ -40,6 +40,15 @@ def test_without_a_manifest_it_does_not_exist(storage: Storage) -> None:
     assert not any(name.startswith("step_000002") for name in storage.names())  # leftovers are removed
 
 
+def test_leftovers_of_killed_processes_go(storage: Storage, tmp_path: Path) -> None:
+    half = tmp_path / "checkpoints" / "step_000001" / "model.safetensors#1"
+    half.parent.mkdir()
+    half.write_bytes(b"half of one")
+    for step in range(2, 6):
+        save_checkpoint(storage, step, FILES, keep_last=2)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000004", "step_000005"]
+
+
 @pytest.mark.parametrize("name", list(FILES))
 def test_one_changed_byte_is_named(storage: Storage, tmp_path: Path, name: str) -> None:
     save_checkpoint(storage, 1, FILES, keep_last=1)

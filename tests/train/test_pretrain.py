@@ -2,20 +2,27 @@
 
 import dataclasses
 import math
+import os
+import signal
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cpplm.core.errors import UserError
+from cpplm.core.locking import only_writer
 from cpplm.core.runlog import read_run_log
 from cpplm.core.storage import Storage
+from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates
 from cpplm.train.checkpoint import open_run
 from cpplm.train.pretrain import horizon_of, model_config, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, Horizon, StepMetrics, Trainer, TrainState
+from cpplm.train.validation import Validation, validate
 from tests.conftest import write_corpus
 
 
@@ -120,7 +127,6 @@ def test_finished_run_is_left_alone(settings: TrainSettings) -> None:
     [
         ({"depth": 3}, "depth was 2, is 3"),
         ({"seed": 9}, "seed was 0, is 9"),
-        ({"resume_from_step": -1}, "already holds"),
     ],
 )
 def test_another_run_in_the_folder(settings: TrainSettings, change: dict, message: str) -> None:
@@ -176,7 +182,6 @@ def test_disk_full_names_the_file(settings: TrainSettings, monkeypatch: pytest.M
         ({"max_minutes": 0.0}, "--max_minutes 0"),
         ({"seed": -1}, "--seed -1"),
         ({"run_name": "x"}, "Add --wandb_project"),
-        ({"resume_from_step": -3}, "--resume_from_step -3"),
         ({"warmdown_ratio": math.nan}, "not a share"),
     ],
 )
@@ -211,6 +216,66 @@ def test_tensorboard_gets_the_figures(settings: TrainSettings) -> None:
     assert logged == pytest.approx(ours)
 
 
+class FailAtEnd(Callback):
+    def on_end(self, trainer: Trainer) -> None:
+        raise ConnectionAbortedError("a later callback failed")
+
+
+def test_what_fails_after_the_last_step_does_not_lose_it(settings: TrainSettings) -> None:
+    with pytest.raises(ConnectionAbortedError):
+        pretrain(settings, [FailAtEnd()])
+    assert open_run(settings.out).step == 8
+
+
+def test_a_stop_is_heard_during_validation_and_saves(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = 0
+
+    def interrupted_validate(model: Transformer, batches: Iterable[Any], sizes: torch.Tensor) -> Validation:
+        nonlocal measured
+        for batch in batches:
+            measured += 1
+            if measured == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+        return validate(model, [batch], sizes)
+
+    monkeypatch.setattr("cpplm.train.callbacks.validate", interrupted_validate)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings)  # 8 batches of validation before the first step
+    assert measured == 2
+    assert open_run(settings.out).step == 0
+    assert not [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "validation"]
+    monkeypatch.undo()
+    assert pretrain(settings).step == 8
+
+
+def test_a_bad_gradient_is_not_applied(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrain(dataclasses.replace(settings, num_iterations=2))
+    before = weights(settings.out)
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda gradients: torch.tensor(math.nan))
+    with pytest.raises(UserError, match="gradient nan"):
+        pretrain(settings)
+    for name, tensor in weights(settings.out).items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_smaller_device_batch_continues_the_run(settings: TrainSettings, tmp_path: Path) -> None:
+    pretrain(dataclasses.replace(settings, num_iterations=2))
+    assert pretrain(dataclasses.replace(settings, device_batch_size=2)).step == 8
+
+
+def test_checkpoints_elsewhere_are_found_by_the_run(settings: TrainSettings, tmp_path: Path) -> None:
+    pretrain(dataclasses.replace(settings, checkpoint_dir=str(tmp_path / "elsewhere")))
+    assert open_run(settings.out).step == open_run(tmp_path / "elsewhere").step == 8
+
+
+def test_two_runs_in_one_folder(settings: TrainSettings) -> None:
+    settings.out.mkdir()
+    with only_writer(settings.out), pytest.raises(UserError, match="another cpplm process"):
+        pretrain(settings)
+
+
 @pytest.mark.slow
 def test_wandb_offline_is_one_run_over_two_sessions(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
@@ -221,7 +286,7 @@ def test_wandb_offline_is_one_run_over_two_sessions(
     for steps in (2, 4):
         pretrain(dataclasses.replace(tracked, num_iterations=steps))
     sessions = sorted(path.name for path in (settings.out / "wandb").glob("offline-run-*"))
-    assert len({name.rsplit("-", 1)[1] for name in sessions}) == 1
+    assert len({name.split("-")[3] for name in sessions}) == 1
     assert all(list((settings.out / "wandb" / name).glob("*.wandb")) for name in sessions)
 
 

@@ -23,8 +23,8 @@ class GenerateSettings:
 
     model: ModelSource
     """The model."""
-    prompt: str = ""
-    """Text to complete (empty = read it from standard input)."""
+    prompt: str | None = None
+    """Text to complete (default: what comes on standard input)."""
     examples: bool = False
     """Complete a few built-in prompts instead."""
     save: bool = False
@@ -35,7 +35,7 @@ class GenerateSettings:
     """How tokens are chosen."""
 
     def __post_init__(self) -> None:
-        if self.examples and self.prompt:
+        if self.examples and self.prompt is not None:
             raise UserError("--examples and --prompt exclude each other", fix="Give one of them.")
         if self.examples and self.num_samples != 1:
             raise UserError("--examples gives one completion each", fix="Leave out --num_samples.")
@@ -47,7 +47,8 @@ class GenerateSettings:
 
 def generate(settings: GenerateSettings) -> Report:
     """Complete a prompt or the examples."""
-    engine, step = load_engine(settings.model)
+    engine, checkpoint = load_engine(settings.model)
+    step = checkpoint.step
     if settings.examples:
         samples = example_completions(engine, settings.sampling)
         if not samples:
@@ -60,7 +61,7 @@ def generate(settings: GenerateSettings) -> Report:
         text = "\n".join(blocks)
         return Report(text if sys.stdout.isatty() else _plain(text), {"step": step, "samples": samples})
 
-    prompt = settings.prompt or _from_stdin()
+    prompt = _from_stdin() if settings.prompt is None else settings.prompt
     if settings.num_samples == 1:
         text = _print_as_written(engine, prompt, settings.sampling)
         return Report("", {"step": step, "prompt": prompt, "completions": [text]})

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 
+LOG = "log.jsonl"  # its name inside a run folder
+
 
 class Tracker(Protocol):
     """Anything that takes figures by step: Weights & Biases, TensorBoard."""

@@ -115,6 +115,13 @@ class ShardReader:
                 fix="Build the corpus again.",
             ) from error
 
+        missing = {shard.name for shard in self._shards} - set(self.storage.names())
+        if missing:
+            raise UserError(
+                f"{self.storage.path(min(missing))} is missing",
+                fix="Delete the folder and build the corpus again, or copy the shard again.",
+            )
+
     def shards(self, split: Split) -> list[Shard]:
         """The shards of a split, in order."""
         return [shard for shard in self._shards if shard.split == split]

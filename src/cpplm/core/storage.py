@@ -5,8 +5,11 @@ Every write is atomic: a reader sees the old object or the new one, never half o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,6 +124,21 @@ class Storage:
                 continue
             except _FAILED as error:
                 raise UserError(f"cannot delete {self.path(name)}: {_reason(error)}") from error
+
+    def remove_leftovers(self) -> None:
+        """Delete what a killed process left of its writes and deletions: halves of files, empty folders.
+
+        Only for the one process that writes here. A bucket keeps no such things.
+        """
+        if is_bucket(self.location):
+            return
+        for folder, _, files in os.walk(self.location, topdown=False):
+            for name in files:
+                if re.search(r"#\d+$", name):  # how the local store names a file that is being written
+                    Path(folder, name).unlink(missing_ok=True)
+            if folder != self.location:
+                with contextlib.suppress(OSError):  # not empty
+                    Path(folder).rmdir()
 
     def read_json(self, name: str) -> Any:
         """The object parsed as JSON.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import time
@@ -22,16 +21,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from cpplm import __version__
 from cpplm.core.errors import UserError
+from cpplm.core.locking import only_writer
 from cpplm.core.progress import progress_bar
-from cpplm.core.shards import COMPLETE, MANIFEST, shard_names, write_manifest, write_table
-from cpplm.core.storage import Storage, is_bucket, sha256
+from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest, write_table
+from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.finish import write_splits
 from cpplm.corpus.project import Discovered, Plan, build_project
 from cpplm.corpus.settings import CorpusSettings
@@ -72,9 +71,20 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     identity = {**settings.identity(tokenizer_hash), "format": _FORMAT}
     projects = {item.project.name: item.digest for item in found}
     storage = Storage(settings.out, create=True)
-    finished = _finished(storage, identity, projects)
-    if finished is not None:
-        return {**finished, "already_complete": True, "seconds": round(time.perf_counter() - started, 2)}
+    with only_writer(storage.location):
+        storage.remove_leftovers()
+        manifest = _finished(storage, identity, projects)
+        complete = manifest is not None
+        if manifest is None:
+            manifest = _write_corpus(settings, storage, found, identity)
+    seconds = round(time.perf_counter() - started, 2)
+    return {**manifest, "already_complete": complete, "seconds": seconds}
+
+
+def _write_corpus(
+    settings: CorpusSettings, storage: Storage, found: list[Discovered], identity: dict[str, Any]
+) -> dict[str, Any]:
+    """Parts, then shards, then the manifest, which is returned."""
     plan = Plan(settings.budget, settings.mode == "compilable", settings.tokenizer)
     per_project = _build_parts(storage, found, plan, identity, settings.worker_count)
     shards, split_by = write_splits(
@@ -82,7 +92,7 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     )
     figures = {
         "identity": identity,
-        "sources": projects,
+        "sources": {item.project.name: item.digest for item in found},
         "projects": per_project,
         "split_by": split_by,
         "versions": {name: version(name) for name in ("pyarrow", "tree-sitter", "tree-sitter-cpp")}
@@ -91,10 +101,9 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     storage.delete(sorted(set(shard_names(storage)) - {shard.name for shard in shards}))
     write_manifest(storage, shards, **figures)
     storage.delete(storage.names(PARTS))
-    if not is_bucket(storage.location):
-        shutil.rmtree(Path(storage.location) / PARTS, ignore_errors=True)  # the empty folders
-    manifest = storage.read_json(MANIFEST)
-    return {**manifest, "already_complete": False, "seconds": round(time.perf_counter() - started, 2)}
+    storage.remove_leftovers()
+    manifest: dict[str, Any] = storage.read_json(MANIFEST)
+    return manifest
 
 
 def discover(settings: CorpusSettings) -> list[Discovered]:
@@ -125,13 +134,14 @@ def _finished(storage: Storage, identity: dict[str, Any], projects: dict[str, st
     """
     if not storage.exists(COMPLETE):
         foreign = [name for name in storage.names() if not name.startswith(f"{PARTS}/")]
-        foreign = [name for name in foreign if name != MANIFEST and name not in shard_names(storage)]
+        ours = {MANIFEST, *shard_names(storage)}
+        foreign = [name for name in foreign if name not in ours]
         if foreign:
             raise UserError(
                 f"{storage.location} holds other files, such as {foreign[0]}", fix="Choose another --out."
             )
         return None
-    manifest: dict[str, Any] = storage.read_json(MANIFEST)
+    manifest = ShardReader(storage.location).manifest
     old_identity, old_projects = manifest.get("identity", {}), manifest.get("sources", {})
     differences = [
         f"{name} was {old_identity.get(name)!r}, now {value!r}"

@@ -17,8 +17,9 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.shards import ShardReader
-from cpplm.core.storage import Storage
+from cpplm.core.storage import Storage, sha256
 from cpplm.evaluate.cpp import CppEvalSettings, Generate, evaluate_problems
+from cpplm.evaluate.problems import load_problems
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import ModelSource, load_engine
 from cpplm.generate.sampling import SamplingSettings
@@ -74,20 +75,25 @@ class Evaluation:
     """One model under evaluation, with the results that are already there."""
 
     def __init__(self, source: ModelSource) -> None:
-        self.engine, self.step = load_engine(source)
+        self.engine, checkpoint = load_engine(source)
+        self.step = checkpoint.step
+        self._model_hash = checkpoint.files["model.safetensors"]["sha256"]
         self._storage = Storage(source.run)
-        self._source = source
 
     def _once(self, name: str, settings: dict[str, Any], measure: Any) -> dict[str, Any]:
         """The stored result of an equal measurement, or a new one, stored."""
         results = self._storage.read_json(FILE) if self._storage.exists(FILE) else {}
-        with_what = {"step": self.step, "precision": str(self.engine.model.compute_dtype), **settings}
+        with_what = {"model": self._model_hash, "precision": str(self.engine.model.compute_dtype), **settings}
         old = results.get(name)
         if old is not None and old["measured_with"] == with_what:
             return old
         begin = time.perf_counter()
         result: dict[str, Any] = measure()
-        result |= {"measured_with": with_what, "seconds": round(time.perf_counter() - begin, 2)}
+        result |= {
+            "step": self.step,
+            "measured_with": with_what,
+            "seconds": round(time.perf_counter() - begin, 2),
+        }
         self._storage.write_json(FILE, {**results, name: result})
         return result
 
@@ -129,10 +135,12 @@ class Evaluation:
         """
 
         def measure() -> dict[str, Any]:
-            report = evaluate_problems(completer(self.engine), settings)
+            report = evaluate_problems(completer(self.engine), settings, problems=problems)
             return {**report.figures(), "table": report.table(), "details": report.details()}
 
-        return self._once("cpp", to_dict(settings) | {"workers": 0}, measure)
+        problems = load_problems(settings.problems)
+        what = to_dict(settings) | {"workers": 0, "problems": sha256(repr(problems).encode())}
+        return self._once("cpp", what, measure)
 
 
 def completer(engine: Engine) -> Generate:

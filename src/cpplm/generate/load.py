@@ -8,7 +8,7 @@ from typing import Literal
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import Precision, choose_device, choose_dtype
 from cpplm.generate.engine import Engine
-from cpplm.train.checkpoint import open_run
+from cpplm.train.checkpoint import Checkpoint, open_run
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class ModelSource:
             raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
 
 
-def load_engine(source: ModelSource) -> tuple[Engine, int]:
-    """The engine, and the step of its checkpoint.
+def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
+    """The engine, and the checkpoint it was loaded from.
 
     Raises:
         UserError: no such run, checkpoint or device.
@@ -38,4 +38,4 @@ def load_engine(source: ModelSource) -> tuple[Engine, int]:
     device = choose_device(source.device_type)
     checkpoint = open_run(source.run, None if source.step < 0 else source.step)
     model = checkpoint.model(device=device, compute_dtype=choose_dtype(source.precision, device))
-    return Engine(model, checkpoint.tokenizer()), checkpoint.step
+    return Engine(model, checkpoint.tokenizer()), checkpoint

@@ -82,7 +82,7 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(
             [{"params": [parameters[name] for name in group.names], "group": group} for group in groups], {}
         )
-        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._parameters = parameters
         self._product_dtype = product_dtype
         self.lr_multiplier = 1.0
         self.weight_decay_multiplier = 1.0
@@ -146,21 +146,23 @@ class MuonAdamW(torch.optim.Optimizer):
     def named_state(self) -> dict[str, Tensor]:
         """All state tensors as "parameter name/state name"."""
         return {
-            f"{self._names[id(parameter)]}/{key}": value
-            for parameter, state in self.state.items()
-            for key, value in state.items()
+            f"{name}/{key}": value
+            for name, parameter in self._parameters.items()
+            for key, value in self.state[parameter].items()
         }
 
     def load_named_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `named_state` gave; the next step is then the one that would have followed."""
-        parameters = {name: parameter for parameter in self._all() if (name := self._names[id(parameter)])}
+        """Restore what `named_state` gave; the next step is then the one that would have followed.
+
+        Raises:
+            ValueError: tensors of only some of the parameters, or of others.
+        """
         self.state.clear()
+        if tensors and {key.rpartition("/")[0] for key in tensors} != set(self._parameters):
+            raise ValueError("the optimizer state is not that of these parameters")
         for key, value in tensors.items():
             name, _, kind = key.rpartition("/")
-            parameter = parameters[name]
+            parameter = self._parameters[name]
             self.state[parameter][kind] = (
                 value.clone() if kind == "step" else value.to(parameter.device, copy=True)
             )
-
-    def _all(self) -> list[Tensor]:
-        return [parameter for entry in self.param_groups for parameter in entry["params"]]

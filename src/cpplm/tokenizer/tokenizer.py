@@ -173,10 +173,11 @@ class Tokenizer:
                 tokens=tuple(bytes.fromhex(token) for token in content["tokens"]),
                 provenance=content["provenance"],
             )
-            stored = content["hash"]
+            stored, specials = content["hash"], tuple(content["special_tokens"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{where} is not a tokenizer file: {error!r}", fix="Train it again.") from error
-        if tokenizer.hash != stored or tokenizer.tokens[:256] != tuple(bytes([b]) for b in range(256)):
+        is_bytes = tokenizer.tokens[:256] == tuple(bytes([value]) for value in range(256))
+        if tokenizer.hash != stored or specials != SPECIAL_TOKENS or not is_bytes:
             raise UserError(
                 f"{where} was altered after training: the hash is {tokenizer.hash[:12]}, not {stored[:12]}",
                 fix="Restore the file or train again.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -19,7 +20,7 @@ from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint import committed_steps, folder, save_checkpoint, to_bytes
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
-from cpplm.train.validation import Validation, validate
+from cpplm.train.validation import validate
 
 
 class ProgressLog(Callback):
@@ -91,16 +92,18 @@ class ValidationCallback(Callback):
         if not trainer.stopping and self._measured_at != trainer.state.step:
             self._measure(trainer)
 
-    def _measure(self, trainer: Trainer) -> Validation:
+    def _measure(self, trainer: Trainer) -> None:
         sizes = torch.from_numpy(trainer.tokenizer.token_bytes)
-        result = validate(trainer.model, self._batches(), sizes)
+        wanted = itertools.takewhile(lambda _: not trainer.stopping, self._batches())
+        result = validate(trainer.model, wanted, sizes)
+        if trainer.stopping:
+            return  # half a measurement is none
         self._measured_at = trainer.state.step
         trainer.log.write("validation", step=trainer.state.step, **asdict(result))
         say(
             f"step {trainer.state.step}: validation {result.bits_per_byte:.4f} bits per byte "
             f"(loss {result.loss:.4f} over {result.tokens:,} tokens)"
         )
-        return result
 
 
 class CheckpointCallback(Callback):
@@ -110,12 +113,6 @@ class CheckpointCallback(Callback):
         """`provenance` names corpus and tokenizer by their hashes."""
         self._storage = storage
         self._provenance = provenance
-        self._saved_step = -1
-        self._saved_time = time.monotonic()
-
-    def on_start(self, trainer: Trainer) -> None:
-        """Nothing is lost before the first step."""
-        self._saved_step = trainer.state.step
         self._saved_time = time.monotonic()
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
@@ -128,8 +125,7 @@ class CheckpointCallback(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         """Save what the session reached."""
-        finished_anew = trainer.state.step not in committed_steps(self._storage)
-        if trainer.state.step != self._saved_step or finished_anew:
+        if trainer.state.step not in committed_steps(self._storage):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
@@ -143,7 +139,7 @@ class CheckpointCallback(Callback):
             "state.json": _json({**asdict(state), "loader": state.loader.to_json(), **self._provenance}),
         }
         save_checkpoint(self._storage, state.step, files, keep_last=trainer.settings.keep_last)
-        self._saved_step, self._saved_time = state.step, time.monotonic()
+        self._saved_time = time.monotonic()
         trainer.log.write("checkpoint", step=state.step, path=self._storage.path(folder(state.step)))
 
 

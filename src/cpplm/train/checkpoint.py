@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
+from cpplm.core.runlog import LOG, read_run_log
 from cpplm.core.settings import from_dict
-from cpplm.core.storage import Storage, sha256
+from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -114,6 +115,7 @@ def save_checkpoint(storage: Storage, step: int, files: dict[str, bytes], *, kee
     ]
     manifests_first = sorted(names, key=lambda name: (not name.endswith(MANIFEST), name))
     storage.delete(manifests_first)
+    storage.remove_leftovers()
 
 
 def committed_steps(storage: Storage) -> list[int]:
@@ -144,8 +146,14 @@ def open_checkpoint(storage: Storage, step: int | None = None) -> Checkpoint:
 def open_run(run: str | Path, step: int | None = None) -> Checkpoint:
     """The checkpoint of a run folder, or of a folder or bucket URL that holds checkpoints itself."""
     storage = Storage(run)
+    sessions = [] if is_bucket(run) else read_run_log(Path(storage.location) / LOG)
+    elsewhere = [r["settings"]["checkpoint_dir"] for r in sessions if r["event"] == "session"][-1:]
     inner = Path(storage.location) / "checkpoints"
-    return open_checkpoint(Storage(inner) if inner.is_dir() else storage, step)
+    if elsewhere and elsewhere[0]:
+        storage = Storage(elsewhere[0])
+    elif inner.is_dir():
+        storage = Storage(inner)
+    return open_checkpoint(storage, step)
 
 
 def to_bytes(tensors: dict[str, Tensor]) -> bytes:

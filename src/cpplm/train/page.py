@@ -20,9 +20,9 @@ from matplotlib.ticker import EngFormatter
 
 from cpplm import __version__
 from cpplm.core.errors import UserError
-from cpplm.core.runlog import read_run_log
+from cpplm.core.runlog import LOG, read_run_log
 from cpplm.core.storage import Storage
-from cpplm.train.pretrain import LOG, run_folder
+from cpplm.train.pretrain import run_folder
 
 PAGE = "page.html"
 Series = tuple[Sequence[float], Sequence[float]]
@@ -107,7 +107,7 @@ def _tiles(
     if cpp := evaluation.get("cpp"):
         remark = f"of {cpp['problems']} C++ problems"
         tiles.append(("compile rate", f"{cpp['compile_rate']:.1%}", remark))
-        tiles.append(("pass rate", f"{cpp['pass@1']:.1%}", remark))
+        tiles.append(("pass@1", f"{cpp['pass@1']:.1%}", remark))
     parameters = session["parameters"]
     tiles.append(
         ("parameters", _short(parameters["total"]), f"{_short(parameters['matrices'])} in the layers")
@@ -118,7 +118,11 @@ def _tiles(
         waited = sum(r["data_seconds"] for r in steps) / sum(r["step_seconds"] for r in steps)
         tiles.append(("tokens trained on", _short(last["tokens"]), f"{last['step']:,} steps"))
         tiles.append(
-            ("tokens per second", f"{rates[len(rates) // 2]:,.0f}", f"{waited:.1%} of it waiting for data")
+            (
+                "tokens per second",
+                f"{rates[len(rates) // 2]:,.0f}",
+                f"{waited:.1%} of the time waiting for data",
+            )
         )
         tiles.append(
             ("training time", f"{last['seconds'] / 60:.1f} min", session["environment"]["processor"])

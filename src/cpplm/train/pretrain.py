@@ -16,8 +16,9 @@ from cpplm.batches.loader import TrainLoader, validation_batches
 from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype, environment
+from cpplm.core.locking import only_writer
 from cpplm.core.progress import say
-from cpplm.core.runlog import RunLog, read_run_log
+from cpplm.core.runlog import LOG, RunLog, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
@@ -32,8 +33,6 @@ from cpplm.train.resume import find_checkpoint, restore_state
 from cpplm.train.settings import TrainSettings
 from cpplm.train.tracking import make_trackers, require_trackers
 from cpplm.train.trainer import Callback, Horizon, Trainer, TrainState
-
-LOG = "log.jsonl"
 
 
 @dataclass(frozen=True)
@@ -58,25 +57,30 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
     device = choose_device(settings.device_type)
     reader = ShardReader(settings.data_dir)
     tokenizer = Tokenizer.load(settings.tokenizer)
-    provenance = {"corpus": reader.fingerprint(), "tokenizer": tokenizer.hash}
     config = model_config(settings, tokenizer.vocab_size)
     horizon = horizon_of(settings, config)
     _check_before_writing(settings, reader)
-    storage = _checkpoint_storage(settings)
-    checkpoint = find_checkpoint(settings, storage, provenance)
-    state = TrainState() if checkpoint is None else restore_state(checkpoint)
-    if checkpoint is not None:
-        if horizon.progress(state) >= 1:
-            say(f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on")
-            return _summary(settings, state, config, trained_now=False)
-        say(f"continuing {settings.out} from step {state.step}")
-
-    model, optimizer = _model_and_optimizer(settings, config, checkpoint, device)
+    _make_folder(settings.out)
     with ExitStack() as stack:
+        stack.enter_context(only_writer(settings.out))
+        storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
+        storage.remove_leftovers()
+        provenance = {"corpus": reader.fingerprint(), "tokenizer": tokenizer.hash}
+        checkpoint = find_checkpoint(settings, storage, provenance)
+        state = TrainState() if checkpoint is None else restore_state(checkpoint)
+        if checkpoint is not None:
+            if horizon.progress(state) >= 1:
+                say(f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on")
+                return _summary(settings, state, config, trained_now=False)
+            say(f"continuing {settings.out} from step {state.step}")
+        model, optimizer = _model_and_optimizer(settings, config, checkpoint, device)
+        loss_function = _compiled(model, settings)
+
         bar = stack.enter_context(ProgressLog.open_bar(horizon.progress(state)))
         batches = stack.enter_context(closing(Prefetcher(_train_loader(settings, reader, tokenizer, state))))
         log = stack.enter_context(_open_log(settings, state, model, horizon))
-        callbacks: list[Callback] = [ProgressLog(bar)]
+        # Saved before all else: what fails after it cannot take the step along.
+        callbacks: list[Callback] = [ProgressLog(bar), CheckpointCallback(storage, provenance)]
         if settings.eval_every > 0:
             callbacks.append(ValidationCallback(_validation_passes(settings, reader, tokenizer)))
         Trainer(
@@ -88,8 +92,8 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
             settings=settings,
             state=state,
             log=log,
-            callbacks=[*callbacks, *extra_callbacks, CheckpointCallback(storage, provenance)],
-            loss_function=_compiled(model, settings),
+            callbacks=[*callbacks, *extra_callbacks],
+            loss_function=loss_function,
         ).run()
     return _summary(settings, state, config, trained_now=True)
 
@@ -133,14 +137,11 @@ def _check_before_writing(settings: TrainSettings, reader: ShardReader) -> None:
     require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
 
 
-def _checkpoint_storage(settings: TrainSettings) -> Storage:
+def _make_folder(out: Path) -> None:
     try:
-        settings.out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot make the run folder {settings.out}: {error}", fix="Name another --out."
-        ) from error
-    return Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
+        raise UserError(f"cannot make the run folder {out}: {error}", fix="Name another --out.") from error
 
 
 def _model_and_optimizer(
@@ -218,7 +219,13 @@ def _compiled(model: Transformer, settings: TrainSettings) -> Callable[[Tensor, 
     if model.device.type == "cpu" and shutil.which("g++") is None:
         say("no g++ found: training without torch.compile, which is slower")
         return model.loss
-    return torch.compile(model.loss, dynamic=False)
+    compiled = torch.compile(model.loss, dynamic=False)
+    shape = (settings.device_batch_size, settings.max_seq_len)
+    say("compiling the model, which takes 10 to 30 seconds")
+    nothing = torch.zeros(shape, dtype=torch.int64, device=model.device)
+    compiled(nothing, nothing).backward()  # now, so that no step's time contains it
+    model.zero_grad(set_to_none=True)
+    return compiled
 
 
 def _summary(

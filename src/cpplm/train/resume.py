@@ -12,13 +12,13 @@ from cpplm.train.trainer import TrainState
 
 # A continued run must agree in these; the other settings may change between sessions.
 FIXED = ("depth", "aspect_ratio", "head_dim", "num_kv_heads", "max_seq_len", "window_pattern",
-         "device_batch_size", "total_batch_size", "seed")  # fmt: skip
+         "total_batch_size", "seed")  # fmt: skip
 
 
 def find_checkpoint(
     settings: TrainSettings, storage: Storage, provenance: dict[str, str]
 ) -> Checkpoint | None:
-    """The checkpoint that `settings` continues, None to start anew.
+    """The checkpoint that `settings` continues, the newest; None to start anew.
 
     Args:
         settings: of this session.
@@ -26,19 +26,11 @@ def find_checkpoint(
         provenance: hashes of corpus and tokenizer, by name.
 
     Raises:
-        UserError: the checkpoints there belong to another run, or the asked step is not among them.
+        UserError: the checkpoints there belong to another run.
     """
-    steps = committed_steps(storage)
-    if settings.resume_from_step == -1 and steps:
-        raise UserError(
-            f"{storage.location} already holds checkpoints of steps {steps}",
-            fix="Name another --out, delete the folder, or leave out --resume_from_step to continue.",
-        )
-    if not steps and settings.resume_from_step < 0:
+    if not committed_steps(storage):
         return None
-    checkpoint = open_checkpoint(
-        storage, None if settings.resume_from_step < 0 else settings.resume_from_step
-    )
+    checkpoint = open_checkpoint(storage)
     then, now = checkpoint.json("settings.json"), to_dict(settings)
     then_provenance = checkpoint.json("state.json")
     differences = [

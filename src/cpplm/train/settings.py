@@ -71,8 +71,6 @@ class TrainSettings:
     """Checkpoints to keep; older ones are deleted."""
     checkpoint_dir: str = ""
     """Where checkpoints go: a folder or bucket URL (empty = `checkpoints` inside --out)."""
-    resume_from_step: int = -2
-    """-2 = continue from the newest checkpoint if there is one, -1 = start anew, else that step."""
 
     seed: int = 0
     """Of the initial weights and the document order."""
@@ -124,8 +122,6 @@ class TrainSettings:
                 )
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed {self.seed}", fix="Use a number from 0 to 4294967295.")
-        if self.resume_from_step < -2:
-            raise UserError(f"--resume_from_step {self.resume_from_step}", fix="-2, -1 or a step number.")
 
     def _check_batch(self) -> None:
         rows = self.device_batch_size * self.max_seq_len

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from cpplm.batches.loader import Batch, LoaderState
 from cpplm.core.errors import UserError
+from cpplm.core.progress import say
 from cpplm.core.runlog import RunLog
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
@@ -30,7 +31,7 @@ from cpplm.train.settings import TrainSettings
 
 @dataclass
 class TrainState:
-    """Where a run stands. `seconds` counts all time spent in the loop, over all its sessions."""
+    """Where a run stands. `seconds` is the time spent in steps, over all sessions; nothing else counts."""
 
     step: int = 0
     tokens: int = 0
@@ -109,17 +110,13 @@ class Trainer:
             UserError: the loss is no longer a number.
         """
         with self._stop_at_step_end():
-            clock = time.perf_counter()
             for callback in self.callbacks:
                 callback.on_start(self)
             while self.progress < 1 and not self.stopping:
                 metrics = self.step()
-                now = time.perf_counter()
-                self.state.seconds += now - clock
-                clock = now
+                self.state.seconds += metrics.seconds
                 for callback in self.callbacks:
                     callback.on_step(self, metrics)
-            self.state.seconds += time.perf_counter() - clock
             for callback in self.callbacks:
                 callback.on_end(self)
         if self.stopping:
@@ -143,9 +140,9 @@ class Trainer:
             self.state.loader = batch.state
         multiplier = self._schedule(progress)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        if not math.isfinite(float(total)):
+        if not (math.isfinite(float(total)) and math.isfinite(float(norm))):
             raise UserError(
-                f"the loss is {float(total)} at step {self.state.step}",
+                f"the loss is {float(total)} and its gradient {float(norm)} at step {self.state.step}",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
         self.optimizer.step()
@@ -182,6 +179,7 @@ class Trainer:
             if self.stopping:
                 raise KeyboardInterrupt
             self.stopping = True
+            say("stopping after this step and saving; once more to stop at once")
 
         previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -38,12 +38,11 @@ def validate(model: Transformer, batches: Iterable[tuple[Tensor, Tensor]], token
     """
     nats_with_bytes = nats = 0.0
     tokens = num_bytes = 0
-    token_bytes = token_bytes.to(model.device)
     for inputs_BT, targets_BT in batches:
         targets = targets_BT.to(model.device)
-        losses = model.loss(inputs_BT.to(model.device), targets, reduction="none").double()
-        counted = targets != IGNORED
-        sizes = token_bytes[targets.clamp(min=0)] * counted
+        losses = model.loss(inputs_BT.to(model.device), targets, reduction="none").cpu().double()
+        counted = targets_BT != IGNORED
+        sizes = token_bytes[targets_BT.clamp(min=0)] * counted
         nats_with_bytes += float((losses * (sizes > 0)).sum())
         nats += float(losses.sum())
         tokens += int(counted.sum())

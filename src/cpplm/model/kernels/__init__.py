@@ -1,1 +1,1 @@
-"""Attention and loss backends."""
+"""Attention."""

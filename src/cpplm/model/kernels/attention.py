@@ -33,6 +33,8 @@ def attention(
     Returns:
         The mixed values, shape BHTD.
     """
+    if window is not None and query_BHTD.size(2) == 1:  # decoding: the window's keys are all there is
+        key_BGSD, value_BGSD = key_BGSD[:, :, -window - 1 :], value_BGSD[:, :, -window - 1 :]
     num_queries, num_keys = query_BHTD.size(2), key_BGSD.size(2)
     if window is not None and window >= num_keys - 1:
         window = None

@@ -1,0 +1,36 @@
+"""A second writer is refused while the first lives, and let in after it was killed."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpplm.core.errors import UserError
+from cpplm.core.locking import only_writer
+
+HOLD = """
+import sys, time
+from cpplm.core.locking import only_writer
+with only_writer(sys.argv[1]):
+    print(1, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"1\n"
+    with pytest.raises(UserError, match="another cpplm process"), only_writer(tmp_path):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with only_writer(tmp_path):
+        pass
+
+
+def test_a_bucket_needs_none() -> None:
+    with only_writer("s3://bucket/run"):
+        pass
