@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPPLM := $(BIN)/cpplm
 
-.PHONY: help demo clean-demo test test-fast lint format bench clean
+.PHONY: help demo clean-demo test test-fast lint format clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -12,6 +12,7 @@ help:  ## this list
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: Python 3.11 or newer is needed, $$($(PYTHON) --version) was found; pass PYTHON=/path/to/python3" >&2; exit 2; }
+	@echo "Setting up $(VENV), once: this installs PyTorch and some smaller packages and takes a minute or more."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[corpus,tracking,dev]'
 	@touch $@
@@ -28,10 +29,12 @@ demo: $(VENV)/.installed  ## C++ projects to a model: corpus, tokenizer, train, 
 	$(CPPLM) tokenizer train --data_dir $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size $(VOCAB)
 	$(CPPLM) train --config recipes/demo.toml --data_dir $(DEMO)/corpus --tokenizer $(DEMO)/tokenizer.json --out $(DEMO)/run --max_minutes $(MINUTES)
 	$(CPPLM) evaluate --run $(DEMO)/run --data_dir $(DEMO)/corpus
-	$(CPPLM) generate --run $(DEMO)/run --examples --save
+	$(CPPLM) generate --run $(DEMO)/run --examples --max_new_tokens 80 --save
 	$(CPPLM) runs page $(DEMO)/run
 
 clean-demo:  ## forget the demo and start over
+	@test ! -e $(DEMO) || test -d $(DEMO)/corpus || \
+	  { echo "make: $(DEMO) is not the folder of a demo (it has no corpus); nothing was removed" >&2; exit 2; }
 	rm -rf $(DEMO)
 
 # ---- checks -----------------------------------------------------------------------------------------------

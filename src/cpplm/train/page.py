@@ -117,13 +117,8 @@ def _tiles(
         rates = sorted(record["tokens_per_second"] for record in steps)
         waited = sum(r["data_seconds"] for r in steps) / sum(r["step_seconds"] for r in steps)
         tiles.append(("tokens trained on", _short(last["tokens"]), f"{last['step']:,} steps"))
-        tiles.append(
-            (
-                "tokens per second",
-                f"{rates[len(rates) // 2]:,.0f}",
-                f"{waited:.1%} of the time waiting for data",
-            )
-        )
+        speed = f"{rates[len(rates) // 2]:,.0f}"
+        tiles.append(("tokens per second", speed, f"{waited:.1%} of the time waiting for data"))
         tiles.append(
             ("training time", f"{last['seconds'] / 60:.1f} min", session["environment"]["processor"])
         )
