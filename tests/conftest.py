@@ -1,7 +1,9 @@
 """Small real inputs shared by the tests: documents, shards, a tokenizer."""
 
+import os
 from pathlib import Path
 
+import hypothesis
 import pyarrow as pa
 import pytest
 import torch
@@ -12,6 +14,9 @@ from cpplm.tokenizer.pattern import PATTERN
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import learn_merges
 
+# A busy machine is no failure; CI tries the same examples each time, a developer new ones.
+hypothesis.settings.register_profile("cpplm", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("cpplm")
 torch.set_num_threads(1)  # the models here are tiny: more threads only wait for each other
 
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])

@@ -6,7 +6,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpplm.evaluate.scoring import COMPILED, Outcome, SampleResult, function_body, pass_at_k, summarise
@@ -84,6 +84,8 @@ def test_what_could_change_the_tests_is_seen(text: str, expected: str) -> None:
     assert function_body(text).forbidden == expected
 
 
+@example('"}\\')  # a backslash that ends the text inside a string
+@example("'}\\")
 @given(st.text(alphabet="{}\"'/*\\\n#R()x1<%> ", max_size=60))
 def test_any_text_can_be_cut(text: str) -> None:
     cut = function_body(text)
