@@ -98,7 +98,7 @@ def test_any_values_survive_json(items: list[str], rate: float, **values: Any) -
         ({"name": "a", "ratio": True}, "ratio is a number or text, not true"),
         ({"name": "a", "verbose": 1}, '"verbose"'),
         ({"name": "a", "items": "abc"}, "items is a list, not 'abc'"),
-        ({"name": "a", "items": [3]}, "not int"),
+        ({"name": "a", "items": [3]}, "os.PathLike object"),
         ({"name": "a", "mode": "medium"}, '"mode"'),
         ({"name": "a", "verbose": True, "mode": ""}, "--verbose needs a --mode. Give one."),
         ([1, 2], "is not a group of settings"),
