@@ -7,37 +7,14 @@ ordinary text, whatever the text contains: only `encode_special` gives them.
 
 from __future__ import annotations
 
-DOCUMENT_TOKENS = (
-    "<PAD>",
-    "<UNK>",  # reserved and never emitted: every byte has a token
-    "<BOS>",
-    "<EOS>",
-    "<FIM_PREFIX>",
-    "<FIM_MIDDLE>",
-    "<FIM_SUFFIX>",
-    "<CODE_START>",
-    "<CODE_END>",
-    "<THOUGHT_START>",
-    "<THOUGHT_END>",
-    "<QUERY_TOOL>",
-    "<INDEX>",
-    "<DEBUG_CONTEXT>",
-    "<FILE_SEP>",
-    "<DIFF_START>",
-    "<DIFF_END>",
-    "<COMMENT_START>",
-    "<COMMENT_END>",
-    "<TOOL_RESULT>",
-)
-CHAT_TOKENS = (
-    "<|user_start|>",
-    "<|user_end|>",
-    "<|assistant_start|>",
-    "<|assistant_end|>",
-    "<|python_start|>",
-    "<|python_end|>",
-    "<|output_start|>",
-    "<|output_end|>",
+# UNK is reserved and never emitted: every byte has a token.
+_DOCUMENT = """
+PAD UNK BOS EOS FIM_PREFIX FIM_MIDDLE FIM_SUFFIX CODE_START CODE_END THOUGHT_START THOUGHT_END QUERY_TOOL INDEX
+DEBUG_CONTEXT FILE_SEP DIFF_START DIFF_END COMMENT_START COMMENT_END TOOL_RESULT
+"""
+DOCUMENT_TOKENS = tuple(f"<{name}>" for name in _DOCUMENT.split())
+CHAT_TOKENS = tuple(
+    f"<|{who}_{edge}|>" for who in ("user", "assistant", "python", "output") for edge in ("start", "end")
 )
 NUM_SPECIAL = 64
 NAMED_TOKENS = (*DOCUMENT_TOKENS, *CHAT_TOKENS)
