@@ -238,7 +238,7 @@ def fetch(names: dict[str, int]) -> list[bytes]:
                 if stat.S_ISREG(facts.st_mode) and facts.st_size <= size_limit:
                     data = file.read(size_limit)
         except OSError:
-            pass
+            pass  # missing, a link or unreadable: the program decides what is there, so it counts as empty
         contents.append(data)
     return contents
 

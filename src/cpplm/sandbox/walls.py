@@ -206,7 +206,7 @@ def prove_walls(canary: str) -> None:
     try:
         os.close(os.open(canary, os.O_RDONLY))
     except OSError:
-        pass
+        pass  # as it must be
     else:
         raise PermissionError(f"a file outside the sandbox can be read ({canary})")
     for family in (1, 2, 10):  # unix, IPv4, IPv6
