@@ -65,12 +65,19 @@ class Skips:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file that may become documents: its name within the project, and the hash of its bytes."""
+    """One file of a project: its name within the project, and the hash of its bytes.
+
+    `licence` is an SPDX expression, "" where none was found. Without `documents` the file serves includes and
+    macro definitions only. With `redact` its personal data and secrets are replaced when it is read.
+    """
 
     name: str
     path: Path
     size: int
     digest: str
+    licence: str = ""
+    documents: bool = True
+    redact: bool = True
 
 
 def find_projects(settings: CorpusSettings) -> list[Project]:
@@ -272,6 +279,17 @@ def normalise(data: bytes) -> bytes:
     if text is None:
         raise ValueError("not text: find_files lets no such file through")
     return text.replace("\r\n", "\n").replace("\r", "\n").encode()
+
+
+def read_source(file: SourceFile) -> bytes:
+    """The text of a file as every stage after discovery sees it: UTF-8, LF, redacted.
+
+    All offsets and lines refer to this text.
+
+    Raises:
+        OSError: it went away or became unreadable since it was found.
+    """
+    return normalise(file.path.read_bytes())
 
 
 def content_digest(files: Iterable[SourceFile]) -> str:
