@@ -90,6 +90,7 @@ def make_request(
     limits: Limits,
     *,
     fetch: dict[str, int],
+    folders: dict[str, str],
     folder: str,
 ) -> Request:
     """What the launcher is told about one run."""
@@ -101,6 +102,7 @@ def make_request(
         mode=mode,
         uid=NOBODY,
         files=files,
+        folders=folders,
         fetch=fetch,
         folder=folder,
         argv=argv,
@@ -146,6 +148,8 @@ def _bubblewrap(message: Request) -> list[str]:
         "--chdir",
         "/work",
     ]
+    for name, path in message.folders.items():
+        command += ["--ro-bind", path, f"/work/{name}"]
     command += ["--remount-ro", "/", "--seccomp", "21", "--clearenv"]
     for name, value in message.environment.items():
         command += ["--setenv", name, value]

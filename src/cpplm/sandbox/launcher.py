@@ -12,7 +12,7 @@ process it starts is dead before the report is written.
 """
 
 # pathlib would add 5 ms of imports to every run.
-# ruff: noqa: PTH109, PTH116, PTH123, PTH208
+# ruff: noqa: PTH103, PTH102, PTH109, PTH116, PTH120, PTH123, PTH208, PTH211
 from __future__ import annotations
 
 import marshal
@@ -85,7 +85,7 @@ def become_program(request: Request, errors: int) -> None:
         walls.process_control(walls.PR_SET_NO_NEW_PRIVS, 1)
         set_limits(request.limits)
         if request.mode == "landlock":
-            walls.landlock(request.read_only, request.devices, os.getcwd(), request.scratch_bytes > 0)
+            walls.landlock(request, os.getcwd())
         if request.mode in {"landlock", "namespaces"}:
             walls.drop_capabilities()
             walls.install_filter(request.filter, request.own_pid_mark)
@@ -265,8 +265,15 @@ def supervise(request: Request, status_pipe: int) -> None:
 
 
 def write_files(request: Request) -> None:
-    """Put the input files into the working folder."""
+    """Put the input files into the working folder, and what leads to the host folders."""
+    for name, path in request.folders.items():
+        if request.mode == "bubblewrap":
+            os.mkdir(name)  # it mounts the folder there
+        elif request.mode != "namespaces":  # which are mounted already
+            os.symlink(path, name)
     for name, data in request.files.items():
+        if "/" in name:
+            os.makedirs(os.path.dirname(name), exist_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, 0o755), "wb") as file:
             file.write(data)

@@ -13,6 +13,8 @@ class Request:
     uid: int
     """Whom root becomes, and whom the program sees itself as inside namespaces."""
     files: dict[str, bytes]
+    folders: dict[str, str]
+    """Names in the working folder of host folders that can be read."""
     fetch: dict[str, int]
     """Files to return and their largest sizes."""
     folder: str

@@ -32,7 +32,8 @@ from cpplm.sandbox.limits import MIB, Limits, Reason, Result
 
 _START = "import sys; sys.path.append(sys.argv[2]); from cpplm.sandbox.launcher import main; main()"
 _PACKAGE_ROOT = str(Path(__file__).parents[2])
-_FILE_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}")
+_NAME = r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}"
+_FILE_NAME, _FILE_PATH = re.compile(_NAME), re.compile(f"{_NAME}(?:/{_NAME}){{0,15}}")
 _GRACE_SECONDS = 5.0
 """How much longer than its program the launcher may take before it is killed from outside."""
 
@@ -117,30 +118,53 @@ class Sandbox:
         limits: Limits,
         *,
         fetch: dict[str, int] | None = None,
+        folders: dict[str, Path] | None = None,
     ) -> Result:
         """Run one program in a new working folder and wait for its end.
 
         Args:
-            files: put into the working folder, executable; plain names, no folders.
+            files: put into the working folder, executable; plain names or paths such as "include/a.h".
             argv: the program (looked up in /usr/local/bin, /usr/bin, /bin, or "./name") and its arguments.
             limits: what it may use.
-            fetch: name and largest size in bytes of files to return; smaller or missing ones are left out.
+            fetch: name and largest size in bytes of files to return; larger or missing ones are left out.
+            folders: folders of the host that the program can read (and can neither change nor execute from),
+                by their names in the working folder. A link in them that leads out of them leads nowhere, or
+                into the toolchain; where Landlock is the wall it leads to a file that cannot be opened.
 
         Returns:
             How it ended. A program that does not exist gives reason "start" with the text in stderr.
 
         Raises:
             SandboxError: the walls could not be built; the program did not run, or its fate is unknown.
-            ValueError: a file name that is not plain.
+            ValueError: a file name that is not plain, a name taken twice, or a folder that is none.
         """
         fetch = fetch or {}
-        for name in (*files, *fetch):
-            if not _FILE_NAME.fullmatch(name):
-                raise ValueError(f"not a plain file name: {name!r}")
+        shown = _checked(files, fetch, folders or {})
         with _work_folder(self.backend.mode) as folder:
-            message = make_request(self.backend.mode, files, argv, limits, fetch=fetch, folder=folder)
+            message = make_request(
+                self.backend.mode, files, argv, limits, fetch=fetch, folders=shown, folder=folder
+            )
             reply = _converse(marshal.dumps(vars(message)), limits, sum(fetch.values()))
         return _result(reply, limits, list(fetch), self.backend.mode)
+
+
+def _checked(files: dict[str, bytes], fetch: dict[str, int], folders: dict[str, Path]) -> dict[str, str]:
+    """The folders' absolute paths, after a look at all names (see `Sandbox.run`).
+
+    Only plain names are fetched: a program could put a link to elsewhere in place of a folder of its own.
+    """
+    for name in (*fetch, *folders):
+        if not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"not a plain file name: {name!r}")
+    for name in files:
+        if not _FILE_PATH.fullmatch(name):
+            raise ValueError(f"not a plain file name: {name!r}")
+        if name.split("/")[0] in folders:
+            raise ValueError(f"{name!r} would lie in a folder that can only be read")
+    for path in folders.values():
+        if not path.is_dir():
+            raise ValueError(f"not a folder: {path}")
+    return {name: str(path.resolve()) for name, path in folders.items()}
 
 
 @functools.cache

@@ -104,6 +104,13 @@ def clone_tree(path: str, attributes: int) -> int:
     return tree
 
 
+def attach_tree(tree: int, target: str) -> None:
+    """Mount a detached copy at `target` and close its descriptor."""
+    arguments = (tree, b"", AT_FDCWD, target.encode(), MOVE_MOUNT_EMPTY_PATH)
+    system_call(MOVE_MOUNT, *arguments, what=f"move_mount {target}")
+    os.close(tree)
+
+
 def mount_tmpfs(path: str, size: int, options: int) -> None:
     """An empty memory file system of at most `size` bytes."""
     text = f"size={max(size, 4096)},nr_inodes=4096,mode=0755".encode()
@@ -116,6 +123,8 @@ def build_root(request: Request) -> None:
     read_only = ATTR_READ_ONLY | ATTR_NOSUID
     trees = {path: clone_tree(path, read_only | ATTR_NODEV) for path in request.read_only}
     trees.update({path: clone_tree(path, read_only | ATTR_NOEXEC) for path in request.devices})
+    no_programs = read_only | ATTR_NODEV | ATTR_NOEXEC
+    folders = {name: clone_tree(path, no_programs) for name, path in request.folders.items()}
     root = "/tmp"  # noqa: S108  (any folder that exists everywhere; only this namespace sees the change)
     mount_tmpfs(root, 1 << 20, MS_NOSUID | MS_NODEV)
     for path, tree in trees.items():
@@ -125,9 +134,7 @@ def build_root(request: Request) -> None:
         else:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        arguments = (tree, b"", AT_FDCWD, target.encode(), MOVE_MOUNT_EMPTY_PATH)
-        system_call(MOVE_MOUNT, *arguments, what=f"move_mount {path}")
-        os.close(tree)
+        attach_tree(tree, target)
     for path, points_to in request.symlinks.items():
         os.symlink(points_to, root + path)
     os.mkdir(root + "/proc")
@@ -139,6 +146,9 @@ def build_root(request: Request) -> None:
     )
     size = request.scratch_bytes + sum(len(data) + 4096 for data in request.files.values())
     mount_tmpfs(root + "/work", size, MS_NOSUID | MS_NODEV)
+    for name, tree in folders.items():
+        os.mkdir(f"{root}/work/{name}")
+        attach_tree(tree, f"{root}/work/{name}")
     os.chdir(root)
     system_call(request.pivot_root, b".", b".", what="pivot_root")
     check(libc.umount2(b".", MNT_DETACH), "detach the old root")
@@ -164,7 +174,7 @@ def drop_capabilities() -> None:
 # ---- walls made of Landlock ------------------------------------------------------------------------------
 
 
-def landlock(readable: list[str], devices: list[str], work: str, writable: bool) -> None:
+def landlock(request: Request, work: str) -> None:
     """Deny all files but these, and with newer kernels TCP, outside signals and abstract sockets."""
     abi = system_call(LANDLOCK_CREATE, None, 0, 1, what="landlock")
     files = (1 << 13) - 1 | (abi >= 2) << 13 | (abi >= 3) << 14 | (abi >= 5) << 15
@@ -173,8 +183,10 @@ def landlock(readable: list[str], devices: list[str], work: str, writable: bool)
     ruleset = system_call(LANDLOCK_CREATE, attributes, len(attributes), 0, what="landlock_create_ruleset")
     execute, write, read, list_folder, truncate = 1, 2, 4, 8, 1 << 14
     look = execute | read | list_folder
-    rules = [(path, look) for path in readable] + [(path, read | write) for path in devices]
-    rules.append((work, files & ~(1 << 15) if writable else look))
+    rules = [(path, look) for path in request.read_only]
+    rules += [(path, read | list_folder) for path in request.folders.values()]
+    rules += [(path, read | write) for path in request.devices]
+    rules.append((work, files & ~(1 << 15) if request.scratch_bytes else look))
     for path, rights in rules:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):

@@ -1,0 +1,223 @@
+"""One document to the compiler and back: the command, the verdict, and the names in its errors.
+
+Checks syntax and types only (no code is generated), in the sandbox, with the compiler's own headers, those
+below /usr/include, and those of the folders that are given. C++ is tried under one standard after the other.
+In C, calling what was not declared is an error, as since C99, although gcc before 14 lets it pass.
+
+The patterns are of GCC's English messages, versions 9 to 14.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from cpplm.corpus.sources import SOURCE_SUFFIXES
+from cpplm.sandbox.compiler import COMPILE_LIMITS
+from cpplm.sandbox.limits import Result
+from cpplm.sandbox.sandbox import Sandbox
+
+Language = Literal["c", "c++"]
+STANDARDS = ("c++17", "c++20")
+"""What C++ is compiled as: a later one where the earlier ones fail."""
+MAX_ERRORS = 20
+
+_COMMON = (
+    "-fsyntax-only",
+    f"-fmax-errors={MAX_ERRORS}",
+    "-ftemplate-depth=256",
+    "-ftabstop=1",  # columns count characters
+    "-fno-diagnostics-show-caret",
+    "-fno-diagnostics-show-option",
+)
+# -w would switch the last two off.
+_C = ("gcc", "-x", "c", "-Werror=implicit-function-declaration", "-Werror=implicit-int")
+_CXX = ("g++", "-w", "-x", "c++")
+
+_ERROR = re.compile(
+    r"^(?:[^:\n]+:(?P<line>\d+):(?P<column>\d+)|[^:\s]+): (?:fatal |internal compiler )?error: (?P<text>.*)$",
+    re.MULTILINE,
+)
+_STRAIGHT_QUOTES = str.maketrans("\u2018\u2019", "''")
+_MISSING_HEADER = re.compile(r"(.+): No such file or directory")
+_MEMBER = re.compile(  # groups: name, scope
+    r"'([^']+)' (?:is not a member of|in namespace|has not been declared in|in(?= 'class | 'struct ))"
+    r" '([^']+)'"
+)
+_UNDECLARED = re.compile(
+    r"'([^']+)' (?:was not declared in|does not name a |has not been declared|undeclared"
+    r"|is not a (?:class|namespace|template|type\b))"
+    r"|(?:unknown type name|implicit declaration of function|specialization of non-template|arguments to)"
+    r" '([^']+)'"
+)
+_INCOMPLETE = re.compile(
+    r"(?:incomplete|undefined) type '([^']+)'|return type '([^']+)' is incomplete"
+    r"|aggregate '(.+) \S+' has incomplete|^forward declaration of '([^']+)'"
+)
+_FORWARD_NOTE = re.compile(r"note: (forward declaration of '.*)$", re.MULTILINE)
+# Errors that do not name what is wrong: it stands just before the place that they point to.
+_BASE_BEFORE = re.compile(r"expected (?:class-name|template-name) before")
+_TYPE_BEFORE = re.compile(r"has incomplete type$|storage size of '.*' isn't known")
+_TAG = re.compile(r"^(?:(?:const|volatile|class|struct|union|enum|typename) )+")
+_NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the compiler said. Names are as in its messages, in order, each once."""
+
+    compiles: bool
+    standard: str
+    """Under which it compiled, or was tried first: "c", "c++17"."""
+    errors: int = 0
+    """At most `MAX_ERRORS`; 0 with `compiles` false when a limit ended the compiler."""
+    first_error: str = ""
+    """With straight quotes; empty when it compiles."""
+    undeclared: tuple[str, ...] = ()
+    """Names without a declaration; `scope::name` where it is the scope that lacks it."""
+    incomplete: tuple[str, ...] = ()
+    """Types that are declared, where their definition is needed."""
+    missing_headers: tuple[str, ...] = ()
+    """As in the include; the compiler stops at the first."""
+
+
+def is_c_project(names: Iterable[str]) -> bool:
+    """Whether most sources among these files are C, so that its `.h` files are."""
+    sources = [name for name in names if PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES]
+    return sum(map(_is_c, sources)) * 2 > len(sources)
+
+
+def language_of(names: Iterable[str], *, c_project: bool) -> Language:
+    """The language of a document made of these files: that of its sources, else of the project's headers."""
+    names = list(names)
+    sources = [name for name in names if PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES]
+    if sources:
+        return "c" if all(map(_is_c, sources)) else "c++"
+    return "c" if c_project and all(name.endswith(".h") for name in names) else "c++"
+
+
+def _is_c(name: str) -> bool:
+    return name.endswith(".c")  # .C is C++
+
+
+def compile_document(
+    text: str,
+    language: Language,
+    sandbox: Sandbox,
+    headers: Sequence[Path] = (),
+    standards: Sequence[str] = STANDARDS,
+) -> Verdict:
+    """Compile one text on its own.
+
+    Args:
+        text: the document.
+        language: what it is.
+        sandbox: where the compiler runs; `sandbox.compiler.require_compiler` was asked before.
+        headers: folders of further headers, searched after those of the compiler's command line and before
+            the system's.
+        standards: of C++, tried in this order until one fits; C takes gcc's default.
+    """
+    return compile_file("document", text, language, sandbox, headers=headers, standards=standards)
+
+
+def compile_file(
+    name: str,
+    text: str,
+    language: Language,
+    sandbox: Sandbox,
+    *,
+    headers: Sequence[Path] = (),
+    standards: Sequence[str] = STANDARDS,
+    project: Path | None = None,
+    options: Sequence[str] = (),
+) -> Verdict:
+    """Compile a file, in its place in a project where one is given.
+
+    Args:
+        name: relative to the project; what the document is called where there is none.
+        text: of the file, to look up what errors point to.
+        language: what it is.
+        sandbox: where the compiler runs.
+        headers: as for `compile_document`.
+        standards: as for `compile_document`.
+        project: a folder, visible as `project` in the working folder.
+        options: more for the command line, such as `-iquote` `project/src`.
+    """
+    folders = {f"headers{number}": folder for number, folder in enumerate(headers)}
+    system = [word for folder in folders for word in ("-isystem", folder)]
+    files = {} if project else {name: text.encode()}
+    if project:
+        folders["project"], name = project, f"project/{name}"
+    first: Verdict | None = None
+    for standard in standards if language == "c++" else ("c",):
+        command = _C if language == "c" else (*_CXX, f"-std={standard}")
+        result = sandbox.run(
+            files, [*command, *_COMMON, *options, *system, name], COMPILE_LIMITS, folders=folders
+        )
+        verdict = replace(read_result(result, text), standard=standard)
+        if verdict.compiles:
+            return verdict
+        first = first or verdict
+        if verdict.missing_headers:
+            break
+    assert first is not None  # noqa: S101  (there is at least one standard)
+    return first
+
+
+def read_result(result: Result, text: str = "") -> Verdict:
+    """The verdict in what the compiler wrote.
+
+    Args:
+        result: of the compiler.
+        text: what was compiled, for errors that point to a name and do not quote it.
+    """
+    if result.succeeded:
+        return Verdict(compiles=True, standard="")
+    message = result.message().translate(_STRAIGHT_QUOTES)
+    lines = text.splitlines()
+    undeclared: dict[str, None] = {}
+    incomplete: dict[str, None] = {}
+    missing: dict[str, None] = {}
+    errors = list(_ERROR.finditer(message))
+    for error in errors:
+        said = error["text"]
+        if header := _MISSING_HEADER.fullmatch(said):
+            missing[header[1]] = None
+        elif member := _MEMBER.search(said):
+            undeclared[f"{_bare(member[2])}::{_bare(member[1])}"] = None
+        elif found := _UNDECLARED.search(said):
+            undeclared[_bare(found[1] or found[2])] = None
+        elif _BASE_BEFORE.search(said):
+            undeclared[_name_before(lines, error)] = None
+        elif found := _INCOMPLETE.search(said):
+            incomplete[_bare(next(filter(None, found.groups())))] = None
+        elif _TYPE_BEFORE.search(said):
+            incomplete[_name_before(lines, error)] = None
+    for note in _FORWARD_NOTE.finditer(message):
+        if found := _INCOMPLETE.match(note[1]):
+            incomplete[_bare(found[4])] = None
+    return Verdict(
+        compiles=False,
+        standard="",
+        errors=len(errors),
+        first_error=errors[0]["text"] if errors else f"the compiler was ended: {result.reason}",
+        undeclared=tuple(name for name in undeclared if name),
+        incomplete=tuple(name for name in incomplete if name),
+        missing_headers=tuple(missing),
+    )
+
+
+def _bare(name: str) -> str:
+    """A type's name without `class`, template arguments, parameters and pointers."""
+    return re.split(r"[<(&*\[ ]", _TAG.sub("", name), maxsplit=1)[0].removeprefix("::")
+
+
+def _name_before(lines: list[str], error: re.Match[str]) -> str:
+    """The name that ends just before where an error points; empty when there is none."""
+    if error["line"] is None or int(error["line"]) > len(lines):
+        return ""
+    found = _NAME_AT_END.search(lines[int(error["line"]) - 1][: int(error["column"]) - 1])
+    return found[1] if found else ""
