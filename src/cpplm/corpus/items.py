@@ -19,11 +19,12 @@ from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.pieces import Condition, Frame, Piece, Scope
 from cpplm.corpus.splitting import split
 
-_LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
-_FUNCTIONS = tree_sitter.Query(_LANGUAGE, "(function_definition body: (_)) @function")
+CPP = tree_sitter.Language(tree_sitter_cpp.language())
+_FUNCTIONS = tree_sitter.Query(CPP, "(function_definition body: (_)) @function")
 _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
 _DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
 _NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_function")
+_MENTION = re.compile(rb"(?:\.|->)?[A-Za-z_]\w*")
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
 _OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|[^\s\w(]+)")
 _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
@@ -57,7 +58,7 @@ class Item:
 
     `text` is exact, with its leading comments; `names` are what it declares for plain lookup; `callable` is
     the name of a function and `qualifier` its class when it is defined out of it; `mentions` are all
-    identifiers in it and in the conditions around it; `evaluated`: users need its body (constexpr, auto).
+    identifiers in it and in the conditions around it but for those behind `.` or `->`, which are `accesses`; `evaluated`: users need its body (constexpr, auto).
     """
 
     kind: Kind
@@ -67,6 +68,7 @@ class Item:
     file: int
     line: int
     last_line: int
+    accesses: frozenset[bytes] = frozenset()
     names: tuple[bytes, ...] = ()
     qualifier: bytes = b""
     callable: bytes = b""
@@ -89,7 +91,7 @@ class FileItems:
     functions: int
 
 
-_parser = tree_sitter.Parser(_LANGUAGE)
+_parser = tree_sitter.Parser(CPP)
 
 
 def read_items(data: bytes, table: MacroTable, *, file: int = 0) -> FileItems:
@@ -128,10 +130,8 @@ def _count(node: tree_sitter.Node) -> int:
 def _item(piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int) -> tuple[Item, int]:
     """One piece as an item, and how many of its bytes the parser could not read."""
     data = lexed.data
-    mentions = set(IDENTIFIER.findall(lexed.names, piece.start, piece.end))
-    for frame in piece.stack:
-        if isinstance(frame, Condition):
-            mentions.update(name for line in frame.lines for name in IDENTIFIER.findall(line))
+    mentions, accesses = _mentioned(set(_MENTION.findall(lexed.names, piece.start, piece.end)))
+    mentions |= condition_names(piece.stack)
     mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
     line = data.count(b"\n", 0, piece.start)
     item = Item(
@@ -142,6 +142,7 @@ def _item(piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int) -> t
         file=file,
         line=line - piece.leading.count(b"\n"),
         last_line=line + data.count(b"\n", piece.start, piece.end),
+        accesses=accesses,
         directives=piece.directives,
     )
     if piece.sort in ("directive", "directives"):
@@ -153,6 +154,28 @@ def _item(piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int) -> t
         return item, 0
     errors = _code_item(item, code[piece.start : piece.end], plain[piece.start : piece.end])
     return item, errors
+
+
+def _mentioned(found: set[bytes]) -> tuple[set[bytes], frozenset[bytes]]:
+    """Identifiers that stand alone, and those that name a member of what stands before them."""
+    accesses = {name for name in found if name[:1] in b".-"}
+    return found - accesses, frozenset(name.lstrip(b".->") for name in accesses)
+
+
+def condition_names(stack: tuple[Frame, ...]) -> set[bytes]:
+    """The macros that the conditions around an item ask for."""
+    return {
+        name
+        for frame in stack
+        if isinstance(frame, Condition)
+        for line in frame.lines
+        for name in IDENTIFIER.findall(line)
+    }
+
+
+def mentioned_in(text: bytes) -> frozenset[bytes]:
+    """The identifiers of a piece of code that stand alone."""
+    return frozenset(_mentioned(set(_MENTION.findall(lex(text).names)))[0])
 
 
 def _directive_item(item: Item) -> None:

@@ -32,6 +32,7 @@ _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BLANK = bytes(byte if byte == 10 else 32 for byte in range(256))
 IDENTIFIER = re.compile(rb"[A-Za-z_]\w*")
 _DEFINED_GUARD = re.compile(rb"!\s*defined\s*\(?\s*(\w+)\s*\)?\s*$")
+_NEGATION = re.compile(rb"!|\|\||_MSC_VER\s*<")
 # Conditions that do not hold where g++ runs: their `#else` is the branch to read when both cannot be.
 _FOREIGN = re.compile(rb"\b(?:_WIN32|_WIN64|_MSC_VER|__APPLE__|__cplusplus\s*<)|^\s*0\s*$")
 
@@ -99,8 +100,25 @@ class Lexed:
     directives: list[Directive]
     groups: list[Group]
     balanced: bool
+    comments: list[tuple[int, int]] = field(default_factory=list)
     guard: bytes = b""
     guard_directives: frozenset[int] = frozenset()
+
+    def foreign_spans(self) -> list[tuple[int, int]]:
+        """Branches that are not read where g++ runs: `#ifdef _WIN32` and the like, and the `#else` of the contrary."""
+        spans: list[tuple[int, int]] = []
+        waiting = list(self.groups)
+        while waiting:
+            group = waiting.pop()
+            waiting.extend(group.children)
+            spans += [
+                branch
+                for branch, directive in zip(group.branches(), group.directives, strict=False)
+                if directive.keyword not in (b"ifndef", b"else", b"endif")
+                and _FOREIGN.search(directive.argument)
+                and not _NEGATION.search(directive.argument)
+            ]
+        return spans
 
 
 def blank(data: bytes) -> bytes:
@@ -113,6 +131,7 @@ def lex(data: bytes) -> Lexed:
     names: list[bytes] = []
     plain: list[bytes] = []
     directives: list[Directive] = []
+    comments: list[tuple[int, int]] = []
     position = 0
     for token in _TOKEN.finditer(data):
         kind = token.lastgroup
@@ -123,6 +142,7 @@ def lex(data: bytes) -> Lexed:
         plain.append(data[position:start])
         position = end
         if token["comment"] is not None:
+            comments.append((start, end))
             names.append(blank(data[start:end]))
             plain.append(names[-1])
         elif token["directive"] is not None:
@@ -142,7 +162,7 @@ def lex(data: bytes) -> Lexed:
     names.append(data[position:])
     plain.append(data[position:])
     groups, balanced = _group(directives)
-    lexed = Lexed(data, b"".join(names), b"".join(plain), directives, groups, balanced)
+    lexed = Lexed(data, b"".join(names), b"".join(plain), directives, groups, balanced, comments)
     _find_guard(lexed)
     return lexed
 

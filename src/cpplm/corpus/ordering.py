@@ -181,7 +181,7 @@ class Graph:
         for index, item in enumerate(self.items):
             if item.kind != Kind.FUNCTION:
                 continue
-            for name in self.mentions[index] & candidates.keys():
+            for name in (self.mentions[index] | item.accesses) & candidates.keys():
                 if len(candidates[name]) <= _MOST_CANDIDATES:
                     self.soft[index].update(callee for callee in candidates[name] if callee != index)
 

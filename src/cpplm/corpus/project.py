@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cpplm.corpus.documents import Count, Options, build_unit
+from cpplm.corpus.closure import Index
+from cpplm.corpus.documents import Options, build_unit
 from cpplm.corpus.masking import MacroTable
+from cpplm.corpus.packing import Count
 from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
-from cpplm.corpus.units import Scan, Unit, make_units, scan
+from cpplm.corpus.units import Includes, Scan, Unit, make_units, scan
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 A = TypeVar("A")
@@ -61,7 +63,20 @@ class Discovered:
         return content_digest(self.files)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What is known of a project before any document is built; the same in every worker."""
+
+    name: str
+    digest: str
+    files: tuple[SourceFile, ...]
+    includes: Includes
+    macros: MacroTable
+    closed: bool
+
+
 _COUNTERS: dict[Plan, Count] = {}
+_INDEXES: dict[str, Index] = {}
 
 
 def _counter(plan: Plan) -> Count:
@@ -71,25 +86,34 @@ def _counter(plan: Plan) -> Count:
     return _COUNTERS[plan]
 
 
+def _index(layout: Layout) -> Index:
+    """The project's index, kept from batch to batch; that of one project at a time."""
+    if layout.digest not in _INDEXES:
+        _INDEXES.clear()
+        _INDEXES[layout.digest] = Index({f.name: f for f in layout.files}, layout.includes, layout.macros)
+    return _INDEXES[layout.digest]
+
+
 def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
     return [(scan(file), is_utf8(file.path.read_bytes())) for file in files]
 
 
-def _build_batch(job: tuple[str, list[Unit], MacroTable, Plan]) -> tuple[list[dict[str, Any]], int, int]:
+def _build_batch(job: tuple[Layout, list[Unit], Plan]) -> tuple[list[dict[str, Any]], int, int]:
     """Rows of a batch of units, the function definitions in them and their bytes."""
-    project, units, macros, plan = job
-    options = Options(macros, plan.budget, _counter(plan), plan.ordered)
+    layout, units, plan = job
+    index = _index(layout)
+    options = Options(plan.budget, _counter(plan), plan.ordered, layout.closed)
     rows: list[dict[str, Any]] = []
     functions = 0
     for unit in units:
-        documents, defined = build_unit(unit, options)
+        documents, defined = build_unit(unit, index, options)
         functions += defined
         for document in documents:
             rows.append(
                 {
                     "text": document.text,
-                    "id": hashlib.sha256(f"{project}\0{document.text}".encode()).hexdigest(),
-                    "project": project,
+                    "id": hashlib.sha256(f"{layout.name}\0{document.text}".encode()).hexdigest(),
+                    "project": layout.name,
                     "files": list(document.files),
                     "kind": document.kind,
                     "num_tokens": -1 if plan.tokenizer is None else document.size,
@@ -135,9 +159,17 @@ def build_project(
                 bodies.setdefault(macro, set()).update(definitions)
             if not utf8:
                 latin1.add("read as Latin-1", file.name)
-    macros = MacroTable.from_bodies(bodies)
-    units = make_units(list(found.files), scans, merge=plan.ordered)
-    jobs = [(found.project.name, part, macros, plan) for part in _batches(units, lambda unit: unit.size)]
+    includes = Includes(scans)
+    units = make_units([file for file in found.files if file.documents], includes, merge=plan.ordered)
+    layout = Layout(
+        found.project.name,
+        found.digest,
+        found.files,
+        includes,
+        MacroTable.from_bodies(bodies),
+        closed=not found.project.bare_headers,
+    )
+    jobs = [(layout, part, plan) for part in _batches(units, lambda unit: unit.size)]
     kinds: Counter[str] = Counter()
     functions = documents = duplicates = text_bytes = 0
     seen: set[str] = set()

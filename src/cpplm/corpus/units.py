@@ -2,26 +2,42 @@
 
 A source belongs to the header of the same stem that it includes, or that lies beside it. Merging drops the
 include and with it the guard, so the guard's `#define` is written when another include leads back to the
-header; a header that has only `#pragma once` is not merged in that case.
+header.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from cpplm.corpus.lexing import Directive, lex
 from cpplm.corpus.masking import macro_bodies
-from cpplm.corpus.sources import HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES, SourceFile, normalise
+from cpplm.corpus.sources import HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES, SourceFile, read_source
+
+# <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
+SYSTEM_HEADERS = frozenset(
+    f"{name}.h"
+    for name in (
+        "assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg "
+        "stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar wchar wctype "
+        "aio cpio dirent dlfcn fcntl fmtmsg fnmatch ftw glob grp iconv langinfo libgen monetary mqueue ndbm netdb "
+        "nl_types poll pthread pwd regex sched search semaphore spawn strings stropts syslog tar termios trace "
+        "ulimit unistd utime utmpx wordexp alloca malloc memory getopt execinfo features endian byteswap "
+        "arpa/inet net/if netinet/in netinet/tcp sys/ipc sys/mman sys/msg sys/param sys/resource sys/select sys/sem "
+        "sys/shm sys/socket sys/stat sys/statvfs sys/time sys/times sys/types sys/uio sys/un sys/utsname sys/wait"
+    ).split()
+)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What one file tells about its neighbours."""
+    """What one file tells about its neighbours: `includes` are (line, argument), those for other systems left out."""
 
-    includes: tuple[str, ...]
+    includes: tuple[tuple[int, str], ...]
     guard: bytes
     demands: frozenset[bytes]
     bodies: dict[bytes, set[bytes]]
@@ -29,12 +45,14 @@ class Scan:
 
 def scan(file: SourceFile) -> Scan:
     """Read the directives of one file."""
-    lexed = lex(normalise(file.path.read_bytes()))
+    lexed = lex(read_source(file))
+    foreign = lexed.foreign_spans()
     includes = tuple(
-        directive.argument.decode("utf-8", "replace")
+        (lexed.data.count(b"\n", 0, directive.start), directive.argument.decode("utf-8", "replace"))
         for directive in lexed.directives
         if directive.keyword in (b"include", b"include_next", b"import")
         and directive.argument[:1] in (b'"', b"<")
+        and not any(start <= directive.start < end for start, end in foreign)
     )
     return Scan(includes, lexed.guard, _demands(lexed.directives), macro_bodies(lexed.directives))
 
@@ -73,18 +91,29 @@ class Unit:
 
 @dataclass
 class Includes:
-    """The include graph of a project, resolved by path suffix: no build system is asked."""
+    """The include graph of a project, resolved by path suffix: no build system is asked.
+
+    `ranks` is one order of all files that every translation unit agrees with: a file is cut into segments by
+    its includes, and a segment comes after everything that the includes before it bring in. A cycle is
+    entered once, as include guards do.
+    """
 
     scans: dict[str, Scan]
     edges: dict[str, dict[str, str]] = field(default_factory=dict)  # file to {argument: file}
+    cuts: dict[str, list[int]] = field(default_factory=dict)  # file to the lines where its segments end
+    ranks: dict[str, list[int]] = field(default_factory=dict)  # file to the rank of each segment
     _by_base: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         for name in self.scans:
             self._by_base[name.rpartition("/")[2]].append(name)
         for name, scanned in self.scans.items():
-            found = {argument: self._resolve(name, argument) for argument in scanned.includes}
+            found = {argument: self._resolve(name, argument) for _, argument in scanned.includes}
             self.edges[name] = {argument: target for argument, target in found.items() if target is not None}
+            self.cuts[name] = [line for line, argument in scanned.includes if argument in self.edges[name]]
+        counter = itertools.count()
+        for name in self.scans:
+            self._rank(name, counter)
 
     def _resolve(self, name: str, argument: str) -> str | None:
         target = argument[1:].split(">" if argument[0] == "<" else '"', maxsplit=1)[0]
@@ -92,6 +121,8 @@ class Includes:
             beside = _join(name.rpartition("/")[0], target)
             if beside in self.scans:
                 return beside
+        elif target in SYSTEM_HEADERS:
+            return None
         if target in self.scans:
             return target
         target = target.lstrip("./")
@@ -99,9 +130,34 @@ class Includes:
             other for other in self._by_base.get(target.rpartition("/")[2], ())
             if other == target or other.endswith("/" + target)
         ]  # fmt: skip
-        return candidates[0] if len(candidates) == 1 else None
+        return max(candidates, key=lambda other: (_shared_folders(name, other), -len(other), other), default=None)
 
-    def reachable(self, starts: set[str]) -> set[str]:
+    def _rank(self, root: str, counter: Iterator[int]) -> None:
+        """Number the segments of `root` and of everything it includes that has no number yet."""
+        if root in self.ranks:
+            return
+        self.ranks[root] = []
+        stack = [(root, iter([target for _, target in self.includes_of(root)]))]
+        while stack:
+            name, rest = stack[-1]
+            self.ranks[name].append(next(counter))
+            target = next(rest, None)
+            if target is None:
+                stack.pop()
+            elif target not in self.ranks:
+                self.ranks[target] = []
+                stack.append((target, iter([inner for _, inner in self.includes_of(target)])))
+
+    def includes_of(self, name: str) -> list[tuple[int, str]]:
+        """The resolved includes of a file in order, as (line, file)."""
+        edges = self.edges[name]
+        return [(line, edges[argument]) for line, argument in self.scans[name].includes if argument in edges]
+
+    def rank(self, name: str, line: int) -> int:
+        """Where this line of a file stands in the order of the project."""
+        return self.ranks[name][bisect.bisect_left(self.cuts[name], line)]
+
+    def reachable(self, starts: Iterable[str]) -> set[str]:
         """Files that including any of `starts` brings in."""
         seen: set[str] = set()
         waiting = list(starts)
@@ -111,6 +167,12 @@ class Includes:
                 seen.add(name)
                 waiting.extend(self.edges[name].values())
         return seen
+
+
+def _shared_folders(one: str, two: str) -> int:
+    """How many leading folders two paths share."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one.split("/"), two.split("/"), strict=False))
+    return sum(1 for _ in pairs)
 
 
 def _join(folder: str, target: str) -> str:
@@ -123,10 +185,9 @@ def _join(folder: str, target: str) -> str:
     return "/".join(parts)
 
 
-def make_units(files: list[SourceFile], scans: dict[str, Scan], *, merge: bool) -> list[Unit]:
+def make_units(files: list[SourceFile], includes: Includes, *, merge: bool) -> list[Unit]:
     """Every file in exactly one unit, units in the order of their first file."""
     by_name = {file.name: file for file in files}
-    includes = Includes(scans)
     partners: dict[str, dict[str, str]] = defaultdict(dict)  # header to {role: file}
     if merge:
         for file in files:
@@ -157,7 +218,7 @@ def _role(name: str) -> str:
 def _header_of(name: str, by_name: dict[str, SourceFile], includes: Includes) -> str | None:
     stem = PurePosixPath(name).stem
     for target in includes.edges[name].values():
-        if PurePosixPath(target).stem == stem and _role(target) == "header":
+        if PurePosixPath(target).stem == stem and _role(target) == "header" and target in by_name:
             return target
     beside = [str(PurePosixPath(name).with_suffix(suffix)) for suffix in sorted(HEADER_SUFFIXES)] + [
         str(PurePosixPath(name).with_suffix(""))
@@ -166,7 +227,6 @@ def _header_of(name: str, by_name: dict[str, SourceFile], includes: Includes) ->
 
 
 def _unit(files: list[SourceFile], includes: Includes) -> Unit:
-    """A unit, shortened to its first file where merging would bring that in a second time."""
     names = {file.name for file in files}
     own: set[str] = set()
     others: set[str] = set()
@@ -178,8 +238,6 @@ def _unit(files: list[SourceFile], includes: Includes) -> Unit:
                 others.add(target)
     again = [file.name for file in files if file.name in includes.reachable(others)]
     guards = [includes.scans[name].guard for name in again]
-    if len(files) > 1 and not all(guards):
-        return _unit(files[:1], includes)
     defined = includes.scans[files[0].name].bodies.keys()
     late = {
         argument
