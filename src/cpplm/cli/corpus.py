@@ -5,8 +5,8 @@ from __future__ import annotations
 from cpplm.cli.report import Report
 from cpplm.corpus import build as builder
 from cpplm.corpus import check as checker
+from cpplm.corpus import check_report, summary
 from cpplm.corpus import inspect as inspector
-from cpplm.corpus import summary
 from cpplm.corpus.check import CheckSettings
 from cpplm.corpus.inspect import InspectSettings
 from cpplm.corpus.settings import CorpusSettings
@@ -31,14 +31,4 @@ def inspect(settings: InspectSettings) -> Report:
 def check(settings: CheckSettings) -> Report:
     """Compile a sample of the documents."""
     result = checker.check(settings)
-    rows = [f"{'':24}{'documents':>10}{'compile':>10}   95 % interval"]
-    for name, part in [*result["by_kind"].items(), *result["by_project"].items(), ("all", result)]:
-        low, high = part["interval"]
-        rows.append(
-            f"{name[:24]:24}{part['documents']:>10}{part['compile_rate']:>10.1%}   {low:.1%} to {high:.1%}"
-        )
-    rows += [
-        f"{each['documents']:>6}  {each['reason']} (such as {each['example']})" for each in result["reasons"]
-    ]
-    rows.append(f"{result['compiler']}, sandbox {result['sandbox']}")
-    return Report("\n".join(rows), result)
+    return Report(check_report.table(result), result)

@@ -1,32 +1,48 @@
-"""`cpplm corpus check`: how many of a corpus's documents compile as they are.
+"""`cpplm corpus check`: how many of a corpus's documents compile.
 
-A sample of documents is compiled with `g++ -std=c++17 -fsyntax-only` (gcc for documents of C files), each
-alone in the sandbox: without the project's include folders, with the headers installed in the system.
+A seeded sample is compiled, each document alone in the sandbox (see `compiling.py`), under conditions that
+are reported side by side:
+
+    as_is         the compiler's own headers and what /usr/include has
+    with_headers  folders of third-party headers besides (`--headers`)
+    in_project    not the document but the file it was made of, in its place in the project (`--projects`),
+                  with the include folders guessed: what the same code reaches without being made a document
+
+With third-party headers only documents are compiled again that failed for want of a header, or that ask for
+one with `__has_include`; the others could not tell the difference.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
-from cpplm.core.shards import ShardReader
+from cpplm.core.shards import SPLITS, ShardReader
+from cpplm.corpus.check_report import Checked, report
+from cpplm.corpus.compiling import (
+    STANDARDS,
+    Language,
+    Verdict,
+    compile_document,
+    compile_file,
+    is_c_project,
+    language_of,
+    own_file,
+)
+from cpplm.corpus.include_paths import IncludePaths
 from cpplm.corpus.sampling import sample_documents
-from cpplm.sandbox.compiler import COMPILE_LIMITS, require_compiler
+from cpplm.corpus.settings import CorpusSettings
+from cpplm.corpus.sources import find_projects
+from cpplm.sandbox.compiler import include_folders, require_compiler, require_folders
 from cpplm.sandbox.sandbox import Sandbox
-
-SYNTAX_ONLY = ("-fsyntax-only", "-w", "-fmax-errors=1", "-ftemplate-depth=256")
-TOP_REASONS = 8
-_ERROR = re.compile(r"(?:fatal )?error: (.*)")
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,14 @@ class CheckSettings:
     """Only documents of this project."""
     kind: Literal["compilable", "file", "chunk"] | None = None
     """Only documents of this kind."""
+    headers: tuple[Path, ...] = ()
+    """Folders of third-party headers: rates are given without and with them."""
+    projects: tuple[Path, ...] = ()
+    """The folders that the corpus was built from: compile the documents' files in their place there, too."""
+    projects_dir: Path | None = None
+    """A folder whose sub-folders are such projects."""
+    std: tuple[str, ...] = STANDARDS
+    """C++ standards, a later one for what does not compile under the earlier ones."""
     workers: int = 0
     """Compilers at the same time; 0 means one per core."""
     unsafe: bool = False
@@ -53,101 +77,150 @@ class CheckSettings:
             raise UserError(f"--sample {self.sample} must be at least 1")
         if self.workers < 0:
             raise UserError(f"--workers {self.workers} is negative", fix="Use 0 for one per core.")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One document. `reason` is empty when it compiles, else its first error without the names in it."""
-
-    id: str
-    project: str
-    kind: str
-    reason: str
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the compiler took it."""
-        return not self.reason
+        if not self.std:
+            raise UserError("--std names no standard", fix=f"Try --std {' '.join(STANDARDS)}.")
+        for folder in self.headers:
+            if not folder.expanduser().is_dir():
+                raise UserError(
+                    f"--headers {folder} is no folder", fix="Name the folder to search for headers."
+                )
 
 
 def check(settings: CheckSettings) -> dict[str, Any]:
-    """Compile a sample; returns rates overall, by kind and by project, and the most frequent errors.
+    """Compile a sample; returns rates by condition, kind and project, and the most frequent errors.
 
     Raises:
-        UserError: no corpus, sandbox or compiler.
+        UserError: no corpus, sandbox or compiler; a folder that the sandbox cannot read; projects that are
+            not those of the corpus.
     """
+    reader = ShardReader(settings.corpus)
     documents = sample_documents(
-        ShardReader(settings.corpus),
-        project=settings.project,
-        kind=settings.kind,
-        num=settings.sample,
-        seed=settings.seed,
+        reader, project=settings.project, kind=settings.kind, num=settings.sample, seed=settings.seed
     )
     sandbox = Sandbox.probe(unsafe=settings.unsafe)
     compiler = require_compiler(sandbox)
-    with (
-        ThreadPoolExecutor(settings.workers or os.cpu_count()) as pool,
-        progress_bar(len(documents), "compile", "document") as bar,
-    ):
+    headers = tuple(folder.expanduser() for folder in settings.headers)
+    require_folders(sandbox, headers)
+    roots = _project_roots(settings, reader.manifest["projects"])
+    require_folders(sandbox, roots.values())
+    work = _Work(settings, sandbox, headers, _c_projects(reader))
+    conditions: dict[str, list[Verdict | None]] = {"as_is": work.as_is(documents)}
+    if headers:
+        conditions["with_headers"] = work.with_headers(documents, conditions["as_is"])
+    if roots:
+        conditions["in_project"] = work.in_project(documents, roots)
+    checked = [
+        Checked(document, dict(zip(conditions, verdicts, strict=True)))
+        for document, *verdicts in zip(documents, *conditions.values(), strict=True)
+    ]
+    return report(checked, reader.manifest["projects"]) | {
+        "compiler": compiler,
+        "sandbox": sandbox.name,
+        "standards": list(settings.std),
+        "seed": settings.seed,
+    }
 
-        def work(document: dict[str, Any]) -> Verdict:
-            verdict = judge(document, sandbox)
-            bar.update()
+
+@dataclass(frozen=True)
+class _Work:
+    """What every compilation needs."""
+
+    settings: CheckSettings
+    sandbox: Sandbox
+    headers: tuple[Path, ...]
+    c_projects: frozenset[str]
+
+    def as_is(self, documents: list[dict[str, Any]]) -> list[Verdict | None]:
+        return self._all("compile", documents, lambda document: self._compile(document, ()))
+
+    def with_headers(
+        self, documents: list[dict[str, Any]], before: list[Verdict | None]
+    ) -> list[Verdict | None]:
+        def again(pair: tuple[dict[str, Any], Verdict]) -> Verdict:
+            document, verdict = pair
+            if verdict.missing_headers or "__has_include" in document["text"]:
+                return self._compile(document, self.headers)
             return verdict
 
-        verdicts = list(pool.map(work, documents))
-    return summarise(verdicts) | {"compiler": compiler, "sandbox": sandbox.name, "seed": settings.seed}
+        return self._all("with headers", list(zip(documents, before, strict=True)), again)
+
+    def in_project(self, documents: list[dict[str, Any]], roots: dict[str, Path]) -> list[Verdict | None]:
+        """The verdicts on the documents' files; None for documents of other projects."""
+        system = include_folders(self.sandbox)
+        paths = {name: IncludePaths(root, system) for name, root in sorted(roots.items())}
+        files = [(document["project"], own_file(document["files"])) for document in documents]
+        wanted = sorted({(project, name) for project, name in files if project in roots})
+        for project, name in wanted:
+            if name not in paths[project]:
+                raise UserError(
+                    f"{roots[project]} has no file {name}, of which the corpus has a document",
+                    fix="Give the folders that the corpus was built from, unchanged.",
+                )
+
+        def compile_there(place: tuple[str, str]) -> Verdict:
+            project, name = place
+            return compile_file(
+                name,
+                "",
+                self._language(project, [name]),
+                self.sandbox,
+                headers=self.headers,
+                standards=self.settings.std,
+                project=roots[project],
+                options=paths[project].options(name, prefix="project"),
+            )
+
+        verdicts = dict(zip(wanted, self._all("in their projects", wanted, compile_there), strict=True))
+        return [verdicts.get(place) for place in files]
+
+    def _compile(self, document: dict[str, Any], headers: tuple[Path, ...]) -> Verdict:
+        language = self._language(document["project"], document["files"])
+        return compile_document(document["text"], language, self.sandbox, headers, self.settings.std)
+
+    def _language(self, project: str, names: list[str]) -> Language:
+        return language_of(names, c_project=project in self.c_projects)
+
+    def _all(self, what: str, jobs: list[Any], work: Callable[[Any], Verdict]) -> list[Verdict | None]:
+        """Map in threads, under a progress bar."""
+        with (
+            ThreadPoolExecutor(self.settings.workers or os.cpu_count()) as pool,
+            progress_bar(len(jobs), what, "document") as bar,
+        ):
+
+            def counted(job: Any) -> Verdict:
+                verdict = work(job)
+                bar.update()
+                return verdict
+
+            return list(pool.map(counted, jobs))
 
 
-def judge(document: dict[str, Any], sandbox: Sandbox) -> Verdict:
-    """Compile one document."""
-    is_c = all(name.endswith(".c") for name in document["files"])
-    name, command = ("document.c", ("gcc",)) if is_c else ("document.cpp", ("g++", "-std=c++17"))
-    result = sandbox.run({name: document["text"].encode()}, [*command, *SYNTAX_ONLY, name], COMPILE_LIMITS)
-    reason = "" if result.succeeded else first_error(result.message()) or f"compiler ended by {result.reason}"
-    return Verdict(document["id"], document["project"], document["kind"], reason)
+def _c_projects(reader: ShardReader) -> frozenset[str]:
+    """The projects that are written in C."""
+    files: dict[str, set[str]] = {}
+    for split in SPLITS:
+        for shard in reader.shards(split):
+            table = reader.table(shard, ["project", "files"])
+            columns = zip(table["project"].to_pylist(), table["files"].to_pylist(), strict=True)
+            for project, names in columns:
+                files.setdefault(project, set()).update(names)
+    return frozenset(project for project, names in files.items() if is_c_project(names))
 
 
-def first_error(message: str) -> str:
-    """The first error of a compiler's output, without names, so that equal causes count together."""
-    found = _ERROR.search(message)
-    if found is None:
-        return ""
-    if found.group(1).endswith("No such file or directory"):
-        return "a header was not found"
-    return re.sub(r"\u2018[^\u2019]*\u2019|'[^']*'|\"[^\"]*\"", "...", found.group(1))
+def _project_roots(settings: CheckSettings, known: Iterable[str]) -> dict[str, Path]:
+    """The folders of the corpus's projects, as far as they are given.
 
-
-def summarise(verdicts: list[Verdict]) -> dict[str, Any]:
-    """Rates with their 95 % intervals, and the most frequent reasons with an example each."""
-    reasons = Counter(verdict.reason for verdict in verdicts if verdict.reason)
-    example = {verdict.reason: verdict.id[:16] for verdict in reversed(verdicts)}
-    return {
-        **_rate(verdicts),
-        "by_kind": _grouped(verdicts, lambda verdict: verdict.kind),
-        "by_project": _grouped(verdicts, lambda verdict: verdict.project),
-        "reasons": [
-            {"reason": reason, "documents": count, "example": example[reason]}
-            for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:TOP_REASONS]
-        ],
-    }
-
-
-def _grouped(verdicts: list[Verdict], key: Callable[[Verdict], str]) -> dict[str, dict[str, Any]]:
-    return {
-        name: _rate([v for v in verdicts if key(v) == name]) for name in sorted({key(v) for v in verdicts})
-    }
-
-
-def _rate(verdicts: list[Verdict]) -> dict[str, Any]:
-    """Compile rate with the 95 % interval of Wilson (1927), which holds for small samples too."""
-    number, passed, z = len(verdicts), sum(verdict.compiles for verdict in verdicts), 1.96
-    rate = passed / number
-    middle = (rate + z * z / (2 * number)) / (1 + z * z / number)
-    half = z / (1 + z * z / number) * math.sqrt(rate * (1 - rate) / number + z * z / (4 * number**2))
-    return {
-        "documents": number,
-        "compile": passed,
-        "compile_rate": round(rate, 4),
-        "interval": [round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4)],
-    }
+    Raises:
+        UserError: none of the folders belongs to the corpus.
+    """
+    if not settings.projects and settings.projects_dir is None:
+        return {}
+    given = CorpusSettings(out="", projects=settings.projects, projects_dir=settings.projects_dir)
+    roots = {project.name: project.roots[0].resolve() for project in find_projects(given)}
+    found = {name: root for name, root in roots.items() if name in set(known)}
+    if not found:
+        raise UserError(
+            f"none of the projects given is in the corpus ({', '.join(sorted(roots))})",
+            fix=f"It has {', '.join(sorted(known))}.",
+        )
+    return found

@@ -72,6 +72,8 @@ class Verdict:
     compiles: bool
     standard: str
     """Under which it compiled, or was tried first: "c", "c++17"."""
+    later_standard: bool = False
+    """Whether it compiled, and not under the first standard."""
     errors: int = 0
     """At most `MAX_ERRORS`; 0 with `compiles` false when a limit ended the compiler."""
     first_error: str = ""
@@ -84,23 +86,26 @@ class Verdict:
     """As in the include; the compiler stops at the first."""
 
 
+def own_file(files: Sequence[str]) -> str:
+    """The file that a document stands for: its first, or the source of the same name."""
+    stem = PurePosixPath(files[0]).stem
+    return next((name for name in files if PurePosixPath(name).stem == stem and _is_source(name)), files[0])
+
+
 def is_c_project(names: Iterable[str]) -> bool:
-    """Whether most sources among these files are C, so that its `.h` files are."""
-    sources = [name for name in names if PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES]
-    return sum(map(_is_c, sources)) * 2 > len(sources)
+    """Whether most sources among these files are C, so that the `.h` files are, too."""
+    sources = [name for name in names if _is_source(name)]
+    return sum(name.endswith(".c") for name in sources) * 2 > len(sources)
 
 
-def language_of(names: Iterable[str], *, c_project: bool) -> Language:
-    """The language of a document made of these files: that of its sources, else of the project's headers."""
-    names = list(names)
-    sources = [name for name in names if PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES]
-    if sources:
-        return "c" if all(map(_is_c, sources)) else "c++"
-    return "c" if c_project and all(name.endswith(".h") for name in names) else "c++"
+def language_of(files: Sequence[str], *, c_project: bool) -> Language:
+    """The language of a document made of these files, as its own file says (`.C` is C++)."""
+    own = own_file(files)
+    return "c" if own.endswith(".c") or (c_project and own.endswith(".h")) else "c++"
 
 
-def _is_c(name: str) -> bool:
-    return name.endswith(".c")  # .C is C++
+def _is_source(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES
 
 
 def compile_document(
@@ -159,7 +164,7 @@ def compile_file(
         )
         verdict = replace(read_result(result, text), standard=standard)
         if verdict.compiles:
-            return verdict
+            return replace(verdict, later_standard=first is not None)
         first = first or verdict
         if verdict.missing_headers:
             break

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
 from cpplm.core.errors import UserError
 from cpplm.sandbox.limits import MIB, Limits
-from cpplm.sandbox.sandbox import Sandbox
+from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
 COMPILE_LIMITS = Limits(
     wall_seconds=30,
@@ -29,3 +33,29 @@ def require_compiler(sandbox: Sandbox) -> str:
             fix="Install g++ below /usr (Debian, Ubuntu: 'sudo apt-get install g++').",
         )
     return result.stdout.decode(errors="replace").split("\n", 1)[0]
+
+
+def include_folders(sandbox: Sandbox) -> list[Path]:
+    """The folders that g++ searches for `<...>` by itself, in its order."""
+    result = sandbox.run({}, ["g++", "-E", "-v", "-x", "c++", "/dev/null"], COMPILE_LIMITS)
+    listing = re.search(r"search starts here:\n((?: .*\n)+)End of search list", result.message())
+    return [Path(line.strip()) for line in listing[1].splitlines()] if listing else []
+
+
+def require_folders(sandbox: Sandbox, folders: Iterable[Path]) -> None:
+    """See that each folder of the host can be read from inside.
+
+    Raises:
+        UserError: one cannot; the message names it.
+    """
+    for folder in folders:
+        try:
+            result = sandbox.run({}, ["ls", "folder/"], COMPILE_LIMITS, folders={"folder": folder})
+            trouble = "" if result.succeeded or result.reason == "output limit" else result.message()
+        except (SandboxError, ValueError) as error:
+            trouble = str(error)
+        if trouble:
+            raise UserError(
+                f"{folder} cannot be read in the sandbox ({trouble.strip()[:200]})",
+                fix="Programs run there as an ordinary user: move it out of private folders, or open them.",
+            )

@@ -1,0 +1,102 @@
+"""Which `-I` a file of a project needs, guessed from where the project's files lie; no build system is asked.
+
+An include that names a file of the project by the end of its path (`#include "util/hash.h"` and
+`src/util/hash.h`) asks for the folder before that end (`src`). This is done for the file and for everything
+that it includes. Where several files fit, the one that lies nearest to the file with the include is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+_INCLUDE = re.compile(
+    rb'^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*([<"])([^">\n]+)[">]', re.MULTILINE
+)
+
+Include = tuple[bool, str]  # whether in quotes, and what it names
+
+
+class IncludePaths:
+    """The files of one project, by name. Reads each file that is asked about once; changes nothing."""
+
+    def __init__(self, root: Path, system: Sequence[Path] = ()) -> None:
+        """List the project's files.
+
+        Args:
+            root: the project's folder. Links to folders are not followed.
+            system: folders that the compiler searches by itself; what `<...>` finds there is not looked for
+                in the project, so that its own `string.h` does not take the place of the system's.
+        """
+        self._root = root
+        self._system = tuple(system)
+        self._by_base: dict[str, list[str]] = defaultdict(list)
+        for folder, inside, names in os.walk(root):
+            inside[:] = sorted(name for name in inside if not name.startswith("."))
+            parent = Path(folder).relative_to(root)
+            for name in sorted(names):
+                self._by_base[name].append((parent / name).as_posix())
+        self._files = {path for paths in self._by_base.values() for path in paths}
+        self._read: dict[str, list[Include]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def options(self, name: str, *, prefix: str) -> list[str]:
+        """Arguments for the compiler, nearest includes first.
+
+        Args:
+            name: the file, relative to the project.
+            prefix: what the project's folder is called where the compiler runs.
+        """
+        found: dict[tuple[str, str], None] = {}
+        seen, waiting = {name}, [name]
+        while waiting:
+            current = waiting.pop(0)
+            for quoted, target in self._includes(current):
+                path, folder = self._resolve(current, quoted, target)
+                if folder is not None:
+                    found["-iquote" if quoted else "-I", folder] = None
+                if path is not None and path not in seen:
+                    seen.add(path)
+                    waiting.append(path)
+        return [word for flag, folder in found for word in (flag, f"{prefix}/{folder}".rstrip("/."))]
+
+    def _includes(self, name: str) -> list[Include]:
+        if name not in self._read:
+            try:
+                data = (self._root / name).read_bytes()
+            except OSError:  # the compiler will say so too
+                data = b""
+            self._read[name] = [
+                (match[1] == b'"', match[2].decode("utf-8", "replace").strip())
+                for match in _INCLUDE.finditer(data)
+            ]
+        return self._read[name]
+
+    def _resolve(self, name: str, quoted: bool, target: str) -> tuple[str | None, str | None]:
+        """The file that an include names, and the folder that has to be searched for it, if any."""
+        if quoted:
+            beside = os.path.normpath(PurePosixPath(name).parent / target)
+            if beside in self._files:
+                return beside, None
+        elif any((folder / target).exists() for folder in self._system):
+            return None, None
+        ending = f"/{target}"
+        candidates = [
+            path for path in self._by_base[target.rpartition("/")[2]] if f"/{path}".endswith(ending)
+        ]
+        if not candidates:
+            return None, None
+        path = min(candidates, key=lambda path: (-_shared(path, name), len(path), path))
+        return path, f"/{path}"[: -len(ending)].strip("/") or "."
+
+
+def _shared(one: str, other: str) -> int:
+    """How many folders from the top two paths have in common."""
+    pairs = zip(one.split("/")[:-1], other.split("/")[:-1], strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
