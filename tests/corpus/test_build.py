@@ -9,7 +9,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.corpus import build as builder
-from cpplm.corpus import finish
+from cpplm.corpus import finish, parts
 from cpplm.corpus.build import build
 from cpplm.corpus.inspect import InspectSettings, inspect
 from cpplm.corpus.settings import CorpusSettings
@@ -77,11 +77,11 @@ def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(tmp_path):
     given = projects(tmp_path)
     build(CorpusSettings(out=str(tmp_path / "one"), projects=given, workers=1, max_bytes=600))
     script = (
-        "import sys\nfrom pathlib import Path\nfrom cpplm.corpus import build as b, project\n"
+        "import sys\nfrom pathlib import Path\nfrom cpplm.corpus import build as b, parts, project\n"
         "from cpplm.corpus.settings import CorpusSettings\n"
         "if __name__ == '__main__':\n"
         # some projects go to a worker whole, some in batches
-        "    b._SMALL_PROJECT = 30_000\n    project.BATCH_BYTES = 7_000\n"
+        "    parts._SMALL_PROJECT = 30_000\n    project.BATCH_BYTES = 7_000\n"
         "    paths = tuple(map(Path, sys.argv[2:]))\n"
         "    b.build(CorpusSettings(out=sys.argv[1], projects=paths, workers=2, max_bytes=600))\n"
     )
@@ -92,36 +92,37 @@ def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(tmp_path):
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-@pytest.mark.parametrize("where", ["_write_parts", "write_splits", "write_manifest"])
+@pytest.mark.parametrize("where", ["write_parts", "write_splits", "write_manifest"])
 def test_a_killed_build_continues_and_ends_the_same(tmp_path, monkeypatch, where):
     given = projects(tmp_path)
     expected = CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1)
     build(expected)
     broken = CorpusSettings(out=str(tmp_path / "broken"), projects=given, workers=1)
-    original = getattr(builder, where)
+    module = parts if where == "write_parts" else builder
+    original = getattr(module, where)
     calls = []
 
     def stop_at_the_last(*arguments, **options):
         calls.append(arguments)
-        if where != "_write_parts" or len(calls) == 3:
+        if where != "write_parts" or len(calls) == 3:
             raise KeyboardInterrupt
         return original(*arguments, **options)
 
-    monkeypatch.setattr(builder, where, stop_at_the_last)
+    monkeypatch.setattr(module, where, stop_at_the_last)
     with pytest.raises(KeyboardInterrupt):
         build(broken)
     assert not (tmp_path / "broken" / "_COMPLETE").exists()
     with pytest.raises(UserError, match="no finished documents"):
         ShardReader(tmp_path / "broken")
     rebuilt = []
-    write_parts = builder._write_parts if where != "_write_parts" else original
     monkeypatch.undo()
+    write_parts = parts.write_parts
     monkeypatch.setattr(
-        builder, "_write_parts", lambda *a, **o: (rebuilt.append(a[1].project.name), write_parts(*a, **o))
+        parts, "write_parts", lambda *a, **o: (rebuilt.append(a[0].item.project.name), write_parts(*a, **o))
     )
     (tmp_path / "broken" / "train_00009.parquet").write_bytes(b"half")
     build(broken)
-    assert rebuilt == (["project2"] if where == "_write_parts" else [])
+    assert rebuilt == (["project2"] if where == "write_parts" else [])
     assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
 
 
@@ -191,7 +192,7 @@ def test_many_shards_hold_every_document_once(tmp_path, monkeypatch):
     given = projects(tmp_path)
     build(CorpusSettings(out=str(tmp_path / "one"), projects=given, workers=1))
     monkeypatch.setattr(finish, "SHARD_BYTES", 20_000)
-    monkeypatch.setattr(builder, "PART_BYTES", 10_000)
+    monkeypatch.setattr(parts, "PART_BYTES", 10_000)
     build(CorpusSettings(out=str(tmp_path / "many"), projects=given, workers=1))
     one, many = ShardReader(tmp_path / "one"), ShardReader(tmp_path / "many")
     assert len(many.shards("train")) > 3

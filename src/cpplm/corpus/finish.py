@@ -1,13 +1,14 @@
-"""Parts to shards: choose the split, order rows by their hash, write shards of bounded size.
+"""Parts to shards: choose the split, mix projects by the hash of each row, write shards of bounded size.
 
-Two passes, so that memory holds one shard at a time: the first reads only hashes and lengths and decides
-where each row goes, the second distributes the rows, and each shard is then sorted and written.
+Two passes, so that memory holds one shard at a time: the first sums bytes by project, the second deals rows
+to the buckets of their shards, which are then sorted and written. Which shard a row is in depends on its id
+alone; ids are SHA-256, so shards come out equally large. Rows of an earlier corpus keep their split.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,117 +16,164 @@ import pyarrow.compute as pc
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
-from cpplm.core.shards import SPLITS, Shard, Split, read_table, write_shard_table, write_table
+from cpplm.core.shards import SPLITS, Shard, ShardReader, Split, read_table, write_shard_table, write_table
 from cpplm.core.storage import Storage, sha256
 
 SHARD_BYTES = 64_000_000
+# Text in memory while rows are dealt out.
+DEAL_BYTES = 64_000_000
+# Columns of parts that only decide where a row goes.
+PLACING_COLUMNS = ("unit",)
+Group = tuple[str, str]
+Bucket = tuple[Split, int]
 
 
 @dataclass(frozen=True)
 class _Assignment:
-    """Which split a group (project or unit) is in, and the first hash of each shard of a split."""
+    """Which groups (a project, or a unit of it) are held out, and how many shards each split has."""
 
     by: str
-    val: frozenset[tuple[str, str]]
-    starts: dict[Split, list[str]]
+    val: frozenset[Group]
+    shards: Mapping[Split, int]
 
     def split_of(self, project: str, unit: str) -> Split:
-        group = (project, "") if self.by == "project" else (project, unit)
-        return "val" if group in self.val else "train"
+        """The split of a new row."""
+        return "val" if (project, "" if self.by == "project" else unit) in self.val else "train"
+
+    def bucket(self, split: Split, identifier: str) -> Bucket:
+        """The shard of any row: ranges of the first 32 bits of its id."""
+        return split, int(identifier[:8], 16) * self.shards[split] >> 32
 
 
 def write_splits(
-    storage: Storage, scratch: str, parts: list[str], val_fraction: float
+    storage: Storage, scratch: str, parts: list[str], val_fraction: float, earlier: ShardReader | None = None
 ) -> tuple[list[Shard], str]:
     """Write all shards; returns them and what the split was made by ("project" or "unit").
 
+    Args:
+        storage: where the parts are and the shards go.
+        scratch: prefix of the names of files in between.
+        parts: files of new rows.
+        val_fraction: share of the bytes to hold out.
+        earlier: the corpus in `storage` whose rows are to be kept. Its shards are not touched: the new ones
+            have other names.
+
     Raises:
-        UserError: there is too little code for two splits.
+        UserError: there is too little code for two splits, or a shard of `earlier` is damaged.
     """
-    assignment = _assign(storage, parts, val_fraction)
-    buckets = _distribute(storage, scratch, parts, assignment)
+    assignment = _assign(storage, parts, val_fraction, earlier)
+    buckets = _deal(storage, scratch, _rows(storage, parts, assignment, earlier), assignment)
     shards = []
     with progress_bar(len(buckets), "shards", "shard") as bar:
         for split in SPLITS:
-            for number in range(len(assignment.starts[split])):
-                tables = [read_table(storage, name) for name in buckets[split, number]]
-                table = pa.concat_tables(tables).sort_by("id").drop_columns(["unit"])
-                shards.append(write_shard_table(storage, split, number, table))
+            filled = sorted(bucket for bucket in buckets if bucket[0] == split)
+            for number, bucket in enumerate(filled, _first_number(earlier)):
+                table = pa.concat_tables([read_table(storage, name) for name in buckets[bucket]])
+                shards.append(write_shard_table(storage, split, number, table.sort_by("id")))
                 bar.update(1)
-    return shards, assignment.by
+    return shards, earlier.manifest["split_by"] if earlier else assignment.by
 
 
-def _assign(storage: Storage, parts: list[str], val_fraction: float) -> _Assignment:
-    """Read hashes and lengths only, and decide."""
-    rows: list[tuple[str, str, str, int]] = []
+def _first_number(earlier: ShardReader | None) -> int:
+    """The first number that no shard of `earlier` has."""
+    if earlier is None:
+        return 0
+    names = [shard.name for split in SPLITS for shard in earlier.shards(split)]
+    return 1 + max(int(name.removesuffix(".parquet").split("_")[1]) for name in names)
+
+
+def _assign(
+    storage: Storage, parts: list[str], val_fraction: float, earlier: ShardReader | None
+) -> _Assignment:
+    """Decide by the bytes of each project, or of each unit where there is only one project."""
+    projects: dict[Group, int] = defaultdict(int)
+    units: dict[Group, int] = defaultdict(int)
     for name in parts:
-        table = read_table(storage, name, ["id", "project", "unit", "text"])
-        sizes = pc.binary_length(table["text"]).to_pylist()
-        rows += zip(
-            table["id"].to_pylist(),
-            table["project"].to_pylist(),
-            table["unit"].to_pylist(),
-            sizes,
-            strict=True,
-        )
-    by = "project" if len({row[1] for row in rows}) > 1 else "unit"
-    groups: dict[tuple[str, str], int] = defaultdict(int)
-    for _, project, unit, size in rows:
-        groups[(project, "") if by == "project" else (project, unit)] += size
-    val = choose_val(groups, val_fraction)
-    starts: dict[Split, list[str]] = {}
-    for split in SPLITS:
-        starts[split] = []
-        filled = SHARD_BYTES
-        for identifier, project, unit, size in sorted(rows):
-            group = (project, "") if by == "project" else (project, unit)
-            if (group in val) != (split == "val"):
-                continue
-            if filled >= SHARD_BYTES:
-                starts[split].append(identifier)
-                filled = 0
-            filled += size
-    return _Assignment(by, val, starts)
+        table = read_table(storage, name, ["project", "unit", "text"])
+        table = table.append_column("bytes", pc.binary_length(table["text"])).drop_columns(["text"])
+        for row in table.group_by(["project", "unit"]).aggregate([("bytes", "sum")]).to_pylist():
+            projects[row["project"], ""] += row["bytes_sum"]
+            units[row["project"], row["unit"]] += row["bytes_sum"]
+        if len(projects) > 1:
+            units.clear()
+    held = {split: sum(s.bytes for s in earlier.shards(split)) if earlier else 0 for split in SPLITS}
+    by, groups = ("project", projects) if earlier or len(projects) > 1 else ("unit", units)
+    val = choose_val(groups, val_fraction, train_bytes=held["train"], val_bytes=held["val"])
+    for group, size in groups.items():
+        held["val" if group in val else "train"] += size
+    return _Assignment(by, val, {split: max(1, -(-held[split] // SHARD_BYTES)) for split in SPLITS})
 
 
-def choose_val(groups: dict[tuple[str, str], int], fraction: float) -> frozenset[tuple[str, str]]:
-    """The groups to hold out: in the order of a stable hash, those that still fit; at least one, never all.
+def choose_val(
+    groups: dict[Group, int], fraction: float, *, train_bytes: int = 0, val_bytes: int = 0
+) -> frozenset[Group]:
+    """The groups to hold out: in the order of a stable hash, those that still fit.
+
+    `train_bytes` and `val_bytes` are there already. Where they are not, at least one group is held out, and
+    never all of them.
 
     Raises:
-        UserError: there is only one group.
+        UserError: nothing is there already and there is only one group.
     """
-    if len(groups) < 2:
+    if not val_bytes and len(groups) < 2:
         raise UserError(
             "the sources hold too little code for a training and a validation split",
             fix="Add projects, or point --projects at a folder with at least two C++ files.",
         )
-    wanted = fraction * sum(groups.values())
+    wanted = fraction * (sum(groups.values()) + train_bytes + val_bytes)
     ordered = sorted(groups, key=lambda group: sha256("\0".join(group).encode("utf-8", "replace")))
-    val: set[tuple[str, str]] = set()
-    held = 0
+    val: set[Group] = set()
     for group in ordered:
-        if held + groups[group] <= wanted:
+        if val_bytes + groups[group] <= wanted:
             val.add(group)
-            held += groups[group]
-    if not val:
+            val_bytes += groups[group]
+    if not val_bytes:
         val.add(min(ordered, key=lambda group: groups[group]))
     return frozenset(val)
 
 
-def _distribute(
-    storage: Storage, scratch: str, parts: list[str], assignment: _Assignment
-) -> dict[tuple[Split, int], list[str]]:
-    """Each row to the bucket of its shard; returns the bucket files of each shard."""
-    buckets: dict[tuple[Split, int], list[str]] = defaultdict(list)
-    for part_number, name in enumerate(parts):
+def _rows(
+    storage: Storage, parts: list[str], assignment: _Assignment, earlier: ShardReader | None
+) -> Iterator[tuple[pa.Table, list[Split]]]:
+    """Every row with its split: those of the earlier corpus, then the new ones."""
+    for split in SPLITS:
+        for shard in earlier.shards(split) if earlier else ():
+            yield earlier.table(shard), [split] * shard.documents  # type: ignore[union-attr]
+    for name in parts:
         table = read_table(storage, name)
-        places: dict[tuple[Split, int], list[int]] = defaultdict(list)
-        columns = (table["id"].to_pylist(), table["project"].to_pylist(), table["unit"].to_pylist())
-        for row, (identifier, project, unit) in enumerate(zip(*columns, strict=True)):
-            split = assignment.split_of(project, unit)
-            places[split, bisect.bisect_right(assignment.starts[split], identifier) - 1].append(row)
-        for (split, number), indices in sorted(places.items()):
-            bucket = f"{scratch}shuffle/{split}_{number:05d}_{part_number:06d}.parquet"
-            write_table(storage, bucket, table.take(indices))
-            buckets[split, number].append(bucket)
+        groups = zip(table["project"].to_pylist(), table["unit"].to_pylist(), strict=True)
+        splits = [assignment.split_of(project, unit) for project, unit in groups]
+        yield table.drop_columns(list(PLACING_COLUMNS)), splits
+
+
+def _deal(
+    storage: Storage, scratch: str, rows: Iterator[tuple[pa.Table, list[Split]]], assignment: _Assignment
+) -> dict[Bucket, list[str]]:
+    """Each row to the bucket of its shard; returns the files of each bucket."""
+    buckets: dict[Bucket, list[str]] = defaultdict(list)
+    tables: list[pa.Table] = []
+    places: dict[Bucket, list[int]] = defaultdict(list)
+    held = hands = 0
+
+    def deal() -> None:
+        nonlocal held, hands
+        table = pa.concat_tables(tables)
+        for bucket, indices in sorted(places.items()):
+            name = f"{scratch}{bucket[0]}_{bucket[1]:05d}_{hands:06d}.parquet"
+            write_table(storage, name, table.take(indices))
+            buckets[bucket].append(name)
+        tables.clear()
+        places.clear()
+        held, hands = 0, hands + 1
+
+    for table, splits in rows:
+        start = sum(map(len, tables))
+        for row, (split, identifier) in enumerate(zip(splits, table["id"].to_pylist(), strict=True), start):
+            places[assignment.bucket(split, identifier)].append(row)
+        tables.append(table)
+        held += table.nbytes
+        if held >= DEAL_BYTES:
+            deal()
+    if tables:
+        deal()
     return buckets

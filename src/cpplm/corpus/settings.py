@@ -12,7 +12,10 @@ from cpplm.core.settings import to_dict
 
 Mode = Literal["compilable", "file"]
 # Settings that say where things are or how fast to go; two builds that differ only in them are the same.
-_WITHOUT_EFFECT = ("projects", "projects_dir", "projects_list", "cxx_headers", "out", "workers", "tokenizer")
+_WITHOUT_EFFECT = (
+    *("projects", "projects_dir", "projects_list", "cxx_headers", "jsonl"),
+    *("out", "append", "workers", "engine", "tasks", "tokenizer"),
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class CorpusSettings:
     """Which projects become documents, how long those may be, and where they go."""
 
     out: str
-    """Folder or bucket URL for the shards."""
+    """Folder or bucket URL for the shards; `cpplm corpus export` makes JSON lines of them."""
     projects: tuple[Path, ...] = ()
     """Folders, each one project."""
     projects_dir: Path | None = None
@@ -29,6 +32,10 @@ class CorpusSettings:
     """A text file with one project folder per line (# starts a comment)."""
     cxx_headers: bool = False
     """Use the C++ standard library headers of this machine's g++, as one project named libstdc++."""
+    jsonl: tuple[Path, ...] = ()
+    """Files of JSON lines, also .gz and .zst: {"text": ...}, with path, project and licence where known."""
+    append: bool = False
+    """Add the projects to the finished corpus in --out; its documents stay, each in its split."""
     tokenizer: Path | None = None
     """Count the budget with this tokenizer; without one it is counted in bytes."""
     max_tokens: int | None = None
@@ -43,12 +50,16 @@ class CorpusSettings:
     """Larger files are counted and named, but do not become documents."""
     workers: int = 0
     """Processes; 0 uses every core. The documents do not depend on it."""
+    engine: Literal["local", "datatrove"] = "local"
+    """What runs the processes; datatrove needs cpplm[cluster], and can run the same on Slurm."""
+    tasks: int = 0
+    """With --engine datatrove: into how many tasks to divide the projects; 0 makes one per worker."""
 
     def __post_init__(self) -> None:
-        if not (self.projects or self.projects_dir or self.projects_list or self.cxx_headers):
+        if not (self.projects or self.projects_dir or self.projects_list or self.cxx_headers or self.jsonl):
             raise UserError(
                 "no project was given",
-                fix="Pass --projects DIR [DIR ...], --projects_dir, --projects_list or --cxx_headers.",
+                fix="Pass --projects DIR, --projects_dir, --projects_list, --jsonl or --cxx_headers.",
             )
         if self.max_tokens is not None and self.tokenizer is None:
             raise UserError(
@@ -70,6 +81,10 @@ class CorpusSettings:
             raise UserError(f"--max_file_bytes {self.max_file_bytes} leaves no file", fix="Try 500000.")
         if self.workers < 0:
             raise UserError(f"--workers {self.workers} is negative", fix="Use 0 for every core.")
+        if self.tasks < 0 or (self.tasks and self.engine == "local"):
+            raise UserError(
+                f"--tasks {self.tasks} has no effect", fix="Use it with --engine datatrove, from 1 on."
+            )
 
     @property
     def budget(self) -> int:

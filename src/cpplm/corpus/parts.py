@@ -1,0 +1,188 @@
+"""The parts of a corpus: rows by project, built once, in this process, in workers or on other machines.
+
+    OUT/_parts/KEY_00000.parquet   rows of one project; KEY hashes the project's files and the settings
+    OUT/_parts/KEY.json            its figures, written when all of its parts are there
+
+A project counts as built when its KEY.json exists. Whoever builds it writes the same bytes, so that doing it
+twice, even at the same time, does no harm.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from cpplm import __version__
+from cpplm.core.errors import UserError
+from cpplm.core.shards import write_table
+from cpplm.core.storage import Storage, sha256
+from cpplm.corpus.project import Discovered, Plan, build_project
+
+PARTS = "_parts"
+PART_SCHEMA = pa.schema(
+    [
+        ("text", pa.string()),
+        ("id", pa.string()),
+        ("project", pa.string()),
+        ("files", pa.list_(pa.string())),
+        ("kind", pa.string()),
+        ("num_tokens", pa.int64()),
+        ("num_functions", pa.int64()),
+        ("unit", pa.string()),
+    ]
+)
+PART_BYTES = 32_000_000
+# Projects up to this size are one task each; larger ones are spread over the workers batch by batch.
+_SMALL_PROJECT = 1_000_000
+# Windows cannot wait for more processes than this at once.
+_MOST_WORKERS = 61
+
+
+@dataclass(frozen=True)
+class Job:
+    """One project to build: `key` changes with its files, its name and the settings."""
+
+    location: str
+    item: Discovered
+    plan: Plan
+    key: str
+
+    @property
+    def record(self) -> str:
+        """The object that says that the project is built."""
+        return f"{PARTS}/{self.key}.json"
+
+
+def make_jobs(location: str, found: list[Discovered], plan: Plan, identity: dict[str, Any]) -> list[Job]:
+    """One job per project.
+
+    Args:
+        location: of the corpus; where jobs run on other machines, these see it under the same name.
+        found: the projects.
+        plan: what decides their documents.
+        identity: the settings, to compare builds; `val_fraction` decides no document.
+    """
+    decisive = sorted((name, value) for name, value in identity.items() if name != "val_fraction")
+    return [
+        Job(
+            location,
+            item,
+            plan,
+            sha256(repr((item.project.name, item.digest, decisive, __version__)).encode())[:32],
+        )
+        for item in found
+    ]
+
+
+def missing_jobs(storage: Storage, jobs: list[Job]) -> list[Job]:
+    """The jobs that are not done; parts of anything else are deleted."""
+    there = [name for name in storage.names(PARTS) if name.count("/") == 1]
+    keys = {job.key for job in jobs}
+    storage.delete([name for name in there if name.split("/")[1][:32] not in keys])
+    return [job for job in jobs if job.record not in there]
+
+
+def run_jobs(jobs: list[Job], workers: int, report: Callable[[float], object]) -> None:
+    """Build in this process, or in `workers` of them; `report` hears how many bytes of source are done."""
+    if workers == 1 or sum(job.item.size for job in jobs) < 2 * _SMALL_PROJECT:
+        for job in jobs:
+            write_parts(job, report=report)
+    else:
+        _run_in_workers(jobs, workers, report)
+
+
+def _run_in_workers(jobs: list[Job], workers: int, report: Callable[[float], object]) -> None:
+    """Small projects go to a worker each; large ones are cut into batches for all of them."""
+    with _pool(min(workers, _MOST_WORKERS)) as pool:
+        small = [job for job in jobs if job.item.size <= _SMALL_PROJECT]
+        futures = {pool.submit(write_parts, job): job.item.size for job in small}
+        for job in jobs:
+            if job.item.size > _SMALL_PROJECT:
+                write_parts(job, run=pool.map, report=report)
+        for future in as_completed(futures):
+            future.result()
+            report(futures[future])
+
+
+def write_parts(
+    job: Job,
+    *,
+    run: Callable[..., Iterable[Any]] = map,
+    report: Callable[[float], object] = lambda size: None,
+) -> None:
+    """Write the parts of one project, then the record that makes them count."""
+    storage = Storage(job.location)
+    figures: dict[str, Any] = {}
+    parts: list[str] = []
+    waiting: list[dict[str, Any]] = []
+    size = 0
+
+    def flush() -> None:
+        nonlocal size
+        name = f"{PARTS}/{job.key}_{len(parts):05d}.parquet"
+        write_table(storage, name, pa.Table.from_pylist(waiting, schema=PART_SCHEMA))
+        parts.append(name)
+        waiting.clear()
+        size = 0
+
+    for rows, covered in build_project(job.item, job.plan, run, figures):
+        for row in rows:
+            waiting.append(row)
+            size += len(row["text"])
+            if size >= PART_BYTES:
+                flush()
+        report(covered)
+    if waiting:
+        flush()
+    storage.write_json(job.record, {"parts": parts, "figures": figures})
+
+
+def _start_worker() -> None:
+    """Ctrl-C reaches the whole process group, but only the parent acts on it; a worker never outlives it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    """End this worker when its parent is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Worker processes that are gone when the block is left, whatever the reason.
+
+    Raises:
+        UserError: the operating system killed a worker.
+    """
+    pool = ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+    )
+    others = set(multiprocessing.active_children())
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process was killed, most likely for lack of memory",
+            fix="Run the same command with fewer --workers; finished projects are kept.",
+        ) from error
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()  # what they were doing is not wanted any more
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
