@@ -127,9 +127,9 @@ class Sandbox:
             argv: the program (looked up in /usr/local/bin, /usr/bin, /bin, or "./name") and its arguments.
             limits: what it may use.
             fetch: name and largest size in bytes of files to return; larger or missing ones are left out.
-            folders: folders of the host that the program can read (and can neither change nor execute from),
-                by their names in the working folder. A link in them that leads out of them leads nowhere, or
-                into the toolchain; where Landlock is the wall it leads to a file that cannot be opened.
+            folders: folders of the host that the program can read and cannot change, by their names in the
+                working folder. A link in them that leads out of them leads nowhere, or into the toolchain;
+                where Landlock is the wall it leads to a file that cannot be opened.
 
         Returns:
             How it ended. A program that does not exist gives reason "start" with the text in stderr.
