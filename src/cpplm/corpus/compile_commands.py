@@ -59,10 +59,14 @@ _DEEPEST_RESPONSE = 8
 
 @dataclass(frozen=True)
 class Database:
-    """The kept flags by resolved source file, and what was left out, by reason."""
+    """The kept flags by resolved source file, and what was left out, by reason.
+
+    The folders of a database that the user `named` may be read; those of one that was found may not.
+    """
 
     path: Path
     flags: dict[Path, tuple[str, ...]]
+    named: bool = False
     skips: Skips = field(default_factory=Skips)
 
     def digest(self, root: Path) -> str:
@@ -81,12 +85,13 @@ def find_database(roots: Sequence[Path]) -> Path | None:
     return None
 
 
-def read_database(path: Path, roots: Sequence[Path]) -> Database:
+def read_database(path: Path, roots: Sequence[Path], *, named: bool = False) -> Database:
     """Read a database.
 
     Args:
         path: the JSON file.
         roots: folders of the project, in which response files may lie too.
+        named: the user gave this path.
 
     Raises:
         UserError: no such file, or not a compilation database.
@@ -103,7 +108,7 @@ def read_database(path: Path, roots: Sequence[Path]) -> Database:
     if not isinstance(entries, list):
         raise UserError(f"{path} is not a compilation database: no list", fix="Name another one.")
     allowed = tuple(folder.resolve() for folder in (path.resolve().parent, *roots))
-    database = Database(path, {})
+    database = Database(path, {}, named)
     for number, entry in enumerate(entries):
         _add(database, entry, number, allowed)
     return database
