@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,13 +9,13 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
-from cpplm.corpus import build as builder
 from cpplm.corpus import finish, parts
 from cpplm.corpus.build import build
 from cpplm.corpus.inspect import InspectSettings, inspect
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.summary import build_figures, describe, summary
 from tests.corpus.cpp import TINYLIB, utf8_bytes, write_files
+from tests.corpus.killing import build_killed_at_change, build_with_kills, contents
 
 
 def projects(folder: Path, count: int = 3) -> tuple[Path, ...]:
@@ -32,12 +33,6 @@ def projects(folder: Path, count: int = 3) -> tuple[Path, ...]:
             )
         write_files(folder / f"project{number}", files)
     return tuple(folder / f"project{number}" for number in range(count))
-
-
-def contents(out: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()
-    }
 
 
 def test_a_build_ends_with_readable_shards_and_a_manifest(tmp_path):
@@ -92,38 +87,58 @@ def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(tmp_path):
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-@pytest.mark.parametrize("where", ["write_parts", "write_splits", "write_manifest"])
-def test_a_killed_build_continues_and_ends_the_same(tmp_path, monkeypatch, where):
+def documents(out: Path) -> dict[str, list[tuple[str, str]]]:
+    reader = ShardReader(out)
+    return {split: sorted(reader.texts(split)) for split in ("train", "val")}
+
+
+def test_a_build_killed_at_any_change_continues_and_ends_the_same(tmp_path, monkeypatch):
     given = projects(tmp_path)
-    expected = CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1)
-    build(expected)
-    broken = CorpusSettings(out=str(tmp_path / "broken"), projects=given, workers=1)
-    module = parts if where == "write_parts" else builder
-    original = getattr(module, where)
-    calls = []
+    build(CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1))
+    expected = contents(tmp_path / "whole")
+    settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1)
+    killed = 0
+    while build_killed_at_change(settings, killed):  # a little further each time
+        killed += 1
+        if (tmp_path / "out" / "_COMPLETE").exists():
+            assert documents(tmp_path / "out") == documents(tmp_path / "whole")
+        else:
+            with pytest.raises(UserError, match="no finished documents"):
+                ShardReader(tmp_path / "out")
+    assert killed > 6
+    assert contents(tmp_path / "out") == expected
 
-    def stop_at_the_last(*arguments, **options):
-        calls.append(arguments)
-        if where != "write_parts" or len(calls) == 3:
-            raise KeyboardInterrupt
-        return original(*arguments, **options)
 
-    monkeypatch.setattr(module, where, stop_at_the_last)
-    with pytest.raises(KeyboardInterrupt):
-        build(broken)
-    assert not (tmp_path / "broken" / "_COMPLETE").exists()
-    with pytest.raises(UserError, match="no finished documents"):
-        ShardReader(tmp_path / "broken")
-    rebuilt = []
-    monkeypatch.undo()
+@pytest.mark.parametrize(("workers", "within"), [(1, 0.8), pytest.param(2, 2.5, marks=pytest.mark.slow)])
+def test_a_build_killed_at_random_moments_ends_the_same(tmp_path, workers, within):
+    given = projects(tmp_path, 4)
+    build(CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1))
+    settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=workers)
+    assert build_with_kills(settings, kills=5, within=within, seed=workers) > 1
+    assert not (tmp_path / "out" / "_parts").exists()
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_finished_projects_are_not_built_again(tmp_path, monkeypatch):
+    given = projects(tmp_path)
+    settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1)
     write_parts = parts.write_parts
-    monkeypatch.setattr(
-        parts, "write_parts", lambda *a, **o: (rebuilt.append(a[0].item.project.name), write_parts(*a, **o))
-    )
-    (tmp_path / "broken" / "train_00009.parquet").write_bytes(b"half")
-    build(broken)
-    assert rebuilt == (["project2"] if where == "write_parts" else [])
-    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+    built: list[str] = []
+
+    def stop_at_the_last(job, **options):
+        if job.item.project.name == "project2" and not built.count("stopped"):
+            built.append("stopped")
+            raise KeyboardInterrupt
+        built.append(job.item.project.name)
+        write_parts(job, **options)
+
+    monkeypatch.setattr(parts, "write_parts", stop_at_the_last)
+    with pytest.raises(KeyboardInterrupt):
+        build(settings)
+    (tmp_path / "out" / "train_00009.parquet").write_bytes(b"half")
+    build(settings)
+    assert built == ["project0", "project1", "stopped", "project2"]
+    assert "train_00009.parquet" not in contents(tmp_path / "out")
 
 
 def test_running_again_does_nothing_and_another_corpus_is_refused(tmp_path):
@@ -138,6 +153,8 @@ def test_running_again_does_nothing_and_another_corpus_is_refused(tmp_path):
         build(CorpusSettings(out=out, projects=given, max_bytes=1000))
     with pytest.raises(UserError, match="project project1 is no longer given"):
         build(CorpusSettings(out=out, projects=given[:1]))
+    with pytest.raises(UserError, match=r"project tinylib is new.*Add --append to keep that corpus"):
+        build(CorpusSettings(out=out, projects=(*given, TINYLIB)))
     (given[0] / "p0.cc").write_text("int changed;\n")
     with pytest.raises(UserError, match="the files of project project0 changed"):
         build(CorpusSettings(out=out, projects=given))
@@ -149,6 +166,18 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds other files, such as thesis\.tex"):
         build(CorpusSettings(out=str(tmp_path / "out"), projects=(TINYLIB,), workers=1))
     assert sorted(contents(tmp_path / "out")) == ["thesis.tex"]
+    (tmp_path / "out" / "empty").mkdir()
+    (tmp_path / "out" / "draft#1").touch()  # named like what a killed write leaves
+    with pytest.raises(UserError, match="holds other files"):
+        build(CorpusSettings(out=str(tmp_path / "out"), projects=(TINYLIB,), workers=1))
+    assert (tmp_path / "out" / "empty").exists() and (tmp_path / "out" / "draft#1").exists()
+
+
+def test_bad_input_leaves_no_folder(tmp_path):
+    write_files(tmp_path / "none", {"a.py": "pass\n"})
+    with pytest.raises(UserError, match=r"no C or C\+\+ files"):
+        build(CorpusSettings(out=str(tmp_path / "out"), projects=(tmp_path / "none",), workers=1))
+    assert not (tmp_path / "out").exists()
 
 
 def test_too_little_code_and_no_code(tmp_path):
@@ -160,18 +189,36 @@ def test_too_little_code_and_no_code(tmp_path):
         build(CorpusSettings(out=str(tmp_path / "out2"), projects=(tmp_path / "none",), workers=1))
 
 
-def test_a_full_disk_is_one_message_and_nothing_counts(tmp_path, monkeypatch):
-    original = builder.Storage.write
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from cpplm.core.errors import UserError
+from cpplm.corpus import build, settings
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+try:
+    build.build(settings.CorpusSettings(out=sys.argv[2], projects=tuple(map(Path, sys.argv[3:])), workers=1))
+except UserError as error:
+    sys.exit(str(error))
+"""
 
-    def full(self, name, data):
-        if "_parts/" in name and name.endswith(".parquet"):
-            raise UserError("no space left", fix="Free some.")
-        original(self, name, data)
 
-    monkeypatch.setattr(builder.Storage, "write", full)
-    with pytest.raises(UserError, match="no space left"):
-        build(CorpusSettings(out=str(tmp_path / "out"), projects=(TINYLIB,), workers=1))
-    assert contents(tmp_path / "out") == {}
+def test_a_full_disk_is_one_message_and_a_later_run_ends_the_build(tmp_path):
+    given = projects(tmp_path)
+    build(CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1))
+    largest = max(map(len, contents(tmp_path / "whole").values()))
+    for room in (10, largest - 1):  # for nothing at all; for all but the largest shard
+        command = [sys.executable, "-c", FULL_DISK, str(room), str(tmp_path / "out"), *map(str, given)]
+        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert failed.returncode == 1
+        assert re.search(
+            r"cannot write .*File too large.*Free some space.*run the same command again", failed.stderr
+        )
+        assert not (tmp_path / "out" / "_COMPLETE").exists()
+        with pytest.raises(UserError, match=r"no such folder|no finished documents"):
+            ShardReader(tmp_path / "out")
+    build(CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_the_tokenizer_counts_the_budget(tmp_path, tokenizer, tokenizer_path):

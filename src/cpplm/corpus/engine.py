@@ -1,8 +1,8 @@
 """Building parts on an existing engine: datatrove's executors, on this machine, on Slurm or elsewhere.
 
 datatrove (Apache-2.0, Hugging Face) rather than Ray: it adds 25 MB instead of 258 MB to what cpplm installs
-anyway, needs no cluster of its own, and submits Slurm arrays, which is where corpora are built. It only has to
-call one function per task; what is done is told by cpplm's own records in OUT/_parts, so that a build may move
+anyway, needs no cluster of its own, and submits Slurm arrays, which is where corpora are built. It has to
+call one function per task only: cpplm's own records in OUT/_parts tell what is done, so that a build may move
 between this machine and a cluster at any time.
 
 On a cluster, from a script that every node could import:
