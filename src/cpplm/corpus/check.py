@@ -99,6 +99,9 @@ def check(settings: CheckSettings) -> dict[str, Any]:
     )
     sandbox = Sandbox.probe(unsafe=settings.unsafe)
     compiler = require_compiler(sandbox)
+    for standard in settings.std:
+        if not compile_document("", "c++", sandbox, standards=(standard,)).compiles:
+            raise UserError(f"{compiler} has no -std={standard}", fix=f"Try --std {' '.join(STANDARDS)}.")
     headers = tuple(folder.expanduser() for folder in settings.headers)
     require_folders(sandbox, headers)
     roots = _project_roots(settings, reader.manifest["projects"])

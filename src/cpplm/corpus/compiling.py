@@ -29,7 +29,7 @@ _COMMON = (
     "-fsyntax-only",
     f"-fmax-errors={MAX_ERRORS}",
     "-ftemplate-depth=256",
-    "-ftabstop=1",  # columns count characters
+    "-ftabstop=1",  # so that columns count characters
     "-fno-diagnostics-show-caret",
     "-fno-diagnostics-show-option",
 )
@@ -38,7 +38,8 @@ _C = ("gcc", "-x", "c", "-Werror=implicit-function-declaration", "-Werror=implic
 _CXX = ("g++", "-w", "-x", "c++")
 
 _ERROR = re.compile(
-    r"^(?:[^:\n]+:(?P<line>\d+):(?P<column>\d+)|[^:\s]+): (?:fatal |internal compiler )?error: (?P<text>.*)$",
+    r"^(?:[^:\n]+:(?P<line>\d+):(?P<column>\d+)|g\+\+|gcc|cc1|cc1plus): "
+    r"(?:fatal |internal compiler )?error: (?P<text>.*)$",
     re.MULTILINE,
 )
 _STRAIGHT_QUOTES = str.maketrans("\u2018\u2019", "''")
@@ -60,7 +61,7 @@ _INCOMPLETE = re.compile(
 _FORWARD_NOTE = re.compile(r"note: (forward declaration of '.*)$", re.MULTILINE)
 # Errors that do not name what is wrong: it stands just before the place that they point to.
 _BASE_BEFORE = re.compile(r"expected (?:class-name|template-name) before")
-_TYPE_BEFORE = re.compile(r"has incomplete type$|storage size of '.*' isn't known")
+_TYPE_BEFORE = re.compile(r"has incomplete type$|is an incomplete type$|storage size of '.*' isn't known")
 _TAG = re.compile(r"^(?:(?:const|volatile|class|struct|union|enum|typename) )+")
 _NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
 
@@ -72,8 +73,6 @@ class Verdict:
     compiles: bool
     standard: str
     """Under which it compiled, or was tried first: "c", "c++17"."""
-    later_standard: bool = False
-    """Whether it compiled, and not under the first standard."""
     errors: int = 0
     """At most `MAX_ERRORS`; 0 with `compiles` false when a limit ended the compiler."""
     first_error: str = ""
@@ -84,6 +83,8 @@ class Verdict:
     """Types that are declared, where their definition is needed."""
     missing_headers: tuple[str, ...] = ()
     """As in the include; the compiler stops at the first."""
+    later_standard: bool = False
+    """Whether it compiled, and not under the first standard."""
 
 
 def own_file(files: Sequence[str]) -> str:

@@ -1,0 +1,222 @@
+"""What the compiler says about one text, taken apart."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cpplm.corpus.compiling import (
+    MAX_ERRORS,
+    compile_document,
+    compile_file,
+    is_c_project,
+    language_of,
+    own_file,
+    read_result,
+)
+from cpplm.sandbox.limits import Result
+from cpplm.sandbox.sandbox import Sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return Sandbox.probe()
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that programs in the sandbox may read, whoever runs the tests."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("int f() { return absent; }", ["absent"]),
+        ("int f() { return absent(1); }", ["absent"]),
+        ("Vessel load(int n);", ["Vessel"]),
+        ("using Cargo = Vessel;", ["Vessel"]),
+        ("int f(const Vessel& v);", ["Vessel"]),
+        ("void Vessel::load() {}", ["Vessel"]),
+        ("port::Lock lock;", ["port"]),
+        ("namespace port { int n; } port::Lock lock;", ["port::Lock"]),
+        ("namespace port { int n; } int f() { return port::open; }", ["port::open"]),
+        ("struct Dock {}; Dock::Gate gate;", ["Dock::Gate"]),
+        ("struct Dock {}; int f() { return Dock::gate; }", ["Dock::gate"]),
+        ("struct Ship : public Vessel {};", ["Vessel"]),
+        ("template <class T> struct Ship : Vessel<T> {};", ["Vessel"]),
+        ("template <> struct Crate<int> {};", ["Crate"]),
+        ("using namespace harbour;", ["harbour"]),
+        ("template <class T> void f(T t) { later(3); }", ["later"]),
+        ("typedef Vessel V;\nint g() { return absent; }", ["Vessel", "absent"]),
+        ("int f() { return absent; }\nint g() { return absent; }", ["absent"]),
+    ],
+)
+def test_undeclared_names(sandbox: Sandbox, text: str, names: list[str]) -> None:
+    verdict = compile_document(text, "c++", sandbox, standards=("c++17",))
+    assert not verdict.compiles
+    assert list(verdict.undeclared) == names
+    assert verdict.incomplete == verdict.missing_headers == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("vessel_t load(int n);", ["vessel_t"]),
+        ("int f(vessel_t *v) { return 0; }", ["vessel_t"]),
+        ("int f(void) { return absent; }", ["absent"]),
+        ("int a[COUNT];", ["COUNT"]),
+        ("int f(void) { return absent(1); }", ["absent"]),  # gcc before 14 only warns
+    ],
+)
+def test_undeclared_names_in_c(sandbox: Sandbox, text: str, names: list[str]) -> None:
+    verdict = compile_document(text, "c", sandbox)
+    assert not verdict.compiles
+    assert list(verdict.undeclared) == names
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "struct Box;\nstruct Box box;\n",
+        "struct Box;\nstruct Crate { struct Box inner; };\n",
+        "struct Box;\nint f(struct Box *b) { return b->size; }\n",
+        "struct Box;\nint f(void) { return sizeof(struct Box); }\n",
+        "struct Box;\nvoid f(void) { struct Box box; }\n",
+        "struct Box;\nstruct Box f(void) { }\n",
+        "struct Box;\nvoid f(struct Box b) { }\n",
+        "struct Box;\nextern struct Box *p;\nint f(void) { return p[1].size; }\n",
+    ],
+)
+def test_incomplete_types(sandbox: Sandbox, text: str, language: str) -> None:
+    verdict = compile_document(text, language, sandbox, standards=("c++17",))
+    assert not verdict.compiles
+    assert verdict.incomplete == ("Box",)
+    assert verdict.undeclared == ()
+
+
+def test_incomplete_types_of_cpp_alone(sandbox: Sandbox) -> None:
+    for text in (
+        "namespace port { class Box; }\nstruct Crate : port::Box {};",
+        "namespace port { class Box; void f(Box& b) { b.open(); } }",
+        "namespace port { template <class T> class Box; }\nport::Box<int> box;",
+        "namespace port { class Box; }\nint n = port::Box::size;",
+    ):
+        assert compile_document(text, "c++", sandbox, standards=("c++17",)).incomplete == ("port::Box",), text
+
+
+def test_a_column_counts_characters(sandbox: Sandbox) -> None:
+    text = "/* \u00e9 */\tstruct Ship : Vessel {};\n"
+    assert compile_document(text, "c++", sandbox, standards=("c++17",)).undeclared == ("Vessel",)
+
+
+def test_the_first_missing_header(sandbox: Sandbox) -> None:
+    verdict = compile_document("#include <a/b.h>\n#include <c.h>\n", "c++", sandbox)
+    assert verdict.missing_headers == ("a/b.h",)
+    assert verdict.first_error == "a/b.h: No such file or directory"
+    assert verdict.undeclared == ()
+
+
+def test_headers_that_are_given(sandbox: Sandbox, public_folder: Path) -> None:
+    for name in ("one", "two"):
+        (public_folder / name / "lib").mkdir(parents=True)
+        (public_folder / name / "lib" / f"{name}.h").write_text(f"inline int {name}() {{ return 1; }}\n")
+    text = "#include <lib/one.h>\n#include <lib/two.h>\nint three = one() + two();\n"
+    assert not compile_document(text, "c++", sandbox).compiles
+    assert not compile_document(text, "c++", sandbox, [public_folder / "one"]).compiles
+    assert compile_document(text, "c++", sandbox, [public_folder / "one", public_folder / "two"]).compiles
+
+
+def test_a_later_standard_where_the_first_fails(sandbox: Sandbox) -> None:
+    concept = "template <class T> concept Any = true;\nint f(Any auto a) { return a; }\n"
+    verdict = compile_document(concept, "c++", sandbox)
+    assert (verdict.compiles, verdict.standard, verdict.later_standard) == (True, "c++20", True)
+    assert not compile_document(concept, "c++", sandbox, standards=("c++17",)).compiles
+    plain = compile_document("int n;", "c++", sandbox)
+    assert (plain.standard, plain.later_standard) == ("c++17", False)
+    both = compile_document("int n = absent;", "c++", sandbox)
+    assert (both.compiles, both.standard, both.later_standard) == (False, "c++17", False)
+
+
+def test_c_is_compiled_as_c(sandbox: Sandbox) -> None:
+    text = "int f(int *new) { int *class = (void *)new; return *class; }\n"
+    assert compile_document(text, "c", sandbox).compiles
+    assert not compile_document(text, "c++", sandbox).compiles
+
+
+def test_warnings_are_none_of_it(sandbox: Sandbox) -> None:
+    verdict = compile_document("#warning careful\nint f() { int unused; }\n", "c++", sandbox)
+    assert verdict.compiles
+    assert (verdict.errors, verdict.first_error) == (0, "")
+
+
+def test_errors_are_bounded(sandbox: Sandbox) -> None:
+    text = "".join(f"int a{number} = b{number};\n" for number in range(100))
+    verdict = compile_document(text, "c++", sandbox, standards=("c++17",))
+    assert verdict.errors == MAX_ERRORS
+    assert verdict.undeclared == tuple(f"b{number}" for number in range(MAX_ERRORS))
+    assert verdict.first_error.startswith("'b0' was not declared")
+
+
+def test_a_limit_is_a_reason() -> None:
+    for reason in ("timeout", "memory", "output limit"):
+        verdict = read_result(Result(reason, None, None, b"", b"", 1.0, 1.0))
+        assert not verdict.compiles
+        assert (verdict.errors, verdict.first_error) == (0, f"the compiler was ended: {reason}")
+
+
+def test_what_an_old_compiler_or_a_crash_says() -> None:
+    message = (
+        b"g++: internal compiler error: Segmentation fault signal terminated program cc1plus\n"
+        b"document:1:1: error: 'x' was not declared in this scope\n"
+        b"document:1:1: note: error: not one\n"
+    )
+    verdict = read_result(Result("exit", 4, None, b"", message, 1.0, 1.0))
+    assert verdict.undeclared == ("x",)
+    assert verdict.errors == 2
+    assert verdict.first_error.startswith("Segmentation fault")
+
+
+def test_a_file_in_its_place(sandbox: Sandbox, public_folder: Path) -> None:
+    (public_folder / "src").mkdir()
+    (public_folder / "include").mkdir()
+    (public_folder / "include" / "far.h").write_text("int far();\n")
+    (public_folder / "src" / "near.h").write_text("int near();\n")
+    (public_folder / "src" / "a.cpp").write_text(
+        '#include "near.h"\n#include "far.h"\nint a = near() + far();\n'
+    )
+    without = compile_file("src/a.cpp", "", "c++", sandbox, project=public_folder)
+    assert without.missing_headers == ("far.h",)
+    options = ["-iquote", "project/include"]
+    assert compile_file("src/a.cpp", "", "c++", sandbox, project=public_folder, options=options).compiles
+
+
+def test_the_language_of_a_document() -> None:
+    assert language_of(["a.c"], c_project=False) == "c"
+    assert language_of(["a.cpp"], c_project=True) == "c++"
+    assert language_of(["a.C"], c_project=True) == "c++"
+    assert language_of(["a.h"], c_project=True) == "c"
+    assert language_of(["a.h"], c_project=False) == "c++"
+    assert language_of(["a.hpp"], c_project=True) == "c++"
+    assert language_of(["a.h", "a.c"], c_project=False) == "c"
+    assert language_of(["a.h", "a.cc", "b.c"], c_project=True) == "c++"
+    assert language_of(["a.h", "b.c"], c_project=False) == "c++"  # the second is only borrowed from
+
+
+def test_a_project_is_c_when_most_of_its_sources_are() -> None:
+    assert is_c_project(["a.c", "b.c", "c.cpp", "d.hpp", "e.hpp"])
+    assert not is_c_project(["a.c", "b.cc"])
+    assert not is_c_project(["a.h"])
+    assert not is_c_project([])
+
+
+def test_the_file_that_a_document_stands_for() -> None:
+    assert own_file(["include/a.h", "src/a.cc", "src/b.cc"]) == "src/a.cc"
+    assert own_file(["src/a.cc", "include/a.h"]) == "src/a.cc"
+    assert own_file(["a.h", "b.cc"]) == "a.h"
