@@ -12,21 +12,30 @@ functions, which also shortens what those bodies would have asked for.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from cpplm.corpus.items import FileItems, Item, Kind, read_items
+from cpplm.corpus.items import FileItems, Item, Kind, condition_names, read_items
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.masking import MacroTable
-from cpplm.corpus.pieces import Scope
-from cpplm.corpus.shortening import Detail, shorten
+from cpplm.corpus.pieces import Condition, Scope
+from cpplm.corpus.shortening import Detail, shorten, without_comments
 from cpplm.corpus.sources import SourceFile, read_source
 from cpplm.corpus.units import Includes, Unit
 
 # Macros that change what system headers declare: defined for those, though no code mentions them.
-_FEATURE_MACROS = (b"_GNU_SOURCE", b"_DEFAULT_SOURCE", b"_BSD_SOURCE", b"_POSIX", b"_XOPEN", b"_FILE_OFFSET_BITS")
-_FEATURE_PREFIX = b"__STDC_"
+_FEATURE_MACROS = (
+    b"_GNU_SOURCE",
+    b"_DEFAULT_SOURCE",
+    b"_BSD_SOURCE",
+    b"_POSIX",
+    b"_XOPEN",
+    b"_FILE_OFFSET_BITS",
+    b"__STDC_",
+)
+Visible = dict[int, tuple[Condition, ...]]  # number of a file, and the conditions around its include
 Key = tuple[int, int]  # number of the file in its project, number of the item in the file
 
 
@@ -40,7 +49,8 @@ class Index:
     _parsed: dict[str, FileItems] = field(default_factory=dict)
     _declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
     _attached: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
-    _shortened: dict[tuple[Key, Detail], Item] = field(default_factory=dict)
+    _shortened: dict[tuple[int, Detail], tuple[Item, Item]] = field(default_factory=dict)
+    _general: dict[str, list[tuple[Key, Item]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = list(self.files)
@@ -63,26 +73,39 @@ class Index:
     def close(self, unit: Unit, own: list[Item], detail: Detail) -> list[Item]:
         """What `own` needs from other files of the project, and the includes of those that lead out of it."""
         files = [file.name for file in unit.files]
-        visible = self.includes.reachable(files).difference(files)
-        numbers = {self.number[name] for name in visible if self.read(name).sound}
-        chosen = self._named(own, numbers, detail)
-        extra = dict(self._everywhere(numbers, own, chosen.values()))
-        chosen |= self._named(extra.values(), numbers, detail) | extra
+        entries = self.includes.visible(files)
+        visible = {
+            self.number[name]: conditions
+            for name, conditions in entries.items()
+            if name not in files and self.read(name).sound
+        }
+        chosen = self._named(own, visible, detail)
+        extra = self._everywhere(visible, own, chosen.values())
+        chosen |= self._named(extra.values(), visible, detail) | extra
         return [chosen[key] for key in sorted(chosen)]
 
     def place(self, item: Item) -> int:
         """Where the segment of an item's file stands in the order of the project."""
         return self.includes.rank(self.names[item.file], item.line)
 
-    def _item(self, key: Key, detail: Detail) -> Item:
-        """An item as a borrowed one looks."""
-        found = self._shortened.get((key, detail))
-        if found is None:
-            found = shorten(self._parsed[self.names[key[0]]].items[key[1]], detail)
-            self._shortened[key, detail] = found
-        return found
+    def before_include(self, item: Item) -> bool:
+        """Whether the item's file includes another of the project after it."""
+        cuts = self.includes.cuts[self.names[item.file]]
+        return bool(cuts) and item.line < cuts[-1]
 
-    def _named(self, own: Iterable[Item], visible: set[int], detail: Detail) -> dict[Key, Item]:
+    def brief(self, item: Item) -> Item:
+        """An item as declarations only, remembered."""
+        return self._short(item, Detail.DECLARATIONS)
+
+    def _short(self, item: Item, detail: Detail) -> Item:
+        if detail == Detail.FULL:
+            return item
+        key = (id(item), detail)
+        if key not in self._shortened:  # the item itself is kept too, so that no other gets its id
+            self._shortened[key] = (item, shorten(item, detail, self.macros))
+        return self._shortened[key][1]
+
+    def _named(self, own: Iterable[Item], visible: Visible, detail: Detail) -> dict[Key, Item]:
         """Visible items that are named, and those that these name."""
         chosen: dict[Key, Item] = {}
         waiting = list(own)
@@ -96,39 +119,78 @@ class Index:
                 keys += [key for name in item.names for key in self._attached.get(name, ())]
             for key in keys:
                 if key[0] in visible and key not in chosen:
-                    chosen[key] = self._item(key, detail)
+                    item = self._parsed[self.names[key[0]]].items[key[1]]
+                    chosen[key] = _under(self._short(item, detail), visible[key[0]])
                     waiting.append(chosen[key])
         return chosen
 
-    def _everywhere(
-        self, visible: set[int], own: Iterable[Item], chosen: Iterable[Item]
-    ) -> Iterator[tuple[Key, Item]]:
-        """What counts without being named: includes of what is outside the project, `using namespace`."""
-        opened = {scope for item in [*own, *chosen] for scope in _scopes(item)}
-        for number in visible:
-            name = self.names[number]
-            targets = {argument.encode() for argument in self.includes.edges[name]}
-            for position, item in enumerate(self._parsed[name].items):
-                if item.kind == Kind.INCLUDE:
-                    outside = [d for d in item.directives if d.keyword == b"include" and d.argument not in targets]
-                    if len(outside) == len(item.directives):
-                        yield (number, position), replace(item, text=_without_comments(item), local=False)
-                elif item.kind == Kind.USING and b"namespace" in item.mentions:
-                    target = IDENTIFIER.findall(item.text)[-1]
-                    if target in opened or target == b"std":
-                        yield (number, position), item
-                elif item.kind == Kind.MACRO and any(
-                    directive.macro.startswith((*_FEATURE_MACROS, _FEATURE_PREFIX)) for directive in item.directives
-                ):
-                    yield (number, position), item
+    def _everywhere(self, visible: Visible, own: Iterable[Item], chosen: Iterable[Item]) -> dict[Key, Item]:
+        """What counts without being named: each include that leads out of the project, `using namespace`."""
+        opened = {scope for item in [*own, *chosen] for scope in _scopes(item)} | {b"std"}
+        found: dict[Key, Item] = {}
+        seen = {(item.text.strip(), item.stack) for item in own if item.kind == Kind.INCLUDE}
+        for number, conditions in visible.items():
+            for key, item in self._general_items(self.names[number]):
+                if item.kind == Kind.USING and item.names[0] not in opened:
+                    continue
+                placed = _under(item, conditions)
+                if (item.text.strip(), placed.stack) not in seen:
+                    seen.add((item.text.strip(), placed.stack))
+                    found[key] = placed
+        return found
+
+    def _general_items(self, name: str) -> list[tuple[Key, Item]]:
+        """Those of one file; the `names` of a `using namespace` are the namespace."""
+        if name in self._general:
+            return self._general[name]
+        found: list[tuple[Key, Item]] = []
+        targets = {argument.encode() for argument in self.includes.edges[name]}
+        for position, item in enumerate(self._parsed[name].items):
+            kept: list[Item] = []
+            if item.kind == Kind.INCLUDE:
+                kept = without_includes(
+                    [replace(item, text=without_comments(item.text), local=False)], targets
+                )
+            elif item.kind == Kind.USING and b"namespace" in item.mentions:
+                kept = [replace(item, names=(IDENTIFIER.findall(item.text)[-1],))]
+            elif item.kind == Kind.MACRO and any(
+                d.macro.startswith(_FEATURE_MACROS) for d in item.directives
+            ):
+                kept = [item]
+            found += [((self.number[name], position), each) for each in kept]
+        self._general[name] = found
+        return found
 
 
-def _without_comments(item: Item) -> bytes:
-    return b"\n".join(directive.line for directive in item.directives)
+def _under(item: Item, conditions: tuple[Condition, ...]) -> Item:
+    """An item of a file that is only brought in under conditions."""
+    if not conditions:
+        return item
+    stack = conditions + item.stack
+    return replace(item, stack=stack, mentions=item.mentions | condition_names(stack))
+
+
+def without_includes(items: Iterable[Item], arguments: set[bytes]) -> list[Item]:
+    """The items without the includes that have one of these arguments."""
+    rest: list[Item] = []
+    for item in items:
+        if item.kind != Kind.INCLUDE or not any(
+            directive.argument in arguments for directive in item.directives
+        ):
+            rest.append(item)
+        elif len(item.directives) > 1:
+            text = item.text
+            for argument in arguments:
+                line = rb"(?m)^[ \t]*#[ \t]*include[ \t]*" + re.escape(argument) + rb"[^\n]*\n"
+                text = re.sub(line, b"", text)
+            rest.append(replace(item, text=text))
+    return rest
 
 
 def _scopes(item: Item) -> list[bytes]:
-    return [name for frame in item.stack if isinstance(frame, Scope) for name in IDENTIFIER.findall(frame.opener)]
+    return [
+        name for frame in item.stack if isinstance(frame, Scope) for name in IDENTIFIER.findall(frame.opener)
+    ]
 
 
 def _declared(item: Item) -> set[bytes]:
@@ -145,6 +207,10 @@ def _declared(item: Item) -> set[bytes]:
 
 def _attached(item: Item) -> frozenset[bytes]:
     """The types whose users need an item without naming it: free operators, specialisations."""
-    is_operator = item.kind in (Kind.FUNCTION, Kind.PROTOTYPE) and any(n.startswith(b"operator") for n in item.names)
-    is_special = item.kind == Kind.TYPE and item.text.find(b"template <>") + item.text.find(b"template<>") > -2
+    is_operator = item.kind in (Kind.FUNCTION, Kind.PROTOTYPE) and any(
+        n.startswith(b"operator") for n in item.names
+    )
+    is_special = (
+        item.kind == Kind.TYPE and item.text.find(b"template <>") + item.text.find(b"template<>") > -2
+    )
     return item.mentions if is_operator or is_special else frozenset()

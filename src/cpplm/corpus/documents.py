@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from cpplm.corpus import merging
 from cpplm.corpus.closure import Index
 from cpplm.corpus.items import FileItems, Kind
-from cpplm.corpus.packing import Count, Document, Packer, chunk, cut
+from cpplm.corpus.packing import Document, Measure, Packer, chunk, cut
 from cpplm.corpus.shortening import Detail
 from cpplm.corpus.sources import read_source
 from cpplm.corpus.units import Unit
 
 # Above this share of unreadable bytes the order of items means little.
 _MOST_ERRORS = 0.2
+# Tokens may span two items, so the lengths of items add up to slightly more than that of their document.
+_SURELY_TOO_LONG = 1.1
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Options:
     """What building one unit depends on, besides the unit and its project."""
 
     budget: int
-    count: Count
+    measure: Measure
     ordered: bool
     closed: bool = True
 
@@ -58,28 +60,26 @@ def _can_be_ordered(parts: Sequence[FileItems]) -> bool:
 
 def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Options) -> list[Document]:
     """Down the ladder until the unit fits into one document, or into parts."""
-    if not options.closed:
-        items = merging.kept(unit, parts)
-        names = [file.name for file in unit.files]
-        packers = iter([Packer(items, set(range(len(items))), names, options.budget, options.count)])
+    if options.closed:
+        bundles = (merging.closed(unit, parts, index, detail) for detail in Detail)
     else:
-        packers = (
-            Packer(*merging.closed(unit, parts, index, detail), index.names, options.budget, options.count)
-            for detail in Detail
-        )
-    for packer in packers:
-        if all(packer.items[number].kind == Kind.COMMENT for number in packer.roots):
+        bundles = (merging.kept(unit, parts, index) for _ in range(1))
+    for bundle in bundles:
+        if all(bundle.items[number].kind == Kind.COMMENT for number in bundle.roots):
             return []
-        whole = packer.whole()
+        size = sum(options.measure.item(item.text) for item in bundle.items)
+        if size > _SURELY_TOO_LONG * options.budget:
+            continue
+        whole = Packer(bundle, options.budget, options.measure).whole()
         if whole is not None:
             return [whole]
-    return packer.parts()
+    return Packer(bundle, options.budget, options.measure).parts()
 
 
 def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> list[Document]:
     """A file as it is, or in pieces cut between its items."""
     text = data.decode().strip("\n") + "\n"
-    size = options.count(text)
+    size = options.measure.exact(text)
     if size <= options.budget:
         return [Document(text, "file", (name,), size, part.functions)] if text.strip() else []
     lines = text.splitlines(keepends=True)
@@ -91,8 +91,8 @@ def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> li
     blocks.append("".join(lines[previous:]))
     pieces: list[str] = []
     for block in blocks:
-        if pieces and options.count(pieces[-1] + block) <= options.budget:
+        if pieces and options.measure.exact(pieces[-1] + block) <= options.budget:
             pieces[-1] += block
         else:
-            pieces += cut(block, options.budget, options.count)
-    return [chunk(piece, (name,), options.count) for piece in pieces if piece.strip()]
+            pieces += cut(block, options.budget, options.measure.exact)
+    return [chunk(piece, (name,), options.measure.exact) for piece in pieces if piece.strip()]

@@ -108,7 +108,7 @@ def read_items(data: bytes, table: MacroTable, *, file: int = 0) -> FileItems:
     error_bytes = 0
     if parts.sound:
         for piece in parts.pieces:
-            item, errors = _item(piece, lexed, parts.code, parts.plain, file)
+            item, errors = _item(piece, lexed, parts.code, parts.plain, file, table)
             items.append(item)
             error_bytes += errors
         functions = sum(item.functions for item in items)
@@ -127,13 +127,17 @@ def _count(node: tree_sitter.Node) -> int:
     return len(captures.get("function", ()))
 
 
-def _item(piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int) -> tuple[Item, int]:
+def _item(
+    piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int, table: MacroTable
+) -> tuple[Item, int]:
     """One piece as an item, and how many of its bytes the parser could not read."""
     data = lexed.data
     mentions, accesses = _mentioned(set(_MENTION.findall(lexed.names, piece.start, piece.end)))
     mentions |= condition_names(piece.stack)
     mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
     line = data.count(b"\n", 0, piece.start)
+    pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])
+    mentions |= pasted
     item = Item(
         kind=Kind.OTHER,
         text=piece.leading + data[piece.start : piece.end],
@@ -153,6 +157,8 @@ def _item(piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int) -> t
         item.functions = count_functions(plain[piece.start : piece.end])
         return item, 0
     errors = _code_item(item, code[piece.start : piece.end], plain[piece.start : piece.end])
+    if item.kind == Kind.CALL:
+        item.names = tuple(sorted(pasted))
     return item, errors
 
 
@@ -315,10 +321,20 @@ def _name_function(item: Item, declarator: tree_sitter.Node | None) -> None:
         item.names = (name,)
 
 
+def _class_name(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
+    """`C` of `C`, `C<int>` and `A::B::C`."""
+    while node is not None and node.type in ("qualified_identifier", "template_type"):
+        node = node.child_by_field_name("name")
+    return _text(node)
+
+
 def _type(item: Item, node: tree_sitter.Node) -> None:
     body = node.child_by_field_name("body")
     item.kind = Kind.TYPE if body is not None else Kind.FORWARD
-    item.names = _text(node.child_by_field_name("name"))
+    name = node.child_by_field_name("name")
+    item.names = _class_name(name)
+    if name is not None and name.type == "qualified_identifier":
+        item.qualifier = b"".join(_text(name)[:1])
     if node.type == "enum_specifier" and body is not None:
         for child in body.named_children:
             if child.type == "enumerator":

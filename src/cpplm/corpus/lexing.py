@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # Alternatives are ordered: a raw string before a string, a number before a character (1'000).
 _TOKEN = re.compile(
@@ -56,6 +57,13 @@ class Directive:
     def line(self) -> bytes:
         """The directive on one line, without comments or indentation."""
         return b"#" + self.keyword + (b" " + self.argument if self.argument else b"")
+
+
+class Branch(NamedTuple):
+    """A branch of an `#if` group: the directive lines up to its own; whether it is one of several without code."""
+
+    lines: tuple[bytes, ...]
+    choice: bool
 
 
 @dataclass(slots=True)
@@ -103,6 +111,20 @@ class Lexed:
     comments: list[tuple[int, int]] = field(default_factory=list)
     guard: bytes = b""
     guard_directives: frozenset[int] = frozenset()
+
+    def branches_at(self, offset: int) -> tuple[Branch, ...]:
+        """The branches that an offset lies in, outermost first; the guard is none."""
+        found: list[Branch] = []
+        groups = self.groups
+        while True:
+            group = next((group for group in groups if group.start <= offset < group.end), None)
+            if group is None:
+                return tuple(found)
+            if group.start not in self.guard_directives:
+                lines = tuple(d.line for d in group.directives if d.start < offset)
+                code = any(self.names[start:end].strip() for start, end in group.branches())
+                found.append(Branch(lines, not code and len(group.directives) > 2))
+            groups = group.children
 
     def foreign_spans(self) -> list[tuple[int, int]]:
         """Branches that are not read where g++ runs: `#ifdef _WIN32` and the like, and the `#else` of the contrary."""

@@ -10,7 +10,7 @@ strings, comments or directives, since the views given here have those blanked a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,6 +45,7 @@ _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
 )  # fmt: skip
 # Longer bodies are never specifiers or namespaces; only their last character matters.
 _LONGEST_BODY = 300
+_PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
 
 
 def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
@@ -61,7 +62,8 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
         takes_arguments = rest.startswith(b"(")
         body = (rest[rest.find(b")") + 1 :] if takes_arguments else rest).strip()
         if len(body) > _LONGEST_BODY:
-            body = b"0 " + body[-1:]
+            pastes = b" ".join(found.group() for found in _PASTE.finditer(body))
+            body = b"0 " + pastes + b" " + body[-1:]
         bodies.setdefault(directive.macro, set()).add((b"(" if takes_arguments else b" ") + body)
     return bodies
 
@@ -71,10 +73,15 @@ class MacroTable:
     """What to do with each macro of a project; names not in `masks` stay as they are."""
 
     masks: dict[bytes, Mask] = field(default_factory=dict)
+    pastes: dict[bytes, frozenset[tuple[bytes, bytes]]] = field(default_factory=dict)
 
     @classmethod
     def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
         """Classify by definitions; macros made of macros take as many rounds as it needs."""
+        pastes = {
+            name: frozenset(pair for text in texts for pair in _pasted(text))
+            for name, texts in bodies.items()
+        }
         masks: dict[bytes, Mask] = {}
         optional = frozenset(name for name, texts in bodies.items() if any(not text[1:] for text in texts))
         changed = True
@@ -88,7 +95,18 @@ class MacroTable:
         for name, texts in bodies.items():
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
-        return cls(dict(sorted(masks.items())))
+        return cls(
+            dict(sorted(masks.items())), {name: pairs for name, pairs in sorted(pastes.items()) if pairs}
+        )
+
+    def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:
+        """Names that macros of the project make of their arguments by `##`."""
+        names: set[bytes] = set()
+        for macro in mentions & self.pastes.keys():
+            for call in re.finditer(rb"\b" + macro + rb"\s*\(([^()]*)", text):
+                words = re.findall(rb"\w+", call.group(1))
+                names.update(before + word + after for before, after in self.pastes[macro] for word in words)
+        return names
 
     def mask_of(self, name: bytes) -> Mask | None:
         """How the identifier is treated, or None when it is ordinary code."""
@@ -96,6 +114,15 @@ class MacroTable:
         if known or not (b"A" <= name[:1] <= b"Z" or name.startswith(b"_")):
             return known
         return next((mask for pattern, mask in _WELL_KNOWN if pattern.match(name)), None)
+
+
+def _pasted(body: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """What stands before and after an argument that is pasted to it."""
+    if b"##" in body:
+        for chain in _PASTE.findall(body):
+            parts = [part.strip() for part in chain.split(b"##")]
+            for number in range(len(parts)):
+                yield b"".join(parts[:number]), b"".join(parts[number + 1 :])
 
 
 def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[bytes]) -> Mask | None:

@@ -6,33 +6,42 @@ leaves those includes in place, where the compiler finds them by itself: the hea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cpplm.corpus.closure import Index
-from cpplm.corpus.items import FileItems, Item, Kind
+from cpplm.corpus.closure import Index, without_includes
+from cpplm.corpus.items import FileItems, Item, Kind, condition_names
 from cpplm.corpus.lexing import Directive
+from cpplm.corpus.packing import Bundle
 from cpplm.corpus.shortening import Detail
 from cpplm.corpus.units import Unit
 
 
-def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail) -> tuple[list[Item], set[int]]:
-    """All items of a unit and what they need; the numbers of the unit's own."""
+def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail) -> Bundle:
+    """All items of a unit and what they need."""
     gone = [{argument.encode() for argument in index.includes.edges[file.name]} for file in unit.files]
     first = _comments(parts, [index.number[file.name] for file in unit.files])
     own: list[Item] = []
     for part, arguments in zip(reversed(parts), reversed(gone), strict=True):
         before = _before_own_include(part.items, {argument.encode() for argument in unit.own_includes})
-        first += _without_includes(before, arguments)
-        own += _without_includes(part.items[len(before) :], arguments)
+        first += without_includes(before, arguments)
+        own += without_includes(part.items[len(before) :], arguments)
     borrowed = index.close(unit, [*first, *own], detail)
     files = {index.number[file.name] for file in unit.files}
+    asked = frozenset().union(*(condition_names(item.stack) for item in borrowed))
+    early = [
+        item
+        for item in own
+        if item.kind == Kind.MACRO and _is_asked(item, asked) and index.before_include(item)
+    ]
+    first += early
+    own = [item for item in own if not any(item is other for other in early)]
     items = first + sorted([*own, *borrowed], key=index.place)
-    return items, {number for number, item in enumerate(items) if item.file in files}
+    roots = {number for number, item in enumerate(items) if item.file in files}
+    return Bundle(items, roots, index.names, index.brief)
 
 
-def kept(unit: Unit, parts: Sequence[FileItems]) -> list[Item]:
+def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
     """All items of a unit, `Item.file` counting its own files; includes of other files stay."""
     numbered = [[replace(item, file=number) for item in part.items] for number, part in enumerate(parts)]
     merged = _comments(parts, range(len(parts)))
@@ -47,21 +56,31 @@ def kept(unit: Unit, parts: Sequence[FileItems]) -> list[Item]:
     )
     for items in reversed(numbered):  # what a source defines before it includes its header comes before that
         before = _before_own_include(items, own)
-        merged += _without_includes(before, own)
+        merged += without_includes(before, own)
         del items[: len(before)]
     first = len(merged)
     for items in numbered:
-        merged += _without_includes(items, own)
+        merged += without_includes(items, own)
     for number, item in enumerate(merged):
         arguments = {directive.argument for directive in item.directives}
         item.local = item.local or bool(arguments & local)
         item.late = item.file > 0 and number >= first and bool(arguments & late)
-    return merged
+    names = [file.name for file in unit.files]
+    return Bundle(merged, set(range(len(merged))), names, index.brief)
+
+
+def _is_asked(item: Item, asked: frozenset[bytes]) -> bool:
+    """Whether a plain definition decides conditions of what is included after it."""
+    return not item.stack and any(d.keyword == b"define" and d.macro in asked for d in item.directives)
 
 
 def _comments(parts: Sequence[FileItems], numbers: Sequence[int]) -> list[Item]:
     """What the files say about themselves at their heads, each text once."""
-    texts = {part.header_comment: number for part, number in zip(parts, numbers, strict=True) if part.header_comment}
+    texts = {
+        part.header_comment: number
+        for part, number in zip(parts, numbers, strict=True)
+        if part.header_comment
+    }
     return [Item(Kind.COMMENT, text, (), frozenset(), number, 0, 0) for text, number in texts.items()]
 
 
@@ -73,18 +92,3 @@ def _before_own_include(items: list[Item], own: set[bytes]) -> list[Item]:
         if item.kind not in (Kind.INCLUDE, Kind.MACRO, Kind.PRAGMA):
             break
     return []
-
-
-def _without_includes(items: Sequence[Item], arguments: set[bytes]) -> list[Item]:
-    """The items without the includes that have one of these arguments."""
-    rest: list[Item] = []
-    for item in items:
-        if item.kind != Kind.INCLUDE or not any(directive.argument in arguments for directive in item.directives):
-            rest.append(item)
-        elif len(item.directives) > 1:
-            text = item.text
-            for argument in arguments:
-                line = rb"(?m)^[ \t]*#[ \t]*include[ \t]*" + re.escape(argument) + rb"[^\n]*\n"
-                text = re.sub(line, b"", text)
-            rest.append(replace(item, text=text))
-    return rest

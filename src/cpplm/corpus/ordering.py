@@ -48,12 +48,15 @@ class Graph:
         self.named = [set(edges) for edges in self.hard]
         self._barrier_edges()
         self._call_edges()
-        self._needs: dict[int, set[int]] = {}
+        self._needs: dict[tuple[int, bool], set[int]] = {}
         self._types: dict[bytes, list[int]] = {}
+        self._nested: dict[bytes, list[int]] = {}  # class to the classes of it that are defined after it
         for index, item in enumerate(items):
             if item.kind == Kind.TYPE:
                 for name in item.names:
                     self._types.setdefault(name, []).append(index)
+                if item.qualifier:
+                    self._nested.setdefault(item.qualifier, []).append(index)
 
     def _expanded(self, item: Item) -> frozenset[bytes]:
         """What an item mentions once the unit's own macros are expanded."""
@@ -185,28 +188,42 @@ class Graph:
                 if len(candidates[name]) <= _MOST_CANDIDATES:
                     self.soft[index].update(callee for callee in candidates[name] if callee != index)
 
-    def needs(self, root: int) -> set[int]:
+    def needs(self, root: int, rest: Graph, *, frugal: bool) -> set[int]:
         """Everything earlier that an item needs by name, through any number of steps; not the item itself.
 
-        A function that needs a class needs its definition, even where only a forward declaration or an alias
-        of it is named.
+        The item's own names count as they are in this graph, those of what it needs as they are in `rest`:
+        the graph of the same items, shortened. A function that needs a class needs its definition, even where
+        only a forward declaration or an alias of it is named; when `frugal`, only if it also names the class or
+        reaches for something that the class has.
         """
-        if root in self._needs:
-            return self._needs[root]
+        if (root, frugal) in self._needs:
+            return self._needs[root, frugal]
         seen: set[int] = set()
         waiting = [root]
-        is_function = self.items[root].kind == Kind.FUNCTION
+        user = self.items[root]
         while waiting:
             index = waiting.pop()
-            fresh = self.named[index] - seen
-            if is_function:
+            fresh = (self if index == root else rest).named[index] - seen
+            if user.kind == Kind.FUNCTION:
                 item = self.items[index]
                 named = {Kind.FORWARD: item.names, Kind.ALIAS: item.mentions}.get(item.kind, ())
-                fresh |= {t for name in named for t in self._types.get(name, ()) if t < root} - seen
+                fresh |= {
+                    t
+                    for name in named
+                    for t in self._types.get(name, ())
+                    if t < root
+                    and not (
+                        frugal
+                        and user.mentions.isdisjoint((name, *item.names))
+                        and user.accesses.isdisjoint(self.items[t].mentions)
+                    )
+                } - seen
+                for name in item.names if item.kind == Kind.TYPE else ():
+                    fresh |= {t for t in self._nested.get(name, ()) if t < root} - seen
             seen |= fresh
             waiting.extend(fresh)
         seen.discard(root)
-        self._needs[root] = seen
+        self._needs[root, frugal] = seen
         return seen
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 from cpplm.corpus.items import Item, Kind, count_functions
 from cpplm.corpus.ordering import PREAMBLE, Graph, order
@@ -13,11 +13,38 @@ from cpplm.corpus.pieces import Frame, Scope
 from cpplm.corpus.writer import render
 
 DocumentKind = Literal["compilable", "file", "chunk"]
-Count = Callable[[str], int]
-# What a part of a unit may repeat from other parts, and how much of that may be its preamble.
-_REPEATED_SHARE = 0.5
+# The share of a part that may be there for the other items only, and how much of a part may be preamble.
+_REPEATED_SHARE = 0.75
 _PREAMBLE_SHARE = 0.25
 _SHORT_MACRO = 120
+
+
+@dataclass
+class Measure:
+    """Lengths in the unit of the budget; those of items are remembered, since parts and units share them."""
+
+    exact: Callable[[str], int]
+    _items: dict[bytes, int] = field(default_factory=dict)
+
+    def item(self, text: bytes) -> int:
+        """The length of one item's text with the blank line after it."""
+        size = self._items.get(text)
+        if size is None:
+            size = self._items[text] = self.exact(text.decode()) + 2
+        return size
+
+    def scopes(self, stack: tuple[Frame, ...]) -> int:
+        """The length of opening and closing these scopes and conditions."""
+        frames = [f.opener + f.closer if isinstance(f, Scope) else b"#endif".join(f.lines) for f in stack]
+        return self.item(b"".join(frames)) + 12 * len(stack)
+
+
+class Placed(NamedTuple):
+    """An item in a document: its text begins at byte `start`, and is the item's own when it is `full`."""
+
+    item: Item
+    start: int
+    full: bool
 
 
 @dataclass(frozen=True)
@@ -29,45 +56,53 @@ class Document:
     files: tuple[str, ...]
     size: int
     functions: int
+    placed: tuple[Placed, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Items that make one document or several.
+
+    `items` are in source order; `roots` are the indices that have to be written, the others only as far as
+    these need them; `names` are those of the files that `Item.file` counts; `brief` shortens what only other
+    items of a part need.
+    """
+
+    items: list[Item]
+    roots: set[int]
+    names: Sequence[str]
+    brief: Callable[[Item], Item]
 
 
 class Packer:
-    """The documents of one list of items.
+    """The documents of one bundle."""
 
-    Args:
-        items: in source order.
-        roots: the indices that have to be written; the others only as far as these need them.
-        names: of the files that `Item.file` counts.
-        budget: longest document.
-        count: measures a text in the unit of the budget.
-    """
-
-    def __init__(
-        self, items: list[Item], roots: set[int], names: Sequence[str], budget: int, count: Count
-    ) -> None:
-        self.items = items
-        self.names = names
+    def __init__(self, bundle: Bundle, budget: int, measure: Measure) -> None:
+        self.items = bundle.items
+        self.roots = bundle.roots
+        self.names = bundle.names
         self.budget = budget
-        self.count = count
-        self.roots = roots
-        self.graph = Graph(items)
+        self.measure = measure
+        self.graph = Graph(self.items)
         self.order = order(self.graph)
-        self.root_order = [index for index in self.order if index in roots]
+        self.root_order = [index for index in self.order if index in self.roots]
         self.rank = {index: rank for rank, index in enumerate(self.order)}
-        includes = [
-            i for i, item in enumerate(items) if item.kind == Kind.INCLUDE and self.graph.phase[i] == PREAMBLE
-        ]
-        self.last_include = max(includes, default=0)
-        self._size = lru_cache(maxsize=None)(lambda index: self.count(items[index].text.decode()) + 2)
-        self._stack_size = lru_cache(maxsize=None)(self._measure_stack)
+        self._shorten = bundle.brief
+        self._frugal = False
 
-    def _measure_stack(self, stack: tuple[Frame, ...]) -> int:
-        frames = [f.opener + f.closer if isinstance(f, Scope) else b"#endif".join(f.lines) for f in stack]
-        return self.count(b"".join(frames).decode()) + 12 * len(stack)
+    @cached_property
+    def brief(self) -> list[Item]:
+        """All items, shortened."""
+        return [self._shorten(item) for item in self.items]
+
+    @cached_property
+    def brief_graph(self) -> Graph:
+        """The edges of the shortened items."""
+        return Graph(self.brief)
 
     def whole(self) -> Document | None:
         """Everything in one document; None when that is over the budget."""
-        document = self._document(self.order, "compilable")
+        document = self._document(self.order, set(self.order), "compilable")
         return document if document.size <= self.budget else None
 
     def parts(self) -> list[Document]:
@@ -82,53 +117,65 @@ class Packer:
 
     def _next(self, position: int) -> tuple[int, list[Document]]:
         """The document that starts at a position of the order: items taken, document or chunks."""
-        preamble = self._preamble(position)
-        for closed in (True, False):
+        for closed, self._frugal in ((True, False), (True, True), (False, True)):
+            preamble = self._preamble()
             taken = self._fill(position, preamble, closed=closed)
             while taken:
                 chosen = self.root_order[position : position + taken]
                 extra = set(preamble)
                 if closed:
-                    extra |= set().union(*(self.graph.needs(index) for index in chosen))
+                    extra |= set().union(*(self._needs(index) for index in chosen))
                 members = sorted(extra.union(chosen), key=self.rank.__getitem__)
-                document = self._document(members, "compilable" if closed else "chunk")
+                document = self._document(members, set(chosen), "compilable" if closed else "chunk")
                 if document.size <= self.budget:
                     return taken, [document]
                 taken -= 1
         item = self.items[self.root_order[position]]
-        text = render([item]).decode()
-        files = (self.names[item.file],)
-        return 1, [chunk(piece, files, self.count) for piece in cut(text, self.budget, self.count) if piece.strip()]
+        text = render([item])[0].decode()
+        pieces = cut(text, self.budget, self.measure.exact)
+        return 1, [
+            chunk(piece, (self.names[item.file],), self.measure.exact) for piece in pieces if piece.strip()
+        ]
 
-    def _preamble(self, position: int) -> list[int]:
-        """The includes and usings before `position` that every part repeats, as far as they are small."""
-        start = self.rank[self.root_order[position]]
-        starts = [index for index in self.order[:start] if self._is_preamble(index)]
-        plain = [i for i in starts if all(self.graph.phase[need] == PREAMBLE for need in self.graph.needs(i))]
-        for chosen in (starts, plain, [i for i in starts if not self.graph.named[i]]):
-            members = set(chosen).union(*(self.graph.needs(index) for index in chosen))
+    def _needs(self, index: int) -> set[int]:
+        return self.graph.needs(index, self.brief_graph, frugal=self._frugal)
+
+    def _preamble(self) -> list[int]:
+        """The includes and usings that every part repeats, as far as they are small."""
+        starts = [index for index in self.order if self._is_preamble(index)]
+        plain = [i for i in starts if all(self.graph.phase[need] == PREAMBLE for need in self._needs(i))]
+        includes = [i for i in plain if self.items[i].kind == Kind.INCLUDE]
+        ordered: list[int] = []
+        for chosen in (starts, plain, includes):
+            members = set(chosen).union(*(self._needs(index) for index in chosen))
             ordered = sorted(members, key=self.rank.__getitem__)
             if self._sum(ordered) <= _PREAMBLE_SHARE * self.budget:
-                return ordered
-        return []
+                break
+        return ordered
+
+    @cached_property
+    def _last_include(self) -> int:
+        includes = (i for i, item in enumerate(self.items) if item.kind == Kind.INCLUDE)
+        return max((i for i in includes if self.graph.phase[i] == PREAMBLE), default=0)
 
     def _is_preamble(self, index: int) -> bool:
         item = self.items[index]
         if self.graph.phase[index] != PREAMBLE:
             return False
         if item.kind == Kind.MACRO:  # a short one before an include may be meant for that header
-            return index < self.last_include and len(item.text) < _SHORT_MACRO
+            return index in self.roots and index < self._last_include and len(item.text) < _SHORT_MACRO
         return item.kind in (Kind.INCLUDE, Kind.USING, Kind.PRAGMA)
 
-    def _sum(self, indices: Sequence[int]) -> int:
-        """The estimated size of items in this order, scopes included."""
+    def _sum(self, indices: Iterable[int]) -> int:
+        """The estimated size of shortened items in this order, scopes included."""
         total = 0
         stack: tuple[Frame, ...] = ()
         for index in indices:
-            total += self._size(index)
-            if self.items[index].stack != stack:
-                stack = self.items[index].stack
-                total += self._stack_size(stack)
+            item = self.brief[index]
+            total += self.measure.item(item.text)
+            if item.stack != stack:
+                stack = item.stack
+                total += self.measure.scopes(stack)
         return total
 
     def _fill(self, position: int, preamble: list[int], *, closed: bool) -> int:
@@ -138,13 +185,13 @@ class Packer:
         taken = 0
         stack: tuple[Frame, ...] = ()
         for index in self.root_order[position:]:
-            needs = self.graph.needs(index) - members if closed else set()
-            own = set(self.root_order[position : position + taken + 1])
-            again = self._sum(sorted(needs - own, key=self.rank.__getitem__))
+            needs = self._needs(index) - members if closed else set()
+            again = self._sum(sorted(needs, key=self.rank.__getitem__))
+            item = self.items[index]
             cost = (
                 again
-                + self._size(index)
-                + (self._stack_size(self.items[index].stack) if self.items[index].stack != stack else 0)
+                + self.measure.item(item.text)
+                + (self.measure.scopes(item.stack) if item.stack != stack else 0)
             )
             if used + cost > self.budget or repeated + again > _REPEATED_SHARE * self.budget:
                 break
@@ -153,36 +200,43 @@ class Packer:
             members |= needs | {index}
             used += cost
             repeated += again
-            stack = self.items[index].stack
+            stack = item.stack
             taken += 1
         return taken
 
     def _stands_alone(self, index: int, preamble: list[int]) -> bool:
         """Whether a closed part could start at this item."""
-        needs = sorted(self.graph.needs(index) - set(preamble), key=self.rank.__getitem__)
+        needs = sorted(self._needs(index) - set(preamble), key=self.rank.__getitem__)
         repeated = self._sum(needs) + self._sum(preamble)
-        return repeated <= _REPEATED_SHARE * self.budget and repeated + self._size(index) <= self.budget
+        size = self.measure.item(self.items[index].text)
+        return repeated <= _REPEATED_SHARE * self.budget and repeated + size <= self.budget
 
-    def _document(self, indices: Sequence[int], kind: DocumentKind) -> Document:
-        members = [self.items[index] for index in indices]
-        text = render(members).decode()
-        files = dict.fromkeys(item.file for item in members)
+    def _document(self, indices: Sequence[int], chosen: set[int], kind: DocumentKind) -> Document:
+        """The items in this order, those that are not chosen shortened."""
+        members = [self.items[index] if index in chosen else self.brief[index] for index in indices]
+        data, starts = render(members)
+        text = data.decode()
         own = {self.items[index].file for index in self.roots}
+        files = sorted({item.file for item in members}, key=lambda file: (file not in own, file))
+        placed = zip(
+            members, starts, (index in self.roots and index in chosen for index in indices), strict=True
+        )
         return Document(
             text=text,
             kind=kind,
-            files=tuple(self.names[number] for number in sorted(files, key=lambda f: (f not in own, f))),
-            size=self.count(text),
+            files=tuple(self.names[number] for number in files),
+            size=self.measure.exact(text),
             functions=sum(item.functions for item in members),
+            placed=tuple(Placed(*each) for each in placed),
         )
 
 
-def chunk(text: str, files: tuple[str, ...], count: Count) -> Document:
+def chunk(text: str, files: tuple[str, ...], count: Callable[[str], int]) -> Document:
     """A piece of text that cannot stand alone."""
     return Document(text, "chunk", files, count(text), count_functions(text.encode()))
 
 
-def cut(text: str, budget: int, count: Count) -> list[str]:
+def cut(text: str, budget: int, count: Callable[[str], int]) -> list[str]:
     """Pieces within the budget whose concatenation is `text`: cut at line ends, else between characters."""
     pieces: list[str] = []
     while text:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cpplm.corpus.closure import Index
 from cpplm.corpus.documents import Options, build_unit
 from cpplm.corpus.masking import MacroTable
-from cpplm.corpus.packing import Count
+from cpplm.corpus.packing import Measure
 from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
 from cpplm.corpus.units import Includes, Scan, Unit, make_units, scan
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -36,12 +36,12 @@ class Plan:
     ordered: bool
     tokenizer: Path | None
 
-    def counter(self) -> Count:
-        """The function that measures a text in the unit of the budget."""
+    def measure(self) -> Measure:
+        """How long texts are, in the unit of the budget."""
         if self.tokenizer is None:
-            return lambda text: len(text.encode())
+            return Measure(lambda text: len(text.encode()))
         encode = Tokenizer.load(self.tokenizer).encode
-        return lambda text: len(encode(text))
+        return Measure(lambda text: len(encode(text)))
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,12 @@ class Discovered:
     project: Project
     files: tuple[SourceFile, ...]
     skips: Skips
+    redacted: Skips = field(default_factory=Skips)
 
     @property
     def size(self) -> int:
         """Bytes on disk of the files that become documents."""
-        return sum(file.size for file in self.files)
+        return sum(file.size for file in self.files if file.documents)
 
     @property
     def digest(self) -> str:
@@ -75,15 +76,15 @@ class Layout:
     closed: bool
 
 
-_COUNTERS: dict[Plan, Count] = {}
+_MEASURES: dict[Plan, Measure] = {}
 _INDEXES: dict[str, Index] = {}
 
 
-def _counter(plan: Plan) -> Count:
-    """The plan's counter, loaded once per process."""
-    if plan not in _COUNTERS:
-        _COUNTERS[plan] = plan.counter()
-    return _COUNTERS[plan]
+def _measure(plan: Plan) -> Measure:
+    """The plan's measure, loaded once per process."""
+    if plan not in _MEASURES:
+        _MEASURES[plan] = plan.measure()
+    return _MEASURES[plan]
 
 
 def _index(layout: Layout) -> Index:
@@ -102,7 +103,7 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan]) -> tuple[list[dict[str, A
     """Rows of a batch of units, the function definitions in them and their bytes."""
     layout, units, plan = job
     index = _index(layout)
-    options = Options(plan.budget, _counter(plan), plan.ordered, layout.closed)
+    options = Options(plan.budget, _measure(plan), plan.ordered, layout.closed)
     rows: list[dict[str, Any]] = []
     functions = 0
     for unit in units:
@@ -187,7 +188,7 @@ def build_project(
         functions += defined
         yield fresh, size
     figures.update(
-        files=len(found.files),
+        files=sum(file.documents for file in found.files),
         source_bytes=found.size,
         units=len(units),
         documents=documents,
@@ -196,5 +197,6 @@ def build_project(
         kinds=dict(sorted(kinds.items())),
         duplicate_documents=duplicates,
         skipped=found.skips.to_dict(),
+        redacted=found.redacted.to_dict(),
         converted=latin1.to_dict(),
     )

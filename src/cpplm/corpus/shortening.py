@@ -14,6 +14,7 @@ import tree_sitter
 
 from cpplm.corpus.items import CPP, Item, Kind, condition_names, mentioned_in
 from cpplm.corpus.lexing import lex
+from cpplm.corpus.masking import MacroTable, mask
 
 _BODIES = tree_sitter.Query(CPP, "(function_definition body: (compound_statement)) @function")
 _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype)\b")
@@ -30,16 +31,16 @@ class Detail(IntEnum):
     DECLARATIONS = 2
 
 
-def shorten(item: Item, detail: Detail) -> Item:
+def shorten(item: Item, detail: Detail, macros: MacroTable) -> Item:
     """The item with that much detail; itself where nothing can go."""
     if detail == Detail.FULL or item.kind in (Kind.INCLUDE, Kind.COMMENT):
         return item
     text = without_comments(item.text)
     if detail == Detail.NO_COMMENTS or item.kind not in (Kind.TYPE, Kind.FUNCTION) or b"{" not in text:
         return replace(item, text=text)
-    if item.kind == Kind.FUNCTION and item.evaluated:
+    if item.kind == Kind.FUNCTION and (item.evaluated or item.qualifier or item.callable.isupper()):
         return replace(item, text=text)
-    short = without_bodies(text)
+    short = without_bodies(text, macros)
     if short == text:
         return replace(item, text=text)
     mentions = item.mentions & (mentioned_in(short) | condition_names(item.stack))
@@ -59,12 +60,13 @@ def without_comments(text: bytes) -> bytes:
     return _BLANK_LINES.sub(b"\n", _TRAILING.sub(b"", b"".join(kept))).strip(b"\n") + b"\n"
 
 
-def without_bodies(text: bytes) -> bytes:
+def without_bodies(text: bytes, macros: MacroTable) -> bytes:
     """Function bodies, with the initialisers of constructors, replaced by a semicolon."""
     lexed = lex(text)
     if lexed.directives:
         return text
-    root = _parser.parse(text).root_node
+    code, plain = mask(lexed, macros)
+    root = _parser.parse(plain).root_node
     functions = tree_sitter.QueryCursor(_BODIES).captures(root).get("function", [])
     kept: list[bytes] = []
     position = 0
@@ -72,9 +74,12 @@ def without_bodies(text: bytes) -> bytes:
         body = node.child_by_field_name("body")
         if body is None or node.start_byte < position or node.has_error:
             continue
-        initialisers = next((child for child in node.children if child.type == "field_initializer_list"), None)
+        initialisers = next(
+            (child for child in node.children if child.type == "field_initializer_list"), None
+        )
         start = initialisers.start_byte if initialisers is not None else body.start_byte
-        if _CONSTANT.search(text, node.start_byte, start):
+        head = code[node.start_byte : start]
+        if b"(" not in head or _CONSTANT.search(head):
             continue
         kept.append(text[position:start].rstrip() + b";")
         position = body.end_byte

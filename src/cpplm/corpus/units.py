@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
-from cpplm.corpus.lexing import Directive, lex
+from cpplm.corpus.lexing import IDENTIFIER, Branch, Directive, lex
 from cpplm.corpus.masking import macro_bodies
+from cpplm.corpus.pieces import Condition
 from cpplm.corpus.sources import HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES, SourceFile, read_source
 
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
@@ -33,11 +36,33 @@ SYSTEM_HEADERS = frozenset(
 )
 
 
+_OTHER_SYSTEMS = re.compile(
+    rb"WIN|APPLE|MAC|COCOA|DARWIN|IOS|ANDROID|WASM|EMSCRIPTEN|BSD|SUN|SOLARIS|AIX|HAIKU|MSC|OS2|DOS",
+    re.IGNORECASE,
+)
+
+
+# The second half of a header may be a header by its suffix: list-inl.h, list_impl.hpp.
+_PART_STEM = re.compile(r"(?:[-_.](?:inl|impl|tpl))$")
+
+
+def _for_another_system(line: bytes) -> bool:
+    return all(_OTHER_SYSTEMS.search(choice) for choice in line.split(b"||"))
+
+
+class Include(NamedTuple):
+    """One `#include`: where it stands, what it asks for, and the branches around it."""
+
+    line: int
+    argument: str
+    branches: tuple[Branch, ...]
+
+
 @dataclass(frozen=True)
 class Scan:
-    """What one file tells about its neighbours: `includes` are (line, argument), those for other systems left out."""
+    """What one file tells about its neighbours; includes for other systems are left out."""
 
-    includes: tuple[tuple[int, str], ...]
+    includes: tuple[Include, ...]
     guard: bytes
     demands: frozenset[bytes]
     bodies: dict[bytes, set[bytes]]
@@ -48,7 +73,11 @@ def scan(file: SourceFile) -> Scan:
     lexed = lex(read_source(file))
     foreign = lexed.foreign_spans()
     includes = tuple(
-        (lexed.data.count(b"\n", 0, directive.start), directive.argument.decode("utf-8", "replace"))
+        Include(
+            lexed.data.count(b"\n", 0, directive.start),
+            directive.argument.decode("utf-8", "replace"),
+            lexed.branches_at(directive.start),
+        )
         for directive in lexed.directives
         if directive.keyword in (b"include", b"include_next", b"import")
         and directive.argument[:1] in (b'"', b"<")
@@ -108,9 +137,10 @@ class Includes:
         for name in self.scans:
             self._by_base[name.rpartition("/")[2]].append(name)
         for name, scanned in self.scans.items():
-            found = {argument: self._resolve(name, argument) for _, argument in scanned.includes}
+            found = {argument: self._resolve(name, argument) for _, argument, _ in scanned.includes}
             self.edges[name] = {argument: target for argument, target in found.items() if target is not None}
-            self.cuts[name] = [line for line, argument in scanned.includes if argument in self.edges[name]]
+            self.cuts[name] = [line for line, argument, _ in scanned.includes if argument in self.edges[name]]
+        self._defined = frozenset(name for scanned in self.scans.values() for name in scanned.bodies)
         counter = itertools.count()
         for name in self.scans:
             self._rank(name, counter)
@@ -130,14 +160,16 @@ class Includes:
             other for other in self._by_base.get(target.rpartition("/")[2], ())
             if other == target or other.endswith("/" + target)
         ]  # fmt: skip
-        return max(candidates, key=lambda other: (_shared_folders(name, other), -len(other), other), default=None)
+        return max(
+            candidates, key=lambda other: (_shared_folders(name, other), -len(other), other), default=None
+        )
 
     def _rank(self, root: str, counter: Iterator[int]) -> None:
         """Number the segments of `root` and of everything it includes that has no number yet."""
         if root in self.ranks:
             return
         self.ranks[root] = []
-        stack = [(root, iter([target for _, target in self.includes_of(root)]))]
+        stack = [(root, iter(self.targets(root)))]
         while stack:
             name, rest = stack[-1]
             self.ranks[name].append(next(counter))
@@ -146,16 +178,57 @@ class Includes:
                 stack.pop()
             elif target not in self.ranks:
                 self.ranks[target] = []
-                stack.append((target, iter([inner for _, inner in self.includes_of(target)])))
+                stack.append((target, iter(self.targets(target))))
 
-    def includes_of(self, name: str) -> list[tuple[int, str]]:
-        """The resolved includes of a file in order, as (line, file)."""
+    def targets(self, name: str) -> list[str]:
+        """The files that a file includes, in order."""
         edges = self.edges[name]
-        return [(line, edges[argument]) for line, argument in self.scans[name].includes if argument in edges]
+        return [edges[argument] for _, argument, _ in self.scans[name].includes if argument in edges]
 
     def rank(self, name: str, line: int) -> int:
         """Where this line of a file stands in the order of the project."""
         return self.ranks[name][bisect.bisect_left(self.cuts[name], line)]
+
+    def visible(self, starts: Iterable[str]) -> dict[str, tuple[Condition, ...]]:
+        """The files that `starts` bring in, these among them, and the conditions under which they do.
+
+        A file that any path brings in unconditionally has none; of the others the shortest path counts.
+        """
+        seen: dict[str, tuple[Condition, ...]] = {}
+        waiting: list[tuple[str, tuple[Condition, ...]]] = [(name, ()) for name in starts]
+        while waiting:
+            later: list[tuple[str, tuple[Condition, ...]]] = []
+            while waiting:
+                name, conditions = waiting.pop()
+                if name in seen:
+                    continue
+                seen[name] = conditions
+                for _, argument, branches in reversed(self.scans[name].includes):
+                    target = self.edges[name].get(argument)
+                    inner = self._conditions(branches)
+                    if target is not None and target not in seen and inner is not None:
+                        (later if inner else waiting).append((target, conditions + inner))
+            waiting = sorted(later, key=lambda step: (-len(step[1]), step[0]))
+        return seen
+
+    def _conditions(self, branches: tuple[Branch, ...]) -> tuple[Condition, ...] | None:
+        """The conditions of an include that a compiler could decide; None for one that is not chosen.
+
+        Where the build system chooses between headers, nothing in the project tells which: the first one that
+        is not for another system is taken.
+        """
+        kept: list[Condition] = []
+        for branch in branches:
+            names = {
+                name for line in branch.lines for name in IDENTIFIER.findall(line.partition(b" ")[2])
+            } - {b"defined"}
+            if not branch.choice or any(name in self._defined or name.startswith(b"__") for name in names):
+                kept.append(Condition(branch.lines))
+            elif _for_another_system(branch.lines[-1]) or not all(
+                map(_for_another_system, branch.lines[:-1])
+            ):
+                return None
+        return tuple(kept)
 
     def reachable(self, starts: Iterable[str]) -> set[str]:
         """Files that including any of `starts` brings in."""
@@ -171,7 +244,9 @@ class Includes:
 
 def _shared_folders(one: str, two: str) -> int:
     """How many leading folders two paths share."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one.split("/"), two.split("/"), strict=False))
+    pairs = itertools.takewhile(
+        lambda pair: pair[0] == pair[1], zip(one.split("/"), two.split("/"), strict=False)
+    )
     return sum(1 for _ in pairs)
 
 
@@ -212,17 +287,22 @@ def make_units(files: list[SourceFile], includes: Includes, *, merge: bool) -> l
 
 def _role(name: str) -> str:
     suffix = PurePosixPath(name).suffix.lower()
-    return "source" if suffix in SOURCE_SUFFIXES else "part" if suffix in PART_SUFFIXES else "header"
+    if suffix in PART_SUFFIXES or _PART_STEM.search(PurePosixPath(name).stem):
+        return "part"
+    return "source" if suffix in SOURCE_SUFFIXES else "header"
+
+
+def _stem(name: str) -> str:
+    """The name that a header shares with its second half and its source."""
+    return _PART_STEM.sub("", PurePosixPath(name).stem)
 
 
 def _header_of(name: str, by_name: dict[str, SourceFile], includes: Includes) -> str | None:
-    stem = PurePosixPath(name).stem
+    stem = _stem(name)
     for target in includes.edges[name].values():
         if PurePosixPath(target).stem == stem and _role(target) == "header" and target in by_name:
             return target
-    beside = [str(PurePosixPath(name).with_suffix(suffix)) for suffix in sorted(HEADER_SUFFIXES)] + [
-        str(PurePosixPath(name).with_suffix(""))
-    ]
+    beside = [str(PurePosixPath(name).with_name(stem + suffix)) for suffix in (*sorted(HEADER_SUFFIXES), "")]
     return next((candidate for candidate in beside if candidate in by_name), None)
 
 

@@ -7,6 +7,7 @@ same group; elsewhere it is opened with the negated condition.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from cpplm.corpus.items import Item, Kind
@@ -18,18 +19,22 @@ _TIGHT = frozenset(
 )
 
 
-def render(items: Iterable[Item]) -> bytes:
-    """The text of the items in the given order, every scope closed at the end."""
+def render(items: Iterable[Item]) -> tuple[bytes, list[int]]:
+    """The text of the items in the given order, every scope closed at the end; where each item's text begins."""
     writer = _Writer()
     for item in items:
         writer.add(item)
     writer.move_to(())
-    return b"".join(writer.parts).strip(b"\n") + b"\n"
+    text = b"".join(writer.parts)
+    blank = len(text) - len(text.lstrip(b"\n"))
+    ends = list(itertools.accumulate(map(len, writer.parts), initial=-blank))
+    return text.strip(b"\n") + b"\n", [ends[number] for number in writer.numbers]
 
 
 class _Writer:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
+        self.numbers: list[int] = []  # of the parts that are items
         self.open: list[
             tuple[Frame, bool]
         ] = []  # with: opened by its own first line, so that #else may follow
@@ -45,6 +50,7 @@ class _Writer:
             and not (previous.kind == item.kind and item.kind in _TIGHT and item.text.count(b"\n") == 0)
         ):
             self.parts.append(b"\n")
+        self.numbers.append(len(self.parts))
         self.parts.append(item.text.strip(b"\n") + b"\n")
         self.previous = item
 
