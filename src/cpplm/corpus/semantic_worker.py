@@ -22,12 +22,10 @@ from pathlib import Path
 from clang import cindex
 
 from cpplm.corpus.semantic_protocol import Answer, Failure, Job, Setup
-from cpplm.corpus.semantic_tree import Walker, load_library
+from cpplm.corpus.semantic_tree import Walker, load_library, parse
 from cpplm.sandbox import seccomp, walls
 from cpplm.sandbox.request import Request
 
-# Implicit instantiations at the end of a unit are not wanted; a missing header does not end the unit.
-_OPTIONS = cindex.TranslationUnit.PARSE_INCOMPLETE | 0x200  # CXTranslationUnit_KeepGoing
 _FLAGS = ("-w", "-ferror-limit=0", "-fno-spell-checking", "-fno-caret-diagnostics")
 _MOST_DIAGNOSTICS = 2_000
 _LONGEST_MESSAGE = 300
@@ -79,9 +77,7 @@ class Worker:
 
     def _probe(self, flags: list[str], program: str) -> str:
         """The first error in a program that includes the compiler's own headers."""
-        unit = self._index.parse(
-            "probe.cpp", args=[*_FLAGS, *flags], unsaved_files=[("probe.cpp", program)], options=_OPTIONS
-        )
+        unit = self._index.parse("probe.cpp", args=[*_FLAGS, *flags], unsaved_files=[("probe.cpp", program)])
         return next((each.spelling for each in unit.diagnostics if each.severity >= each.Error), "")
 
     def answer(self, job: Job) -> Answer | Failure:
@@ -91,9 +87,8 @@ class Worker:
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (spent + job["cpu_seconds"], hard))
         path = self._files.paths[job["file"]]
-        try:
-            unit = self._index.parse(path, args=[*_FLAGS, *self._builtin, *job["flags"]], options=_OPTIONS)
-        except cindex.TranslationUnitLoadError:
+        unit = parse(self._library, self._index, path, [*_FLAGS, *self._builtin, *job["flags"]])
+        if unit is None:
             return {"failed": "libclang refuses these flags"}
         seen = {self._files.number(each.include.name) for each in unit.get_includes()}
         seen = (seen | {job["file"]}) - {-1}
