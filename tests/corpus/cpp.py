@@ -29,7 +29,7 @@ def write_files(folder: Path, files: dict[str, str | bytes]) -> Path:
 
 def documents_of(folder: Path, *, budget: int = 49_152, ordered: bool = True) -> tuple[list[Document], int]:
     """All documents of a project, and its number of function definitions."""
-    files, _ = find_files(Project("p", (folder,)), 500_000)
+    files, _ = find_files(Project("p", (folder,)))
     scans = {file.name: scan(file) for file in files}
     bodies: dict[bytes, set[bytes]] = {}
     for scanned in scans.values():

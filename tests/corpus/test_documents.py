@@ -160,7 +160,7 @@ def test_parts_of_a_long_unit_bring_what_they_need(tmp_path):
 def test_the_real_tokenizer_counts(tokenizer, tmp_path):
 
     source = "".join(f"int f{i}(int a) {{ return a * {i * 7919}; }}\n" for i in range(300))
-    files, _ = find_files(Project("p", (write_files(tmp_path, {"a.cc": source}),)), 500_000)
+    files, _ = find_files(Project("p", (write_files(tmp_path, {"a.cc": source}),)))
     options = Options(MacroTable(), 200, lambda text: len(tokenizer.encode(text)), ordered=True)
     documents, _ = build_unit(Unit(tuple(files)), options)
     assert max(len(tokenizer.encode(d.text)) for d in documents) <= 200

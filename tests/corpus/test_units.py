@@ -7,7 +7,7 @@ from tests.corpus.cpp import write_files
 
 def units(folder: Path, files: dict[str, str], *, merge: bool = True) -> dict[str, Unit]:
     write_files(folder, files)
-    found, _ = find_files(Project("p", (folder,)), 10_000)
+    found, _ = find_files(Project("p", (folder,)))
     return {
         unit.name: unit for unit in make_units(found, {file.name: scan(file) for file in found}, merge=merge)
     }

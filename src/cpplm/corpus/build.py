@@ -21,20 +21,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cpplm import __version__
 from cpplm.core.errors import UserError
 from cpplm.core.locking import only_writer
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest
-from cpplm.core.storage import Storage, is_bucket
+from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.corpus import engine, jsonl
+from cpplm.corpus.curation import Curation, Found, curate
+from cpplm.corpus.decontamination import load_problems
 from cpplm.corpus.finish import write_splits
 from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs
 from cpplm.corpus.project import Discovered, Plan
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.corpus.sources import Project, find_files, find_projects
+from cpplm.corpus.sources import Project, Rules, find_files, find_projects
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED = "_jsonl"
@@ -81,7 +83,7 @@ def pipeline(settings: CorpusSettings) -> list[engine.BuildShare]:
         if not work.jobs:
             raise UserError(f"{storage.location} is complete already", fix="There is nothing to run.")
         jobs = missing_jobs(storage, work.jobs)
-    return [engine.BuildShare(tuple(jobs), max(1, settings.workers))]
+    return [engine.BuildShare(jobs, max(1, settings.workers))]
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def _prepare(settings: CorpusSettings, storage: Storage, unpacked: list[Project]
             f"{storage.location} holds no finished corpus to append to",
             fix="Leave out --append; an interrupted build goes on with the settings it was started with.",
         )
-    found = discover(settings, unpacked)
+    earlier_names = earlier.manifest.get("sources", {}).keys() if earlier is not None else ()
+    found = discover(settings, unpacked, first=frozenset(earlier_names))
     if earlier is not None:
         _compare(storage, earlier.manifest, identity, found, append=settings.append)
         found = [item for item in found if item.project.name not in earlier.manifest["sources"]]
@@ -116,12 +119,15 @@ def _prepare(settings: CorpusSettings, storage: Storage, unpacked: list[Project]
     return _Work(identity, found, make_jobs(storage.location, found, plan, identity), earlier)
 
 
-def discover(settings: CorpusSettings, unpacked: list[Project]) -> list[Discovered]:
-    """All projects with their files.
+def discover(
+    settings: CorpusSettings, unpacked: list[Project], first: frozenset[str] = frozenset()
+) -> list[Discovered]:
+    """All projects with their files, sorted by name.
 
     Args:
         settings: name projects that lie in folders; such a project without C++ files is an error.
         unpacked: projects made from JSON lines; one without usable files stays, for what was left out of it.
+        first: projects whose files stay where one of two copies has to go; their documents are written.
 
     Raises:
         UserError: a project without C++ files, or two projects of one name.
@@ -130,18 +136,30 @@ def discover(settings: CorpusSettings, unpacked: list[Project]) -> list[Discover
     for name, times in Counter(project.name for project in projects).items():
         if times > 1:
             raise UserError(f"{times} projects are named {name}", fix="Rename one, or leave it out.")
-    found = []
-    for project in projects:
-        files, skips = find_files(project, settings.max_file_bytes)
-        if not files and project not in unpacked:
-            left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(skips.counts.items()))
-            raise UserError(
-                f"project {project.name} ({project.roots[0]}) has no C or C++ files to learn from"
-                + (f" (left out: {left_out})" if left_out else ""),
-                fix="Check the path, or leave this project out.",
-            )
-        found.append(Discovered(project, tuple(files), skips))
-    return found
+    rules = Rules(
+        settings.max_file_bytes, settings.max_include_bytes, settings.keep_vendored, settings.licences
+    )
+    curation = Curation(
+        load_problems(settings.decontaminate),
+        settings.near_duplicates,
+        redact=not settings.keep_personal_data,
+    )
+    found = [Found(project, *find_files(project, rules)) for project in projects]
+    for item in found:
+        if not any(file.documents for file in item.files) and item.project not in unpacked:
+            _refuse_empty(item)
+    curate(sorted(found, key=lambda item: item.project.name not in first), curation)
+    return [Discovered(item.project, tuple(item.files), item.skips, item.redacted) for item in found]
+
+
+def _refuse_empty(item: Found) -> NoReturn:
+    counts = sorted(item.skips.counts.items())
+    left_out = ", ".join(f"{count} {reason}" for reason, count in counts)
+    raise UserError(
+        f"project {item.project.name} ({item.project.roots[0]}) has no C or C++ files to learn from"
+        + (f" (left out: {left_out})" if left_out else ""),
+        fix="Check the path, or leave this project out.",
+    )
 
 
 def _compare(
@@ -158,7 +176,7 @@ def _compare(
         UserError: they differ in more than projects to be appended.
     """
     old_identity, old = manifest.get("identity", {}), manifest.get("sources", {})
-    given = {item.project.name: item.digest for item in found}
+    given = {item.project.name: _source_digest(item) for item in found}
     differences = [
         f"{name} was {old_identity.get(name)!r}, now {value!r}"
         for name, value in identity.items()
@@ -177,6 +195,12 @@ def _compare(
         differences += [f"project {name} is no longer given" for name in sorted(old.keys() - given.keys())]
     if differences:
         raise UserError(f"{storage.location} holds another corpus: {'; '.join(differences[:3])}", fix=fix)
+
+
+def _source_digest(item: Discovered) -> str:
+    """Changes with the files of a project, but not with what other projects decide about them."""
+    lines = "".join(f"{file.digest} {file.licence} {file.name}\n" for file in item.files)
+    return sha256(lines.encode("utf-8", "surrogateescape"))
 
 
 def _build_parts(settings: CorpusSettings, storage: Storage, jobs: list[Job]) -> None:
@@ -199,7 +223,7 @@ def _write_corpus(storage: Storage, work: _Work, val_fraction: float, records: l
         storage,
         shards,
         identity=work.identity,
-        sources=old.get("sources", {}) | {item.project.name: item.digest for item in work.found},
+        sources=old.get("sources", {}) | {item.project.name: _source_digest(item) for item in work.found},
         projects=old.get("projects", {}) | {name: record["figures"] for name, record in done.items()},
         records=old.get("records", []) + records,
         split_by=split_by,

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import to_dict
+from cpplm.core.storage import sha256
+from cpplm.corpus.licences import check_names
 
 Mode = Literal["compilable", "file"]
 # Settings that say where things are or how fast to go; two builds that differ only in them are the same.
@@ -48,6 +50,18 @@ class CorpusSettings:
     """Share of the bytes held out for validation: whole projects, or whole units of a single project."""
     max_file_bytes: int = 500_000
     """Larger files are counted and named, but do not become documents."""
+    max_include_bytes: int = 10_000_000
+    """Larger files do not even serve the includes of others."""
+    keep_vendored: bool = False
+    """Also learn from third_party, vendor and such folders, and from well-known single-file libraries."""
+    licences: tuple[str, ...] = ("any",)
+    """Licences to learn from: any; permissive; or SPDX identifiers. Unknown ones count for any only."""
+    keep_personal_data: bool = False
+    """Leave e-mail addresses and secrets (keys, tokens, passwords in URLs) as they are."""
+    near_duplicates: float = 0.85
+    """Leave out files that share this much of their text with an earlier one; 0: only exact copies."""
+    decontaminate: tuple[Path, ...] = ()
+    """JSON lines with evaluation problems whose text must not be learned, besides those that cpplm brings."""
     workers: int = 0
     """Processes; 0 uses every core. The documents do not depend on it."""
     engine: Literal["local", "datatrove"] = "local"
@@ -79,6 +93,17 @@ class CorpusSettings:
             raise UserError(f"--val_fraction {self.val_fraction} is not between 0 and 1", fix="Try 0.05.")
         if self.max_file_bytes < 1:
             raise UserError(f"--max_file_bytes {self.max_file_bytes} leaves no file", fix="Try 500000.")
+        if self.max_include_bytes < self.max_file_bytes:
+            raise UserError(
+                "--max_include_bytes is below --max_file_bytes",
+                fix="A file that makes documents is read, too: raise it.",
+            )
+        check_names(self.licences)
+        if self.near_duplicates and not 0.5 <= self.near_duplicates <= 1:
+            raise UserError(
+                f"--near_duplicates {self.near_duplicates} is not a similarity from 0.5 to 1",
+                fix="Try 0.85; 0 keeps near-duplicates.",
+            )
         if self.workers < 0:
             raise UserError(f"--workers {self.workers} is negative", fix="Use 0 for every core.")
         if self.tasks < 0 or (self.tasks and self.engine == "local"):
@@ -109,7 +134,18 @@ class CorpusSettings:
             values.pop("max_bytes")
             values["max_tokens"] = self.budget
         values["tokenizer_hash"] = tokenizer_hash
+        values["decontaminate"] = sorted(_file_hash(path) for path in self.decontaminate)
         return values
+
+
+def _file_hash(path: Path) -> str:
+    try:
+        return sha256(path.expanduser().read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"cannot read --decontaminate {path}: {error.strerror}",
+            fix="Name a JSON Lines file with problems.",
+        ) from error
 
 
 __all__ = ["CorpusSettings", "Mode"]

@@ -1,8 +1,8 @@
 """Projects and their C++ files: found in a fixed order, read as UTF-8 with LF line ends, skips counted.
 
-A file is skipped for one named reason, never silently. Paths are judged relative to the project, so a
-project may live anywhere (below a folder named `build`, say). Folders behind links are not entered; a file
-behind a link counts only when it stays in the project and was not seen before.
+What cannot be read as source is left out; what can, but is not worth learning to write, keeps its place in
+the list and makes no documents. Either has one named reason, never none. Paths are judged relative to the
+project, so a project may live anywhere (below a folder named `build`, say). Links are not followed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import shutil
 import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cpplm.core.errors import UserError
+from cpplm.corpus.filters import Head, head_of, in_vendor_folder, is_data, is_generated, is_known_copy
+from cpplm.corpus.licences import LicenceFiles, is_allowed
+from cpplm.corpus.redaction import redact
 from cpplm.corpus.settings import CorpusSettings
 
 SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
@@ -25,11 +28,6 @@ PART_SUFFIXES = frozenset({".inl", ".ipp", ".tcc", ".tpp"})  # the second half o
 HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh"})
 SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES
 _SKIPPED_FOLDERS = frozenset({"CVS", "_darcs", "__pycache__", "node_modules"})
-_GENERATED = re.compile(
-    rb"@generated\b|\bDO NOT (?:EDIT|MODIFY)\b|\b(?:auto|machine)[- ]generated\b", re.IGNORECASE
-)
-# A person does not write lines this long on average; tables and bundled code do.
-_LONGEST_AVERAGE_LINE = 200
 _NAMED_SKIPS = 5
 
 
@@ -42,23 +40,39 @@ class Project:
     bare_headers: bool = False
 
 
+@dataclass(frozen=True)
+class Rules:
+    """Which files of a project make documents, apart from what several files decide together."""
+
+    max_file_bytes: int = 500_000
+    max_include_bytes: int = 10_000_000
+    keep_vendored: bool = False
+    licences: tuple[str, ...] = ("any",)
+
+
 @dataclass
 class Skips:
-    """How many files were left out, by reason, and the first few of them."""
+    """How many files were left out, by reason, with their bytes, and the first few of them."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
     names: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, reason: str, name: str) -> None:
+    def add(self, reason: str, name: str, size: int = 0) -> None:
         """Count one file."""
         self.counts[reason] += 1
+        self.bytes[reason] += size
         if len(self.names[reason]) < _NAMED_SKIPS:
             self.names[reason].append(name)
 
     def to_dict(self) -> dict[str, dict[str, object]]:
         """For the manifest."""
         return {
-            reason: {"files": self.counts[reason], "examples": self.names[reason]}
+            reason: {
+                "files": self.counts[reason],
+                "bytes": self.bytes[reason],
+                "examples": self.names[reason],
+            }
             for reason in sorted(self.counts)
         }
 
@@ -68,7 +82,7 @@ class SourceFile:
     """One file of a project: its name within the project, and the hash of its bytes.
 
     `licence` is an SPDX expression, "" where none was found. Without `documents` the file serves includes and
-    macro definitions only. With `redact` its personal data and secrets are replaced when it is read.
+    macro definitions only. With `redact` personal data and secrets are replaced when it is read.
     """
 
     name: str
@@ -167,16 +181,18 @@ def find_cxx_headers() -> list[Path]:
     return found
 
 
-def find_files(project: Project, max_bytes: int) -> tuple[list[SourceFile], Skips]:
-    """The C++ files of a project in sorted order, and what was left out.
+def find_files(project: Project, rules: Rules | None = None) -> tuple[list[SourceFile], Skips]:
+    """The C++ files of a project in a fixed order, and what was left out or makes no documents.
 
-    Reads every file once, to hash it; contents are judged here, so that later stages need no second opinion.
+    Reads every file once; each is judged by itself, copies of one another are not looked for here.
     """
+    rules = rules or Rules()
     skips = Skips()
     files: list[SourceFile] = []
-    seen: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     taken: set[str] = set()
     for number, root in enumerate(project.roots):
+        licences = LicenceFiles(root)
         for path in _walk(root, skips):
             name = os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "replace")
             if not _is_cpp(path, project.bare_headers):
@@ -184,16 +200,42 @@ def find_files(project: Project, max_bytes: int) -> tuple[list[SourceFile], Skip
             if name in taken:
                 name = f"{number}/{name}"
             taken.add(name)
-            data = _read(path, root, name, max_bytes, skips)
+            data = _read(path, root, name, rules.max_include_bytes, skips)
             if data is None:
                 continue
-            digest = hashlib.sha256(data).hexdigest()
-            if digest in seen:
-                skips.add("duplicate of another file", name)
-                continue
-            seen[digest] = name
-            files.append(SourceFile(name, path, len(data), digest))
-    return files, skips
+            text = normalise(data)
+            head = head_of(text)
+            licence = licences.of_file(path, head.comments)
+            files.append(SourceFile(name, path, len(data), hashlib.sha256(data).hexdigest(), licence))
+            reasons[name] = _reason(text, head, project.name, files[-1], rules)
+    if not rules.keep_vendored:
+        _leave_out_vendored(files, reasons)
+    for file in files:
+        if reasons[file.name]:
+            skips.add(reasons[file.name], file.name, file.size)
+    return [replace(file, documents=not reasons[file.name]) for file in files], skips
+
+
+def _reason(text: bytes, head: Head, project: str, file: SourceFile, rules: Rules) -> str:
+    """Why a file makes no documents; "" when it does. What it is comes before what is allowed."""
+    if file.size > rules.max_file_bytes:
+        return f"larger than {rules.max_file_bytes:,} bytes"
+    if is_generated(text, head):
+        return "generated"
+    if is_data(text):
+        return "minified or data"
+    if not rules.keep_vendored and is_known_copy(file.name, head, project):
+        return "copy of a library"
+    if not is_allowed(file.licence, rules.licences):
+        return f"licence {file.licence}" if file.licence else "licence unknown"
+    return ""
+
+
+def _leave_out_vendored(files: list[SourceFile], reasons: dict[str, str]) -> None:
+    """Give the files in folders for other people's code a reason, if the project has code of its own."""
+    vendored = {file.name for file in files if in_vendor_folder(file.name)}
+    if any(file.name not in vendored and not reasons[file.name] for file in files):
+        reasons.update({name: "vendored" for name in vendored if not reasons[name]})
 
 
 def _walk(root: Path, skips: Skips) -> Iterator[Path]:
@@ -216,7 +258,7 @@ def _is_cpp(path: Path, bare_headers: bool) -> bool:
 
 
 def _read(path: Path, root: Path, name: str, max_bytes: int, skips: Skips) -> bytes | None:
-    """The raw bytes of a file that may become documents; None, counted, otherwise."""
+    """The raw bytes of a file that is source; None, counted, otherwise."""
     try:
         if path.is_symlink():
             target = path.resolve(strict=True)
@@ -227,32 +269,28 @@ def _read(path: Path, root: Path, name: str, max_bytes: int, skips: Skips) -> by
         if not path.is_file():
             skips.add("not a plain file", name)
             return None
-        if path.stat().st_size > max_bytes:
-            skips.add(f"larger than {max_bytes:,} bytes", name)
+        size = path.stat().st_size
+        if size > max_bytes:
+            skips.add(f"larger than {max_bytes:,} bytes", name, size)
             return None
         data = path.read_bytes()
     except (OSError, RuntimeError):  # RuntimeError: a loop of links
         skips.add("unreadable", name)
         return None
-    reason = _reason_to_skip(data)
+    reason = _no_source(data)
     if reason:
-        skips.add(reason, name)
+        skips.add(reason, name, len(data))
         return None
     return data
 
 
-def _reason_to_skip(data: bytes) -> str | None:
+def _no_source(data: bytes) -> str:
+    """Why bytes are no source text; "" when they are."""
     if not data.strip():
         return "empty"
     if b"\0" in data:
         return "binary"
-    if _decode(data) is None:
-        return "neither UTF-8 nor Latin-1"
-    if _GENERATED.search(data[:2_000]):
-        return "generated"
-    if len(data) > 5_000 and len(data) / (data.count(b"\n") + data.count(b"\r") + 1) > _LONGEST_AVERAGE_LINE:
-        return "minified or data"
-    return None
+    return "" if _decode(data) is not None else "neither UTF-8 nor Latin-1"
 
 
 def _decode(data: bytes) -> str | None:
@@ -289,10 +327,13 @@ def read_source(file: SourceFile) -> bytes:
     Raises:
         OSError: it went away or became unreadable since it was found.
     """
-    return normalise(file.path.read_bytes())
+    text = normalise(file.path.read_bytes())
+    return redact(text)[0] if file.redact else text
 
 
 def content_digest(files: Iterable[SourceFile]) -> str:
-    """A hash of a project's names and contents."""
-    lines = "".join(f"{file.digest} {file.name}\n" for file in files)
+    """A hash of a project's names and contents, and of what was decided on each file."""
+    lines = "".join(
+        f"{file.digest} {file.documents:d}{file.redact:d} {file.licence} {file.name}\n" for file in files
+    )
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

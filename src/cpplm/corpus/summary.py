@@ -13,9 +13,13 @@ def figures(manifest: dict[str, Any]) -> dict[str, Any]:
     projects = list(manifest["projects"].values())
     kinds: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
+    skipped_bytes: Counter[str] = Counter()
+    redacted: Counter[str] = Counter()
     for project in projects:
         kinds.update(project["kinds"])
         skipped.update({reason: entry["files"] for reason, entry in project["skipped"].items()})
+        skipped_bytes.update({reason: entry.get("bytes", 0) for reason, entry in project["skipped"].items()})
+        redacted.update({kind: entry["files"] for kind, entry in project.get("redacted", {}).items()})
     shards = manifest["shards"]
     totals = {
         "projects": len(projects),
@@ -26,6 +30,8 @@ def figures(manifest: dict[str, Any]) -> dict[str, Any]:
         "text_bytes": sum(shard["bytes"] for shard in shards),
         "kinds": dict(sorted(kinds.items())),
         "skipped": dict(sorted(skipped.items())),
+        "skipped_bytes": dict(sorted(skipped_bytes.items())),
+        "redacted": dict(sorted(redacted.items())),
         "split_by": manifest["split_by"],
     }
     for split in ("train", "val"):
@@ -58,7 +64,7 @@ def summary(result: dict[str, Any], location: str) -> str:
         f"splits     train {totals['train_documents']:,} ({totals['train_bytes'] / 1e6:,.2f} MB), "
         f"val {totals['val_documents']:,} ({totals['val_bytes'] / 1e6:,.2f} MB), by {totals['split_by']}",
     ]
-    lines += _skips(result, "skipped") + _skips(result, "converted")
+    lines += _skips(result, "skipped") + _skips(result, "converted") + _skips(result, "redacted")
     if result.get("already_complete"):
         lines.append("time       nothing to do: this corpus is complete")
     elif "seconds" in result:
@@ -74,15 +80,25 @@ def summary(result: dict[str, Any], location: str) -> str:
 
 
 def _skips(manifest: dict[str, Any], which: str) -> list[str]:
-    """One line per reason, with an example."""
+    """One line per reason: files, their share of all bytes that were found, and an example."""
     counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     example: dict[str, str] = {}
+    found = 0
     for name, project in sorted(manifest["projects"].items()):
-        for reason, entry in project[which].items():
+        found += project["source_bytes"]
+        for reason, entry in project.get(which, {}).items():
             counts[reason] += entry["files"]
+            sizes[reason] += entry.get("bytes", 0)
             example.setdefault(reason, f"{name}: {entry['examples'][0]}")
+    total = max(1, found + sizes.total())
     word = which.ljust(9)
-    return [f"{word}  {counts[reason]:,} {reason}, such as {example[reason]!r}" for reason in sorted(counts)]
+    return [
+        f"{word}  {counts[reason]:,} {reason}"
+        + (f" ({sizes[reason] / total:.1%} of the bytes)" if sizes[reason] else "")
+        + f", such as {example[reason]!r}"
+        for reason in sorted(counts)
+    ]
 
 
 def describe(document: dict[str, Any]) -> str:
