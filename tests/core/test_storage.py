@@ -271,3 +271,27 @@ def test_what_a_killed_writer_left_is_not_listed(tmp_path: Path) -> None:
     storage.write("object", b"whole")
     assert storage.names() == ["object"]
     assert storage.read("object") == b"whole"
+
+
+def test_a_file_written_piece_by_piece_appears_when_it_is_whole(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    pieces = [bytes([number]) * 3_000_000 for number in range(8)]
+    with storage.writing("folder/large") as file:
+        for piece in pieces:
+            file.write(piece)
+        assert storage.names() == []
+    assert storage.read("folder/large") == b"".join(pieces)
+    assert files_below(tmp_path) == ["folder/large"]
+
+
+@pytest.mark.parametrize("size", [10, 20_000_000])
+def test_nothing_stays_of_a_file_whose_writer_failed(tmp_path: Path, size: int) -> None:
+    storage = Storage(tmp_path)
+    storage.write("there", b"before")
+    with pytest.raises(ZeroDivisionError), storage.writing("there") as file:
+        file.write(b"x" * size)
+        raise ZeroDivisionError
+    assert files_below(tmp_path) == ["there"]
+    assert storage.read("there") == b"before"
+    with pytest.raises(UserError, match="cannot write"), storage.writing("there/below") as file:
+        file.write(b"x" * size)

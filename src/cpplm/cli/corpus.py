@@ -1,4 +1,4 @@
-"""`cpplm corpus build|inspect|check`."""
+"""`cpplm corpus build|inspect|check|export`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from cpplm.cli.report import Report
 from cpplm.corpus import build as builder
 from cpplm.corpus import check as checker
 from cpplm.corpus import check_report, summary
+from cpplm.corpus import export as exporter
 from cpplm.corpus import inspect as inspector
 from cpplm.corpus.check import CheckSettings
+from cpplm.corpus.export import ExportSettings
 from cpplm.corpus.inspect import InspectSettings
 from cpplm.corpus.settings import CorpusSettings
 
@@ -32,3 +34,14 @@ def check(settings: CheckSettings) -> Report:
     """Compile a sample of the documents."""
     result = checker.check(settings)
     return Report(check_report.table(result), result)
+
+
+def export(settings: ExportSettings) -> Report:
+    """Write documents or docstring pairs as JSON lines."""
+    result = exporter.export(settings)
+    repeated = f"; {result['repeated_pairs']:,} repeated pairs left out" if "repeated_pairs" in result else ""
+    return Report(
+        f"{result['lines']:,} {'pairs' if repeated else 'documents'} of {result['documents']:,} documents, "
+        f"{result['bytes'] / 1e6:,.2f} MB, in {settings.to}{repeated}",
+        result,
+    )

@@ -32,6 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "corpus inspect": ("cpplm.cli.corpus:inspect", "show documents of a corpus and its figures"),
     "corpus check": ("cpplm.cli.corpus:check", "compile a sample of the documents, in the sandbox"),
+    "corpus export": (
+        "cpplm.cli.corpus:export",
+        "documents or docstring pairs as JSON lines",
+    ),
     "tokenizer train": ("cpplm.cli.tokenizer:train", "train a lossless C++ tokenizer on a corpus"),
     "tokenizer evaluate": (
         "cpplm.cli.tokenizer:evaluate",
@@ -54,7 +58,7 @@ MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
             errno.EISDIR, errno.ENAMETOOLONG}  # fmt: skip
 
 # Packages that come with an extra, by the name under which they are imported.
-EXTRAS = {"tree_sitter": "[corpus]", "tree_sitter_cpp": "[corpus]"}
+EXTRAS = {"tree_sitter": "[corpus]", "tree_sitter_c": "[corpus]", "tree_sitter_cpp": "[corpus]"}
 
 
 def usage() -> str:

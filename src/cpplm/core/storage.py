@@ -10,16 +10,19 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from obstore import open_writer
 from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from cpplm.core.errors import UserError
 
 if TYPE_CHECKING:
+    from obstore import WritableFile
     from obstore.store import ClientConfig, RetryConfig
 
 # A missing credential is looked for over the network: fail within seconds, not after minutes of retries.
@@ -100,6 +103,22 @@ class Storage:
         except _FAILED as error:
             raise UserError(
                 f"cannot write {self.path(name)} ({len(data):,} bytes): {_reason(error)}",
+                fix="Free some space or check the permissions, then run the same command again.",
+            ) from error
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[WritableFile]:
+        """A file for bytes of any length: the object appears when the block ends, and only without an error.
+
+        Raises:
+            UserError: as `write`.
+        """
+        try:
+            with open_writer(self._store, name) as file:
+                yield file
+        except (BaseError, OSError) as error:  # not ValueError: that would be the caller's
+            raise UserError(
+                f"cannot write {self.path(name)}: {_reason(error)}",
                 fix="Free some space or check the permissions, then run the same command again.",
             ) from error
 

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpplm.core.spans import MAX_BYTES, Span, SpanKind, pack, read_spans, unpack
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    found = []
+    for _ in range(draw(st.integers(0, 40))):
+        start = draw(st.integers(0, 2**31 - 1 - MAX_BYTES))
+        found.append((start, start + draw(st.integers(1, MAX_BYTES)), draw(st.sampled_from(SpanKind))))
+    return found
+
+
+def table(rows: list[tuple[int, int, int]]) -> np.ndarray:
+    return np.array(rows, dtype=np.int32).reshape(-1, 3)
+
+
+@given(spans())
+def test_what_was_packed_is_read_back_in_order_outer_before_inner(rows):
+    packed = pack(table(rows))
+    assert len(packed) == 7 * len(rows)
+    expected = sorted(rows, key=lambda row: (row[0], -row[1], row[2]))
+    assert [tuple(row) for row in unpack(packed).tolist()] == expected
+    assert read_spans({"spans": packed}) == expected
+
+
+@given(spans(), st.randoms(use_true_random=False))
+def test_the_stored_bytes_do_not_depend_on_the_order_found(rows, random):
+    shuffled = random.sample(rows, len(rows))
+    assert pack(table(rows)) == pack(table(shuffled))
+
+
+def test_a_span_names_its_kind():
+    packed = pack(table([(3, 40, SpanKind.BODY), (3, 90, SpanKind.FUNCTION)]))
+    assert read_spans({"text": "...", "spans": packed}) == [
+        Span(3, 90, SpanKind.FUNCTION),
+        Span(3, 40, SpanKind.BODY),
+    ]
+    assert read_spans({"spans": packed})[1].kind is SpanKind.BODY
+
+
+def test_rows_without_spans_have_none_and_other_bytes_are_refused():
+    assert read_spans({"text": "int x;"}) == []
+    assert read_spans({"text": "int x;", "spans": None}) == []
+    assert read_spans({"spans": b""}) == []
+    with pytest.raises(ValueError, match="8 bytes"):
+        read_spans({"spans": b"12345678"})
+
+
+def test_stored_numbers_never_change():
+    assert {kind.name: kind.value for kind in SpanKind} == {
+        "STATEMENT": 0, "BLOCK": 1, "BODY": 2, "FUNCTION": 3, "ARGUMENTS": 4, "CONDITION": 5,
+    }  # fmt: skip

@@ -1,0 +1,53 @@
+"""Sources taken apart and parsed the way the corpus does it, for tests of what is read off the trees."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cpplm.corpus.docstrings import Pair, find_pairs
+from cpplm.corpus.grammar import Language, grammar
+from cpplm.corpus.lexing import lex
+from cpplm.corpus.masking import MacroTable, macro_bodies
+from cpplm.corpus.spans import PieceSpans, find_spans, whole_groups
+from cpplm.corpus.splitting import split
+
+
+@dataclass
+class Parsed:
+    """One piece: the item's text, and what was found in it by offsets in that text."""
+
+    text: bytes
+    spans: PieceSpans
+    pairs: list[Pair]
+    functions: int
+
+    def triples(self) -> list[tuple[int, int, int]]:
+        flat = list(self.spans)
+        return list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+
+    def texts(self, kind: int) -> list[str]:
+        """The texts of the spans of a kind, in order."""
+        return [self.text[start:end].decode() for start, end, k in sorted(self.triples()) if k == kind]
+
+
+def parsed(source: bytes, language: Language = "c++") -> Iterator[Parsed]:
+    """Every piece of code of a source."""
+    lexed = lex(source)
+    parts = split(lexed, MacroTable.from_bodies(macro_bodies(lexed.directives)))
+    assert parts.sound
+    rules = grammar(language)
+    for piece in parts.pieces:
+        if piece.sort != "code":
+            continue
+        plain = parts.plain[piece.start : piece.end]
+        text = piece.leading + lexed.data[piece.start : piece.end]
+        shift = len(piece.leading)
+        whole = whole_groups(piece.directives, piece.start)
+        spans, functions = find_spans(rules.parse(plain), rules, shift=shift, whole=whole)
+        flat = list(find_pairs(functions, text, plain, shift=shift, whole=whole))
+        pairs = [Pair(*flat[at : at + 6]) for at in range(0, len(flat), 6)]
+        yield Parsed(text, spans, pairs, len(functions))
+
+
+def only(source: str, language: Language = "c++") -> Parsed:
+    """The last piece of a source: what stands before it is there to define macros."""
+    return list(parsed(source.encode(), language))[-1]
