@@ -21,15 +21,16 @@ from tests.corpus.killing import build_killed_at_change, build_with_kills, conte
 def projects(folder: Path, count: int = 3) -> tuple[Path, ...]:
     """Projects of clearly different sizes: headers, sources, functions that call each other."""
     for number in range(count):
-        calls = "".join(
-            f"int f{number}_{i}(int a) {{ return {f'f{number}_{i - 1}(a)' if i else 'a'} + {i}; }}\n"
-            for i in range(20)
-        )
         files: dict[str, str | bytes] = {}
         for part in range(4 ** (number + 1)):
-            files[f"p{part}.h"] = f"#pragma once\nint g{number}_{part}();\n"
+            name = f"{number}_{part}"
+            calls = "".join(
+                f"int f{name}_{i}(int a) {{ return {f'f{name}_{i - 1}(a)' if i else 'a'} + {i}; }}\n"
+                for i in range(20)
+            )
+            files[f"p{part}.h"] = f"#pragma once\nint g{name}();\n"
             files[f"p{part}.cc"] = (
-                f'#include "p{part}.h"\n{calls}int g{number}_{part}() {{ return f{number}_3({part}); }}\n'
+                f'#include "p{part}.h"\n{calls}int g{name}() {{ return f{name}_3({part}); }}\n'
             )
         write_files(folder / f"project{number}", files)
     return tuple(folder / f"project{number}" for number in range(count))

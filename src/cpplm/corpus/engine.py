@@ -26,7 +26,6 @@ import importlib
 import os
 import tempfile
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -49,14 +48,13 @@ def require() -> Any:
         ) from error
 
 
-@dataclass(frozen=True)
 class BuildShare:
     """A step of a datatrove pipeline: each task builds its share of the projects in `workers` processes."""
 
-    jobs: tuple[Job, ...]
-    workers: int = 1
+    def __init__(self, jobs: list[Job], workers: int = 1) -> None:
+        self.jobs, self.workers = jobs, workers
 
-    def __repr__(self) -> str:  # the engine prints it once per task
+    def __repr__(self) -> str:  # the engine logs it
         return f"cpplm.corpus: build {len(self.jobs)} projects"
 
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
@@ -65,7 +63,7 @@ class BuildShare:
         run_jobs(share(self.jobs, rank, world_size), self.workers, lambda size: None)
 
 
-def share(jobs: tuple[Job, ...], rank: int, world_size: int) -> list[Job]:
+def share(jobs: list[Job], rank: int, world_size: int) -> list[Job]:
     """The jobs of one task: largest first, each to the task that has least (Graham 1969, LPT rule)."""
     loads = [(0, task) for task in range(world_size)]
     mine = []
@@ -77,7 +75,6 @@ def share(jobs: tuple[Job, ...], rank: int, world_size: int) -> list[Job]:
     return mine
 
 
-@dataclass(frozen=True)
 class _LocalShare(BuildShare):
     """The same on this machine, where a task must not outlive the build that it belongs to."""
 
@@ -97,7 +94,7 @@ def run_tasks(jobs: list[Job], tasks: int, workers: int) -> None:
     """Build on datatrove's local executor: `tasks` shares, `workers` of them at a time."""
     with tempfile.TemporaryDirectory(prefix="cpplm-datatrove-") as logs:
         require().LocalPipelineExecutor(
-            pipeline=[_LocalShare(tuple(jobs))],
+            pipeline=[_LocalShare(jobs)],
             tasks=tasks,
             workers=workers,
             logging_dir=logs,

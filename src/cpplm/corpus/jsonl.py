@@ -41,6 +41,8 @@ _FORMAT = 1
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+=,()@ -]")
 _LICENCE = re.compile(r"[A-Za-z0-9.+-]+(?:[ ()]+[A-Za-z0-9.+-]+)*\)*")
 
+# Characters by which the language of a record without a path is guessed.
+_OPENING = 20_000
 _FIRST_DIRECTIVE = re.compile(r"^[ \t]*#", re.MULTILINE)
 _GUARD = re.compile(r"[ \t]*#[ \t]*ifndef[ \t]+(\w+)\s+#[ \t]*define[ \t]+\1\b")
 _PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
@@ -71,7 +73,11 @@ def unpack(files: tuple[Path, ...], folder: Path) -> tuple[list[Project], list[d
     if not storage.exists(f"{key}.json"):
         shutil.rmtree(folder / key, ignore_errors=True)  # what a killed unpacking left
         unpacker = _Unpacker(folder / key)
-        reports = [unpacker.unpack(path) for path in paths]
+        try:
+            reports = [unpacker.unpack(path) for path in paths]
+        except BaseException:
+            shutil.rmtree(folder / key, ignore_errors=True)
+            raise
         storage.write_json(f"{key}.json", {"projects": unpacker.projects, "files": reports})
     done = storage.read_json(f"{key}.json")
     return [Project(name, (folder / key / place,)) for place, name in done["projects"].items()], done["files"]
@@ -247,8 +253,9 @@ def _safe_name(name: str) -> str:
 
 def guess_suffix(text: str) -> str:
     """`.h`, `.cpp` or `.c`, by what the text looks like."""
-    first = _FIRST_DIRECTIVE.search(text)
-    guarded = first is not None and _GUARD.match(text, first.start()) and "#endif" in text[-200:]
-    if guarded or _PRAGMA_ONCE.search(text):
+    opening = text[:_OPENING]
+    first = _FIRST_DIRECTIVE.search(opening)
+    guarded = first is not None and _GUARD.match(opening, first.start()) and "#endif" in text[-200:]
+    if guarded or _PRAGMA_ONCE.search(opening):
         return ".h"
-    return ".cpp" if _CPLUSPLUS.search(text) else ".c"
+    return ".cpp" if _CPLUSPLUS.search(opening) else ".c"

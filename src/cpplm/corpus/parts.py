@@ -121,7 +121,7 @@ def write_parts(
     report: Callable[[float], object] = lambda size: None,
 ) -> None:
     """Write the parts of one project, then the record that makes them count."""
-    storage = Storage(job.location)
+    storage = Storage(job.location, create=True)
     figures: dict[str, Any] = {}
     parts: list[str] = []
     waiting: list[dict[str, Any]] = []
