@@ -11,7 +11,10 @@ from typing import Any
 from cpplm.cli.main import COMMANDS
 
 # Values without which a class refuses to be built; every other required field gets a value by its type.
-NEEDED: dict[str, dict[str, Any]] = {"CorpusSettings": {"projects": (Path("a"), Path("b c"))}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "CorpusSettings": {"projects": (Path("a"), Path("b c"))},
+    "ExportSettings": {"to": "some.jsonl"},
+}
 BY_TYPE: dict[Any, Any] = {str: "some text", Path: Path("some/path"), int: 3}
 
 
