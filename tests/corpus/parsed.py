@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from cpplm.corpus.docstrings import Pair, find_pairs
 from cpplm.corpus.grammar import Language, grammar
 from cpplm.corpus.lexing import lex
@@ -21,8 +23,7 @@ class Parsed:
     functions: int
 
     def triples(self) -> list[tuple[int, int, int]]:
-        flat = list(self.spans)
-        return list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        return [tuple(row) for row in np.frombuffer(self.spans, dtype=np.int32).reshape(-1, 3).tolist()]
 
     def texts(self, kind: int) -> list[str]:
         """The texts of the spans of a kind, in order."""
@@ -43,8 +44,8 @@ def parsed(source: bytes, language: Language = "c++") -> Iterator[Parsed]:
         shift = len(piece.leading)
         whole = whole_groups(piece.directives, piece.start)
         spans, functions = find_spans(rules.parse(plain), rules, shift=shift, whole=whole)
-        flat = list(find_pairs(functions, text, plain, shift=shift, whole=whole))
-        pairs = [Pair(*flat[at : at + 6]) for at in range(0, len(flat), 6)]
+        found = find_pairs(functions, text, plain, shift=shift, whole=whole)
+        pairs = [Pair(*row) for row in np.frombuffer(found, dtype=np.int32).reshape(-1, 6).tolist()]
         yield Parsed(text, spans, pairs, len(functions))
 
 

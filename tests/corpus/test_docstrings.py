@@ -197,7 +197,7 @@ def test_any_text_in_a_comment_is_read(text):
 
 def test_exported_pairs_come_once_with_their_provenance():
     piece = only("// größer: one more than\n// it was given\n" + WANTED.partition("\n")[2])
-    flat = array("i", [offset for pair in piece.pairs for offset in pair])
+    flat = array("i", [offset for pair in piece.pairs for offset in pair]).tobytes()
     prefix = "// é\n\n"
     text = prefix + piece.text.decode() + "\n"
     row = {

@@ -13,7 +13,7 @@ import textwrap
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree_sitter
@@ -27,8 +27,8 @@ _CONTENTS = frozenset({"text", SPANS_COLUMN, DOCSTRINGS_COLUMN})
 MIN_WORDS = 3
 MAX_DOC_BYTES = 4_000
 MAX_BODY_BYTES = 10_000
-# Flat groups of six offsets, in the order of `Pair`.
-PiecePairs: TypeAlias = "array[int]"
+# Six offsets of each pair, in the order of `Pair`, as int32 in a row.
+PiecePairs = bytes
 
 _COMMENT = re.compile(rb"//(?:\\\n|[^\n])*|/\*.*?\*/", re.DOTALL)
 _DIRECTIVE = re.compile(rb"^[ \t]*#", re.MULTILINE)
@@ -76,7 +76,7 @@ def find_pairs(
         whole: from `whole_groups`.
 
     Returns:
-        Flat groups of six offsets in `text`, in the order of `Pair`, first functions first.
+        Offsets in `text`, in its order.
     """
     found: list[Pair] = []
     for function in functions:
@@ -91,7 +91,7 @@ def find_pairs(
             text[pair.doc_start : pair.doc_end]
         ):
             found.append(pair)
-    return array("i", [offset for pair in sorted(found) for offset in pair])
+    return array("i", [offset for pair in sorted(found) for offset in pair]).tobytes()
 
 
 def _pair(

@@ -1,7 +1,7 @@
 """Statements, blocks, functions, arguments and conditions of one piece, from the tree made to classify it.
 
 One walk finds them all, and the functions for `docstrings` besides. It enters no node that is too short to
-hold a span, which makes it three times as fast as a tree-sitter query. The parser saw the piece with
+hold a span, and so takes less than half the time of a tree-sitter query. The parser saw the piece with
 comments, directives and masked macros blanked, so offsets are those of the piece itself. A node with an error
 in it gives no span, nor does one that tears an `#if` group apart: what is cut out of a document for a model
 to fill in has to be whole.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import tree_sitter
@@ -21,8 +21,8 @@ from cpplm.core.spans import MAX_BYTES, MIN_BYTES, SpanKind, SpanTable
 from cpplm.corpus.grammar import Grammar
 from cpplm.corpus.lexing import Directive
 
-# Flat triples of start, end, kind: a tenth of what tuples take.
-PieceSpans: TypeAlias = "array[int]"
+# Triples of start, end and kind as int32 in a row: a tenth of what tuples take.
+PieceSpans = bytes
 Whole = Callable[[int, int], bool]
 
 _OPENING = (b"if", b"ifdef", b"ifndef")
@@ -56,8 +56,8 @@ def find_spans(
         whole: from `whole_groups`.
 
     Returns:
-        Spans of MIN_BYTES to MAX_BYTES as triples (start, end, kind), and all functions, those inside classes
-        and functions included, by their offsets in the piece.
+        Spans of MIN_BYTES to MAX_BYTES, and all functions, those inside classes and functions included, by
+        their offsets in the piece.
     """
     triples: list[int] = []
     functions: list[Function] = []
@@ -85,7 +85,7 @@ def find_spans(
                 continue
             if whole is None or whole(start, end):
                 triples += (start + shift, end + shift, role)
-    return Found(array("i", triples), functions)
+    return Found(array("i", triples).tobytes(), functions)
 
 
 def whole_groups(directives: Sequence[Directive], origin: int) -> Whole | None:
