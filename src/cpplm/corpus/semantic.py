@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from cpplm.core.progress import progress_bar
-from cpplm.corpus.clang_flags import ClangFlags, builtin_headers
-from cpplm.corpus.compile_commands import Database
+from cpplm.core.storage import sha256
+from cpplm.corpus.clang_flags import ClangFlags, builtin_headers, libclang_version
+from cpplm.corpus.compile_commands import Database, find_database, read_database
 from cpplm.corpus.semantic_process import run_jobs
 from cpplm.corpus.semantic_protocol import Answer, Job, Setup
+from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import SOURCE_SUFFIXES, Project, Skips, SourceFile
 from cpplm.sandbox.backends import toolchain_paths
 
@@ -118,6 +120,31 @@ class Semantics:
             "references": sum(len(each.lines) for each in self.files.values()),
             "incomplete": skips.to_dict(),
         }
+
+
+@dataclass(frozen=True)
+class SemanticPlan:
+    """How one project is to be read; `digest` changes with what decides the result besides its files."""
+
+    database: Database | None
+    digest: str
+
+
+def plan_semantics(settings: CorpusSettings, project: Project) -> SemanticPlan | None:
+    """The plan for a project; None without --semantic.
+
+    Raises:
+        UserError: libclang is missing, or the compilation database cannot be read.
+    """
+    if not settings.semantic:
+        return None
+    named = settings.compile_commands is not None
+    path = (
+        settings.compile_commands.expanduser() if settings.compile_commands else find_database(project.roots)
+    )
+    database = read_database(path, project.roots, named=named) if path is not None else None
+    flags = database.digest(project.roots[0]) if database is not None else "no database"
+    return SemanticPlan(database, sha256(f"libclang {libclang_version()} {flags}".encode()))
 
 
 def read_semantics(
@@ -288,20 +315,30 @@ class _Reader:
 
 
 def _file_references(answer: Answer, key: str, targets: list[frozenset[Target]]) -> FileReferences:
-    """One file of an answer, with tables of its own, so that it can be sent alone."""
-    flat, left_open = answer["references"][key], answer["open"][key]
-    used_names = sorted({*flat[1::3], *left_open[1::2]})
-    used_targets = sorted(set(flat[2::3]))
+    """One file of an answer, with tables of its own, so that it can be sent alone.
+
+    In a unit with errors, what seems to lie outside the project may be a guess of the parser's: left open.
+    """
+    flat = answer["references"][key]
+    triples = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+    flat = answer["open"][key]
+    left_open = set(zip(flat[::2], flat[1::2], strict=True))
+    if answer["errors"]:
+        left_open.update((line, name) for line, name, target in triples if not targets[target])
+        triples = [triple for triple in triples if targets[triple[2]]]
+    pairs = sorted(left_open)
+    used_names = sorted({name for _, name, *_ in (*triples, *pairs)})
+    used_targets = sorted({target for _, _, target in triples})
     name_at = {name: place for place, name in enumerate(used_names)}
     target_at = {target: place for place, target in enumerate(used_targets)}
     return FileReferences(
         tuple(answer["names"][name].encode("utf-8", "surrogateescape") for name in used_names),
         tuple(targets[target] for target in used_targets),
-        array("I", flat[::3]),
-        array("I", (name_at[name] for name in flat[1::3])),
-        array("I", (target_at[target] for target in flat[2::3])),
-        array("I", left_open[::2]),
-        array("I", (name_at[name] for name in left_open[1::2])),
+        array("I", (line for line, _, _ in triples)),
+        array("I", (name_at[name] for _, name, _ in triples)),
+        array("I", (target_at[target] for _, _, target in triples)),
+        array("I", (line for line, _ in pairs)),
+        array("I", (name_at[name] for _, name in pairs)),
     )
 
 
@@ -317,4 +354,4 @@ def _readable(project: Project, database: Database | None) -> list[str]:
     return [path for path in dict.fromkeys(paths) if Path(path).exists()]
 
 
-__all__ = ["FileReferences", "Semantics", "Target", "read_semantics"]
+__all__ = ["FileReferences", "SemanticPlan", "Semantics", "Target", "plan_semantics", "read_semantics"]

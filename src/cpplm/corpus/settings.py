@@ -16,7 +16,7 @@ Mode = Literal["compilable", "file"]
 # Settings that say where things are or how fast to go; two builds that differ only in them are the same.
 _WITHOUT_EFFECT = (
     *("projects", "projects_dir", "projects_list", "cxx_headers", "jsonl"),
-    *("out", "append", "workers", "engine", "tasks", "tokenizer"),
+    *("out", "append", "workers", "engine", "tasks", "tokenizer", "compile_commands"),
 )
 
 
@@ -46,6 +46,10 @@ class CorpusSettings:
     """Longest document in bytes of UTF-8; not used with --tokenizer."""
     mode: Mode = "compilable"
     """compilable: headers merged with their sources and ordered; file: one document per file, as it is."""
+    semantic: bool = False
+    """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; ten times slower)."""
+    compile_commands: Path | None = None
+    """The compilation database for --semantic; by default the one in each project or its build folder."""
     val_fraction: float = 0.05
     """Share of the bytes held out for validation: whole projects, or whole units of a single project."""
     max_file_bytes: int = 500_000
@@ -75,20 +79,11 @@ class CorpusSettings:
                 "no project was given",
                 fix="Pass --projects DIR, --projects_dir, --projects_list, --jsonl or --cxx_headers.",
             )
-        if self.max_tokens is not None and self.tokenizer is None:
-            raise UserError(
-                "--max_tokens counts real tokens and needs a tokenizer",
-                fix="Add --tokenizer FILE, or give the budget as --max_bytes.",
-            )
-        if self.tokenizer is not None and self.max_bytes != CorpusSettings.max_bytes:
-            raise UserError(
-                "--max_bytes has no effect with --tokenizer",
-                fix="Use --max_tokens, or leave --tokenizer out.",
-            )
-        if self.max_tokens is not None and self.max_tokens < 128:
-            raise UserError(f"--max_tokens {self.max_tokens} is too short for code", fix="Use at least 128.")
-        if self.max_bytes < 512:
-            raise UserError(f"--max_bytes {self.max_bytes} is too short for code", fix="Use at least 512.")
+        self._check_budget()
+        if self.compile_commands is not None and not self.semantic:
+            raise UserError("--compile_commands has no effect alone", fix="Add --semantic, or leave it out.")
+        if self.semantic and self.mode == "file":
+            raise UserError("--semantic has no effect with --mode file", fix="Leave one of them out.")
         if not 0 < self.val_fraction < 1:
             raise UserError(f"--val_fraction {self.val_fraction} is not between 0 and 1", fix="Try 0.05.")
         if self.max_file_bytes < 1:
@@ -110,6 +105,22 @@ class CorpusSettings:
             raise UserError(
                 f"--tasks {self.tasks} has no effect", fix="Use it with --engine datatrove, from 1 on."
             )
+
+    def _check_budget(self) -> None:
+        if self.max_tokens is not None and self.tokenizer is None:
+            raise UserError(
+                "--max_tokens counts real tokens and needs a tokenizer",
+                fix="Add --tokenizer FILE, or give the budget as --max_bytes.",
+            )
+        if self.tokenizer is not None and self.max_bytes != CorpusSettings.max_bytes:
+            raise UserError(
+                "--max_bytes has no effect with --tokenizer",
+                fix="Use --max_tokens, or leave --tokenizer out.",
+            )
+        if self.max_tokens is not None and self.max_tokens < 128:
+            raise UserError(f"--max_tokens {self.max_tokens} is too short for code", fix="Use at least 128.")
+        if self.max_bytes < 512:
+            raise UserError(f"--max_bytes {self.max_bytes} is too short for code", fix="Use at least 512.")
 
     @property
     def budget(self) -> int:
