@@ -24,7 +24,7 @@ from cpplm.core.errors import UserError
 from cpplm.corpus.shingles import Hashes, Words, runs, words_of
 
 RUN = 13
-_FEWEST_DIFFERENT = 7
+_FEWEST_DIFFERENT = 5
 # A run in more problems than this comes from a template, one in more files than this from habit.
 _MOST_PROBLEMS = 2
 _MOST_FILES = 10
@@ -162,18 +162,15 @@ def _runs_of_set(problems: Iterable[tuple[str, list[str]]]) -> dict[int, str]:
 
 
 def _telling_runs(text: bytes) -> set[int]:
-    """Runs with enough different words that are not numbers."""
+    """Runs with enough different words of three letters and more."""
     words = words_of(text)
-    named = [0 if text[start : start + 1].isdigit() else hashed for start, hashed in _pairs(words)]
-    telling = set()
-    for place, run in enumerate(runs(words.hashes, RUN).tolist()):
-        if len({*named[place : place + RUN], 0}) > _FEWEST_DIFFERENT:
-            telling.add(run)
-    return telling
-
-
-def _pairs(words: Words) -> Iterable[tuple[int, int]]:
-    return zip(words.starts.tolist(), words.hashes.tolist(), strict=True)
+    spans = zip(words.starts.tolist(), words.ends.tolist(), words.hashes.tolist(), strict=True)
+    names = [0 if end - start < 3 or text[start : start + 1].isdigit() else key for start, end, key in spans]
+    return {
+        run
+        for place, run in enumerate(runs(words.hashes, RUN).tolist())
+        if len({*names[place : place + RUN], 0}) > _FEWEST_DIFFERENT
+    }
 
 
 def contaminated(hits: Sequence[Sequence[Hit]]) -> dict[int, Hit]:

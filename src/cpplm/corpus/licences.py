@@ -84,7 +84,7 @@ _ISC = (
 # Phrases in text of lower-case words; the first of a group that is found counts.
 _FAMILIES: tuple[tuple[tuple[str, str], ...], ...] = (
     (
-        (r"apache license (?:version )?2.0 .{0,400}llvm exception", "Apache-2.0 WITH LLVM-exception"),
+        (r"apache license (?:v|version )?2.0 .*llvm exception", "Apache-2.0 WITH LLVM-exception"),
         (r"apache license(?: v2|.{0,20}version 2.0| 2.0)", "Apache-2.0"),
         (r"apache software license version 1.1", "Apache-1.1"),
     ),
