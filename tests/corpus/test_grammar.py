@@ -22,8 +22,9 @@ def test_language_by_name_and_project(name, project_is_c, language):
     assert language_of(name, project_is_c) == language
 
 
-def test_a_project_is_c_when_nothing_in_it_says_otherwise():
+def test_a_project_is_c_when_most_of_its_sources_are():
     assert is_c_project(["src/a.c", "include/a.h"])
+    assert is_c_project(["src/a.c", "src/b.c", "test/c.cpp", "a.h"])
     assert not is_c_project(["include/a.h"])  # a library of headers alone may be either
     assert not is_c_project(["src/a.c", "test/b.cpp", "a.h"])
     assert not is_c_project(["src/a.c", "src/b.C"])

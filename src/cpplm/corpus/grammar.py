@@ -19,11 +19,10 @@ import tree_sitter_c
 import tree_sitter_cpp
 
 from cpplm.core.spans import SpanKind
-from cpplm.corpus.sources import SUFFIXES
+from cpplm.corpus.sources import SOURCE_SUFFIXES
 
 Language = Literal["c", "c++"]
 
-_CPP_SUFFIXES = SUFFIXES - {".c", ".h"}
 # `case` is left out: it has no end of its own.
 _STATEMENTS = (
     "expression_statement return_statement if_statement for_statement for_range_loop while_statement "
@@ -105,9 +104,9 @@ def grammar(language: Language) -> Grammar:
 
 
 def is_c_project(names: Iterable[str]) -> bool:
-    """Whether a project's `.h` files are C: it has `.c` files, and no file whose name says C++."""
-    suffixes = {_suffix(name) for name in names}
-    return ".c" in suffixes and not suffixes & _CPP_SUFFIXES
+    """Whether most sources among these files are C, so that the `.h` files are, too."""
+    sources = [suffix for name in names if (suffix := _suffix(name)) in SOURCE_SUFFIXES]
+    return sources.count(".c") * 2 > len(sources)
 
 
 def language_of(name: str, project_is_c: bool) -> Language:
