@@ -219,7 +219,11 @@ def _keep(arguments: list[str], directory: Path, source: Path, skips: Skips) -> 
         if microsoft:
             argument = _from_microsoft(argument)
         prefix = next((each for each in (*_PATHS, *_FILES, *_DEFINES) if argument.startswith(each)), "")
-        if prefix and (microsoft or prefix[0] == "-"):
+        if argument in _DROPPED_WITH_VALUE:
+            value = queue.pop() if queue else ""
+            if not _HARMLESS.fullmatch(argument) and argument != "-o":
+                skips.add(f"flag {argument}", value)
+        elif prefix and (microsoft or prefix[0] == "-"):
             value = argument[len(prefix) :].removeprefix("=" if prefix == "--sysroot" else "")
             if not value and queue:
                 value = queue.pop()
@@ -230,10 +234,6 @@ def _keep(arguments: list[str], directory: Path, source: Path, skips: Skips) -> 
             yield from ("-x", language) if language in _LANGUAGES else ()
         elif argument in ("-target", "--target") and queue:
             yield from (f"--target={each}" for each in (queue.pop(),) if re.fullmatch(r"[\w.-]+", each))
-        elif argument in _DROPPED_WITH_VALUE:
-            value = queue.pop() if queue else ""
-            if not _HARMLESS.fullmatch(argument) and argument != "-o":
-                skips.add(f"flag {argument}", value)
         elif _KEPT.fullmatch(argument):
             yield argument
         elif argument.startswith("-") and not _HARMLESS.fullmatch(argument):
