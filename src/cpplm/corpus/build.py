@@ -33,7 +33,7 @@ from cpplm.corpus import engine, jsonl
 from cpplm.corpus.curation import Curation, Found, curate
 from cpplm.corpus.decontamination import load_problems
 from cpplm.corpus.finish import write_splits
-from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs
+from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs, worker_pool
 from cpplm.corpus.project import Discovered, Plan
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import Project, Rules, find_files, find_projects
@@ -42,6 +42,8 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 UNPACKED = "_jsonl"
 # Raised when the documents made from the same input, or their columns, change.
 _FORMAT = 2
+# From here on starting workers takes less time than they save in looking for copies.
+_MUCH_SOURCE = 100_000_000
 
 
 def build(settings: CorpusSettings) -> dict[str, Any]:
@@ -148,7 +150,12 @@ def discover(
     for item in found:
         if not any(file.documents for file in item.files) and item.project not in unpacked:
             _refuse_empty(item)
-    curate(sorted(found, key=lambda item: item.project.name not in first), curation)
+    ordered = sorted(found, key=lambda item: item.project.name not in first)
+    if settings.worker_count > 1 and sum(file.size for item in found for file in item.files) > _MUCH_SOURCE:
+        with worker_pool(settings.worker_count) as pool:
+            curate(ordered, curation, run=pool.map)
+    else:
+        curate(ordered, curation)
     return [Discovered(item.project, tuple(item.files), item.skips, item.redacted) for item in found]
 
 

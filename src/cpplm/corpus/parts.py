@@ -103,7 +103,7 @@ def run_jobs(jobs: list[Job], workers: int, report: Callable[[float], object]) -
 
 def _run_in_workers(jobs: list[Job], workers: int, report: Callable[[float], object]) -> None:
     """Small projects go to a worker each; large ones are cut into batches for all of them."""
-    with _pool(min(workers, _MOST_WORKERS)) as pool:
+    with worker_pool(workers) as pool:
         small = [job for job in jobs if job.item.size <= _SMALL_PROJECT]
         futures = {pool.submit(write_parts, job): job.item.size for job in small}
         for job in jobs:
@@ -163,14 +163,16 @@ def _follow_parent() -> None:
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Worker processes that are gone when the block is left, whatever the reason.
 
     Raises:
         UserError: the operating system killed a worker.
     """
     pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+        min(workers, _MOST_WORKERS),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
     )
     others = set(multiprocessing.active_children())
     try:
