@@ -12,8 +12,6 @@ from cpplm.corpus.compiling import (
     MAX_ERRORS,
     compile_document,
     compile_file,
-    is_c_project,
-    language_of,
     own_file,
     read_result,
 )
@@ -140,6 +138,8 @@ def test_a_later_standard_where_the_first_fails(sandbox: Sandbox) -> None:
     assert not compile_document(concept, "c++", sandbox, standards=("c++17",)).compiles
     plain = compile_document("int n;", "c++", sandbox)
     assert (plain.standard, plain.later_standard) == ("c++17", False)
+    library = compile_document("#include <type_traits>\nusing T = std::remove_cvref_t<int&>;", "c++", sandbox)
+    assert (library.compiles, library.later_standard) == (True, True)
     both = compile_document("int n = absent;", "c++", sandbox)
     assert (both.compiles, both.standard, both.later_standard) == (False, "c++17", False)
 
@@ -195,25 +195,6 @@ def test_a_file_in_its_place(sandbox: Sandbox, public_folder: Path) -> None:
     assert without.missing_headers == ("far.h",)
     options = ["-iquote", "project/include"]
     assert compile_file("src/a.cpp", "", "c++", sandbox, project=public_folder, options=options).compiles
-
-
-def test_the_language_of_a_document() -> None:
-    assert language_of(["a.c"], c_project=False) == "c"
-    assert language_of(["a.cpp"], c_project=True) == "c++"
-    assert language_of(["a.C"], c_project=True) == "c++"
-    assert language_of(["a.h"], c_project=True) == "c"
-    assert language_of(["a.h"], c_project=False) == "c++"
-    assert language_of(["a.hpp"], c_project=True) == "c++"
-    assert language_of(["a.h", "a.c"], c_project=False) == "c"
-    assert language_of(["a.h", "a.cc", "b.c"], c_project=True) == "c++"
-    assert language_of(["a.h", "b.c"], c_project=False) == "c++"  # the second is only borrowed from
-
-
-def test_a_project_is_c_when_most_of_its_sources_are() -> None:
-    assert is_c_project(["a.c", "b.c", "c.cpp", "d.hpp", "e.hpp"])
-    assert not is_c_project(["a.c", "b.cc"])
-    assert not is_c_project(["a.h"])
-    assert not is_c_project([])
 
 
 def test_the_file_that_a_document_stands_for() -> None:

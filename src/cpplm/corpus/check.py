@@ -27,16 +27,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.corpus.check_report import Checked, report
-from cpplm.corpus.compiling import (
-    STANDARDS,
-    Language,
-    Verdict,
-    compile_document,
-    compile_file,
-    is_c_project,
-    language_of,
-    own_file,
-)
+from cpplm.corpus.compiling import STANDARDS, Verdict, compile_document, compile_file, own_file
+from cpplm.corpus.grammar import Language, is_c_project, language_of
 from cpplm.corpus.include_paths import IncludePaths
 from cpplm.corpus.sampling import sample_documents
 from cpplm.corpus.settings import CorpusSettings
@@ -165,7 +157,7 @@ class _Work:
             return compile_file(
                 name,
                 "",
-                self._language(project, [name]),
+                self._language(project, name),
                 self.sandbox,
                 headers=self.headers,
                 standards=self.settings.std,
@@ -177,11 +169,11 @@ class _Work:
         return [verdicts.get(place) for place in files]
 
     def _compile(self, document: dict[str, Any], headers: tuple[Path, ...]) -> Verdict:
-        language = self._language(document["project"], document["files"])
+        language = self._language(document["project"], own_file(document["files"]))
         return compile_document(document["text"], language, self.sandbox, headers, self.settings.std)
 
-    def _language(self, project: str, names: list[str]) -> Language:
-        return language_of(names, c_project=project in self.c_projects)
+    def _language(self, project: str, name: str) -> Language:
+        return language_of(name, project in self.c_projects)
 
     def _all(self, what: str, jobs: list[Any], work: Callable[[Any], Verdict]) -> list[Verdict | None]:
         """Map in threads, under a progress bar."""

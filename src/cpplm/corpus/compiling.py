@@ -10,17 +10,16 @@ The patterns are of GCC's English messages, versions 9 to 14.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
+from cpplm.corpus.grammar import Language
 from cpplm.corpus.sources import SOURCE_SUFFIXES
 from cpplm.sandbox.compiler import COMPILE_LIMITS
 from cpplm.sandbox.limits import Result
 from cpplm.sandbox.sandbox import Sandbox
 
-Language = Literal["c", "c++"]
 STANDARDS = ("c++17", "c++20")
 """What C++ is compiled as: a later one where the earlier ones fail."""
 MAX_ERRORS = 20
@@ -62,6 +61,20 @@ _FORWARD_NOTE = re.compile(r"note: (forward declaration of '.*)$", re.MULTILINE)
 # Errors that do not name what is wrong: it stands just before the place that they point to.
 _BASE_BEFORE = re.compile(r"expected (?:class-name|template-name) before")
 _TYPE_BEFORE = re.compile(r"has incomplete type$|is an incomplete type$|storage size of '.*' isn't known")
+# Keywords of C++20 and later, which are undeclared names before.
+_LATER_WORDS = frozenset(
+    {
+        "concept",
+        "requires",
+        "constinit",
+        "consteval",
+        "char8_t",
+        "co_await",
+        "co_return",
+        "co_yield",
+        "import",
+    }
+)
 _TAG = re.compile(r"^(?:(?:const|volatile|class|struct|union|enum|typename) )+")
 _NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
 
@@ -90,23 +103,8 @@ class Verdict:
 def own_file(files: Sequence[str]) -> str:
     """The file that a document stands for: its first, or the source of the same name."""
     stem = PurePosixPath(files[0]).stem
-    return next((name for name in files if PurePosixPath(name).stem == stem and _is_source(name)), files[0])
-
-
-def is_c_project(names: Iterable[str]) -> bool:
-    """Whether most sources among these files are C, so that the `.h` files are, too."""
-    sources = [name for name in names if _is_source(name)]
-    return sum(name.endswith(".c") for name in sources) * 2 > len(sources)
-
-
-def language_of(files: Sequence[str], *, c_project: bool) -> Language:
-    """The language of a document made of these files, as its own file says (`.C` is C++)."""
-    own = own_file(files)
-    return "c" if own.endswith(".c") or (c_project and own.endswith(".h")) else "c++"
-
-
-def _is_source(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES
+    sources = (name for name in files if PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES)
+    return next((name for name in sources if PurePosixPath(name).stem == stem), files[0])
 
 
 def compile_document(
@@ -124,7 +122,8 @@ def compile_document(
         sandbox: where the compiler runs; `sandbox.compiler.require_compiler` was asked before.
         headers: folders of further headers, searched after those of the compiler's command line and before
             the system's.
-        standards: of C++, tried in this order until one fits; C takes gcc's default.
+        standards: of C++, tried in this order until one fits, as long as the first error may be one of age: a
+            name that is neither in `std` nor a keyword will not come with a standard. C takes gcc's default.
     """
     return compile_file("document", text, language, sandbox, headers=headers, standards=standards)
 
@@ -167,10 +166,16 @@ def compile_file(
         if verdict.compiles:
             return replace(verdict, later_standard=first is not None)
         first = first or verdict
-        if verdict.missing_headers:
+        if _lacks_a_name(verdict):
             break
     assert first is not None  # noqa: S101  (there is at least one standard)
     return first
+
+
+def _lacks_a_name(verdict: Verdict) -> bool:
+    """Whether the first error is the want of a header or a name that no later standard brings."""
+    name = _undeclared_name(verdict.first_error)
+    return bool(verdict.missing_headers) or not (name in ("", *_LATER_WORDS) or name.startswith("std::"))
 
 
 def read_result(result: Result, text: str = "") -> Verdict:
@@ -192,10 +197,8 @@ def read_result(result: Result, text: str = "") -> Verdict:
         said = error["text"]
         if header := _MISSING_HEADER.fullmatch(said):
             missing[header[1]] = None
-        elif member := _MEMBER.search(said):
-            undeclared[f"{_bare(member[2])}::{_bare(member[1])}"] = None
-        elif found := _UNDECLARED.search(said):
-            undeclared[_bare(found[1] or found[2])] = None
+        elif name := _undeclared_name(said):
+            undeclared[name] = None
         elif _BASE_BEFORE.search(said):
             undeclared[_name_before(lines, error)] = None
         elif found := _INCOMPLETE.search(said):
@@ -214,6 +217,14 @@ def read_result(result: Result, text: str = "") -> Verdict:
         incomplete=tuple(name for name in incomplete if name),
         missing_headers=tuple(missing),
     )
+
+
+def _undeclared_name(error: str) -> str:
+    """The name that an error says has no declaration; empty when it is about something else."""
+    if member := _MEMBER.search(error):
+        return f"{_bare(member[2])}::{_bare(member[1])}"
+    found = _UNDECLARED.search(error)
+    return _bare(found[1] or found[2]) if found else ""
 
 
 def _bare(name: str) -> str:
