@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,28 @@ def test_a_later_standard_where_the_first_fails(sandbox: Sandbox) -> None:
     assert (library.compiles, library.later_standard) == (True, True)
     both = compile_document("int n = absent;", "c++", sandbox)
     assert (both.compiles, both.standard, both.later_standard) == (False, "c++17", False)
+
+
+def test_what_no_standard_brings_is_tried_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    run = Sandbox.run
+
+    def counted(self: Sandbox, files: dict[str, bytes], argv: list[str], *rest: Any, **more: Any) -> Result:
+        commands.append(argv)
+        return run(self, files, argv, *rest, **more)
+
+    monkeypatch.setattr(Sandbox, "run", counted)
+    runs = {
+        "int n = absent;": 1,
+        '#include "nowhere.h"': 1,
+        "auto s = std::span<int>();": 2,
+        "constinit int n = absent;": 2,
+        "int n": 2,
+    }
+    for text, number in runs.items():
+        commands.clear()
+        compile_document(text, "c++", sandbox)
+        assert len(commands) == number, text
 
 
 def test_c_is_compiled_as_c(sandbox: Sandbox) -> None:

@@ -62,19 +62,9 @@ _FORWARD_NOTE = re.compile(r"note: (forward declaration of '.*)$", re.MULTILINE)
 _BASE_BEFORE = re.compile(r"expected (?:class-name|template-name) before")
 _TYPE_BEFORE = re.compile(r"has incomplete type$|is an incomplete type$|storage size of '.*' isn't known")
 # Keywords of C++20 and later, which are undeclared names before.
-_LATER_WORDS = frozenset(
-    {
-        "concept",
-        "requires",
-        "constinit",
-        "consteval",
-        "char8_t",
-        "co_await",
-        "co_return",
-        "co_yield",
-        "import",
-    }
-)
+_LATER_WORDS = (
+    "concept", "requires", "constinit", "consteval", "char8_t", "co_await", "co_return", "co_yield",
+)  # fmt: skip
 _TAG = re.compile(r"^(?:(?:const|volatile|class|struct|union|enum|typename) )+")
 _NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
 
