@@ -23,6 +23,26 @@ def test_build_then_inspect(tmp_path):
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("=== tinylib | compilable |") == 2
     assert len(json.loads(shown.stdout.splitlines()[-1])["shown"]) == 2
+    page = tmp_path / "page.html"
+    written = cpplm("inspect", out, "--page", str(page), "--json")
+    assert written.returncode == 0, written.stderr
+    assert "===" not in written.stdout and str(page) in written.stdout
+    assert json.loads(written.stdout.splitlines()[-1])["page"] == str(page)
+    assert page.read_text().count('<details class="document"') == 6
+
+
+def test_json_lines_are_appended(tmp_path):
+    out, lines = str(tmp_path / "out"), tmp_path / "more.jsonl"
+    lines.write_text('{"text": "int more() { return 1; }"}\n{\n')
+    common = ("--out", out, "--workers", "1")
+    assert cpplm("build", "--projects", str(TINYLIB), *common).returncode == 0
+    refused = cpplm("build", "--jsonl", str(lines), *common)
+    assert refused.returncode == 2
+    assert "project more is new" in refused.stderr and "--append" in refused.stderr
+    grown = cpplm("build", "--jsonl", str(lines), "--append", *common, "--json")
+    assert grown.returncode == 0, grown.stderr
+    assert json.loads(grown.stdout.splitlines()[-1])["projects"] == 2
+    assert "1 not JSON, such as 'more.jsonl:2'" in grown.stdout
 
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
@@ -30,6 +50,13 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
     for arguments, message in (
         (["build", "--out", out], "no project was given"),
         (["build", "--out", out, "--projects", str(tmp_path / "no")], "does not exist"),
+        (["build", "--out", out, "--jsonl", str(tmp_path / "no.jsonl")], "does not exist"),
+        (["build", "--out", out, "--projects", str(TINYLIB), "--append"], "no finished corpus to append to"),
+        (
+            ["build", "--out", out, "--projects", str(TINYLIB), "--tasks", "2"],
+            "Use it with --engine datatrove",
+        ),
+        (["inspect", out, "--page", "page"], "is no .html file"),
         (["build", "--out", out, "--projects", str(TINYLIB), "--max_tokens", "4096"], "Add --tokenizer"),
         (["inspect", out], "no such folder"),
     ):

@@ -23,10 +23,11 @@ def build(settings: CorpusSettings) -> Report:
 def inspect(settings: InspectSettings) -> Report:
     """Show figures and documents."""
     manifest, documents = inspector.inspect(settings)
-    shown = [summary.describe(document) for document in documents]
+    where = {} if settings.page is None else {"page": str(settings.page)}
+    shown = [f"page       {where['page']}"] if where else ["", *map(summary.describe, documents)]
     return Report(
-        "\n\n".join([summary.summary(manifest, settings.corpus), *shown]),
-        summary.figures(manifest) | {"shown": [document["id"] for document in documents]},
+        "\n".join([summary.summary(manifest, settings.corpus), *shown]),
+        summary.figures(manifest) | {"shown": [document["id"] for document in documents]} | where,
     )
 
 

@@ -1,9 +1,14 @@
-"""A reproducible sample of a corpus's documents, each shard read once."""
+"""A reproducible sample of a corpus's documents; no more than a shard is in memory at a time."""
 
 from __future__ import annotations
 
+import functools
 import random
+from array import array
+from collections.abc import Sequence
 from typing import Any
+
+import pyarrow.compute as pc
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import SPLITS, Shard, ShardReader
@@ -28,24 +33,40 @@ def sample_documents(
             f"{reader.storage.location} has no project {project!r}",
             fix=f"Projects: {', '.join(sorted(projects))}.",
         )
-    places: list[tuple[Shard, int]] = []
-    for split in SPLITS:
-        for shard in reader.shards(split):
-            table = reader.table(shard, ["project", "kind"])
-            columns = zip(table["project"].to_pylist(), table["kind"].to_pylist(), strict=True)
-            places += [
-                (shard, row)
-                for row, (p, k) in enumerate(columns)
-                if project in (None, p) and kind in (None, k)
-            ]
-    if not places:
+    known = {name for entry in projects.values() for name in entry["kinds"]}
+    if kind is not None and kind not in known:
+        raise UserError(
+            f"{reader.storage.location} has no documents of kind {kind!r}",
+            fix=f"Kinds: {', '.join(sorted(known))}.",
+        )
+    shards = [shard for split in SPLITS for shard in reader.shards(split)]
+    rows = [_matching(reader, shard, project, kind) for shard in shards]
+    total = sum(map(len, rows))
+    if not total:
         raise UserError(
             f"{reader.storage.location} has no such document", fix="Leave out --kind or --project."
         )
-    chosen = random.Random(seed).sample(places, min(num, len(places)))  # noqa: S311
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for shard in {shard.name: shard for shard, _ in chosen}.values():
-        rows = [row for other, row in chosen if other.name == shard.name]
-        for row, document in zip(rows, reader.table(shard).take(rows).to_pylist(), strict=True):
-            found[shard.name, row] = {**document, "split": shard.split}
-    return [found[shard.name, row] for shard, row in chosen]
+    chosen = random.Random(seed).sample(range(total), min(num, total))  # noqa: S311
+    found: dict[int, dict[str, Any]] = {}
+    start = 0
+    for shard, matching in zip(shards, rows, strict=True):
+        here = [number for number in chosen if start <= number < start + len(matching)]
+        if here:
+            table = reader.table(shard).take([matching[number - start] for number in here])
+            found |= {
+                number: {**row, "split": shard.split}
+                for number, row in zip(here, table.to_pylist(), strict=True)
+            }
+        start += len(matching)
+    return [found[number] for number in chosen]
+
+
+def _matching(reader: ShardReader, shard: Shard, project: str | None, kind: str | None) -> Sequence[int]:
+    """The rows of a shard that are of this project and kind."""
+    wanted = [(name, value) for name, value in (("project", project), ("kind", kind)) if value is not None]
+    if not wanted:
+        return range(shard.documents)
+    table = reader.table(shard, [name for name, _ in wanted])
+    columns = [pc.equal(table[name], value) for name, value in wanted]
+    found: array[int] = array("I", pc.indices_nonzero(functools.reduce(pc.and_, columns)).to_pylist())
+    return found

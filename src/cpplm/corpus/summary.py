@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+# What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
+ACTIONS = ("skipped", "converted", "redacted")
 _PER_PROJECT = 12
 
 
@@ -64,7 +69,11 @@ def summary(result: dict[str, Any], location: str) -> str:
         f"splits     train {totals['train_documents']:,} ({totals['train_bytes'] / 1e6:,.2f} MB), "
         f"val {totals['val_documents']:,} ({totals['val_bytes'] / 1e6:,.2f} MB), by {totals['split_by']}",
     ]
-    lines += _skips(result, "skipped") + _skips(result, "converted") + _skips(result, "redacted")
+    records = result.get("records", [])
+    if records:
+        number = sum(file["records"] for file in records)
+        lines.append(f"records    {number:,} from {len(records):,} JSONL files")
+    lines += map(str, filter_results(result))
     if result.get("already_complete"):
         lines.append("time       nothing to do: this corpus is complete")
     elif "seconds" in result:
@@ -79,26 +88,50 @@ def summary(result: dict[str, Any], location: str) -> str:
     return "\n".join(lines)
 
 
-def _skips(manifest: dict[str, Any], which: str) -> list[str]:
-    """One line per reason: files, their share of all bytes that were found, and an example."""
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    example: dict[str, str] = {}
-    found = 0
-    for name, project in sorted(manifest["projects"].items()):
-        found += project["source_bytes"]
-        for reason, entry in project.get(which, {}).items():
-            counts[reason] += entry["files"]
-            sizes[reason] += entry.get("bytes", 0)
-            example.setdefault(reason, f"{name}: {entry['examples'][0]}")
-    total = max(1, found + sizes.total())
-    word = which.ljust(9)
+@dataclass(frozen=True)
+class FilterResult:
+    """What a filter did to all projects; `share` is that of its bytes in all bytes read, 0 if not counted."""
+
+    action: str
+    reason: str
+    number: int
+    share: float
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        share = f" ({self.share:.1%} of the bytes)" if self.share else ""
+        return f"{self.action:9}  {self.number:,} {self.reason}{share}, such as {self.examples[0]!r}"
+
+
+def filter_results(manifest: dict[str, Any], num_examples: int = 1) -> list[FilterResult]:
+    """Everything that was left out or changed, with examples from different projects first."""
+    entries: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = defaultdict(list)
+    for action in ACTIONS:
+        for name, project in sorted(manifest["projects"].items()):
+            for reason, entry in sorted(project.get(action, {}).items()):
+                entries[action, reason].append((f"{name}: ", entry))
+    for file in manifest.get("records", []):
+        for reason, entry in sorted(file["left_out"].items()):
+            entries["records", reason].append(("", entry))
+    found = sum(project["source_bytes"] for project in manifest["projects"].values())
+    left_out = sum(entry.get("bytes", 0) for group in entries.values() for _, entry in group)
     return [
-        f"{word}  {counts[reason]:,} {reason}"
-        + (f" ({sizes[reason] / total:.1%} of the bytes)" if sizes[reason] else "")
-        + f", such as {example[reason]!r}"
-        for reason in sorted(counts)
+        FilterResult(
+            action,
+            reason,
+            number=sum(entry["files"] for _, entry in group),
+            share=sum(entry.get("bytes", 0) for _, entry in group) / max(1, found + left_out),
+            examples=tuple(_examples(group, num_examples)),
+        )
+        for (action, reason), group in entries.items()
     ]
+
+
+def _examples(group: list[tuple[str, dict[str, Any]]], number: int) -> Iterator[str]:
+    """The first example of each project, then the second of each, and so on."""
+    columns = [[where + example for example in entry["examples"]] for where, entry in group]
+    rows = itertools.chain.from_iterable(itertools.zip_longest(*columns))
+    return itertools.islice((example for example in rows if example is not None), number)
 
 
 def describe(document: dict[str, Any]) -> str:
