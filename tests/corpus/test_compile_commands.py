@@ -70,8 +70,8 @@ def test_relative_paths_count_from_the_directory(tmp_path):
     entry = {
         "directory": str(build),
         "file": "../src/a.cpp",
-        "arguments": "c++ -I. -I ../include -isystem=x -isystem ../sys -iquote q -include config.h "
-        "-include std.h -idirafter/opt/x ../src/a.cpp".split(),
+        "command": "c++ -I. -I ../include -isystem=x -isystem ../sys -iquote q -include config.h "
+        "-include std.h -idirafter/opt/x ../src/a.cpp",
     }
     read = database(tmp_path, entry)
     assert list(read.flags) == [tmp_path / "src" / "a.cpp"]
@@ -136,8 +136,17 @@ def test_the_first_entry_of_a_file_counts(tmp_path):
     assert sum(read.skips.counts.values()) == 1
 
 
-@pytest.mark.parametrize("entry", [7, {}, {"file": "a.c"}, {"file": 3, "command": "x"}, {"directory": "/",
-    "file": "a.c", "command": "g++ 'open"}, {"directory": "/", "file": "a\0b", "command": "g++ a"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "entry",
+    [
+        7,
+        {},
+        {"file": "a.c"},
+        {"file": 3, "command": "x"},
+        {"directory": "/", "file": "a.c", "command": "g++ 'open"},
+        {"directory": "/", "file": "a\0b", "command": "g++ a"},
+    ],
+)
 def test_entries_that_say_nothing_are_counted(tmp_path, entry):
     read = database(tmp_path, entry)
     assert not read.flags
@@ -148,6 +157,7 @@ def test_a_c_file_that_a_cxx_compiler_compiles_is_cxx(tmp_path):
     assert flags(tmp_path, "g++", file="a.c") == ["-x", "c++"]
     assert flags(tmp_path, "x86_64-linux-gnu-g++-12", file="a.c") == ["-x", "c++"]
     assert flags(tmp_path, "gcc", file="a.c") == []
+    assert flags(tmp_path, "cl.exe", "/TP", file="a.c") == ["-x", "c++"]
     assert flags(tmp_path, "env", "A=b", "sccache", "g++", "-x", "c", file="a.c")[-2:] == ["-x", "c"]
 
 

@@ -229,8 +229,8 @@ def _keep(arguments: list[str], directory: Path, source: Path, skips: Skips) -> 
                 value = queue.pop()
             if value:
                 yield from _with_value(prefix, value, directory)
-        elif argument == "-x" and queue:
-            language = queue.pop()
+        elif argument.startswith("-x"):
+            language = argument[2:] or (queue.pop() if queue else "")
             yield from ("-x", language) if language in _LANGUAGES else ()
         elif argument in ("-target", "--target") and queue:
             yield from (f"--target={each}" for each in (queue.pop(),) if re.fullmatch(r"[\w.-]+", each))

@@ -94,13 +94,13 @@ class WorkerProcess:
             self._process.kill()
             code = self._process.wait()
         self._errors.seek(0)
-        last = self._errors.read()[-2_000:].decode("utf-8", "replace").strip().split("\n")[-1]
+        said = self._errors.read()[-2_000:].decode("utf-8", "replace").strip()
         self._errors.close()
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
             return "timed out"
-        if "MemoryError" in last or "bad_alloc" in last or "out of memory" in last.lower():
+        if any(sign in said for sign in ("MemoryError", "bad_alloc", "out of memory")):
             return "out of memory"
-        return f"libclang crashed (signal {-code})" if code < 0 else f"worker ended ({code}): {last}"
+        return f"libclang crashed (signal {-code})" if code < 0 else f"worker ended ({code}): {said[-200:]}"
 
     def kill(self) -> None:
         """End it at once."""
