@@ -44,6 +44,7 @@ class Grammar:
 
     Attributes:
         language: the name that g++ knows it by.
+        loaded: the grammar itself, for queries of one's own.
         parser: reuse it; it is not for two threads at once.
         roles: node type to the kind of span it is, where its parent is not in `roles_below`.
         roles_below: the same by the type of the parent.
@@ -52,6 +53,7 @@ class Grammar:
     """
 
     language: Language
+    loaded: tree_sitter.Language
     parser: tree_sitter.Parser
     roles: Mapping[int, SpanKind]
     roles_below: Mapping[int, Mapping[int, SpanKind]]
@@ -95,6 +97,7 @@ def grammar(language: Language) -> Grammar:
     }
     return Grammar(
         language=language,
+        loaded=loaded,
         parser=tree_sitter.Parser(loaded),
         roles=common,
         roles_below={number: table for names, table in below.items() for number in types(names)},
