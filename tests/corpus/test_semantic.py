@@ -228,6 +228,25 @@ def test_an_error_is_named_and_the_rest_is_used(tmp_path):
     ]
 
 
+def test_a_header_is_read_where_it_is_sound(tmp_path):
+    files = {
+        "h.h": "#include <utility>\nNUMBER f(int);\ninline NUMBER g(int x) { return f(std::move(x)); }\n",
+        "a.cpp": '#include "h.h"\n',
+        "b.cpp": '#define NUMBER int\n#include "h.h"\n#include "missing.h"\n',
+        "c.cpp": '#define NUMBER int\n#include "h.h"\n',
+    }
+    found = read(tmp_path, files)
+    assert found.parsed == {"a.cpp", "c.cpp", "h.h"}
+    assert meaning(found, "h.h", 3, "f") == {"h.h:2"}
+    assert meaning(found, "h.h", 3, "move") == set()
+
+
+def test_the_project_comes_before_an_installed_copy_of_it(tmp_path):
+    use = "#include <pthread.h>\nint use() { return f(); }\n"  # any header that lies in /usr/include
+    found = read(tmp_path, {"include/pthread.h": "int f();\n", "lib/a.cpp": use})
+    assert meaning(found, "lib/a.cpp", 2, "f") == {"include/pthread.h:1"}
+
+
 def test_outside_is_not_believed_in_a_broken_unit(tmp_path):
     text = '#include <utility>\n#include "missing.h"\nint a(int x) { return std::move(x); }\n'
     assert meaning(read(tmp_path, {"a.cpp": text}), "a.cpp", 3, "move") is None

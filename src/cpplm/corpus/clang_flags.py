@@ -115,9 +115,14 @@ class ClangFlags:
         ]
 
     def _include_folders(self, file: SourceFile) -> list[str]:
+        """The `include` folders above the file, before an installed copy of the same library; then guesses."""
         for root, paths in self._guessed:
             if root in file.path.parents:
-                return paths.options(file.path.relative_to(root).as_posix(), prefix=str(root))
+                inside = file.path.relative_to(root)
+                folders = [root / each / "include" for each in inside.parents]
+                near = [str(folder) for folder in folders if folder.is_dir()]
+                guessed = paths.options(inside.as_posix(), prefix=str(root))
+                return [*(word for folder in near for word in ("-I", folder)), *guessed]
         return []
 
 

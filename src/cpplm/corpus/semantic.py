@@ -178,6 +178,10 @@ def read_semantics(
     return reader.result()
 
 
+_Rank = tuple[bool, bool]  # whether the file, and whether the unit has an error
+_UNREAD = (True, True, True)
+
+
 class _Reader:
     """Rounds of jobs, until each file was read or failed."""
 
@@ -219,18 +223,24 @@ class _Reader:
         return self._share(sources, set(sources))
 
     def by_includers(self) -> dict[int, list[int]]:
-        """Headers still unread: through a unit that was seen to read them, else through one another."""
-        jobs: dict[int, list[int]] = defaultdict(list)
-        readers: dict[int, int] = {}
+        """Headers through the best unit that was seen to read them; those that none reads, by one another.
+
+        A header may have been read in a unit that lacks something, and cleanly in a later one.
+        """
+        best: dict[int, tuple[_Rank, int]] = {}
+        current: dict[int, _Rank] = {}
         for job, answer in self._answers:
             for number in answer["seen"]:
-                readers.setdefault(number, job["file"])
-        unseen = []
-        for number in sorted(self._left):
-            if number in readers:
-                jobs[readers[number]].append(number)
-            else:
-                unseen.append(number)
+                rank = (str(number) in answer["errors"], bool(answer["errors"]))
+                if number not in best or rank < best[number][0]:
+                    best[number] = rank, job["file"]
+                if str(number) in answer["references"]:
+                    current[number] = rank
+        jobs: dict[int, list[int]] = defaultdict(list)
+        for number, (rank, reader) in sorted(best.items()):
+            if rank < current.get(number, _UNREAD):
+                jobs[reader].append(number)
+        unseen = sorted(self._left - best.keys())
         included = {other for number in unseen for other in self._included(number)}
         unseen.sort(key=lambda number: number in included)
         return {**jobs, **self._share(unseen, set())}
@@ -295,9 +305,10 @@ class _Reader:
         errors: dict[str, str] = {}
         for _, answer in self._answers:
             targets = [self._targets(entity, definitions) for entity in answer["entities"]]
-            for key in answer["references"]:
+            for key in answer["references"]:  # a later reading of a file is a better one
                 name = self._files[int(key)].name
                 read[name] = _file_references(answer, key, targets)
+                errors.pop(name, None)
                 if key in answer["errors"]:
                     errors[name] = answer["errors"][key]
         return Semantics(
