@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
 from cpplm.corpus.items import FileItems, Item, Kind, condition_names, read_items
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.pieces import Condition, Scope
-from cpplm.corpus.shortening import Detail, shorten, without_comments
+from cpplm.corpus.shortening import Detail, Shortener, wanted_names, without_comments
 from cpplm.corpus.sources import SourceFile, read_source
 from cpplm.corpus.units import Includes, Unit
 
@@ -49,11 +49,11 @@ class Index:
     _parsed: dict[str, FileItems] = field(default_factory=dict)
     _declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
     _attached: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
-    _shortened: dict[tuple[int, Detail], tuple[Item, Item]] = field(default_factory=dict)
     _general: dict[str, list[tuple[Key, Item]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = list(self.files)
+        self.shortener = Shortener(self.macros)
         self.number = {name: number for number, name in enumerate(self.names)}
 
     def read(self, name: str) -> FileItems:
@@ -79,10 +79,19 @@ class Index:
             for name, conditions in entries.items()
             if name not in files and self.read(name).sound
         }
-        chosen = self._named(own, visible, detail)
+        wanted: Set[bytes] = frozenset()
+        if detail == Detail.SKELETON:
+            declared = self._named(own, visible, Detail.DECLARATIONS, wanted)
+            wanted = self.wanted(own, declared.values())
+        chosen = self._named(own, visible, detail, wanted)
         extra = self._everywhere(visible, own, chosen.values())
-        chosen |= self._named(extra.values(), visible, detail) | extra
+        chosen |= self._named(extra.values(), visible, detail, wanted) | extra
         return [chosen[key] for key in sorted(chosen)]
+
+    def wanted(self, own: Iterable[Item], borrowed: Iterable[Item]) -> set[bytes]:
+        """The names of the member functions that skeletons of the borrowed types have to keep."""
+        asked = wanted_names(borrowed) | self.shortener.virtual_names(borrowed)
+        return asked.union(*(item.mentions | item.accesses for item in own))
 
     def place(self, item: Item) -> int:
         """Where the segment of an item's file stands in the order of the project."""
@@ -93,26 +102,14 @@ class Index:
         cuts = self.includes.cuts[self.names[item.file]]
         return bool(cuts) and item.line < cuts[-1]
 
-    def brief(self, item: Item) -> Item:
-        """An item as declarations only, remembered."""
-        return self._short(item, Detail.DECLARATIONS)
-
-    def _short(self, item: Item, detail: Detail) -> Item:
-        if detail == Detail.FULL:
-            return item
-        key = (id(item), detail)
-        if key not in self._shortened:  # the item itself is kept too, so that no other gets its id
-            self._shortened[key] = (item, shorten(item, detail, self.macros))
-        return self._shortened[key][1]
-
-    def _named(self, own: Iterable[Item], visible: Visible, detail: Detail) -> dict[Key, Item]:
+    def _named(self, own: Iterable[Item], visible: Visible, detail: Detail, wanted: Set[bytes]) -> dict[Key, Item]:
         """Visible items that are named, and those that these name."""
         chosen: dict[Key, Item] = {}
         waiting = list(own)
         seen: set[bytes] = set()
         while waiting:
             item = waiting.pop()
-            fresh = item.mentions - seen
+            fresh = item.mentions.union(*(f.macros for f in item.stack if isinstance(f, Scope))) - seen
             seen |= fresh
             keys = [key for name in fresh & self._declared.keys() for key in self._declared[name]]
             if item.kind in (Kind.TYPE, Kind.FORWARD):
@@ -120,7 +117,7 @@ class Index:
             for key in keys:
                 if key[0] in visible and key not in chosen:
                     item = self._parsed[self.names[key[0]]].items[key[1]]
-                    chosen[key] = _under(self._short(item, detail), visible[key[0]])
+                    chosen[key] = _under(self.shortener.shorten(item, detail, wanted), visible[key[0]])
                     waiting.append(chosen[key])
         return chosen
 

@@ -133,7 +133,7 @@ def _item(
     """One piece as an item, and how many of its bytes the parser could not read."""
     data = lexed.data
     mentions, accesses = _mentioned(set(_MENTION.findall(lexed.names, piece.start, piece.end)))
-    mentions |= condition_names(piece.stack)
+    mentions |= condition_names(piece.stack) | piece.leading_names
     mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
     line = data.count(b"\n", 0, piece.start)
     pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])
@@ -214,9 +214,14 @@ def _code_item(item: Item, code: bytes, plain: bytes) -> int:
 
 def _error_bytes(node: tree_sitter.Node) -> int:
     """Bytes inside the outermost nodes that the parser could not read."""
-    if node.type == "ERROR":
-        return node.end_byte - node.start_byte
-    return sum(_error_bytes(child) for child in node.children if child.has_error)
+    waiting, total = [node], 0
+    while waiting:  # not by recursion: parentheses may be nested a thousand deep
+        node = waiting.pop()
+        if node.type == "ERROR":
+            total += node.end_byte - node.start_byte
+        else:
+            waiting += [child for child in node.children if child.has_error]
+    return total
 
 
 def _significant(root: tree_sitter.Node) -> tree_sitter.Node | None:

@@ -38,7 +38,8 @@ def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail)
     own = [item for item in own if not any(item is other for other in early)]
     items = first + sorted([*own, *borrowed], key=index.place)
     roots = {number for number, item in enumerate(items) if item.file in files}
-    return Bundle(items, roots, index.names, index.brief)
+    wanted = index.wanted([*first, *own], borrowed)
+    return Bundle(items, roots, index.names, lambda item: index.shortener.shorten(item, Detail.SKELETON, wanted))
 
 
 def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
@@ -66,7 +67,9 @@ def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
         item.local = item.local or bool(arguments & local)
         item.late = item.file > 0 and number >= first and bool(arguments & late)
     names = [file.name for file in unit.files]
-    return Bundle(merged, set(range(len(merged))), names, index.brief)
+    return Bundle(
+        merged, set(range(len(merged))), names, lambda item: index.shortener.shorten(item, Detail.DECLARATIONS)
+    )
 
 
 def _is_asked(item: Item, asked: frozenset[bytes]) -> bool:

@@ -145,7 +145,7 @@ class Graph:
         late: int | None = None
         started: dict[int, int] = {}  # file to its first item that is no preamble
         for index, item in enumerate(self.items):
-            if barrier is not None:
+            if barrier is not None and (item.kind != Kind.INCLUDE or item.local):
                 self.hard[index].add(barrier)
             first = started.get(item.file)
             if item.late:
@@ -250,6 +250,10 @@ def order(graph: Graph) -> list[int]:
     done: list[int] = []
     placed: set[int] = set()
     count = len(graph.items)
+    directives = (Kind.COMMENT, Kind.INCLUDE, Kind.MACRO)
+    for index in range(count):  # a `using` would bring what it needs before the includes that follow it
+        if graph.phase[index] == PREAMBLE and graph.items[index].kind in directives:
+            _place(index, graph.hard, placed, done)
     for phase in (PREAMBLE, TYPES, DECLARATIONS):
         for index in range(count):
             if graph.phase[index] == phase:

@@ -20,6 +20,11 @@ class Scope:
         self.closer = closer
         self.key = b" ".join(opener.split())
 
+    @property
+    def macros(self) -> tuple[bytes, ...]:
+        """The macros that open and close it, where macros do."""
+        return tuple(text for text in (self.opener, self.closer) if text.replace(b"_", b"a").isalnum())
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Scope) and self.key == other.key
 
@@ -47,6 +52,7 @@ class Piece:
     stack: tuple[Frame, ...]
     sort: Sort
     directives: tuple[Directive, ...] = ()
+    leading_names: frozenset[bytes] = frozenset()
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Borrowed items, shorter: without comments, without the bodies of functions that nobody has to read.
+"""Borrowed items, shorter: without comments, bodies of functions, and members that nobody asks for.
 
 A body that the compiler needs stays: `constexpr`, a deduced return type, a default member initialiser. What
 is shortened mentions less, so less has to stand before it.
@@ -7,19 +7,28 @@ is shortened mentions less, so less has to stand before it.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import tree_sitter
 
 from cpplm.corpus.items import CPP, Item, Kind, condition_names, mentioned_in
-from cpplm.corpus.lexing import lex
+from cpplm.corpus.lexing import IDENTIFIER, lex
 from cpplm.corpus.masking import MacroTable, mask
 
-_BODIES = tree_sitter.Query(CPP, "(function_definition body: (compound_statement)) @function")
+_FUNCTIONS = tree_sitter.Query(
+    CPP,
+    "[(function_definition body: (compound_statement)) @definition"
+    " (field_declaration_list (field_declaration declarator: (function_declarator)) @member)"
+    " (field_declaration_list (field_declaration declarator: (_ declarator: (function_declarator))) @member)"
+    " (field_declaration_list (template_declaration) @member)]",
+)
 _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype)\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n)+")
 _TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
+_METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _parser = tree_sitter.Parser(CPP)
 
 
@@ -29,58 +38,144 @@ class Detail(IntEnum):
     FULL = 0
     NO_COMMENTS = 1
     DECLARATIONS = 2
+    SKELETON = 3  # declarations, of the member functions only those that somebody asks for
 
 
-def shorten(item: Item, detail: Detail, macros: MacroTable) -> Item:
-    """The item with that much detail; itself where nothing can go."""
-    if detail == Detail.FULL or item.kind in (Kind.INCLUDE, Kind.COMMENT):
+@dataclass(frozen=True)
+class _Outline:
+    """An item without comments and bodies.
+
+    `members` are (start, end, name) of the member functions that nothing else in it uses; `virtual` the names of
+    its virtual functions, which classes derived from it may override without saying so.
+    """
+
+    text: bytes
+    members: tuple[tuple[int, int, bytes], ...] = ()
+    virtual: frozenset[bytes] = frozenset()
+
+
+@dataclass
+class Shortener:
+    """Shortens the items of one project; what does not depend on who asks is remembered."""
+
+    macros: MacroTable
+    _known: dict[tuple[int, Detail], tuple[Item, Item]] = field(default_factory=dict)
+    _outlines: dict[int, tuple[Item, _Outline]] = field(default_factory=dict)
+
+    def shorten(self, item: Item, detail: Detail, wanted: Set[bytes] = frozenset()) -> Item:
+        """The item with that much detail; a skeleton keeps the member functions that are `wanted`."""
+        if detail == Detail.FULL or item.kind in (Kind.INCLUDE, Kind.COMMENT):
+            return item
+        if detail == Detail.SKELETON and item.kind == Kind.TYPE:
+            return self._skeleton(item, wanted)
+        key = (id(item), min(detail, Detail.DECLARATIONS))
+        if key not in self._known:  # the item itself is kept too, so that no other gets its id
+            text = without_comments(item.text) if detail == Detail.NO_COMMENTS else self._outline(item).text
+            self._known[key] = (item, _with_text(item, text))
+        return self._known[key][1]
+
+    def virtual_names(self, items: Iterable[Item]) -> set[bytes]:
+        """The names of all virtual functions of types."""
+        return set().union(*(self._outline(item).virtual for item in items if item.kind == Kind.TYPE))
+
+    def _outline(self, item: Item) -> _Outline:
+        if id(item) not in self._outlines:
+            self._outlines[id(item)] = (item, _outline(item, self.macros))
+        return self._outlines[id(item)][1]
+
+    def _skeleton(self, item: Item, wanted: Set[bytes]) -> Item:
+        outline = self._outline(item)
+        gone = [(a, b) for a, b, name in outline.members if name not in wanted]
+        return _with_text(item, _TRAILING.sub(b"", _without(outline.text, gone))) if gone else self.shorten(item, Detail.DECLARATIONS)
+
+
+def wanted_names(items: Iterable[Item]) -> set[bytes]:
+    """Every name that the items use, alone or behind `.` and `->`; of types only the latter."""
+    return set().union(
+        *(item.accesses if item.kind == Kind.TYPE else item.mentions | item.accesses for item in items)
+    )
+
+
+def _with_text(item: Item, text: bytes) -> Item:
+    if text == item.text:
         return item
-    text = without_comments(item.text)
-    if detail == Detail.NO_COMMENTS or item.kind not in (Kind.TYPE, Kind.FUNCTION) or b"{" not in text:
+    if item.kind not in (Kind.TYPE, Kind.FUNCTION):
         return replace(item, text=text)
-    if item.kind == Kind.FUNCTION and (item.evaluated or item.qualifier or item.callable.isupper()):
-        return replace(item, text=text)
-    short = without_bodies(text, macros)
-    if short == text:
-        return replace(item, text=text)
-    mentions = item.mentions & (mentioned_in(short) | condition_names(item.stack))
-    kind = Kind.PROTOTYPE if item.kind == Kind.FUNCTION and b"{" not in short else item.kind
-    return replace(item, text=short, mentions=mentions, kind=kind, callable=b"", functions=0)
+    mentions = item.mentions & (mentioned_in(text) | condition_names(item.stack))
+    if item.kind == Kind.FUNCTION and b"{" not in text:
+        return replace(item, text=text, mentions=mentions, kind=Kind.PROTOTYPE, callable=b"", functions=0)
+    return replace(item, text=text, mentions=mentions, functions=0)
 
 
 def without_comments(text: bytes) -> bytes:
     """The text without comments and without the lines that only held one."""
-    lexed = lex(text)
+    return _tidy(_without(text, lex(text).comments))
+
+
+def _tidy(text: bytes) -> bytes:
+    return _BLANK_LINES.sub(b"\n", _TRAILING.sub(b"", text)).strip(b"\n") + b"\n"
+
+
+def _without(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
     kept: list[bytes] = []
     position = 0
-    for start, end in lexed.comments:
+    for start, end in spans:
         kept.append(text[position:start])
         position = end
-    kept.append(text[position:])
-    return _BLANK_LINES.sub(b"\n", _TRAILING.sub(b"", b"".join(kept))).strip(b"\n") + b"\n"
+    return b"".join([*kept, text[position:]])
 
 
-def without_bodies(text: bytes, macros: MacroTable) -> bytes:
-    """Function bodies, with the initialisers of constructors, replaced by a semicolon."""
+def _outline(item: Item, macros: MacroTable) -> _Outline:
+    text = without_comments(item.text)
+    is_method = item.kind == Kind.FUNCTION and (item.evaluated or item.qualifier or item.callable.isupper())
+    if item.kind not in (Kind.TYPE, Kind.FUNCTION) or is_method or b"(" not in text:
+        return _Outline(text)
     lexed = lex(text)
     if lexed.directives:
-        return text
+        return _Outline(text)
     code, plain = mask(lexed, macros)
-    root = _parser.parse(plain).root_node
-    functions = tree_sitter.QueryCursor(_BODIES).captures(root).get("function", [])
+    captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_parser.parse(plain).root_node)
     kept: list[bytes] = []
-    position = 0
-    for node in sorted(functions, key=lambda node: node.start_byte):
-        body = node.child_by_field_name("body")
-        if body is None or node.start_byte < position or node.has_error:
+    members: list[tuple[int, int, bytes]] = []
+    virtual: set[bytes] = set()
+    position = size = 0
+    nodes = [*captures.get("definition", ()), *captures.get("member", ())]
+    for node in sorted(nodes, key=lambda node: (node.start_byte, -node.end_byte)):
+        start, end = node.start_byte, node.end_byte
+        body = _body(node)
+        head_end = body.start_byte if body is not None else end
+        head = code[start:head_end]
+        found = _METHOD.search(head)
+        if start < position or node.has_error or b"(" not in head or _CONSTANT.search(head):
             continue
-        initialisers = next(
-            (child for child in node.children if child.type == "field_initializer_list"), None
-        )
-        start = initialisers.start_byte if initialisers is not None else body.start_byte
-        head = code[node.start_byte : start]
-        if b"(" not in head or _CONSTANT.search(head):
+        name = found.group(1).lstrip(b"~") if found else b""
+        if b"virtual" in head or b"override" in head:
+            virtual.add(name)
+        if body is not None:
+            initialisers = next((c for c in body.parent.children if c.type == "field_initializer_list"), None)
+            head_end = initialisers.start_byte if initialisers is not None else head_end
+        elif b"=" in head or b"friend" in head:
             continue
-        kept.append(text[position:start].rstrip() + b";")
-        position = body.end_byte
-    return b"".join([*kept, text[position:]])
+        start = max(position, len(plain[:start].rstrip()))  # with the macros before it that are masked
+        start += len(text[start:node.start_byte]) - len(text[start:node.start_byte].lstrip())
+        kept.append(text[position:start])
+        size += len(kept[-1])
+        short = text[start:head_end].rstrip() + (b";" if body is not None else b"")
+        if item.kind == Kind.TYPE and name and b"operator" not in head:
+            members.append((size, size + len(short), name))
+        kept.append(short)
+        size += len(short)
+        position = end
+    short = b"".join([*kept, text[position:]])
+    declared = Counter(name for _, _, name in members)
+    used = Counter(IDENTIFIER.findall(short))
+    unused = tuple(member for member in members if used[member[2]] <= declared[member[2]])
+    return _Outline(short, unused, frozenset(virtual))
+
+
+def _body(node: tree_sitter.Node) -> tree_sitter.Node | None:
+    """The body of a function definition, also of one behind `template <...>`."""
+    while node.type == "template_declaration":
+        node = node.named_children[-1]
+    return node.child_by_field_name("body") if node.type == "function_definition" else None
+

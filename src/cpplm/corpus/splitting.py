@@ -63,6 +63,7 @@ class _Splitter:
         self.table = table
         self.pieces: list[Piece] = []
         self.header_comment = b""
+        self.pending_names: set[bytes] = set()  # masked macros among them
         self.pending = b""  # comments that stood before a scope was opened or closed
         self.stack: list[Frame] = []
         self.passed = set(lexed.guard_directives)  # directives that need not be kept
@@ -111,6 +112,7 @@ class _Splitter:
             comments = self._head(comments, is_directive=self.data[start : start + 1] in b"# \t")
         if comments.strip():
             self.pending += comments.strip(b"\n").rstrip() + b"\n"
+            self.pending_names.update(IDENTIFIER.findall(self.lexed.names, self.mark, start))
         self.mark = end
         return end
 
@@ -128,11 +130,12 @@ class _Splitter:
         self.header_comment = comments[licence:cut].strip()
         return comments[cut:]
 
-    def _leading(self, start: int) -> bytes:
-        """The comments since the last piece."""
+    def _leading(self, start: int) -> tuple[bytes, frozenset[bytes]]:
+        """The comments since the last piece, and the masked macros among them."""
         self._skip(start, start)
         leading, self.pending = self.pending, b""
-        return leading
+        names, self.pending_names = frozenset(self.pending_names), set()
+        return leading, names
 
     def _line_start(self, start: int) -> int:
         """`start` moved left over the indentation of its line."""
@@ -150,9 +153,9 @@ class _Splitter:
 
     def _add(self, start: int, end: int, sort: Sort, directives: tuple[Directive, ...] = ()) -> int:
         line_start = self._line_start(start)
-        leading = self._leading(line_start)
+        leading, names = self._leading(line_start)
         end = self._with_trailing_comment(end)
-        self.pieces.append(Piece(line_start, end, leading, tuple(self.stack), sort, directives))
+        self.pieces.append(Piece(line_start, end, leading, tuple(self.stack), sort, directives, names))
         self.mark = end
         return end
 
