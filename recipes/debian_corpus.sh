@@ -1,0 +1,137 @@
+#!/bin/sh
+# Real C and C++ projects from the source packages of this machine's Debian or Ubuntu release.
+#
+#   recipes/debian_corpus.sh dev FOLDER       the projects that cpplm was developed on  -> FOLDER/dev
+#   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
+#   recipes/debian_corpus.sh headers FOLDER   third-party headers for `corpus check`    -> FOLDER/headers
+#   recipes/debian_corpus.sh large FOLDER     60 MB and more, permissive licences       -> FOLDER/large, and
+#                                             a corpus built from them                  -> FOLDER/corpus
+#   recipes/debian_corpus.sh measure FOLDER   build and check dev and blind, with headers
+#
+# Needs no root: package lists and downloads stay in FOLDER/apt. A package that is there already is not fetched
+# again, so an interrupted run is simply started again. FOLDER/versions.txt names what was fetched. Options for
+# `cpplm corpus build` go into BUILD, such as BUILD="--tokenizer FILE --max_tokens 16384"; cpplm itself is
+# CPPLM (from the path, else from .venv here).
+set -eu
+
+DEV="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2"
+BLIND="nlohmann-json3 range-v3 jansson lua5.4 tinyxml googletest ninja-build yaml-cpp pugixml htop"
+HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 libfmt-dev"
+# BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.
+LARGE="$DEV protobuf grpc abseil rocksdb flatbuffers capnproto bullet onetbb openexr imath catch2
+double-conversion google-glog gflags benchmark rapidjson box2d"
+
+fail() {
+    echo "debian_corpus.sh: $1" >&2
+    exit 2
+}
+
+usage="usage: recipes/debian_corpus.sh dev|blind|headers|large|measure FOLDER"
+[ $# -eq 2 ] || fail "$usage"
+command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
+command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
+here=$(cd "$(dirname "$0")/.." && pwd)
+CPPLM=${CPPLM:-$(command -v cpplm || echo "$here/.venv/bin/cpplm")}
+mkdir -p "$2"
+folder=$(cd "$2" && pwd)
+apt=$folder/apt
+# What an interrupted run left half unpacked.
+rm -rf "$folder/unpacking"
+
+private_apt() { # apt-get or apt-cache, with lists and downloads in our folder
+    program=$1
+    shift
+    "$program" -qq -o "Dir::State=$apt" -o "Dir::State::status=/var/lib/dpkg/status" -o "Dir::Cache=$apt/cache" \
+        -o "APT::Sandbox::User=$(id -un)" "$@"
+}
+
+our_apt() { # the same, with our list of sources
+    program=$1
+    shift
+    private_apt "$program" -o "Dir::Etc::sourcelist=$apt/sources.list" -o "Dir::Etc::sourceparts=/dev/null" "$@"
+}
+
+prepare() { # the distribution's own archives as sources of packages and of source packages
+    [ -e "$apt/ready" ] && return
+    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
+    echo "reading the package lists" >&2
+    private_apt apt-get update
+    private_apt apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(RELEASE) $(COMPONENT)' \
+        'Created-By: Packages' | sort -u | while read -r origin uri release component; do
+        case $origin in
+        Debian | Ubuntu) printf 'deb %s %s %s\ndeb-src %s %s %s\n' \
+            "$uri" "$release" "$component" "$uri" "$release" "$component" ;;
+        esac
+    done >"$apt/sources.list"
+    [ -s "$apt/sources.list" ] || fail "apt knows no archive of Debian or Ubuntu on this machine"
+    our_apt apt-get update
+    touch "$apt/ready"
+}
+
+sources() { # SET PACKAGE...: unpack source packages as FOLDER/SET/PACKAGE
+    set_name=$1
+    shift
+    for package in "$@"; do
+        target=$folder/$set_name/$package
+        [ -d "$target" ] && continue
+        prepare
+        echo "$set_name: $package" >&2
+        mkdir -p "$folder/unpacking" "$folder/$set_name"
+        (cd "$folder/unpacking" && our_apt apt-get source --download-only --only-source "$package") ||
+            fail "cannot fetch the source package $package; run it again, or take it out of the list"
+        dpkg-source --no-check -x "$folder"/unpacking/*.dsc "$folder/unpacking/tree" >/dev/null
+        echo "$set_name $package $(sed -n 's/^Version: //p' "$folder"/unpacking/*.dsc | head -n 1)" \
+            >>"$folder/versions.txt"
+        mv "$folder/unpacking/tree" "$target"
+        rm -rf "$folder/unpacking"
+    done
+}
+
+headers() { # unpack, not install, binary packages
+    for package in $HEADERS; do
+        [ -e "$folder/headers/.$package" ] && continue
+        prepare
+        echo "headers: $package" >&2
+        mkdir -p "$folder/unpacking" "$folder/headers"
+        (cd "$folder/unpacking" && our_apt apt-get download "$package") || fail "cannot fetch the package $package"
+        dpkg -x "$folder"/unpacking/*.deb "$folder/headers"
+        echo "headers $package $(dpkg-deb -f "$folder"/unpacking/*.deb Version)" >>"$folder/versions.txt"
+        touch "$folder/headers/.$package"
+        rm -rf "$folder/unpacking"
+    done
+}
+
+build() { # SET OUT [OPTION...]
+    set_name=$1 out=$2
+    shift 2
+    # shellcheck disable=SC2086  # BUILD is a list of options
+    "$CPPLM" corpus build --projects_dir "$folder/$set_name" --out "$out" "$@" ${BUILD:-}
+}
+
+case $1 in
+# shellcheck disable=SC2086  # lists of names
+dev) sources dev $DEV ;;
+# shellcheck disable=SC2086
+blind) sources blind $BLIND ;;
+headers) headers ;;
+large)
+    # shellcheck disable=SC2086
+    sources large $LARGE
+    build large "$folder/corpus" --licences permissive
+    ;;
+measure)
+    # shellcheck disable=SC2086
+    sources dev $DEV
+    # shellcheck disable=SC2086
+    sources blind $BLIND
+    headers
+    for set_name in dev blind; do
+        build "$set_name" "$folder/corpus-$set_name"
+        "$CPPLM" corpus check "$folder/corpus-$set_name" --sample 200 --seed 1 \
+            --headers "$folder/headers/usr/include" --projects_dir "$folder/$set_name" --json |
+            tail -n 1 >"$folder/check-$set_name.json"
+        echo "$set_name: $folder/check-$set_name.json"
+    done
+    ;;
+*) fail "$usage" ;;
+esac

@@ -1,0 +1,111 @@
+"""`recipes/debian_corpus.sh` with stand-ins for apt and dpkg: what it fetches and skips, how it fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "debian_corpus.sh"
+APT_GET = """#!/bin/sh
+echo "$@" >>"$CALLS"
+case "$*" in
+*indextargets*)
+    echo "Debian http://archive.example/debian/ stable main"
+    echo "Other http://elsewhere.example/ stable main" ;;
+*source*)
+    for name; do :; done
+    [ "$name" != "$BROKEN" ] || exit 100
+    printf 'Version: 1.0\\n' >"$name.dsc" ;;
+esac
+"""
+DPKG_SOURCE = """#!/bin/sh
+mkdir "$4" && cp "$3" "$4/description"
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in {"apt-get": APT_GET, "dpkg-source": DPKG_SOURCE}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    calls = tmp_path / "calls"
+    calls.touch()
+    return {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(calls), "BROKEN": ""}
+
+
+def run(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", str(RECIPE), *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def names(variable: str) -> set[str]:
+    found = re.search(rf'^{variable}="([^"]*)"', RECIPE.read_text(), re.MULTILINE)
+    assert found is not None
+    return set(found[1].split()) - {"$DEV"}
+
+
+def fetched(environment: dict[str, str]) -> list[str]:
+    lines = Path(environment["CALLS"]).read_text().splitlines()
+    return [line.split()[-1] for line in lines if " source " in line]
+
+
+def test_the_blind_projects_are_in_no_other_list() -> None:
+    assert len(names("BLIND")) >= 8
+    assert not names("BLIND") & (names("DEV") | names("LARGE"))
+
+
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "out"
+    broken = run({**environment, "BROKEN": "snappy"}, "dev", folder)
+    assert broken.returncode == 2
+    assert "cannot fetch the source package snappy" in broken.stderr
+    before = {path.name for path in (folder / "dev").iterdir()}
+    assert "snappy" not in before
+    assert before
+    Path(environment["CALLS"]).write_text("")
+    assert run(environment, "dev", folder).returncode == 0
+    assert {path.name for path in (folder / "dev").iterdir()} == names("DEV")
+    assert not before & set(fetched(environment))
+    Path(environment["CALLS"]).write_text("")
+    assert run(environment, "dev", folder).returncode == 0
+    assert Path(environment["CALLS"]).read_text() == ""
+    versions = (folder / "versions.txt").read_text().splitlines()
+    assert sorted(versions) == sorted(f"dev {name} 1.0" for name in names("DEV"))
+    assert not (folder / "unpacking").exists()
+
+
+def test_only_the_distributions_own_archives(tmp_path: Path, environment: dict[str, str]) -> None:
+    assert run(environment, "dev", tmp_path / "out").returncode == 0
+    sources = (tmp_path / "out" / "apt" / "sources.list").read_text()
+    assert "deb-src http://archive.example/debian/ stable main" in sources
+    assert "elsewhere" not in sources
+
+
+def test_wrong_use_and_missing_tools(tmp_path: Path, environment: dict[str, str]) -> None:
+    for arguments in ((), ("dev",), ("everything", tmp_path / "out")):
+        wrong = run(environment, *arguments)
+        assert wrong.returncode == 2
+        assert "usage:" in wrong.stderr
+    Path(environment["PATH"].split(":")[0], "dpkg-source").unlink()
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "apt-get").symlink_to(Path(environment["PATH"].split(":")[0], "apt-get"))
+    for tool in ("dirname", "mkdir", "rm", "sh"):
+        (bare / tool).symlink_to(f"/bin/{tool}")
+    missing = subprocess.run(
+        ["/bin/sh", str(RECIPE), "dev", str(tmp_path / "out")],
+        env={**environment, "PATH": str(bare)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert missing.returncode == 2
+    assert "apt-get install dpkg-dev" in missing.stderr
