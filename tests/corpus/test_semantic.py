@@ -331,6 +331,7 @@ def test_without_the_setting_nothing_is_planned_and_plans_follow_the_flags(tmp_p
     found = plan_semantics(settings, project)
     assert found is not None and found.database is not None and not found.database.named
     assert found.digest != bare.digest
+    assert found.figures() == {"database": "build/compile_commands.json", "entries": 1, "left_out": {}}
     path = tmp_path / "other.json"
     path.write_text(json.dumps([entry]))
     named = plan_semantics(

@@ -115,7 +115,7 @@ class ClangFlags:
         ]
 
     def _include_folders(self, file: SourceFile) -> list[str]:
-        """The `include` folders above the file, before an installed copy of the same library; then guesses."""
+        """The `include` folders above the file, so that no installed copy of them is read; then guesses."""
         for root, paths in self._guessed:
             if root in file.path.parents:
                 inside = file.path.relative_to(root)

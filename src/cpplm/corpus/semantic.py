@@ -129,6 +129,16 @@ class SemanticPlan:
     database: Database | None
     digest: str
 
+    def figures(self) -> dict[str, Any]:
+        """Where the flags come from, and what of them was left out."""
+        if self.database is None:
+            return {"database": "", "entries": 0, "left_out": {}}
+        return {
+            "database": "/".join(self.database.path.parts[-2:]),
+            "entries": len(self.database.flags),
+            "left_out": self.database.skips.to_dict(),
+        }
+
 
 def plan_semantics(settings: CorpusSettings, project: Project) -> SemanticPlan | None:
     """The plan for a project; None without --semantic.
@@ -204,13 +214,14 @@ class _Reader:
         self._answers: list[tuple[Job, Answer]] = []
         self._left = set(range(len(files)))
         self._failed: dict[int, str] = {}
+        builtin = builtin_headers()
         self._setup: Setup = {
             "files": [str(file.path.resolve()) for file in files],
             "digests": [file.digest for file in files],
             "roots": [str(root.resolve()) for root in project.roots],
-            "readable": _readable(project, database),
+            "readable": _readable(project, database, builtin),
             "memory_bytes": MEMORY_BYTES,
-            "builtin": builtin_headers(),
+            "builtin": builtin,
             "probe": _PROBE,
         }
 
@@ -353,10 +364,10 @@ def _file_references(answer: Answer, key: str, targets: list[frozenset[Target]])
     )
 
 
-def _readable(project: Project, database: Database | None) -> list[str]:
+def _readable(project: Project, database: Database | None, builtin: list[list[str]]) -> list[str]:
     """What a worker may read: project, toolchain, and the folders of a database that the user named."""
     paths = [*toolchain_paths(), *map(str, project.roots)]
-    paths += [flags[1] for flags in builtin_headers()]
+    paths += [flags[1] for flags in builtin]
     if database is not None:
         paths.append(str(database.path.resolve().parent))
         if database.named:

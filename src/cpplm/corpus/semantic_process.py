@@ -6,6 +6,7 @@ time, so that a busy machine does not change the result; real time, many times l
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -20,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from cpplm.core.errors import UserError
+from cpplm.core.progress import say
 from cpplm.corpus.clang_flags import INSTALL
 from cpplm.corpus.semantic_protocol import Answer, Failure, Job, Setup
 
@@ -59,7 +61,8 @@ class WorkerProcess:
                 f"libclang finds no usable compiler headers ({hello['error']})",
                 fix=f"{INSTALL}, and install g++ for the standard library (Debian, Ubuntu: apt install g++).",
             )
-        self.walls: str = hello["walls"]
+        if "Landlock" not in hello["walls"]:
+            _warn_of_open_walls()
 
     def ask(self, job: Job) -> Answer | Failure:
         """Have one file parsed; after a `fatal` failure the worker is gone."""
@@ -105,6 +108,15 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
+
+
+@functools.cache
+def _warn_of_open_walls() -> None:
+    """Once per process."""
+    say(
+        "cpplm: WARNING: this kernel has no Landlock: while --semantic parses, code can include any file that "
+        "you can read; a line of it may be quoted in the first error that is reported."
+    )
 
 
 def run_jobs(
