@@ -114,8 +114,8 @@ class WorkerProcess:
 def _warn_of_open_walls() -> None:
     """Once per process."""
     say(
-        "cpplm: WARNING: this kernel has no Landlock: while --semantic parses, code can include any file that "
-        "you can read; a line of it may be quoted in the first error that is reported."
+        "cpplm: WARNING: this kernel has no Landlock: what --semantic parses can include any file that you "
+        "can read, and a line of it may be quoted in the first error that is reported."
     )
 
 
