@@ -36,6 +36,7 @@ _FEATURE_MACROS = (
     b"__STDC_",
 )
 Visible = dict[int, tuple[Condition, ...]]  # number of a file, and the conditions around its include
+ANY_SIZE = 1 << 62
 Key = tuple[int, int]  # number of the file in its project, number of the item in the file
 
 
@@ -47,8 +48,8 @@ class Index:
     includes: Includes
     macros: MacroTable
     _parsed: dict[str, FileItems] = field(default_factory=dict)
-    _declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
-    _attached: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
+    declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
+    attached: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
     _general: dict[str, list[tuple[Key, Item]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,28 +66,39 @@ class Index:
             self._parsed[name] = found
             for position, item in enumerate(found.items if found.sound else ()):
                 for declared in _declared(item):
-                    self._declared[declared].append((number, position))
+                    self.declared[declared].append((number, position))
                 for attached in _attached(item):
-                    self._attached[attached].append((number, position))
+                    self.attached[attached].append((number, position))
         return found
 
-    def close(self, unit: Unit, own: list[Item], detail: Detail) -> list[Item]:
-        """What `own` needs from other files of the project, and the includes of those that lead out of it."""
+    def item(self, key: Key) -> Item:
+        """An item of a file that was read."""
+        return self._parsed[self.names[key[0]]].items[key[1]]
+
+    def close(self, unit: Unit, own: list[Item], detail: Detail, limit: int) -> list[Item] | None:
+        """What `own` needs from other files of the project, and the includes of those that lead out of it.
+
+        None when that is more than `limit` bytes.
+        """
         files = [file.name for file in unit.files]
-        entries = self.includes.visible(files)
         visible = {
             self.number[name]: conditions
-            for name, conditions in entries.items()
+            for name, conditions in self.includes.visible(files).items()
             if name not in files and self.read(name).sound
         }
         wanted: Set[bytes] = frozenset()
         if detail == Detail.SKELETON:
-            declared = self._named(own, visible, Detail.DECLARATIONS, wanted)
-            wanted = self.wanted(own, declared.values())
-        chosen = self._named(own, visible, detail, wanted)
-        extra = self._everywhere(visible, own, chosen.values())
-        chosen |= self._named(extra.values(), visible, detail, wanted) | extra
-        return [chosen[key] for key in sorted(chosen)]
+            declared = _Walk(self, visible, Detail.DECLARATIONS, wanted, ANY_SIZE)
+            declared.follow(own)
+            wanted = self.wanted(own, declared.chosen.values())
+        walk = _Walk(self, visible, detail, wanted, limit)
+        if not walk.follow(own):
+            return None
+        extra = self._everywhere(visible, own, walk.chosen.values())
+        walk.chosen |= extra
+        if not walk.follow(extra.values()):
+            return None
+        return [walk.chosen[key] for key in sorted(walk.chosen)]
 
     def wanted(self, own: Iterable[Item], borrowed: Iterable[Item]) -> set[bytes]:
         """The names of the member functions that skeletons of the borrowed types have to keep."""
@@ -101,25 +113,6 @@ class Index:
         """Whether the item's file includes another of the project after it."""
         cuts = self.includes.cuts[self.names[item.file]]
         return bool(cuts) and item.line < cuts[-1]
-
-    def _named(self, own: Iterable[Item], visible: Visible, detail: Detail, wanted: Set[bytes]) -> dict[Key, Item]:
-        """Visible items that are named, and those that these name."""
-        chosen: dict[Key, Item] = {}
-        waiting = list(own)
-        seen: set[bytes] = set()
-        while waiting:
-            item = waiting.pop()
-            fresh = item.mentions.union(*(f.macros for f in item.stack if isinstance(f, Scope))) - seen
-            seen |= fresh
-            keys = [key for name in fresh & self._declared.keys() for key in self._declared[name]]
-            if item.kind in (Kind.TYPE, Kind.FORWARD):
-                keys += [key for name in item.names for key in self._attached.get(name, ())]
-            for key in keys:
-                if key[0] in visible and key not in chosen:
-                    item = self._parsed[self.names[key[0]]].items[key[1]]
-                    chosen[key] = _under(self.shortener.shorten(item, detail, wanted), visible[key[0]])
-                    waiting.append(chosen[key])
-        return chosen
 
     def _everywhere(self, visible: Visible, own: Iterable[Item], chosen: Iterable[Item]) -> dict[Key, Item]:
         """What counts without being named: each include that leads out of the project, `using namespace`."""
@@ -157,6 +150,39 @@ class Index:
             found += [((self.number[name], position), each) for each in kept]
         self._general[name] = found
         return found
+
+
+@dataclass
+class _Walk:
+    """Follows names from item to item; `chosen` are the items found, as they will be written."""
+
+    index: Index
+    visible: Visible
+    detail: Detail
+    wanted: Set[bytes]
+    limit: int
+    chosen: dict[Key, Item] = field(default_factory=dict)
+    size: int = 0
+    _seen: set[bytes] = field(default_factory=set)
+
+    def follow(self, items: Iterable[Item]) -> bool:
+        """Add what the items name and what that names; False as soon as it is too much."""
+        declared, attached = self.index.declared, self.index.attached
+        waiting = list(items)
+        while waiting and self.size <= self.limit:
+            item = waiting.pop()
+            fresh = item.mentions - self._seen
+            self._seen |= fresh
+            keys = [key for name in fresh if name in declared for key in declared[name]]
+            if item.kind in (Kind.TYPE, Kind.FORWARD):
+                keys += [key for name in item.names if name in attached for key in attached[name]]
+            for key in keys:
+                if key[0] in self.visible and key not in self.chosen:
+                    found = self.index.shortener.shorten(self.index.item(key), self.detail, self.wanted)
+                    self.chosen[key] = _under(found, self.visible[key[0]])
+                    self.size += len(found.text)
+                    waiting.append(self.chosen[key])
+        return self.size <= self.limit
 
 
 def _under(item: Item, conditions: tuple[Condition, ...]) -> Item:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpplm.corpus import merging
-from cpplm.corpus.closure import Index
+from cpplm.corpus.closure import ANY_SIZE, Index
 from cpplm.corpus.items import FileItems, Kind
 from cpplm.corpus.packing import Document, Measure, Packer, chunk, cut
 from cpplm.corpus.shortening import Detail
@@ -60,20 +60,25 @@ def _can_be_ordered(parts: Sequence[FileItems]) -> bool:
 
 def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Options) -> list[Document]:
     """Down the ladder until the unit fits into one document, or into parts."""
-    if options.closed:
-        bundles = (merging.closed(unit, parts, index, detail) for detail in Detail)
-    else:
-        bundles = (merging.kept(unit, parts, index) for _ in range(1))
-    for bundle in bundles:
+    if not options.closed:
+        packer = Packer(merging.kept(unit, parts, index), options.budget, options.measure)
+        whole = packer.whole()
+        return packer.parts() if whole is None else [whole]
+    for detail in Detail:
+        last = detail == max(Detail)
+        limit = options.measure.most_bytes * options.budget
+        bundle = merging.closed(unit, parts, index, detail, ANY_SIZE if last else limit)
+        if bundle is None:
+            continue
         if all(bundle.items[number].kind == Kind.COMMENT for number in bundle.roots):
             return []
         size = sum(options.measure.item(item.text) for item in bundle.items)
-        if size > _SURELY_TOO_LONG * options.budget:
-            continue
-        whole = Packer(bundle, options.budget, options.measure).whole()
-        if whole is not None:
-            return [whole]
-    return Packer(bundle, options.budget, options.measure).parts()
+        if size <= _SURELY_TOO_LONG * options.budget or last:
+            packer = Packer(bundle, options.budget, options.measure)
+            whole = packer.whole()
+            if whole is not None:
+                return [whole]
+    return packer.parts()
 
 
 def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> list[Document]:

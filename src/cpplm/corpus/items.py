@@ -134,6 +134,7 @@ def _item(
     data = lexed.data
     mentions, accesses = _mentioned(set(_MENTION.findall(lexed.names, piece.start, piece.end)))
     mentions |= condition_names(piece.stack) | piece.leading_names
+    mentions.update(name for frame in piece.stack if isinstance(frame, Scope) for name in frame.macros)
     mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
     line = data.count(b"\n", 0, piece.start)
     pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])

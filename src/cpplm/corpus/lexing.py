@@ -16,19 +16,19 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Alternatives are ordered: a raw string before a string, a number before a character (1'000).
+# Every alternative begins with a different byte, which lets the engine skip ordinary code.
 _TOKEN = re.compile(
     rb"""
-      (?P<comment> //(?:\\\n|[^\n])* | /\*.*?(?:\*/|\Z) )
-    | (?P<directive> ^[ \t]*\#[ \t]*(?P<keyword>\w*)
-        (?P<argument>(?: \\\n | /\*.*?\*/ | //[^\n]* | "(?:\\.|[^"\\\n])*" | [^\n] )*) )
-    | (?P<raw> \b(?:u8|[uUL])?R"(?P<fence>[^()\\\s]{0,16})\(.*?\)(?P=fence)" )
-    | (?P<string> "(?:\\.|[^"\\\n])*(?:"|(?=\n)|\Z) )
-    | \b[0-9](?:'?[\w.])*
-    | (?P<character> '(?:\\.|[^'\\\n])*(?:'|(?=\n)|\Z) )
+      /(?: /(?:\\\n|[^\n])* | \*.*?(?:\*/|\Z) )
+    | "(?: \\. | [^"\\\n] )* (?: " | (?=\n) | \Z )
+    | '(?: \\. | [^'\\\n] )* (?: ' | (?=\n) | \Z )
+    | \#[ \t]*\w*(?: \\\n | /\*.*?\*/ | //[^\n]* | "(?:\\.|[^"\\\n])*" | [^\n] )*
     """,
-    re.VERBOSE | re.DOTALL | re.MULTILINE,
+    re.VERBOSE | re.DOTALL,
 )
+_RAW = re.compile(rb'"([^()\\\s]{0,16})\(.*?\)\1"', re.DOTALL)
+_WORD_BEFORE = re.compile(rb"[\w']*\Z")
+_KEYWORD = re.compile(rb"\#[ \t]*(\w*)")
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BLANK = bytes(byte if byte == 10 else 32 for byte in range(256))
 IDENTIFIER = re.compile(rb"[A-Za-z_]\w*")
@@ -154,39 +154,56 @@ def lex(data: bytes) -> Lexed:
     plain: list[bytes] = []
     directives: list[Directive] = []
     comments: list[tuple[int, int]] = []
-    position = 0
-    for token in _TOKEN.finditer(data):
-        kind = token.lastgroup
-        if kind is None:  # a number: consumed only so that 1'000 opens no character literal
-            continue
+    position = search = 0
+    while (token := _TOKEN.search(data, search)) is not None:
         start, end = token.span()
-        names.append(data[position:start])
-        plain.append(data[position:start])
-        position = end
-        if token["comment"] is not None:
+        first = data[start]
+        search = end
+        hidden = True
+        if first == 0x2F:  # "/"
             comments.append((start, end))
-            names.append(blank(data[start:end]))
-            plain.append(names[-1])
-        elif token["directive"] is not None:
-            argument = _COMMENT.sub(b" ", token["argument"].replace(b"\\\n", b" ")).strip()
-            directives.append(Directive(start, end, token["keyword"], argument))
+        elif first == 0x23:  # "#" begins a directive where only blanks stand before it
+            line = data.rfind(b"\n", 0, start) + 1
+            if data[line:start].strip(b" \t"):
+                search = start + 1
+                continue
+            keyword = _KEYWORD.match(data, start)
+            argument = data[keyword.end() : end] if keyword else b""
+            argument = _COMMENT.sub(b" ", argument.replace(b"\\\n", b" ")).strip()
+            directives.append(Directive(line, end, keyword.group(1) if keyword else b"", argument))
+            start = line
+        else:
+            hidden = False
+            if first == 0x27 and _is_separator(data, start):
+                search = start + 1
+                continue
+            raw = _RAW.match(data, start) if first == 0x22 and data[start - 1 : start] == b"R" else None
+            if raw:
+                end = search = raw.end()
+        before = data[position:start]
+        names.append(before)
+        plain.append(before)
+        if hidden:
             names.append(blank(data[start:end]))
             plain.append(names[-1])
         else:
-            opening = data.index(b"'" if token["character"] is not None else b'"', start)
-            quoted = (
-                data[start : opening + 1]
-                + blank(data[opening + 1 : end - 1])
-                + data[max(end - 1, opening + 1) : end]
-            )
-            names.append(quoted)
+            closing = max(end - 1, start + 1)
+            names.append(data[start : start + 1] + blank(data[start + 1 : closing]) + data[closing:end])
             plain.append(data[start:end])
+        position = end
     names.append(data[position:])
     plain.append(data[position:])
     groups, balanced = _group(directives)
     lexed = Lexed(data, b"".join(names), b"".join(plain), directives, groups, balanced, comments)
     _find_guard(lexed)
     return lexed
+
+
+def _is_separator(data: bytes, start: int) -> bool:
+    """Whether a single quote stands within a number: 1'000."""
+    before = data[max(0, start - 64) : start]
+    word = _WORD_BEFORE.search(before)
+    return word is not None and word.group()[:1].isdigit()
 
 
 def _group(directives: list[Directive]) -> tuple[list[Group], bool]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from cpplm.corpus.lexing import IDENTIFIER, Directive, Group, Lexed, blank
@@ -68,6 +69,11 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
     return bodies
 
 
+@lru_cache(maxsize=65_536)
+def _well_known(name: bytes) -> Mask | None:
+    return next((mask for pattern, mask in _WELL_KNOWN if pattern.match(name)), None)
+
+
 @dataclass(frozen=True)
 class MacroTable:
     """What to do with each macro of a project; names not in `masks` stay as they are."""
@@ -113,7 +119,7 @@ class MacroTable:
         known = self.masks.get(name)
         if known or not (b"A" <= name[:1] <= b"Z" or name.startswith(b"_")):
             return known
-        return next((mask for pattern, mask in _WELL_KNOWN if pattern.match(name)), None)
+        return _well_known(name)
 
 
 def _pasted(body: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -161,19 +167,22 @@ def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
     """The views `code` (strings blank) and `plain` (strings kept, for the parser), macros masked in both."""
     spans: list[tuple[int, int, bytes]] = []
     done = 0
-    for found in IDENTIFIER.finditer(lexed.names):
+    kinds = {name: table.mask_of(name) for name in set(IDENTIFIER.findall(lexed.names))}
+    masked = [name for name, kind in kinds.items() if kind is not None and kind != "statement"]
+    uses = re.finditer(rb"\b(?:" + b"|".join(masked) + rb")\b", lexed.names) if masked else ()
+    for found in uses:
         start, end = found.span()
-        kind = table.mask_of(found.group())
-        if kind is None or kind == "statement" or start < done:
+        kind = kinds[found.group()]
+        if start < done:
             continue
         if kind == "blank_call" and lexed.names[end : end + 64].lstrip().startswith(b"("):
             end = _closing(lexed.names, end)
         marker = {"open": OPEN, "close": CLOSE}.get(kind, b" ")
         spans.append((start, end, marker))
         done = end
-    live = _dead_branches(lexed, spans)
-    code = _fill(lexed.names, spans + live)
-    plain = _fill(lexed.plain, [(start, end, b" ") for start, end, _ in spans] + live)
+    dead = _dead_branches(lexed, spans)
+    code = _fill(lexed.names, spans + dead)
+    plain = _fill(lexed.plain, [(start, end, b" ") for start, end, _ in spans] + dead)
     return code, plain
 
 
@@ -210,8 +219,6 @@ def _dead_branches(lexed: Lexed, spans: list[tuple[int, int, bytes]]) -> list[tu
     code = bytearray(_fill(lexed.names, spans))
 
     def visit(group: Group) -> None:
-        for child in group.children:
-            visit(child)
         branches = group.branches()
         if len(branches) < 2 or all(balance(bytes(code[a:b])) == (0, 0) for a, b in branches):
             return
@@ -227,6 +234,15 @@ def _dead_branches(lexed: Lexed, spans: list[tuple[int, int, bytes]]) -> list[tu
                 dead.append((start, end, b" " if lexed.names[start : start + 1] != b"\n" else b"\n"))
                 code[start:end] = blank(bytes(code[start:end]))
 
-    for group in lexed.groups if lexed.balanced else []:
+    for group in _inner_first(lexed.groups) if lexed.balanced else []:
         visit(group)
     return dead
+
+
+def _inner_first(groups: list[Group]) -> list[Group]:
+    """All groups, each after those inside it; not by recursion, since they may be nested a thousand deep."""
+    found, waiting = [], list(groups)
+    while waiting:
+        found.append(waiting.pop())
+        waiting += found[-1].children
+    return found[::-1]

@@ -17,8 +17,8 @@ from cpplm.corpus.shortening import Detail
 from cpplm.corpus.units import Unit
 
 
-def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail) -> Bundle:
-    """All items of a unit and what they need."""
+def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail, limit: int) -> Bundle | None:
+    """All items of a unit and what they need; None when they need more than `limit` bytes."""
     gone = [{argument.encode() for argument in index.includes.edges[file.name]} for file in unit.files]
     first = _comments(parts, [index.number[file.name] for file in unit.files])
     own: list[Item] = []
@@ -26,7 +26,9 @@ def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail)
         before = _before_own_include(part.items, {argument.encode() for argument in unit.own_includes})
         first += without_includes(before, arguments)
         own += without_includes(part.items[len(before) :], arguments)
-    borrowed = index.close(unit, [*first, *own], detail)
+    borrowed = index.close(unit, [*first, *own], detail, limit)
+    if borrowed is None:
+        return None
     files = {index.number[file.name] for file in unit.files}
     asked = frozenset().union(*(condition_names(item.stack) for item in borrowed))
     early = [

@@ -24,6 +24,7 @@ class Measure:
     """Lengths in the unit of the budget; those of items are remembered, since parts and units share them."""
 
     exact: Callable[[str], int]
+    most_bytes: int = 1  # that one unit can stand for
     _items: dict[bytes, int] = field(default_factory=dict)
 
     def item(self, text: bytes) -> int:

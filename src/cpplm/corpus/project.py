@@ -26,6 +26,8 @@ B = TypeVar("B")
 Mapper = Callable[[Callable[[A], B], Iterable[A]], Iterable[B]]
 # Large enough that sending a batch costs nothing beside reading it, small enough to stop within a second.
 BATCH_BYTES = 256_000
+# Code stays far below this; only text made of one long token again and again would not.
+_MOST_BYTES_PER_TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Plan:
         if self.tokenizer is None:
             return Measure(lambda text: len(text.encode()))
         encode = Tokenizer.load(self.tokenizer).encode
-        return Measure(lambda text: len(encode(text)))
+        return Measure(lambda text: len(encode(text)), most_bytes=_MOST_BYTES_PER_TOKEN)
 
 
 @dataclass(frozen=True)
