@@ -14,6 +14,9 @@ later passes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cached_property
+
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.pieces import Condition, Scope
@@ -48,19 +51,11 @@ class Graph:
         self.named = [set(edges) for edges in self.hard]
         self._barrier_edges()
         self._call_edges()
-        self._needs: dict[tuple[int, bool], set[int]] = {}
-        self._types: dict[bytes, list[int]] = {}
-        self._nested: dict[bytes, list[int]] = {}  # class to the classes of it that are defined after it
-        for index, item in enumerate(items):
-            if item.kind == Kind.TYPE:
-                for name in item.names:
-                    self._types.setdefault(name, []).append(index)
-                if item.qualifier:
-                    self._nested.setdefault(item.qualifier, []).append(index)
+        self._needs: dict[tuple[int, bool], int] = {}
 
     def _expanded(self, item: Item) -> frozenset[bytes]:
         """What an item mentions once the unit's own macros are expanded."""
-        if item.kind == Kind.MACRO or not item.mentions & self._bodies.keys():
+        if item.kind == Kind.MACRO or self._bodies.keys().isdisjoint(item.mentions):
             return item.mentions
         seen: set[bytes] = set()
         waiting = set(item.mentions)
@@ -188,8 +183,40 @@ class Graph:
                 if len(candidates[name]) <= _MOST_CANDIDATES:
                     self.soft[index].update(callee for callee in candidates[name] if callee != index)
 
-    def needs(self, root: int, rest: Graph, *, frugal: bool) -> set[int]:
-        """Everything earlier that an item needs by name, through any number of steps; not the item itself.
+    @cached_property
+    def _reached(self) -> list[int]:
+        """For each item, as a set of bits, itself and all that it needs by name."""
+        reached: list[int] = []
+        for index, edges in enumerate(self.named):
+            bits = 1 << index
+            for need in edges:
+                bits |= reached[need]
+            reached.append(bits)
+        return reached
+
+    @cached_property
+    def _incomplete(self) -> dict[int, list[tuple[bytes, int]]]:
+        """Items that name a class without defining it: the name, and a definition of the class."""
+        types: dict[bytes, list[int]] = {}
+        nested: dict[bytes, list[int]] = {}  # class to the classes of it that are defined after it
+        for index, item in enumerate(self.items):
+            if item.kind == Kind.TYPE:
+                for name in item.names:
+                    types.setdefault(name, []).append(index)
+                if item.qualifier:
+                    nested.setdefault(item.qualifier, []).append(index)
+        found: dict[int, list[tuple[bytes, int]]] = {}
+        for index, item in enumerate(self.items):
+            named = {Kind.FORWARD: item.names, Kind.ALIAS: item.mentions}.get(item.kind, ())
+            pairs = [(name, type_) for name in named for type_ in types.get(name, ())]
+            if item.kind == Kind.TYPE:
+                pairs = [(b"", type_) for name in item.names for type_ in nested.get(name, ())]
+            if pairs:
+                found[index] = pairs
+        return found
+
+    def needs(self, root: int, rest: Graph, *, frugal: bool) -> int:
+        """Everything earlier that an item needs by name, through any number of steps, as a set of bits.
 
         The item's own names count as they are in this graph, those of what it needs as they are in `rest`:
         the graph of the same items, shortened. A function that needs a class needs its definition, even where
@@ -198,33 +225,33 @@ class Graph:
         """
         if (root, frugal) in self._needs:
             return self._needs[root, frugal]
-        seen: set[int] = set()
-        waiting = [root]
+        bits = 0
+        for need in self.named[root]:
+            bits |= rest._reached[need]
         user = self.items[root]
-        while waiting:
-            index = waiting.pop()
-            fresh = (self if index == root else rest).named[index] - seen
-            if user.kind == Kind.FUNCTION:
-                item = self.items[index]
-                named = {Kind.FORWARD: item.names, Kind.ALIAS: item.mentions}.get(item.kind, ())
-                fresh |= {
-                    t
-                    for name in named
-                    for t in self._types.get(name, ())
-                    if t < root
-                    and not (
-                        frugal
-                        and user.mentions.isdisjoint((name, *item.names))
-                        and user.accesses.isdisjoint(self.items[t].mentions)
-                    )
-                } - seen
-                for name in item.names if item.kind == Kind.TYPE else ():
-                    fresh |= {t for t in self._nested.get(name, ()) if t < root} - seen
-            seen |= fresh
-            waiting.extend(fresh)
-        seen.discard(root)
-        self._needs[root, frugal] = seen
-        return seen
+        done = 0
+        while user.kind == Kind.FUNCTION and (pending := bits & self._incomplete_bits & ~done):
+            done |= pending
+            for index in each_bit(pending):
+                for name, type_ in self._incomplete[index]:
+                    asked = not frugal or not name or not user.mentions.isdisjoint((name, *self.items[index].names))
+                    if type_ < root and (asked or not user.accesses.isdisjoint(self.items[type_].mentions)):
+                        bits |= rest._reached[type_]
+        bits &= ~(1 << root)
+        self._needs[root, frugal] = bits
+        return bits
+
+    @cached_property
+    def _incomplete_bits(self) -> int:
+        return sum(1 << index for index in self._incomplete)
+
+
+def each_bit(bits: int) -> Iterator[int]:
+    """The numbers of the bits that are set, in increasing order."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def _macro_mentions(items: list[Item]) -> dict[bytes, frozenset[bytes]]:

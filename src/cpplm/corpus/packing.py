@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from cpplm.corpus.items import Item, Kind, count_functions
-from cpplm.corpus.ordering import PREAMBLE, Graph, order
+from cpplm.corpus.ordering import PREAMBLE, Graph, each_bit, order
 from cpplm.corpus.pieces import Frame, Scope
 from cpplm.corpus.writer import render
 
@@ -17,6 +17,8 @@ DocumentKind = Literal["compilable", "file", "chunk"]
 _REPEATED_SHARE = 0.75
 _PREAMBLE_SHARE = 0.25
 _SHORT_MACRO = 120
+# A part is filled with what fits from the rest of its unit; after this many items that do not, it is closed.
+_MOST_MISSED = 64
 
 
 @dataclass
@@ -90,6 +92,8 @@ class Packer:
         self.rank = {index: rank for rank, index in enumerate(self.order)}
         self._shorten = bundle.brief
         self._frugal = False
+        self._preambles: dict[bool, int] = {}
+        self._scope_sizes: dict[tuple[Frame, ...], int] = {}
 
     @cached_property
     def brief(self) -> list[Item]:
@@ -109,50 +113,84 @@ class Packer:
     def parts(self) -> list[Document]:
         """All roots, in as many documents as it takes."""
         documents: list[Document] = []
-        position = 0
-        while position < len(self.root_order):
-            taken, made = self._next(position)
+        remaining = self.root_order
+        while remaining:
+            taken, made = self._next(remaining)
             documents += made
-            position += taken
+            remaining = [index for index in remaining if index not in taken]
         return documents
 
-    def _next(self, position: int) -> tuple[int, list[Document]]:
-        """The document that starts at a position of the order: items taken, document or chunks."""
+    def _next(self, remaining: list[int]) -> tuple[set[int], list[Document]]:
+        """The document that begins with the first of the remaining roots: what it takes, document or chunks."""
         for closed, self._frugal in ((True, False), (True, True), (False, True)):
-            preamble = self._preamble()
-            taken = self._fill(position, preamble, closed=closed)
-            while taken:
-                chosen = self.root_order[position : position + taken]
-                extra = set(preamble)
-                if closed:
-                    extra |= set().union(*(self._needs(index) for index in chosen))
-                members = sorted(extra.union(chosen), key=self.rank.__getitem__)
-                document = self._document(members, set(chosen), "compilable" if closed else "chunk")
+            chosen, members = self._fill(remaining, closed=closed)
+            while chosen:
+                indices = sorted(each_bit(members), key=self.rank.__getitem__)
+                document = self._document(indices, set(chosen), "compilable" if closed else "chunk")
                 if document.size <= self.budget:
-                    return taken, [document]
-                taken -= 1
-        item = self.items[self.root_order[position]]
+                    return set(chosen), [document]
+                chosen = chosen[: len(chosen) * 9 // 10]
+                members = self._members(chosen, closed=closed)
+        item = self.items[remaining[0]]
         text = render([item])[0].decode()
         pieces = cut(text, self.budget, self.measure.exact)
-        return 1, [
+        return {remaining[0]}, [
             chunk(piece, (self.names[item.file],), self.measure.exact) for piece in pieces if piece.strip()
         ]
 
-    def _needs(self, index: int) -> set[int]:
+    def _fill(self, remaining: list[int], *, closed: bool) -> tuple[list[int], int]:
+        """The first of the roots and further ones that fit beside it; they with all they need as bits."""
+        members = self._preamble()
+        repeated = used = self._sum(members)
+        chosen: list[int] = []
+        missed = 0
+        for index in remaining:
+            needs = self._needs(index) & ~members if closed else 0
+            again = self._sum(needs)
+            cost = again + self._size(index)
+            if used + cost > self.budget or repeated + again > _REPEATED_SHARE * self.budget:
+                missed += 1
+                if not chosen or not closed or missed > _MOST_MISSED:
+                    break
+                continue
+            if not closed and chosen and self._stands_alone(index, members):
+                break
+            members |= needs | 1 << index
+            used += cost
+            repeated += again
+            chosen.append(index)
+        return chosen, members
+
+    def _members(self, chosen: list[int], *, closed: bool) -> int:
+        members = self._preamble()
+        for index in chosen:
+            members |= 1 << index | (self._needs(index) if closed else 0)
+        return members
+
+    def _stands_alone(self, index: int, members: int) -> bool:
+        """Whether a closed part could start at this item."""
+        repeated = self._sum(self._needs(index) | self._preamble())
+        return repeated <= _REPEATED_SHARE * self.budget and repeated + self._size(index) <= self.budget
+
+    def _needs(self, index: int) -> int:
         return self.graph.needs(index, self.brief_graph, frugal=self._frugal)
 
-    def _preamble(self) -> list[int]:
+    def _preamble(self) -> int:
         """The includes and usings that every part repeats, as far as they are small."""
-        starts = [index for index in self.order if self._is_preamble(index)]
-        plain = [i for i in starts if all(self.graph.phase[need] == PREAMBLE for need in self._needs(i))]
-        includes = [i for i in plain if self.items[i].kind == Kind.INCLUDE]
-        ordered: list[int] = []
-        for chosen in (starts, plain, includes):
-            members = set(chosen).union(*(self._needs(index) for index in chosen))
-            ordered = sorted(members, key=self.rank.__getitem__)
-            if self._sum(ordered) <= _PREAMBLE_SHARE * self.budget:
-                break
-        return ordered
+        if self._frugal not in self._preambles:
+            starts = [index for index in self.order if self._is_preamble(index)]
+            late = sum(1 << index for index, phase in enumerate(self.graph.phase) if phase != PREAMBLE)
+            plain = [index for index in starts if not self._needs(index) & late]
+            includes = [index for index in plain if self.items[index].kind == Kind.INCLUDE]
+            bits = 0
+            for chosen in (starts, plain, includes):
+                bits = 0
+                for index in chosen:
+                    bits |= 1 << index | self._needs(index)
+                if self._sum(bits) <= _PREAMBLE_SHARE * self.budget:
+                    break
+            self._preambles[self._frugal] = bits
+        return self._preambles[self._frugal]
 
     @cached_property
     def _last_include(self) -> int:
@@ -167,50 +205,32 @@ class Packer:
             return index in self.roots and index < self._last_include and len(item.text) < _SHORT_MACRO
         return item.kind in (Kind.INCLUDE, Kind.USING, Kind.PRAGMA)
 
-    def _sum(self, indices: Iterable[int]) -> int:
-        """The estimated size of shortened items in this order, scopes included."""
+    def _sum(self, bits: int) -> int:
+        """The estimated size of shortened items, scopes included."""
+        sizes, stacks = self._brief_sizes
         total = 0
         stack: tuple[Frame, ...] = ()
-        for index in indices:
-            item = self.brief[index]
-            total += self.measure.item(item.text)
-            if item.stack != stack:
-                stack = item.stack
-                total += self.measure.scopes(stack)
+        for index in each_bit(bits):
+            total += sizes[index]
+            if stacks[index] is not stack and stacks[index] != stack:
+                stack = stacks[index]
+                total += self._scopes(stack)
         return total
 
-    def _fill(self, position: int, preamble: list[int], *, closed: bool) -> int:
-        """How many items from `position` on fit together, with all they need when `closed`."""
-        members = set(preamble)
-        repeated = used = self._sum(preamble)
-        taken = 0
-        stack: tuple[Frame, ...] = ()
-        for index in self.root_order[position:]:
-            needs = self._needs(index) - members if closed else set()
-            again = self._sum(sorted(needs, key=self.rank.__getitem__))
-            item = self.items[index]
-            cost = (
-                again
-                + self.measure.item(item.text)
-                + (self.measure.scopes(item.stack) if item.stack != stack else 0)
-            )
-            if used + cost > self.budget or repeated + again > _REPEATED_SHARE * self.budget:
-                break
-            if not closed and taken and self._stands_alone(index, preamble):
-                break
-            members |= needs | {index}
-            used += cost
-            repeated += again
-            stack = item.stack
-            taken += 1
-        return taken
+    @cached_property
+    def _brief_sizes(self) -> tuple[list[int], list[tuple[Frame, ...]]]:
+        return [self.measure.item(item.text) for item in self.brief], [item.stack for item in self.brief]
 
-    def _stands_alone(self, index: int, preamble: list[int]) -> bool:
-        """Whether a closed part could start at this item."""
-        needs = sorted(self._needs(index) - set(preamble), key=self.rank.__getitem__)
-        repeated = self._sum(needs) + self._sum(preamble)
-        size = self.measure.item(self.items[index].text)
-        return repeated <= _REPEATED_SHARE * self.budget and repeated + size <= self.budget
+    def _scopes(self, stack: tuple[Frame, ...]) -> int:
+        size = self._scope_sizes.get(stack)
+        if size is None:
+            size = self._scope_sizes[stack] = self.measure.scopes(stack)
+        return size
+
+    def _size(self, index: int) -> int:
+        """The estimated size of an item in full."""
+        item = self.items[index]
+        return self.measure.item(item.text) + self._scopes(item.stack)
 
     def _document(self, indices: Sequence[int], chosen: set[int], kind: DocumentKind) -> Document:
         """The items in this order, those that are not chosen shortened."""
