@@ -51,7 +51,7 @@ def test_a_build_ends_with_readable_shards_and_a_manifest(tmp_path):
     assert train and val and not train & val
     assert val == {"project0"}  # the smallest: nothing fits into 5 %
     table = reader.table(reader.shards("train")[0])
-    assert table.column_names == ["text", "id", "project", "files", "kind", "num_tokens", "num_functions"]
+    assert table.column_names == ["text", "id", "project", "files", "kind", "num_tokens", "num_functions", "spans", "docstrings"]
     assert table["id"].to_pylist() == sorted(table["id"].to_pylist())
     assert set(table["num_tokens"].to_pylist()) == {-1}
     figures = build_figures(result)

@@ -1,7 +1,10 @@
 import pytest
 
+from cpplm.core.spans import SpanKind
+from cpplm.corpus.docstrings import shift_pairs
 from cpplm.corpus.items import Kind, read_items
 from cpplm.corpus.masking import MacroTable
+from cpplm.corpus.spans import join_spans
 
 
 def items(source: str):
@@ -83,3 +86,24 @@ def test_mentions_leave_out_comments_and_strings_but_not_conditions():
     (item,) = items('#if FEATURE\nint f() { /* hidden */ return g("text"); }\n#endif\n')
     assert {b"f", b"g", b"FEATURE"} <= item.mentions
     assert not item.mentions & {b"hidden", b"text"}
+
+
+def test_c_is_read_as_c():
+    source = "int class(int new) { return new; }\nint old(a) int a; { return a; }\nAPI(int) f(void);\n"
+    result = read_items(source.encode(), MacroTable(), language="c")
+    assert [item.kind.name for item in result.items] == ["FUNCTION", "FUNCTION", "PROTOTYPE"]
+    assert [item.names for item in result.items] == [(b"class",), (b"old",), (b"f",)]
+    assert result.error_bytes == 0
+
+
+def test_spans_and_pairs_lie_in_the_text_of_their_item():
+    source = (
+        "// größer\n\n// Says how large it is.\nint f(int x) { return measure_it(x, 1234567890123456); }\n"
+    )
+    (item,) = items(source)
+    found = join_spans([(item.spans, 0)]).tolist()
+    assert [item.text[start:end] for start, end, kind in found if kind == SpanKind.ARGUMENTS] == [
+        b"(x, 1234567890123456)"
+    ]
+    (pair,) = shift_pairs([(item.pairs, 0)])
+    assert item.text[pair["doc_start"] : pair["doc_end"]] == b"// Says how large it is."

@@ -75,3 +75,12 @@ def test_of_branches_that_do_not_balance_one_by_one_a_single_one_is_read():
     assert b"int a" in code
     code, _ = mask(lex(source.replace(b"if A", b"ifdef _WIN32")), MacroTable())
     assert b"long a" in code
+
+
+def test_a_macro_that_is_its_argument_is_taken_off_a_parameter_list():
+    source = b"#define OF(args) args\nint f OF((int a, char *b));\nint g(OF(1), OF((1) + (2)));\n"
+    lexed = lex(source)
+    code, _ = mask(lexed, MacroTable.from_bodies(macro_bodies(lexed.directives)))
+    lines = code.split(b"\n")
+    assert lines[1].split() == b"int f (int a, char *b) ;".split()
+    assert lines[2] == b"int g(OF(1), OF((1) + (2)));"

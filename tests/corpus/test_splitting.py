@@ -129,3 +129,20 @@ def test_what_does_not_add_up_is_not_taken_apart(source):
 def test_conditions_compare_by_their_lines():
     assert Condition((b"#if A",)) == Condition((b"#if A",))
     assert Scope(b"namespace  a\n{") == Scope(b"namespace a {", b"} // a")
+
+
+def test_parameters_declared_the_old_way_stay_with_their_function():
+    source = b"""int first(a, b)
+    int a;
+    struct s *b;
+{
+    return a;
+}
+static void second(n, fn) int n; void (*fn)(int); { fn(n); }
+int third(a);
+int a;
+void fourth(x) { }
+"""
+    lexed = lex(source)
+    texts = [source[piece.start : piece.end].split(b"(")[0] for piece in split(lexed, MacroTable()).pieces]
+    assert texts == [b"int first", b"static void second", b"int third", b"int a;", b"void fourth"]

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
+from cpplm.corpus.grammar import is_c_project, language_of
 from cpplm.corpus.items import FileItems, Item, Kind, condition_names, read_items
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.masking import MacroTable
@@ -56,13 +57,15 @@ class Index:
         self.names = list(self.files)
         self.shortener = Shortener(self.macros)
         self.number = {name: number for number, name in enumerate(self.names)}
+        self._is_c = is_c_project(self.names)
 
     def read(self, name: str) -> FileItems:
         """The items of a file; their `file` is its number in `names`."""
         found = self._parsed.get(name)
         if found is None:
             number = self.number[name]
-            found = read_items(read_source(self.files[name]), self.macros, file=number)
+            language = language_of(name, self._is_c)
+            found = read_items(read_source(self.files[name]), self.macros, file=number, language=language)
             self._parsed[name] = found
             for position, item in enumerate(found.items if found.sound else ()):
                 for declared in _declared(item):

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from cpplm.corpus import merging
 from cpplm.corpus.closure import ANY_SIZE, Index
-from cpplm.corpus.items import FileItems, Kind
-from cpplm.corpus.packing import Document, Measure, Packer, chunk, cut
+from cpplm.corpus.items import FileItems, Kind, Syntax
+from cpplm.corpus.packing import Document, Measure, Packer, chunk, cut, places_of
 from cpplm.corpus.shortening import Detail
 from cpplm.corpus.sources import read_source
 from cpplm.corpus.units import Unit
@@ -81,12 +81,25 @@ def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Opti
     return packer.parts()
 
 
+def _parts_of(data: bytes, part: FileItems) -> list[tuple[Syntax, int]]:
+    """The syntax of a file's items with the place of each in the file's document."""
+    blank = len(data) - len(data.lstrip(b"\n"))
+    if not part.sound:
+        return [(part.syntax, -blank)]
+    found = []
+    for item in part.items:
+        together = data.startswith(item.text, item.origin) if item.origin >= 0 else False
+        found.append((Syntax(item.spans, item.pairs if together else b""), item.origin - blank))
+    return found
+
+
 def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> list[Document]:
     """A file as it is, or in pieces cut between its items."""
     text = data.decode().strip("\n") + "\n"
     size = options.measure.exact(text)
     if size <= options.budget:
-        return [Document(text, "file", (name,), size, part.functions)] if text.strip() else []
+        places = places_of(_parts_of(data, part))
+        return [Document(text, "file", (name,), size, part.functions, **places)] if text.strip() else []
     lines = text.splitlines(keepends=True)
     blocks: list[str] = []
     previous = 0

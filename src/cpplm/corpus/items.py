@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import tree_sitter
-import tree_sitter_cpp
 
+from cpplm.corpus.docstrings import PiecePairs, find_pairs
+from cpplm.corpus.grammar import Grammar, Language, grammar
 from cpplm.corpus.lexing import IDENTIFIER, Directive, Lexed, lex
 from cpplm.corpus.masking import MacroTable
-from cpplm.corpus.pieces import Condition, Frame, Piece, Scope
+from cpplm.corpus.pieces import Condition, Frame, Piece, Scope, Split
+from cpplm.corpus.spans import PieceSpans, Whole, find_spans, whole_groups
 from cpplm.corpus.splitting import split
 
-CPP = tree_sitter.Language(tree_sitter_cpp.language())
-_FUNCTIONS = tree_sitter.Query(CPP, "(function_definition body: (_)) @function")
 _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
 _DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
 _NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_function")
@@ -74,9 +75,20 @@ class Item:
     callable: bytes = b""
     evaluated: bool = False
     functions: int = 0
+    spans: PieceSpans = b""  # by offsets in `text`, as are `pairs`, the documented functions
+    pairs: PiecePairs = b""
+    origin: int = 0  # where `text` would begin in the file if its comments stood directly before it
     directives: tuple[Directive, ...] = ()
     local: bool = False  # an include that may need what stands before it: of the project, or quoted
     late: bool = False  # an include that does need what the files before its own declare
+
+
+class Syntax(NamedTuple):
+    """What one tree says beside declarations: see `spans` and `docstrings`."""
+
+    spans: PieceSpans = b""
+    pairs: PiecePairs = b""
+    functions: int = 0
 
 
 @dataclass(slots=True)
@@ -89,49 +101,60 @@ class FileItems:
     header_comment: bytes
     error_bytes: int
     functions: int
+    syntax: Syntax  # of a file that is not sound
 
 
-_parser = tree_sitter.Parser(CPP)
-
-
-def read_items(data: bytes, table: MacroTable, *, file: int = 0) -> FileItems:
+def read_items(data: bytes, table: MacroTable, *, file: int = 0, language: Language = "c++") -> FileItems:
     """Take one file (LF line ends) apart.
 
     Args:
         data: the file's bytes.
         table: the project's macros.
         file: number of the file in its unit, stored in each item.
+        language: of the file, see `language_of`.
     """
     lexed = lex(data)
     parts = split(lexed, table)
+    rules = grammar(language)
+    syntax = Syntax()
     items: list[Item] = []
     error_bytes = 0
     if parts.sound:
         for piece in parts.pieces:
-            item, errors = _item(piece, lexed, parts.code, parts.plain, file, table)
+            item, errors = _item(piece, lexed, parts, file, table=table, rules=rules)
             items.append(item)
             error_bytes += errors
         functions = sum(item.functions for item in items)
     else:
-        functions = count_functions(parts.plain)
-    return FileItems(items, lexed, parts.sound, parts.header_comment, error_bytes, functions)
+        root = rules.parse(parts.plain)
+        syntax = read_syntax(root, rules, data, parts.plain, whole_groups(lexed.directives, 0))
+        functions = syntax.functions
+    return FileItems(items, lexed, parts.sound, parts.header_comment, error_bytes, functions, syntax)
 
 
-def count_functions(plain: bytes) -> int:
-    """Function definitions with a body, those inside classes included."""
-    return _count(_parser.parse(plain).root_node)
+def read_syntax(
+    root: tree_sitter.Node, rules: Grammar, text: bytes, plain: bytes, whole: Whole | None, *, shift: int = 0
+) -> Syntax:
+    """Spans, documented functions and the number of functions of a parsed piece.
 
-
-def _count(node: tree_sitter.Node) -> int:
-    captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(node)
-    return len(captures.get("function", ()))
+    Args:
+        root: of the tree of `plain`.
+        rules: the grammar of the tree.
+        text: the comments before the piece, of length `shift`, then the piece.
+        plain: the piece as it was parsed.
+        whole: from `whole_groups`.
+        shift: see `text`.
+    """
+    spans, functions = find_spans(root, rules, shift=shift, whole=whole)
+    return Syntax(spans, find_pairs(functions, text, plain, shift=shift, whole=whole), len(functions))
 
 
 def _item(
-    piece: Piece, lexed: Lexed, code: bytes, plain: bytes, file: int, table: MacroTable
+    piece: Piece, lexed: Lexed, parts: Split, file: int, *, table: MacroTable, rules: Grammar
 ) -> tuple[Item, int]:
     """One piece as an item, and how many of its bytes the parser could not read."""
     data = lexed.data
+    code, plain = parts.code[piece.start : piece.end], parts.plain[piece.start : piece.end]
     mentions, accesses = _mentioned(set(_MENTION.findall(lexed.names, piece.start, piece.end)))
     mentions |= condition_names(piece.stack) | piece.leading_names
     mentions.update(name for frame in piece.stack if isinstance(frame, Scope) for name in frame.macros)
@@ -148,6 +171,7 @@ def _item(
         line=line - piece.leading.count(b"\n"),
         last_line=line + data.count(b"\n", piece.start, piece.end),
         accesses=accesses,
+        origin=piece.start - len(piece.leading),
         directives=piece.directives,
     )
     if piece.sort in ("directive", "directives"):
@@ -155,9 +179,9 @@ def _item(
         return item, 0
     if piece.sort == "region":
         item.kind = Kind.REGION
-        item.functions = count_functions(plain[piece.start : piece.end])
+        _add_syntax(item, rules.parse(plain), rules, piece, plain)
         return item, 0
-    errors = _code_item(item, code[piece.start : piece.end], plain[piece.start : piece.end])
+    errors = _code_item(item, code, plain, piece, rules)
     if item.kind == Kind.CALL:
         item.names = tuple(sorted(pasted))
     return item, errors
@@ -196,20 +220,28 @@ def _directive_item(item: Item) -> None:
         item.kind = Kind.PRAGMA
 
 
-def _code_item(item: Item, code: bytes, plain: bytes) -> int:
+def _add_syntax(item: Item, root: tree_sitter.Node, rules: Grammar, piece: Piece, plain: bytes) -> None:
+    whole = whole_groups(piece.directives, piece.start)
+    syntax = read_syntax(root, rules, item.text, plain, whole, shift=len(piece.leading))
+    item.spans, item.pairs, item.functions = syntax
+
+
+def _code_item(item: Item, code: bytes, plain: bytes, piece: Piece, rules: Grammar) -> int:
     """Fill in kind and names; returns the length of the item when the parser stumbled over it, else 0."""
     if not plain.strip():  # an empty scope opened and closed by macros
         item.kind = Kind.FORWARD
         return 0
-    root = _parser.parse(plain).root_node
+    root = rules.parse(plain)
     node = _significant(root)
     unreadable = node is None or node.type == "ERROR" or (root.has_error and _is_class(code))
     if unreadable or node is None or _INSTANTIATION.match(code):
         _guess(item, code)
     else:
         _classify(item, node, code)
-    if item.kind in (Kind.TYPE, Kind.OTHER):
-        item.functions = _count(root)
+    defined = item.functions
+    _add_syntax(item, root, rules, piece, plain)
+    if item.kind not in (Kind.TYPE, Kind.OTHER):
+        item.functions = defined  # one that is a function counts as one, whatever is in it
     return _error_bytes(root) if root.has_error else 0
 
 
@@ -419,4 +451,4 @@ def _guess(item: Item, code: bytes) -> None:
         item.names = tuple(IDENTIFIER.findall(code)[-1:])
 
 
-__all__ = ["FileItems", "Item", "Kind", "Scope", "count_functions", "read_items"]
+__all__ = ["FileItems", "Item", "Kind", "Scope", "Syntax", "read_items", "read_syntax"]

@@ -18,7 +18,7 @@ from typing import Literal
 from cpplm.corpus.lexing import IDENTIFIER, Directive, Group, Lexed, blank
 
 OPEN, CLOSE = b"\x01", b"\x02"
-Mask = Literal["blank", "blank_call", "open", "close", "statement"]
+Mask = Literal["blank", "blank_call", "open", "close", "statement", "unwrap"]
 
 _SPECIFIERS = frozenset(
     b"inline constexpr consteval constinit noexcept virtual override final extern static explicit const "
@@ -46,6 +46,9 @@ _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
 )  # fmt: skip
 # Longer bodies are never specifiers or namespaces; only their last character matters.
 _LONGEST_BODY = 300
+# The body of a macro that is its own argument: `int f OF((int a));` declares a function.
+_ARGUMENT = b"\x03"
+_DOUBLED = re.compile(rb"\s*\(\s*\(")
 _PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
 
 
@@ -53,7 +56,7 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
     """Every `#define` of a file: name to its bodies.
 
     A body starts with "(" when the macro takes arguments (their names are dropped), with a blank when it does
-    not; of long bodies only the last byte is kept.
+    not; one that is its only argument is _ARGUMENT; of long bodies only the last byte is kept.
     """
     bodies: dict[bytes, set[bytes]] = {}
     for directive in directives:
@@ -62,6 +65,8 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
         rest = directive.argument[len(directive.macro) :]
         takes_arguments = rest.startswith(b"(")
         body = (rest[rest.find(b")") + 1 :] if takes_arguments else rest).strip()
+        if takes_arguments and body == rest[1 : rest.find(b")")].strip() and body:
+            body = _ARGUMENT
         if len(body) > _LONGEST_BODY:
             pastes = b" ".join(found.group() for found in _PASTE.finditer(body))
             body = b"0 " + pastes + b" " + body[-1:]
@@ -144,7 +149,7 @@ def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[by
         return "close"
     if any(_only_specifiers(body) for body in expanded):
         return "blank_call" if any(body.startswith(b"(") for body in bodies) else "blank"
-    return None
+    return "unwrap" if b"(" + _ARGUMENT in bodies else None
 
 
 def _expand(body: bytes, masks: dict[bytes, Mask], absent: frozenset[bytes]) -> bytes:
@@ -175,6 +180,9 @@ def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
         kind = kinds[found.group()]
         if start < done:
             continue
+        if kind == "unwrap":
+            spans += _wrapping(lexed.names, start, end)
+            continue
         if kind == "blank_call" and lexed.names[end : end + 64].lstrip().startswith(b"("):
             end = _closing(lexed.names, end)
         marker = {"open": OPEN, "close": CLOSE}.get(kind, b" ")
@@ -184,6 +192,17 @@ def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
     code = _fill(lexed.names, spans + dead)
     plain = _fill(lexed.plain, [(start, end, b" ") for start, end, _ in spans] + dead)
     return code, plain
+
+
+def _wrapping(text: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]:
+    """In `OF((int a))`, the macro's name and its own parentheses; nothing when its argument has none."""
+    doubled = _DOUBLED.match(text, end)
+    if doubled is None:
+        return []
+    inner, outer = _closing(text, doubled.end() - 1), _closing(text, end)
+    if outer == end or inner == doubled.end() - 1 or text[inner : outer - 1].strip():
+        return []
+    return [(start, doubled.end() - 1, b" "), (outer - 1, outer, b" ")]
 
 
 def _closing(text: bytes, start: int) -> int:

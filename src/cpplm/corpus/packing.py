@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
-from cpplm.corpus.items import Item, Kind, count_functions
+from cpplm.core.spans import pack
+from cpplm.corpus.docstrings import shift_pairs
+from cpplm.corpus.grammar import grammar, language_of
+from cpplm.corpus.items import Item, Kind, Syntax, read_syntax
+from cpplm.corpus.lexing import lex
 from cpplm.corpus.ordering import PREAMBLE, Graph, each_bit, order
 from cpplm.corpus.pieces import Frame, Scope
+from cpplm.corpus.spans import join_spans, whole_groups
 from cpplm.corpus.writer import render
 
 DocumentKind = Literal["compilable", "file", "chunk"]
@@ -60,6 +65,8 @@ class Document:
     size: int
     functions: int
     placed: tuple[Placed, ...] = ()
+    spans: bytes = b""  # as the column keeps them, as are `docstrings`
+    docstrings: tuple[dict[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,6 +246,10 @@ class Packer:
         text = data.decode()
         own = {self.items[index].file for index in self.roots}
         files = sorted({item.file for item in members}, key=lambda file: (file not in own, file))
+        found = [
+            (item, start - (len(item.text) - len(item.text.lstrip(b"\n"))))
+            for item, start in zip(members, starts, strict=True)
+        ]
         placed = zip(
             members, starts, (index in self.roots and index in chosen for index in indices), strict=True
         )
@@ -249,12 +260,32 @@ class Packer:
             size=self.measure.exact(text),
             functions=sum(item.functions for item in members),
             placed=tuple(Placed(*each) for each in placed),
+            **places_of([(Syntax(item.spans, item.pairs), start) for item, start in found]),
         )
 
 
 def chunk(text: str, files: tuple[str, ...], count: Callable[[str], int]) -> Document:
     """A piece of text that cannot stand alone."""
-    return Document(text, "chunk", files, count(text), count_functions(text.encode()))
+    lexed = lex(text.encode())
+    rules = grammar(language_of(files[0], project_is_c=False))
+    whole = whole_groups(lexed.directives, 0)
+    syntax = read_syntax(rules.parse(lexed.plain), rules, lexed.data, lexed.plain, whole)
+    return Document(text, "chunk", files, count(text), syntax.functions, **places_of([(syntax, 0)]))
+
+
+class Places(TypedDict):
+    """The spans and docstrings of a document, by the names of their fields."""
+
+    spans: bytes
+    docstrings: tuple[dict[str, int], ...]
+
+
+def places_of(parts: Sequence[tuple[Syntax, int]]) -> Places:
+    """What a document keeps of its parts, each with the offset of its text in the document."""
+    return {
+        "spans": pack(join_spans((syntax.spans, start) for syntax, start in parts)),
+        "docstrings": tuple(shift_pairs((syntax.pairs, start) for syntax, start in parts)),
+    }
 
 
 def cut(text: str, budget: int, count: Callable[[str], int]) -> list[str]:

@@ -25,7 +25,9 @@ import pyarrow as pa
 from cpplm import __version__
 from cpplm.core.errors import UserError
 from cpplm.core.shards import write_table
+from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage, sha256
+from cpplm.corpus.docstrings import DOCSTRINGS_COLUMN, Pair
 from cpplm.corpus.project import Discovered, Plan, build_project
 
 PARTS = "_parts"
@@ -39,6 +41,8 @@ PART_SCHEMA = pa.schema(
         ("num_tokens", pa.int64()),
         ("num_functions", pa.int64()),
         ("unit", pa.string()),
+        (SPANS_COLUMN, pa.binary()),
+        (DOCSTRINGS_COLUMN, pa.list_(pa.struct([(name, pa.int32()) for name in Pair._fields]))),
     ]
 )
 PART_BYTES = 32_000_000

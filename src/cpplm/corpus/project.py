@@ -122,6 +122,8 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan]) -> tuple[list[dict[str, A
                     "num_tokens": -1 if plan.tokenizer is None else document.size,
                     "num_functions": document.functions,
                     "unit": unit.name,
+                    "spans": document.spans,
+                    "docstrings": document.docstrings,
                 }
             )
     return rows, functions, sum(unit.size for unit in units)

@@ -14,12 +14,14 @@ from enum import IntEnum
 
 import tree_sitter
 
-from cpplm.corpus.items import CPP, Item, Kind, condition_names, mentioned_in
+from cpplm.corpus.grammar import grammar
+from cpplm.corpus.items import Item, Kind, condition_names, mentioned_in
 from cpplm.corpus.lexing import IDENTIFIER, lex
 from cpplm.corpus.masking import MacroTable, mask
 
+_CPP = grammar("c++")
 _FUNCTIONS = tree_sitter.Query(
-    CPP,
+    _CPP.loaded,
     "[(function_definition body: (compound_statement)) @definition"
     " (field_declaration_list (field_declaration declarator: (function_declarator)) @member)"
     " (field_declaration_list (field_declaration declarator: (_ declarator: (function_declarator))) @member)"
@@ -29,7 +31,6 @@ _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype)\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n)+")
 _TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
-_parser = tree_sitter.Parser(CPP)
 
 
 class Detail(IntEnum):
@@ -99,6 +100,7 @@ def wanted_names(items: Iterable[Item]) -> set[bytes]:
 def _with_text(item: Item, text: bytes) -> Item:
     if text == item.text:
         return item
+    item = replace(item, spans=b"", pairs=b"")  # they are offsets in the text as it was
     if item.kind not in (Kind.TYPE, Kind.FUNCTION):
         return replace(item, text=text)
     mentions = item.mentions & (mentioned_in(text) | condition_names(item.stack))
@@ -134,7 +136,7 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
     if lexed.directives:
         return _Outline(text)
     code, plain = mask(lexed, macros)
-    captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_parser.parse(plain).root_node)
+    captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_CPP.parse(plain))
     kept: list[bytes] = []
     members: list[tuple[int, int, bytes]] = []
     virtual: set[bytes] = set()

@@ -26,7 +26,10 @@ _NAMESPACE = re.compile(rb"(?:inline\s+)?namespace\b[^;{}=()]*\{")
 _INLINE_MACRO = re.compile(rb"inline\s+\x01")
 _EXTERN_C = re.compile(rb'extern\s*"\s*"\s*\{')
 _CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
-_CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum)\b[^()=]*\Z")
+_CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum)\b[^()=;]*\Z")
+# `int f(a, b) int a; char *b; {`: C before 1989, and allowed until 2023.
+_OLD_STYLE = re.compile(rb"[\w\s*]*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)\s*([A-Za-z_][^{}]*)\Z")
+_PARAMETER = re.compile(rb"\s*[A-Za-z_]\w*(?:\s+|\s*\*)\s*(?:[\w*]|\(\s*\*)")
 _REQUIRES = re.compile(rb"\brequires\s*(?:\([^{}]*\))?\s*\Z")
 _DECLARATION = re.compile(
     rb"(?:class|struct|union|enum|template|namespace|static|inline|using|typedef|extern|constexpr|explicit|const|"
@@ -292,7 +295,7 @@ class _Splitter:
                     requires = bool(_REQUIRES.search(self.code, start, found.start()))
                 depth += 1
             elif byte == b";":
-                if depth == 0:
+                if depth == 0 and not self._declares_parameter(start, found.start()):
                     return found.end()
             elif depth == 0:  # the closer of the scope around the item, which has no semicolon
                 if found.start() == start:
@@ -307,6 +310,21 @@ class _Splitter:
         if depth:
             raise _UnsoundError
         return len(self.code.rstrip())
+
+    def _declares_parameter(self, start: int, end: int) -> bool:
+        """Whether a semicolon ends the declaration of a parameter between the parentheses and the body."""
+        found = _OLD_STYLE.match(self.code, start, end)
+        if not found:
+            return False
+        last = found.group(2).rpartition(b";")[2]
+        named = set(IDENTIFIER.findall(found.group(1))).intersection(IDENTIFIER.findall(last)[1:])
+        brace = self.code.find(b"{", end)
+        return bool(
+            named
+            and _PARAMETER.match(last)
+            and brace >= 0
+            and not self.code[end:brace].rpartition(b";")[2].strip()
+        )
 
     def _end_after_brace(self, start: int, after: int) -> int | None:
         """Where the item ends when a brace at its own level closed before `after`; None when it goes on."""
