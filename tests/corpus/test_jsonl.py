@@ -198,6 +198,16 @@ def test_the_same_files_are_unpacked_once(tmp_path, monkeypatch):
     assert unpack((path,), tmp_path / "u") != first
 
 
+def licensed(folder: Path) -> Path:
+    """Four records of which two are under MIT."""
+    names = ("MIT", "GPL-3.0-only", None, "Apache-2.0 OR MIT")
+    records = [
+        {"text": f"int l{n}() {{ return {n}; }}", "licence": name, "path": f"{n}.c"}
+        for n, name in enumerate(names)
+    ]
+    return write_lines(folder / "licensed.jsonl", *records)
+
+
 def test_a_corpus_from_json_lines(tmp_path):
     code = [f"int f{n}(int a) {{\n  return a * {n};\n}}\n" for n in range(40)]
     path = write_lines(
@@ -219,6 +229,11 @@ def test_a_corpus_from_json_lines(tmp_path):
     }  # fmt: skip
     shown = summary(result, "out")
     assert "records    41 from 1 JSONL files" in shown
+    wanted = CorpusSettings(
+        out=str(tmp_path / "mit"), jsonl=(licensed(tmp_path),), licences=("MIT",), workers=1
+    )
+    left_out = build(wanted)["projects"]["licensed"]
+    assert left_out["files"] == 2 and sum(entry["files"] for entry in left_out["skipped"].values()) == 2
     assert "records    1 not JSON, such as 'code.jsonl:41'" in shown
     assert build(settings)["already_complete"]
     assert sorted(name.split(".")[0] for name in contents(out)) == [
@@ -236,7 +251,7 @@ def test_a_corpus_from_json_lines(tmp_path):
 def test_a_killed_build_from_json_lines_ends_the_same(tmp_path):
     path = write_lines(
         tmp_path / "a.jsonl",
-        *({"text": f"int f{n}() {{ return {n}; }}\n" * 3, "project": f"p{n % 7}"} for n in range(2_000)),
+        *({"text": f"int f{n}() {{ return {n}; }}\n" * 3, "project": f"p{n % 7}"} for n in range(400)),
     )
     build(CorpusSettings(out=str(tmp_path / "whole"), jsonl=(path,), workers=1))
     settings = CorpusSettings(out=str(tmp_path / "out"), jsonl=(path,), workers=1)

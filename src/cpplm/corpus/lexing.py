@@ -206,8 +206,12 @@ def _is_separator(data: bytes, start: int) -> bool:
     return word is not None and word.group()[:1].isdigit()
 
 
+# C++ compilers need to take 256 (C++20, annex B); what walks the tree may call itself so often.
+_DEEPEST_GROUP = 256
+
+
 def _group(directives: list[Directive]) -> tuple[list[Group], bool]:
-    """The tree of conditional groups, and whether every one of them is closed."""
+    """The tree of conditional groups, and whether every one of them is closed and none absurdly deep."""
     roots: list[Group] = []
     open_groups: list[Group] = []
     balanced = True
@@ -216,6 +220,7 @@ def _group(directives: list[Directive]) -> tuple[list[Group], bool]:
             group = Group([directive])
             (open_groups[-1].children if open_groups else roots).append(group)
             open_groups.append(group)
+            balanced = balanced and len(open_groups) <= _DEEPEST_GROUP
         elif directive.keyword in (b"else", b"elif", b"elifdef", b"elifndef", b"endif"):
             if not open_groups:
                 balanced = False

@@ -78,9 +78,11 @@ class _Splitter:
         self.directive_starts = [directive.start for directive in lexed.directives]
 
     def _collect(self, groups: list[Group]) -> None:
-        for group in groups:
+        waiting = list(groups)
+        while waiting:
+            group = waiting.pop()
             self.groups[group.start] = group
-            self._collect(group.children)
+            waiting += group.children
 
     def run(self) -> None:
         """Cut the whole file.
