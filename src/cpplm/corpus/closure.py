@@ -74,6 +74,11 @@ class Index:
                     self.attached[attached].append((number, position))
         return found
 
+    def answered(self, name: str) -> set[bytes]:
+        """The include arguments of a file that lead to files whose text may be borrowed."""
+        edges = self.includes.edges[name]
+        return {argument.encode() for argument, target in edges.items() if self.files[target].quotable}
+
     def item(self, key: Key) -> Item:
         """An item of a file that was read."""
         return self._parsed[self.names[key[0]]].items[key[1]]
@@ -87,7 +92,7 @@ class Index:
         visible = {
             self.number[name]: conditions
             for name, conditions in self.includes.visible(files).items()
-            if name not in files and self.read(name).sound
+            if name not in files and self.files[name].quotable and self.read(name).sound
         }
         wanted: Set[bytes] = frozenset()
         if detail == Detail.SKELETON:
@@ -137,7 +142,7 @@ class Index:
         if name in self._general:
             return self._general[name]
         found: list[tuple[Key, Item]] = []
-        targets = {argument.encode() for argument in self.includes.edges[name]}
+        targets = self.answered(name)
         for position, item in enumerate(self._parsed[name].items):
             kept: list[Item] = []
             if item.kind == Kind.INCLUDE:

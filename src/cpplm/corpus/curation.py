@@ -75,10 +75,10 @@ class _Candidate:
         text = read_source(self.file)
         return shingles(words_of(text), head_of(text).end)
 
-    def leave_out(self, reason: str, why: str) -> None:
+    def leave_out(self, reason: str, why: str, *, quotable: bool = True) -> None:
         """Count the file and make no documents of it."""
         self.project.skips.add(reason, f"{self.file.name} ({why})", self.file.size)
-        self.project.files[self.index] = replace(self.file, documents=False)
+        self.project.files[self.index] = replace(self.file, documents=False, quotable=quotable)
 
 
 def curate(projects: list[Found], rules: Curation, *, run: Run = map) -> None:
@@ -145,7 +145,9 @@ def _leave_out_copies(candidates: list[_Candidate], threshold: float) -> None:
     """Contaminated files first, so that no clean file goes for being like one; then copies."""
     shown = contaminated([candidate.hits for candidate in candidates])
     for position, hit in shown.items():
-        candidates[position].leave_out("holds an evaluation problem", f"{hit.problem}: {hit.words}")
+        candidates[position].leave_out(
+            "holds an evaluation problem", f"{hit.problem}: {hit.words}", quotable=False
+        )
     clean = [candidate for position, candidate in enumerate(candidates) if position not in shown]
 
     exact = exact_twins([candidate.fingerprint for candidate in clean])

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from cpplm.corpus import merging
 from cpplm.corpus.closure import ANY_SIZE, Index
 from cpplm.corpus.items import FileItems, Kind, Syntax
-from cpplm.corpus.packing import Document, Measure, Packer, chunk, cut, places_of
+from cpplm.corpus.packing import Measure, Packer
+from cpplm.corpus.records import Document, Source, chunks, places_of
 from cpplm.corpus.shortening import Detail
 from cpplm.corpus.sources import read_source
 from cpplm.corpus.units import Unit
@@ -95,22 +96,23 @@ def _parts_of(data: bytes, part: FileItems) -> list[tuple[Syntax, int]]:
 
 def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> list[Document]:
     """A file as it is, or in pieces cut between its items."""
+    count = options.measure.exact
+    blank = len(data) - len(data.lstrip(b"\n"))
     text = data.decode().strip("\n") + "\n"
-    size = options.measure.exact(text)
+    if not text.strip():
+        return []
+    size = count(text)
     if size <= options.budget:
+        source = Source(name, blank + 1, blank + text.count("\n"))
         places = places_of(_parts_of(data, part))
-        return [Document(text, "file", (name,), size, part.functions, **places)] if text.strip() else []
+        return [Document(text, "file", (name,), size, part.functions, (source,), **places)]
     lines = text.splitlines(keepends=True)
-    blocks: list[str] = []
-    previous = 0
-    for item in part.items if part.sound else []:
-        blocks.append("".join(lines[previous : item.last_line + 1]))
-        previous = max(previous, item.last_line + 1)
-    blocks.append("".join(lines[previous:]))
-    pieces: list[str] = []
-    for block in blocks:
-        if pieces and options.measure.exact(pieces[-1] + block) <= options.budget:
-            pieces[-1] += block
-        else:
-            pieces += cut(block, options.budget, options.measure.exact)
-    return [chunk(piece, (name,), options.measure.exact) for piece in pieces if piece.strip()]
+    ends = [item.last_line + 1 - blank for item in part.items] if part.sound else []
+    found: list[Document] = []
+    first = previous = 0
+    for end in [*ends, len(lines)]:
+        if previous > first and count("".join(lines[first:end])) > options.budget:
+            found += chunks("".join(lines[first:previous]), name, first + blank + 1, options.budget, count)
+            first = previous
+        previous = max(previous, end)
+    return found + chunks("".join(lines[first:]), name, first + blank + 1, options.budget, count)

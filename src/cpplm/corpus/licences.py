@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from boolean import Expression
@@ -280,6 +281,12 @@ def _read(path: Path) -> bytes:
             return file.read(_LONGEST_LICENCE)
     except OSError:
         return b""
+
+
+def joint_licence(expressions: Iterable[str]) -> str:
+    """The licence of a text taken from files under these; NOASSERTION stands for unknown ones among known."""
+    names = sorted(set(expressions))
+    return _joined([name or "NOASSERTION" for name in names], " AND ") if any(names) else ""
 
 
 def _joined(found: list[str], by: str) -> str:

@@ -185,7 +185,7 @@ def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
             continue
         if kind == "blank_call" and lexed.names[end : end + 64].lstrip().startswith(b"("):
             end = _closing(lexed.names, end)
-        marker = {"open": OPEN, "close": CLOSE}.get(kind, b" ")
+        marker = {"open": OPEN, "close": CLOSE}.get(kind or "", b" ")
         spans.append((start, end, marker))
         done = end
     dead = _dead_branches(lexed, spans)

@@ -19,7 +19,7 @@ from cpplm.corpus.units import Unit
 
 def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail, limit: int) -> Bundle | None:
     """All items of a unit and what they need; None when they need more than `limit` bytes."""
-    gone = [{argument.encode() for argument in index.includes.edges[file.name]} for file in unit.files]
+    gone = [index.answered(file.name) for file in unit.files]
     first = _comments(parts, [index.number[file.name] for file in unit.files])
     own: list[Item] = []
     for part, arguments in zip(reversed(parts), reversed(gone), strict=True):
@@ -41,7 +41,9 @@ def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail,
     items = first + sorted([*own, *borrowed], key=index.place)
     roots = {number for number, item in enumerate(items) if item.file in files}
     wanted = index.wanted([*first, *own], borrowed)
-    return Bundle(items, roots, index.names, lambda item: index.shortener.shorten(item, Detail.SKELETON, wanted))
+    return Bundle(
+        items, roots, index.names, lambda item: index.shortener.shorten(item, Detail.SKELETON, wanted)
+    )
 
 
 def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
@@ -70,7 +72,10 @@ def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
         item.late = item.file > 0 and number >= first and bool(arguments & late)
     names = [file.name for file in unit.files]
     return Bundle(
-        merged, set(range(len(merged))), names, lambda item: index.shortener.shorten(item, Detail.DECLARATIONS)
+        merged,
+        set(range(len(merged))),
+        names,
+        lambda item: index.shortener.shorten(item, Detail.DECLARATIONS),
     )
 
 

@@ -234,7 +234,11 @@ class Graph:
             done |= pending
             for index in each_bit(pending):
                 for name, type_ in self._incomplete[index]:
-                    asked = not frugal or not name or not user.mentions.isdisjoint((name, *self.items[index].names))
+                    asked = (
+                        not frugal
+                        or not name
+                        or not user.mentions.isdisjoint((name, *self.items[index].names))
+                    )
                     if type_ < root and (asked or not user.accesses.isdisjoint(self.items[type_].mentions)):
                         bits |= rest._reached[type_]
         bits &= ~(1 << root)

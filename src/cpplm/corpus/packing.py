@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, TypedDict
 
-from cpplm.core.spans import pack
-from cpplm.corpus.docstrings import shift_pairs
-from cpplm.corpus.grammar import grammar, language_of
-from cpplm.corpus.items import Item, Kind, Syntax, read_syntax
-from cpplm.corpus.lexing import lex
+from cpplm.corpus.items import Item, Kind, Syntax
 from cpplm.corpus.ordering import PREAMBLE, Graph, each_bit, order
 from cpplm.corpus.pieces import Frame, Scope
-from cpplm.corpus.spans import join_spans, whole_groups
+from cpplm.corpus.records import Document, DocumentKind, chunks, places_of, sources_of
 from cpplm.corpus.writer import render
 
-DocumentKind = Literal["compilable", "file", "chunk"]
 # The share of a part that may be there for the other items only, and how much of a part may be preamble.
 _REPEATED_SHARE = 0.75
 _PREAMBLE_SHARE = 0.25
@@ -45,28 +39,6 @@ class Measure:
         """The length of opening and closing these scopes and conditions."""
         frames = [f.opener + f.closer if isinstance(f, Scope) else b"#endif".join(f.lines) for f in stack]
         return self.item(b"".join(frames)) + 12 * len(stack)
-
-
-class Placed(NamedTuple):
-    """An item in a document: its text begins at byte `start`, and is the item's own when it is `full`."""
-
-    item: Item
-    start: int
-    full: bool
-
-
-@dataclass(frozen=True)
-class Document:
-    """One training document with its provenance; `size` is in the unit of the budget."""
-
-    text: str
-    kind: DocumentKind
-    files: tuple[str, ...]
-    size: int
-    functions: int
-    placed: tuple[Placed, ...] = ()
-    spans: bytes = b""  # as the column keeps them, as are `docstrings`
-    docstrings: tuple[dict[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,10 +112,8 @@ class Packer:
                 members = self._members(chosen, closed=closed)
         item = self.items[remaining[0]]
         text = render([item])[0].decode()
-        pieces = cut(text, self.budget, self.measure.exact)
-        return {remaining[0]}, [
-            chunk(piece, (self.names[item.file],), self.measure.exact) for piece in pieces if piece.strip()
-        ]
+        name = self.names[item.file]
+        return {remaining[0]}, chunks(text, name, item.line + 1, self.budget, self.measure.exact)
 
     def _fill(self, remaining: list[int], *, closed: bool) -> tuple[list[int], int]:
         """The first of the roots and further ones that fit beside it; they with all they need as bits."""
@@ -250,62 +220,14 @@ class Packer:
             (item, start - (len(item.text) - len(item.text.lstrip(b"\n"))))
             for item, start in zip(members, starts, strict=True)
         ]
-        placed = zip(
-            members, starts, (index in self.roots and index in chosen for index in indices), strict=True
-        )
         return Document(
             text=text,
             kind=kind,
             files=tuple(self.names[number] for number in files),
             size=self.measure.exact(text),
             functions=sum(item.functions for item in members),
-            placed=tuple(Placed(*each) for each in placed),
+            sources=sources_of(
+                (self.names[item.file], item.line + 1, item.last_line + 1) for item in members
+            ),
             **places_of([(Syntax(item.spans, item.pairs), start) for item, start in found]),
         )
-
-
-def chunk(text: str, files: tuple[str, ...], count: Callable[[str], int]) -> Document:
-    """A piece of text that cannot stand alone."""
-    lexed = lex(text.encode())
-    rules = grammar(language_of(files[0], project_is_c=False))
-    whole = whole_groups(lexed.directives, 0)
-    syntax = read_syntax(rules.parse(lexed.plain), rules, lexed.data, lexed.plain, whole)
-    return Document(text, "chunk", files, count(text), syntax.functions, **places_of([(syntax, 0)]))
-
-
-class Places(TypedDict):
-    """The spans and docstrings of a document, by the names of their fields."""
-
-    spans: bytes
-    docstrings: tuple[dict[str, int], ...]
-
-
-def places_of(parts: Sequence[tuple[Syntax, int]]) -> Places:
-    """What a document keeps of its parts, each with the offset of its text in the document."""
-    return {
-        "spans": pack(join_spans((syntax.spans, start) for syntax, start in parts)),
-        "docstrings": tuple(shift_pairs((syntax.pairs, start) for syntax, start in parts)),
-    }
-
-
-def cut(text: str, budget: int, count: Callable[[str], int]) -> list[str]:
-    """Pieces within the budget whose concatenation is `text`: cut at line ends, else between characters."""
-    pieces: list[str] = []
-    while text:
-        total = count(text)
-        if total <= budget:
-            pieces.append(text)
-            break
-        length = max(1, len(text) * budget // total)
-        head = _prefix(text, length)
-        while count(head) > budget and len(head) > 1:
-            head = _prefix(head, max(1, len(head) * 9 // 10))
-        pieces.append(head)
-        text = text[len(head) :]
-    return pieces
-
-
-def _prefix(text: str, length: int) -> str:
-    """At most `length` characters, ending at a line end when there is one."""
-    line_end = text.rfind("\n", 0, length) + 1
-    return text[: line_end or length]

@@ -37,6 +37,11 @@ PART_SCHEMA = pa.schema(
         ("id", pa.string()),
         ("project", pa.string()),
         ("files", pa.list_(pa.string())),
+        (
+            "sources",
+            pa.list_(pa.struct([("file", pa.string()), ("first", pa.int32()), ("last", pa.int32())])),
+        ),
+        ("licence", pa.string()),
         ("kind", pa.string()),
         ("num_tokens", pa.int64()),
         ("num_functions", pa.int64()),

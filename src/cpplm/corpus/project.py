@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 from cpplm.corpus.closure import Index
 from cpplm.corpus.documents import Options, build_unit
 from cpplm.corpus.masking import MacroTable
+from cpplm.corpus.licences import joint_licence
 from cpplm.corpus.packing import Measure
+from cpplm.corpus.records import Document
 from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
 from cpplm.corpus.units import Includes, Scan, Unit, make_units, scan
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -72,7 +74,7 @@ class Layout:
 
     name: str
     digest: str
-    files: tuple[SourceFile, ...]
+    by_name: dict[str, SourceFile]
     includes: Includes
     macros: MacroTable
     closed: bool
@@ -93,7 +95,7 @@ def _index(layout: Layout) -> Index:
     """The project's index, kept from batch to batch; that of one project at a time."""
     if layout.digest not in _INDEXES:
         _INDEXES.clear()
-        _INDEXES[layout.digest] = Index({f.name: f for f in layout.files}, layout.includes, layout.macros)
+        _INDEXES[layout.digest] = Index(layout.by_name, layout.includes, layout.macros)
     return _INDEXES[layout.digest]
 
 
@@ -112,21 +114,26 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan]) -> tuple[list[dict[str, A
         documents, defined = build_unit(unit, index, options)
         functions += defined
         for document in documents:
-            rows.append(
-                {
-                    "text": document.text,
-                    "id": hashlib.sha256(f"{layout.name}\0{document.text}".encode()).hexdigest(),
-                    "project": layout.name,
-                    "files": list(document.files),
-                    "kind": document.kind,
-                    "num_tokens": -1 if plan.tokenizer is None else document.size,
-                    "num_functions": document.functions,
-                    "unit": unit.name,
-                    "spans": document.spans,
-                    "docstrings": document.docstrings,
-                }
-            )
+            rows.append(_row(document, unit, layout, plan))
     return rows, functions, sum(unit.size for unit in units)
+
+
+def _row(document: Document, unit: Unit, layout: Layout, plan: Plan) -> dict[str, Any]:
+    """A document as a row of the corpus."""
+    return {
+        "text": document.text,
+        "id": hashlib.sha256(f"{layout.name}\0{document.text}".encode()).hexdigest(),
+        "project": layout.name,
+        "files": list(document.files),
+        "sources": [source._asdict() for source in document.sources],
+        "licence": joint_licence({layout.by_name[name].licence for name in document.files}),
+        "kind": document.kind,
+        "num_tokens": -1 if plan.tokenizer is None else document.size,
+        "num_functions": document.functions,
+        "unit": unit.name,
+        "spans": document.spans,
+        "docstrings": document.docstrings,
+    }
 
 
 def _batches(items: Iterable[A], size: Callable[[A], int]) -> Iterator[list[A]]:
@@ -169,7 +176,7 @@ def build_project(
     layout = Layout(
         found.project.name,
         found.digest,
-        found.files,
+        {file.name: file for file in found.files},
         includes,
         MacroTable.from_bodies(bodies),
         closed=not found.project.bare_headers,

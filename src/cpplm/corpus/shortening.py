@@ -87,7 +87,11 @@ class Shortener:
     def _skeleton(self, item: Item, wanted: Set[bytes]) -> Item:
         outline = self._outline(item)
         gone = [(a, b) for a, b, name in outline.members if name not in wanted]
-        return _with_text(item, _TRAILING.sub(b"", _without(outline.text, gone))) if gone else self.shorten(item, Detail.DECLARATIONS)
+        return (
+            _with_text(item, _TRAILING.sub(b"", _without(outline.text, gone)))
+            if gone
+            else self.shorten(item, Detail.DECLARATIONS)
+        )
 
 
 def wanted_names(items: Iterable[Item]) -> set[bytes]:
@@ -154,12 +158,13 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         if b"virtual" in head or b"override" in head:
             virtual.add(name)
         if body is not None:
-            initialisers = next((c for c in body.parent.children if c.type == "field_initializer_list"), None)
+            definition = body.parent or body
+            initialisers = next((c for c in definition.children if c.type == "field_initializer_list"), None)
             head_end = initialisers.start_byte if initialisers is not None else head_end
         elif b"=" in head or b"friend" in head:
             continue
         start = max(position, len(plain[:start].rstrip()))  # with the macros before it that are masked
-        start += len(text[start:node.start_byte]) - len(text[start:node.start_byte].lstrip())
+        start += len(text[start : node.start_byte]) - len(text[start : node.start_byte].lstrip())
         kept.append(text[position:start])
         size += len(kept[-1])
         short = text[start:head_end].rstrip() + (b";" if body is not None else b"")
@@ -180,4 +185,3 @@ def _body(node: tree_sitter.Node) -> tree_sitter.Node | None:
     while node.type == "template_declaration":
         node = node.named_children[-1]
     return node.child_by_field_name("body") if node.type == "function_definition" else None
-

@@ -26,7 +26,8 @@ from cpplm.corpus.settings import CorpusSettings
 SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
 PART_SUFFIXES = frozenset({".inl", ".ipp", ".tcc", ".tpp"})  # the second half of a header
 HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh"})
-SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES
+FRAGMENT_SUFFIXES = frozenset({".inc", ".def"})  # included in the middle of other files
+SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES | FRAGMENT_SUFFIXES
 _SKIPPED_FOLDERS = frozenset({"CVS", "_darcs", "__pycache__", "node_modules"})
 _NAMED_SKIPS = 5
 
@@ -82,7 +83,7 @@ class SourceFile:
     """One file of a project: its name within the project, and the hash of its bytes.
 
     `licence` is an SPDX expression, "" where none was found. Without `documents` the file serves includes and
-    macro definitions only. With `redact` personal data and secrets are replaced when it is read.
+    macro definitions only, and not even the documents of other files quote it unless it is `quotable`. With `redact` personal data and secrets are replaced when it is read.
     """
 
     name: str
@@ -91,6 +92,7 @@ class SourceFile:
     digest: str
     licence: str = ""
     documents: bool = True
+    quotable: bool = True
     redact: bool = True
 
 
@@ -213,13 +215,18 @@ def find_files(project: Project, rules: Rules | None = None) -> tuple[list[Sourc
     for file in files:
         if reasons[file.name]:
             skips.add(reasons[file.name], file.name, file.size)
-    return [replace(file, documents=not reasons[file.name]) for file in files], skips
+    return [
+        replace(file, documents=not reasons[file.name], quotable=is_allowed(file.licence, rules.licences))
+        for file in files
+    ], skips
 
 
 def _reason(text: bytes, head: Head, project: str, file: SourceFile, rules: Rules) -> str:
     """Why a file makes no documents; "" when it does. What it is comes before what is allowed."""
     if file.size > rules.max_file_bytes:
         return f"larger than {rules.max_file_bytes:,} bytes"
+    if file.path.suffix.lower() in FRAGMENT_SUFFIXES:
+        return "fragment for other files"
     if is_generated(text, head):
         return "generated"
     if is_data(text):
