@@ -23,7 +23,7 @@ from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.pieces import Condition, Scope
 from cpplm.corpus.shortening import Detail, Shortener, wanted_names, without_comments
-from cpplm.corpus.sources import SourceFile, read_source
+from cpplm.corpus.sources import SourceFile, is_fragment, read_source
 from cpplm.corpus.units import Includes, Unit
 
 # Macros that change what system headers declare: defined for those, though no code mentions them.
@@ -38,6 +38,7 @@ _FEATURE_MACROS = (
 )
 Visible = dict[int, tuple[Condition, ...]]  # number of a file, and the conditions around its include
 ANY_SIZE = 1 << 62
+_DEEPEST_FRAGMENT = 3
 Key = tuple[int, int]  # number of the file in its project, number of the item in the file
 
 
@@ -66,6 +67,7 @@ class Index:
             number = self.number[name]
             language = language_of(name, self._is_c)
             found = read_items(read_source(self.files[name]), self.macros, file=number, language=language)
+            self._insert_fragments(name, found.items)
             self._parsed[name] = found
             for position, item in enumerate(found.items if found.sound else ()):
                 for declared in _declared(item):
@@ -74,10 +76,25 @@ class Index:
                     self.attached[attached].append((number, position))
         return found
 
+    def _insert_fragments(self, name: str, items: list[Item], depth: int = 0) -> None:
+        """Put the text of files that are included in the middle of code, or are made for that, in its place."""
+        for position, item in enumerate(items):
+            for directive in item.directives:
+                target = self.includes.edges[name].get(directive.argument.decode("utf-8", "replace"))
+                if target is None or not self.files[target].quotable or depth > _DEEPEST_FRAGMENT:
+                    continue
+                if item.kind == Kind.INCLUDE and not is_fragment(target):
+                    continue
+                inside = read_items(read_source(self.files[target]), self.macros)
+                if inside.sound:
+                    self._insert_fragments(target, inside.items, depth + 1)
+                items[position] = item = _with_fragment(item, directive.argument, inside)
+
     def answered(self, name: str) -> set[bytes]:
         """The include arguments of a file that lead to files whose text may be borrowed."""
         edges = self.includes.edges[name]
-        return {argument.encode() for argument, target in edges.items() if self.files[target].quotable}
+        answered = {argument for argument, target in edges.items() if self.files[target].quotable}
+        return {argument.encode() for argument in answered | self.includes.generated[name]}
 
     def item(self, key: Key) -> Item:
         """An item of a file that was read."""
@@ -92,7 +109,10 @@ class Index:
         visible = {
             self.number[name]: conditions
             for name, conditions in self.includes.visible(files).items()
-            if name not in files and self.files[name].quotable and self.read(name).sound
+            if name not in files
+            and not is_fragment(name)
+            and self.files[name].quotable
+            and self.read(name).sound
         }
         wanted: Set[bytes] = frozenset()
         if detail == Detail.SKELETON:
@@ -191,6 +211,23 @@ class _Walk:
                     self.size += len(found.text)
                     waiting.append(self.chosen[key])
         return self.size <= self.limit
+
+
+def _with_fragment(item: Item, argument: bytes, inside: FileItems) -> Item:
+    line = rb"(?m)^[ \t]*#[ \t]*include[ \t]*" + re.escape(argument) + rb"[^\n]*(?:\n|\Z)"
+    text = b"\n".join(part.text.strip(b"\n") for part in inside.items) if inside.sound else inside.lexed.data
+    return replace(
+        item,
+        kind=Kind.REGION if item.kind == Kind.INCLUDE else item.kind,
+        text=re.sub(line, lambda _: text.strip(b"\n") + b"\n", item.text),
+        mentions=item.mentions.union(*(part.mentions for part in inside.items)),
+        names=item.names + tuple(name for part in inside.items for name in part.names),
+        functions=item.functions + inside.functions,
+        directives=tuple(d for d in item.directives if d.argument != argument)
+        + tuple(d for part in inside.items for d in part.directives),
+        spans=b"",
+        pairs=b"",
+    )
 
 
 def _under(item: Item, conditions: tuple[Condition, ...]) -> Item:

@@ -38,6 +38,7 @@ class Options:
     measure: Measure
     ordered: bool
     closed: bool = True
+    max_repeat: float = 3.0
 
 
 def build_unit(unit: Unit, index: Index, options: Options) -> tuple[list[Document], int]:
@@ -65,9 +66,10 @@ def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Opti
         packer = Packer(merging.kept(unit, parts, index), options.budget, options.measure)
         whole = packer.whole()
         return packer.parts() if whole is None else [whole]
+    own = sum(len(item.text) for part in parts for item in part.items)
     for detail in Detail:
         last = detail == max(Detail)
-        limit = options.measure.most_bytes * options.budget
+        limit = min(options.measure.most_bytes * options.budget, int((options.max_repeat - 1) * own))
         bundle = merging.closed(unit, parts, index, detail, ANY_SIZE if last else limit)
         if bundle is None:
             continue

@@ -160,6 +160,7 @@ def _item(
     mentions.update(name for frame in piece.stack if isinstance(frame, Scope) for name in frame.macros)
     mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
     line = data.count(b"\n", 0, piece.start)
+    mentions |= accesses & table.names
     pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])
     mentions |= pasted
     item = Item(
@@ -293,6 +294,10 @@ def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
     elif kind in ("using_declaration", "namespace_alias_definition"):
         item.kind = Kind.USING
         item.names = tuple(IDENTIFIER.findall(code))[-1:] if b"namespace" not in code else ()
+        operator = _OPERATOR.search(code)
+        if operator:  # nobody mentions an operator, but this needs one
+            item.names = ()
+            item.mentions |= {b"".join(operator.group().split())}
         if kind == "namespace_alias_definition":
             item.names = _text(node.child_by_field_name("name"))
     elif kind == "namespace_definition" and not IDENTIFIER.search(code, code.find(b"{")):

@@ -85,6 +85,7 @@ class MacroTable:
 
     masks: dict[bytes, Mask] = field(default_factory=dict)
     pastes: dict[bytes, frozenset[tuple[bytes, bytes]]] = field(default_factory=dict)
+    names: frozenset[bytes] = frozenset()  # of all macros
 
     @classmethod
     def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
@@ -106,9 +107,8 @@ class MacroTable:
         for name, texts in bodies.items():
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
-        return cls(
-            dict(sorted(masks.items())), {name: pairs for name, pairs in sorted(pastes.items()) if pairs}
-        )
+        pasting = {name: pairs for name, pairs in sorted(pastes.items()) if pairs}
+        return cls(dict(sorted(masks.items())), pasting, frozenset(bodies))
 
     def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:
         """Names that macros of the project make of their arguments by `##`."""

@@ -30,6 +30,7 @@ _FUNCTIONS = tree_sitter.Query(
 _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype)\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n)+")
 _TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
+_TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 
 
@@ -154,6 +155,8 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         found = _METHOD.search(head)
         if start < position or node.has_error or b"(" not in head or _CONSTANT.search(head):
             continue
+        if body is not None and _calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
+            continue
         name = found.group(1).lstrip(b"~") if found else b""
         if b"virtual" in head or b"override" in head:
             virtual.add(name)
@@ -178,6 +181,16 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
     used = Counter(IDENTIFIER.findall(short))
     unused = tuple(member for member in members if used[member[2]] <= declared[member[2]])
     return _Outline(short, unused, frozenset(virtual))
+
+
+def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
+    """Whether a template calls what it is given: a lambda, say, for which it must be defined where it is used."""
+    parameters = before[before.rfind(b"template") :] if before.rstrip().endswith(b">") else b""
+    for type_ in _TEMPLATE_PARAMETER.findall(parameters + head):
+        for name in re.findall(rb"\b" + type_ + rb"\b[\s&.*]*(\w+)\s*[,)]", head):
+            if re.search(rb"\b" + name + rb"\s*\)?\s*\(", body):
+                return True
+    return False
 
 
 def _body(node: tree_sitter.Node) -> tree_sitter.Node | None:

@@ -27,6 +27,7 @@ SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
 PART_SUFFIXES = frozenset({".inl", ".ipp", ".tcc", ".tpp"})  # the second half of a header
 HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh"})
 FRAGMENT_SUFFIXES = frozenset({".inc", ".def"})  # included in the middle of other files
+TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake")  # of headers that a build writes
 SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES | FRAGMENT_SUFFIXES
 _SKIPPED_FOLDERS = frozenset({"CVS", "_darcs", "__pycache__", "node_modules"})
 _NAMED_SKIPS = 5
@@ -216,7 +217,11 @@ def find_files(project: Project, rules: Rules | None = None) -> tuple[list[Sourc
         if reasons[file.name]:
             skips.add(reasons[file.name], file.name, file.size)
     return [
-        replace(file, documents=not reasons[file.name], quotable=is_allowed(file.licence, rules.licences))
+        replace(
+            file,
+            documents=not reasons[file.name],
+            quotable=is_allowed(file.licence, rules.licences) and not is_template(file.name),
+        )
         for file in files
     ], skips
 
@@ -225,7 +230,9 @@ def _reason(text: bytes, head: Head, project: str, file: SourceFile, rules: Rule
     """Why a file makes no documents; "" when it does. What it is comes before what is allowed."""
     if file.size > rules.max_file_bytes:
         return f"larger than {rules.max_file_bytes:,} bytes"
-    if file.path.suffix.lower() in FRAGMENT_SUFFIXES:
+    if is_template(file.name):
+        return "template of a header"
+    if is_fragment(file.name):
         return "fragment for other files"
     if is_generated(text, head):
         return "generated"
@@ -260,8 +267,19 @@ def _walk(root: Path, skips: Skips) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
+def is_fragment(name: str) -> bool:
+    """Whether a file is made to be included in the middle of others."""
+    return Path(name).suffix.lower() in FRAGMENT_SUFFIXES
+
+
 def _is_cpp(path: Path, bare_headers: bool) -> bool:
-    return path.suffix.lower() in SUFFIXES or (bare_headers and not path.suffix)
+    return path.suffix.lower() in SUFFIXES or (bare_headers and not path.suffix) or is_template(path.name)
+
+
+def is_template(name: str) -> bool:
+    """Whether a build makes a header of this file."""
+    stems = (name.removesuffix(ending) for ending in TEMPLATE_ENDINGS if name.endswith(ending))
+    return any(Path(stem).suffix.lower() in HEADER_SUFFIXES for stem in stems)
 
 
 def _read(path: Path, root: Path, name: str, max_bytes: int, skips: Skips) -> bytes | None:

@@ -19,7 +19,14 @@ from typing import NamedTuple
 from cpplm.corpus.lexing import IDENTIFIER, Branch, Directive, lex
 from cpplm.corpus.masking import macro_bodies
 from cpplm.corpus.pieces import Condition
-from cpplm.corpus.sources import HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES, SourceFile, read_source
+from cpplm.corpus.sources import (
+    TEMPLATE_ENDINGS,
+    HEADER_SUFFIXES,
+    PART_SUFFIXES,
+    SOURCE_SUFFIXES,
+    SourceFile,
+    read_source,
+)
 
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
 SYSTEM_HEADERS = frozenset(
@@ -131,6 +138,9 @@ class Includes:
     edges: dict[str, dict[str, str]] = field(default_factory=dict)  # file to {argument: file}
     cuts: dict[str, list[int]] = field(default_factory=dict)  # file to the lines where its segments end
     ranks: dict[str, list[int]] = field(default_factory=dict)  # file to the rank of each segment
+    generated: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # file to arguments that a build would answer
     _by_base: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -139,6 +149,11 @@ class Includes:
         for name, scanned in self.scans.items():
             found = {argument: self._resolve(name, argument) for _, argument, _ in scanned.includes}
             self.edges[name] = {argument: target for argument, target in found.items() if target is not None}
+            self.generated[name] = {
+                argument
+                for argument, target in found.items()
+                if target is None and self._is_generated(argument)
+            }
             self.cuts[name] = [line for line, argument, _ in scanned.includes if argument in self.edges[name]]
         self._defined = frozenset(name for scanned in self.scans.values() for name in scanned.bodies)
         counter = itertools.count()
@@ -163,6 +178,11 @@ class Includes:
         return max(
             candidates, key=lambda other: (_shared_folders(name, other), -len(other), other), default=None
         )
+
+    def _is_generated(self, argument: str) -> bool:
+        """Whether the project has a template of the header, or it is the one that `configure` writes."""
+        base = argument[1:].split(">" if argument[0] == "<" else '"', maxsplit=1)[0].rpartition("/")[2]
+        return base == "config.h" or any(base + ending in self._by_base for ending in TEMPLATE_ENDINGS)
 
     def _rank(self, root: str, counter: Iterator[int]) -> None:
         """Number the segments of `root` and of everything it includes that has no number yet."""
