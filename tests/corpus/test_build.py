@@ -51,7 +51,7 @@ def test_a_build_ends_with_readable_shards_and_a_manifest(tmp_path):
     assert train and val and not train & val
     assert val == {"project0"}  # the smallest: nothing fits into 5 %
     table = reader.table(reader.shards("train")[0])
-    assert table.column_names == ["text", "id", "project", "files", "kind", "num_tokens", "num_functions", "spans", "docstrings"]
+    assert table.column_names == [name for name in parts.PART_SCHEMA.names if name != "unit"]
     assert table["id"].to_pylist() == sorted(table["id"].to_pylist())
     assert set(table["num_tokens"].to_pylist()) == {-1}
     figures = build_figures(result)
@@ -110,7 +110,8 @@ def test_a_build_killed_at_any_change_continues_and_ends_the_same(tmp_path, monk
     assert contents(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize(("workers", "within"), [(1, 0.8), pytest.param(2, 2.5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "within"), [(1, 0.8), (2, 2.5)])
 def test_a_build_killed_at_random_moments_ends_the_same(tmp_path, workers, within):
     given = projects(tmp_path, 4)
     build(CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1))

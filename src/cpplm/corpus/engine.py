@@ -91,9 +91,15 @@ def _end_with(parent: int) -> None:
 
 
 def run_tasks(jobs: list[Job], tasks: int, workers: int) -> None:
-    """Build on datatrove's local executor: `tasks` shares, `workers` of them at a time."""
+    """Build on datatrove's local executor: `tasks` shares, `workers` of them at a time.
+
+    Every process is spawned. The executor would fork one for its queue, and a fork of a process with threads,
+    such as those of the storage library, may hang for ever.
+    """
+    local = require()
+    local.multiprocess.set_start_method("spawn", force=True)
     with tempfile.TemporaryDirectory(prefix="cpplm-datatrove-") as logs:
-        require().LocalPipelineExecutor(
+        local.LocalPipelineExecutor(
             pipeline=[_LocalShare(jobs)],
             tasks=tasks,
             workers=workers,

@@ -20,7 +20,9 @@ import pyarrow.compute as pc
 from cpplm import __version__
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import SPLITS, ShardReader
+from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage
+from cpplm.corpus.docstrings import DOCSTRINGS_COLUMN
 from cpplm.corpus.highlight import highlight
 from cpplm.corpus.summary import FilterResult, figures, filter_results
 
@@ -32,7 +34,7 @@ _SHOWN_PROVENANCE = 400
 # Bars of the charts per doubling of the length.
 _BARS_PER_DOUBLING = 2
 # Columns that are shown in another way, or are too large to show.
-_NOT_PROVENANCE = frozenset({"text", "kind", "project", "split", "spans", "docstrings"})
+_NOT_PROVENANCE = frozenset({"text", "kind", "project", "split", SPANS_COLUMN, DOCSTRINGS_COLUMN})
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ def _shown(document: dict[str, Any]) -> dict[str, Any]:
     """A document as the template wants it."""
     text = document["text"]
     provenance = {
-        name: (", ".join(map(str, value)) if isinstance(value, list) else str(value))[:_SHOWN_PROVENANCE]
+        name: _words(value)[:_SHOWN_PROVENANCE]
         for name, value in document.items()
         if name not in _NOT_PROVENANCE and value not in (None, "", [], -1)
     }
@@ -231,6 +233,15 @@ def _shown(document: dict[str, Any]) -> dict[str, Any]:
         "rest": max(0, len(text) - SHOWN_CHARACTERS),
         "provenance": provenance,
     }
+
+
+def _words(value: Any) -> str:
+    """A column's value; a span of lines as `file:first-last`."""
+    if isinstance(value, list):
+        return ", ".join(map(_words, value))
+    if isinstance(value, dict) and value.keys() == {"file", "first", "last"}:
+        return f"{value['file']}:{value['first']}-{value['last']}"
+    return str(value)
 
 
 def render(page: PageData) -> str:
