@@ -22,9 +22,10 @@ from cpplm.corpus.items import FileItems, Item, Kind, condition_names, read_item
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.pieces import Condition, Scope
-from cpplm.corpus.shortening import Detail, Shortener, wanted_names, without_comments
+from cpplm.corpus.shortening import Detail, Shortener, without_comments
 from cpplm.corpus.sources import SourceFile, is_fragment, read_source
 from cpplm.corpus.units import Includes, Unit
+from cpplm.corpus.writer import render
 
 # Macros that change what system headers declare: defined for those, though no code mentions them.
 _FEATURE_MACROS = (
@@ -118,7 +119,7 @@ class Index:
         if detail == Detail.SKELETON:
             declared = _Walk(self, visible, Detail.DECLARATIONS, wanted, ANY_SIZE)
             declared.follow(own)
-            wanted = self.wanted(own, declared.chosen.values())
+            wanted = self.shortener.wanted(own, declared.chosen.values())
         walk = _Walk(self, visible, detail, wanted, limit)
         if not walk.follow(own):
             return None
@@ -127,11 +128,6 @@ class Index:
         if not walk.follow(extra.values()):
             return None
         return [walk.chosen[key] for key in sorted(walk.chosen)]
-
-    def wanted(self, own: Iterable[Item], borrowed: Iterable[Item]) -> set[bytes]:
-        """The names of the member functions that skeletons of the borrowed types have to keep."""
-        asked = wanted_names(borrowed) | self.shortener.virtual_names(borrowed)
-        return asked.union(*(item.mentions | item.accesses for item in own))
 
     def place(self, item: Item) -> int:
         """Where the segment of an item's file stands in the order of the project."""
@@ -215,7 +211,7 @@ class _Walk:
 
 def _with_fragment(item: Item, argument: bytes, inside: FileItems) -> Item:
     line = rb"(?m)^[ \t]*#[ \t]*include[ \t]*" + re.escape(argument) + rb"[^\n]*(?:\n|\Z)"
-    text = b"\n".join(part.text.strip(b"\n") for part in inside.items) if inside.sound else inside.lexed.data
+    text = render(inside.items)[0] if inside.sound else inside.lexed.data
     return replace(
         item,
         kind=Kind.REGION if item.kind == Kind.INCLUDE else item.kind,

@@ -6,6 +6,7 @@ leaves those includes in place, where the compiler finds them by itself: the hea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail,
         before = _before_own_include(part.items, {argument.encode() for argument in unit.own_includes})
         first += without_includes(before, arguments)
         own += without_includes(part.items[len(before) :], arguments)
+        _place_freely(part.items)
     borrowed = index.close(unit, [*first, *own], detail, limit)
     if borrowed is None:
         return None
@@ -40,7 +42,7 @@ def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail,
     own = [item for item in own if not any(item is other for other in early)]
     items = first + sorted([*own, *borrowed], key=index.place)
     roots = {number for number, item in enumerate(items) if item.file in files}
-    wanted = index.wanted([*first, *own], borrowed)
+    wanted = index.shortener.wanted([*first, *own], borrowed)
     return Bundle(
         items, roots, index.names, lambda item: index.shortener.shorten(item, Detail.SKELETON, wanted)
     )
@@ -77,6 +79,12 @@ def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
         names,
         lambda item: index.shortener.shorten(item, Detail.DECLARATIONS),
     )
+
+
+def _place_freely(items: Sequence[Item]) -> None:
+    """Includes at the head of a file may stand anywhere at the head of a document."""
+    for item in itertools.takewhile(lambda item: item.kind <= Kind.FORWARD, items):
+        item.local = False
 
 
 def _is_asked(item: Item, asked: frozenset[bytes]) -> bool:

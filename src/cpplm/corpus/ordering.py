@@ -137,11 +137,16 @@ class Graph:
     def _barrier_edges(self) -> None:
         """Items that may declare anything, and those whose place matters, split the unit."""
         barrier: int | None = None
+        firm: int | None = None  # the last barrier that may define macros
         late: int | None = None
         started: dict[int, int] = {}  # file to its first item that is no preamble
         for index, item in enumerate(self.items):
-            if barrier is not None and (item.kind != Kind.INCLUDE or item.local):
-                self.hard[index].add(barrier)
+            if barrier is not None and self.items[barrier].kind not in (Kind.CALL, Kind.PRAGMA):
+                firm = barrier
+            is_directive = item.kind == Kind.MACRO or (item.kind == Kind.INCLUDE and not item.local)
+            passed = firm if item.kind == Kind.MACRO else None if is_directive else barrier
+            if passed is not None:
+                self.hard[index].add(passed)
             first = started.get(item.file)
             if item.late:
                 before = [i for i in range(index) if self.items[i].file < item.file]

@@ -27,10 +27,11 @@ _FUNCTIONS = tree_sitter.Query(
     " (field_declaration_list (field_declaration declarator: (_ declarator: (function_declarator))) @member)"
     " (field_declaration_list (template_declaration) @member)]",
 )
-_CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype)\b")
+_KEPT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype|friend)\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n)+")
 _TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
+_CONVERSION = re.compile(rb"::\s*operator\b")
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 
 
@@ -48,12 +49,14 @@ class _Outline:
     """An item without comments and bodies.
 
     `members` are (start, end, name) of the member functions that nothing else in it uses; `virtual` the names of
-    its virtual functions, which classes derived from it may override without saying so.
+    its virtual functions, which classes derived from it may override without saying so; `names` all identifiers
+    outside `members`.
     """
 
     text: bytes
     members: tuple[tuple[int, int, bytes], ...] = ()
     virtual: frozenset[bytes] = frozenset()
+    names: frozenset[bytes] = frozenset()
 
 
 @dataclass
@@ -76,9 +79,18 @@ class Shortener:
             self._known[key] = (item, _with_text(item, text))
         return self._known[key][1]
 
-    def virtual_names(self, items: Iterable[Item]) -> set[bytes]:
-        """The names of all virtual functions of types."""
-        return set().union(*(self._outline(item).virtual for item in items if item.kind == Kind.TYPE))
+    def wanted(self, own: Iterable[Item], borrowed: Iterable[Item]) -> set[bytes]:
+        """The names of member functions that the items use, or that classes among them override."""
+        names: set[bytes] = set()
+        for item in own:
+            names |= item.mentions | item.accesses
+        for item in borrowed:
+            if item.kind == Kind.TYPE:
+                outline = self._outline(item)
+                names |= outline.virtual | outline.names
+            else:
+                names |= item.mentions | item.accesses
+        return names
 
     def _outline(self, item: Item) -> _Outline:
         if id(item) not in self._outlines:
@@ -93,13 +105,6 @@ class Shortener:
             if gone
             else self.shorten(item, Detail.DECLARATIONS)
         )
-
-
-def wanted_names(items: Iterable[Item]) -> set[bytes]:
-    """Every name that the items use, alone or behind `.` and `->`; of types only the latter."""
-    return set().union(
-        *(item.accesses if item.kind == Kind.TYPE else item.mentions | item.accesses for item in items)
-    )
 
 
 def _with_text(item: Item, text: bytes) -> Item:
@@ -134,7 +139,9 @@ def _without(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
 
 def _outline(item: Item, macros: MacroTable) -> _Outline:
     text = without_comments(item.text)
-    is_method = item.kind == Kind.FUNCTION and (item.evaluated or item.qualifier or item.callable.isupper())
+    is_method = item.kind == Kind.FUNCTION and (
+        item.evaluated or item.qualifier or item.callable.isupper() or _CONVERSION.search(text) is not None
+    )
     if item.kind not in (Kind.TYPE, Kind.FUNCTION) or is_method or b"(" not in text:
         return _Outline(text)
     lexed = lex(text)
@@ -151,9 +158,11 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         start, end = node.start_byte, node.end_byte
         body = _body(node)
         head_end = body.start_byte if body is not None else end
+        if node.parent is not None and node.parent.type == "friend_declaration":
+            continue  # found by its arguments only, so it has to stay what it is
         head = code[start:head_end]
         found = _METHOD.search(head)
-        if start < position or node.has_error or b"(" not in head or _CONSTANT.search(head):
+        if start < position or node.has_error or b"(" not in head or _KEPT.search(head):
             continue
         if body is not None and _calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
             continue
@@ -164,7 +173,7 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
             definition = body.parent or body
             initialisers = next((c for c in definition.children if c.type == "field_initializer_list"), None)
             head_end = initialisers.start_byte if initialisers is not None else head_end
-        elif b"=" in head or b"friend" in head:
+        elif b"=" in head:
             continue
         start = max(position, len(plain[:start].rstrip()))  # with the macros before it that are masked
         start += len(text[start : node.start_byte]) - len(text[start : node.start_byte].lstrip())
@@ -180,7 +189,8 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
     declared = Counter(name for _, _, name in members)
     used = Counter(IDENTIFIER.findall(short))
     unused = tuple(member for member in members if used[member[2]] <= declared[member[2]])
-    return _Outline(short, unused, frozenset(virtual))
+    others = frozenset(IDENTIFIER.findall(_without(short, [(start, end) for start, end, _ in unused])))
+    return _Outline(short, unused, frozenset(virtual), others)
 
 
 def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
