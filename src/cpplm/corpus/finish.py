@@ -21,7 +21,7 @@ from cpplm.core.storage import Storage, sha256
 
 SHARD_BYTES = 64_000_000
 # Text in memory while rows are dealt out.
-DEAL_BYTES = 64_000_000
+DEAL_BYTES = 32_000_000
 # Columns of parts that only decide where a row goes.
 PLACING_COLUMNS = ("unit",)
 Group = tuple[str, str]

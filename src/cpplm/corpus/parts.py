@@ -50,7 +50,7 @@ PART_SCHEMA = pa.schema(
         (DOCSTRINGS_COLUMN, pa.list_(pa.struct([(name, pa.int32()) for name in Pair._fields]))),
     ]
 )
-PART_BYTES = 32_000_000
+PART_BYTES = 8_000_000
 # Projects up to this size are one task each; larger ones are spread over the workers batch by batch.
 _SMALL_PROJECT = 1_000_000
 # Windows cannot wait for more processes than this at once.
