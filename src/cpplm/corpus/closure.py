@@ -50,6 +50,8 @@ class Index:
     files: dict[str, SourceFile]
     includes: Includes
     macros: MacroTable
+    defines_std: bool = False
+    _reach: dict[int, int] = field(default_factory=dict)
     _parsed: dict[str, FileItems] = field(default_factory=dict)
     declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
     attached: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
@@ -67,7 +69,13 @@ class Index:
         if found is None:
             number = self.number[name]
             language = language_of(name, self._is_c)
-            found = read_items(read_source(self.files[name]), self.macros, file=number, language=language)
+            found = read_items(
+                read_source(self.files[name]),
+                self.macros,
+                file=number,
+                language=language,
+                defines_std=self.defines_std,
+            )
             self._insert_fragments(name, found.items)
             self._parsed[name] = found
             for position, item in enumerate(found.items if found.sound else ()):
@@ -96,6 +104,13 @@ class Index:
         edges = self.includes.edges[name]
         answered = {argument for argument, target in edges.items() if self.files[target].quotable}
         return {argument.encode() for argument in answered | self.includes.generated[name]}
+
+    def reach(self, file: int) -> int:
+        """The numbers of the files that a file brings in, itself among them, as bits."""
+        if file not in self._reach:
+            names = self.includes.reachable([self.names[file]])
+            self._reach[file] = sum(1 << self.number[name] for name in names)
+        return self._reach[file]
 
     def item(self, key: Key) -> Item:
         """An item of a file that was read."""
@@ -187,17 +202,22 @@ class _Walk:
     limit: int
     chosen: dict[Key, Item] = field(default_factory=dict)
     size: int = 0
-    _seen: set[bytes] = field(default_factory=set)
+    _seen: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
 
     def follow(self, items: Iterable[Item]) -> bool:
         """Add what the items name and what that names; False as soon as it is too much."""
-        declared, attached = self.index.declared, self.index.attached
+        attached = self.index.attached
         waiting = list(items)
         while waiting and self.size <= self.limit:
             item = waiting.pop()
-            fresh = item.mentions - self._seen
-            self._seen |= fresh
-            keys = [key for name in fresh if name in declared for key in declared[name]]
+            seen = self._seen[item.file]
+            fresh = item.mentions - seen
+            seen |= fresh
+            keys = [
+                key
+                for name in fresh & self.index.declared.keys()
+                for key in self._candidates(item.file, name)
+            ]
             if item.kind in (Kind.TYPE, Kind.FORWARD):
                 keys += [key for name in item.names if name in attached for key in attached[name]]
             for key in keys:
@@ -207,6 +227,14 @@ class _Walk:
                     self.size += len(found.text)
                     waiting.append(self.chosen[key])
         return self.size <= self.limit
+
+    def _candidates(self, file: int, name: bytes) -> list[Key]:
+        """What a name may stand for in a file: what its own includes bring; else what its includers bring."""
+        found = [key for key in self.index.declared[name] if key[0] in self.visible]
+        if file not in self.visible or len(found) < 2:
+            return found
+        reach = self.index.reach(file)
+        return [key for key in found if reach >> key[0] & 1] or found
 
 
 def _with_fragment(item: Item, argument: bytes, inside: FileItems) -> Item:

@@ -25,7 +25,7 @@ from cpplm.corpus.splitting import split
 _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
 _DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
 _NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_function")
-_MENTION = re.compile(rb"(?:\.|->)?[A-Za-z_]\w*")
+_MENTION = re.compile(rb"(?:\.|->|\bstd::)?[A-Za-z_]\w*")
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
 _OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|[^\s\w(]+)")
 _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
@@ -104,7 +104,14 @@ class FileItems:
     syntax: Syntax  # of a file that is not sound
 
 
-def read_items(data: bytes, table: MacroTable, *, file: int = 0, language: Language = "c++") -> FileItems:
+def read_items(
+    data: bytes,
+    table: MacroTable,
+    *,
+    file: int = 0,
+    language: Language = "c++",
+    defines_std: bool = False,
+) -> FileItems:
     """Take one file (LF line ends) apart.
 
     Args:
@@ -112,6 +119,7 @@ def read_items(data: bytes, table: MacroTable, *, file: int = 0, language: Langu
         table: the project's macros.
         file: number of the file in its unit, stored in each item.
         language: of the file, see `language_of`.
+        defines_std: whether `std::name` may be a name of the project.
     """
     lexed = lex(data)
     parts = split(lexed, table)
@@ -122,6 +130,8 @@ def read_items(data: bytes, table: MacroTable, *, file: int = 0, language: Langu
     if parts.sound:
         for piece in parts.pieces:
             item, errors = _item(piece, lexed, parts, file, table=table, rules=rules)
+            if defines_std:
+                item.mentions |= {name.removeprefix(b"std::") for name in item.mentions}
             items.append(item)
             error_bytes += errors
         functions = sum(item.functions for item in items)
@@ -189,7 +199,7 @@ def _item(
 
 
 def _mentioned(found: set[bytes]) -> tuple[set[bytes], frozenset[bytes]]:
-    """Identifiers that stand alone, and those that name a member of what stands before them."""
+    """Identifiers that stand alone or in `std`, and those that name a member of what stands before them."""
     accesses = {name for name in found if name[:1] in b".-"}
     return found - accesses, frozenset(name.lstrip(b".->") for name in accesses)
 

@@ -18,6 +18,7 @@ from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.licences import joint_licence
 from cpplm.corpus.packing import Measure
 from cpplm.corpus.records import Document
+from cpplm.corpus.semantic import SemanticPlan, Semantics, read_semantics
 from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
 from cpplm.corpus.units import Includes, Scan, Unit, make_units, scan
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -56,6 +57,7 @@ class Discovered:
     files: tuple[SourceFile, ...]
     skips: Skips
     redacted: Skips = field(default_factory=Skips)
+    semantic: SemanticPlan | None = None
 
     @property
     def size(self) -> int:
@@ -64,8 +66,8 @@ class Discovered:
 
     @property
     def digest(self) -> str:
-        """Changes with the name or content of any file."""
-        return content_digest(self.files)
+        """Changes with the name or content of any file, and with how names are resolved."""
+        return content_digest(self.files) + (self.semantic.digest if self.semantic else "")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def _index(layout: Layout) -> Index:
     """The project's index, kept from batch to batch; that of one project at a time."""
     if layout.digest not in _INDEXES:
         _INDEXES.clear()
-        _INDEXES[layout.digest] = Index(layout.by_name, layout.includes, layout.macros)
+        _INDEXES[layout.digest] = Index(
+            layout.by_name, layout.includes, layout.macros, defines_std=not layout.closed
+        )
     return _INDEXES[layout.digest]
 
 
@@ -103,10 +107,13 @@ def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
     return [(scan(file), is_utf8(file.path.read_bytes())) for file in files]
 
 
-def _build_batch(job: tuple[Layout, list[Unit], Plan]) -> tuple[list[dict[str, Any]], int, int]:
+def _build_batch(
+    job: tuple[Layout, list[Unit], Plan, Semantics | None],
+) -> tuple[list[dict[str, Any]], int, int]:
     """Rows of a batch of units, the function definitions in them and their bytes."""
-    layout, units, plan = job
+    layout, units, plan, semantics = job
     index = _index(layout)
+    index.understand(semantics)
     options = Options(plan.budget, _measure(plan), plan.ordered, layout.closed)
     rows: list[dict[str, Any]] = []
     functions = 0
@@ -150,7 +157,7 @@ def _batches(items: Iterable[A], size: Callable[[A], int]) -> Iterator[list[A]]:
 
 
 def build_project(
-    found: Discovered, plan: Plan, run: Mapper[Any, Any], figures: dict[str, Any]
+    found: Discovered, plan: Plan, run: Mapper[Any, Any], figures: dict[str, Any], clang_workers: int = 0
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Rows of a project in unit order, with the source bytes that each batch covers.
 
@@ -159,6 +166,7 @@ def build_project(
         plan: what decides the documents.
         run: how to map over batches.
         figures: filled in with the project's figures as the rows are drawn.
+        clang_workers: processes that parse, when names are to be resolved; 0: one, without a progress bar.
     """
     scans: dict[str, Scan] = {}
     bodies: dict[bytes, set[bytes]] = {}
@@ -181,7 +189,11 @@ def build_project(
         MacroTable.from_bodies(bodies),
         closed=not found.project.bare_headers,
     )
-    jobs = [(layout, part, plan) for part in _batches(units, lambda unit: unit.size)]
+    semantics = _understand(found, includes, clang_workers)
+    jobs = [
+        (layout, part, plan, _part(semantics, part, includes))
+        for part in _batches(units, lambda unit: unit.size)
+    ]
     kinds: Counter[str] = Counter()
     functions = documents = duplicates = text_bytes = 0
     seen: set[str] = set()
@@ -211,3 +223,26 @@ def build_project(
         redacted=found.redacted.to_dict(),
         converted=latin1.to_dict(),
     )
+    if found.semantic is not None and semantics is not None:
+        figures["semantic"] = semantics.figures() | found.semantic.figures()
+
+
+def _understand(found: Discovered, includes: Includes, workers: int) -> Semantics | None:
+    """What libclang says about a project; None when it was not asked for."""
+    if found.semantic is None:
+        return None
+    edges = {name: tuple(targets.values()) for name, targets in includes.edges.items()}
+    return read_semantics(
+        found.project,
+        found.files,
+        edges,
+        database=found.semantic.database,
+        workers=max(1, workers),
+        quiet=not workers,
+    )
+
+
+def _part(semantics: Semantics | None, units: list[Unit], includes: Includes) -> Semantics | None:
+    """What is needed to build these units: their files and all that those can see."""
+    names = [file.name for unit in units for file in unit.files]
+    return semantics.part(includes.reachable(names)) if semantics is not None else None
