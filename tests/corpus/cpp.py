@@ -2,24 +2,31 @@
 
 import shutil
 import subprocess
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cpplm.corpus.documents import Document, Options, build_unit
+from cpplm.corpus.closure import Index
+from cpplm.corpus.documents import Options, build_unit
 from cpplm.corpus.masking import MacroTable
+from cpplm.corpus.packing import Measure
+from cpplm.corpus.records import Document
 from cpplm.corpus.sources import Project, find_files
-from cpplm.corpus.units import make_units, scan
+from cpplm.corpus.units import Includes, Unit, make_units, scan
 
 TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is the judge")
+# Borrowed text is shortened when there is much of it; tests of other things want it as it is.
+ANY_REPEAT = 1e9
 
 
 def utf8_bytes(text: str) -> int:
     return len(text.encode())
 
 
-def write_files(folder: Path, files: dict[str, str | bytes]) -> Path:
+def write_files(folder: Path, files: Mapping[str, str | bytes]) -> Path:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,35 +34,62 @@ def write_files(folder: Path, files: dict[str, str | bytes]) -> Path:
     return folder
 
 
-def documents_of(folder: Path, *, budget: int = 49_152, ordered: bool = True) -> tuple[list[Document], int]:
-    """All documents of a project, and its number of function definitions."""
-    files, _ = find_files(Project("p", (folder,)))
+def index_of(
+    folder: Path, *, ordered: bool = True, unquotable: Collection[str] = ()
+) -> tuple[list[Unit], Index]:
+    """The units of a project, and all its files; text of the unquotable ones may not be borrowed."""
+    files = [
+        replace(file, documents=False, quotable=False) if file.name in unquotable else file
+        for file in find_files(Project("p", (folder,)))[0]
+    ]
     scans = {file.name: scan(file) for file in files}
     bodies: dict[bytes, set[bytes]] = {}
     for scanned in scans.values():
         for name, texts in scanned.bodies.items():
             bodies.setdefault(name, set()).update(texts)
-    options = Options(MacroTable.from_bodies(bodies), budget, utf8_bytes, ordered)
+    includes = Includes(scans)
+    units = make_units([file for file in files if file.documents], includes, merge=ordered)
+    return units, Index({file.name: file for file in files}, includes, MacroTable.from_bodies(bodies))
+
+
+def documents_of(
+    folder: Path,
+    *,
+    budget: int = 49_152,
+    ordered: bool = True,
+    closed: bool = True,
+    max_repeat: float = ANY_REPEAT,
+    count: Callable[[str], int] = utf8_bytes,
+    of: str = "",
+    unquotable: Collection[str] = (),
+) -> tuple[list[Document], int]:
+    """All documents of a project, or those of the unit with the file `of`; its number of functions."""
+    units, index = index_of(folder, ordered=ordered, unquotable=unquotable)
+    measure = Measure(count, most_bytes=1 if count is utf8_bytes else 16)
+    options = Options(budget, measure, ordered, closed, max_repeat)
     documents: list[Document] = []
     functions = 0
-    for unit in make_units(files, scans, merge=ordered):
-        made, defined = build_unit(unit, options)
+    for unit in units:
+        if of and of not in [file.name for file in unit.files]:
+            continue
+        made, defined = build_unit(unit, index, options)
         documents += made
         functions += defined
     return documents, functions
 
 
-def one_document(folder: Path, files: dict[str, str | bytes]) -> Document:
-    documents, _ = documents_of(write_files(folder, files))
+def one_document(folder: Path, files: Mapping[str, str | bytes], of: str = "") -> Document:
+    """The one document of a project, or of the unit with the file `of`."""
+    documents, _ = documents_of(write_files(folder, files), of=of)
     assert len(documents) == 1, [document.files for document in documents]
     return documents[0]
 
 
-def compile_errors(text: str, *include: Path, language: str = "c++") -> str:
+def compile_errors(text: str, *include: Path, language: str = "c++", standard: str = "c++17") -> str:
     """What g++ says against a text; empty when it compiles."""
-    standard = ["-std=c++17"] if language == "c++" else []
+    standards = [f"-std={standard}"] if language == "c++" else []
     flags = [flag for folder in include for flag in ("-I", str(folder))]
-    command = ["g++", "-x", language, *standard, *flags, "-fsyntax-only", "-w", "-"]
+    command = ["g++", "-x", language, *standards, *flags, "-fsyntax-only", "-w", "-"]
     return subprocess.run(
         command, input=text.encode(), capture_output=True, check=False, timeout=60
     ).stderr.decode()
@@ -63,6 +97,7 @@ def compile_errors(text: str, *include: Path, language: str = "c++") -> str:
 
 def in_order(text: str, *pieces: str) -> None:
     """Each piece is there once, and they follow each other."""
+    missing = [piece for piece in pieces if text.count(piece) != 1]
+    assert missing == [], f"not there once: {missing} in\n{text}"
     places = [text.index(piece) for piece in pieces]
     assert places == sorted(places), dict(zip(pieces, places, strict=True))
-    assert all(text.count(piece) == 1 for piece in pieces), {p: text.count(p) for p in pieces}

@@ -13,7 +13,7 @@ from tests.corpus.cpp import compile_errors, in_order, needs_gxx
 
 def ordered(source: str) -> str:
     items = read_items(source.encode(), MacroTable()).items
-    return render([items[index] for index in order(Graph(items))]).decode()
+    return render([items[index] for index in order(Graph(items))])[0].decode()
 
 
 def test_preamble_types_variables_functions():

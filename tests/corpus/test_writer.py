@@ -12,7 +12,7 @@ IF, ELIF, ELSE = (Condition((b"#if X", b"#elif Y", b"#else")[:n]) for n in (1, 2
 
 
 def words(*items: Item) -> list[str]:
-    return [line for line in render(items).decode().splitlines() if line]
+    return [line for line in render(items)[0].decode().splitlines() if line]
 
 
 def test_the_common_prefix_stays_open():
@@ -42,3 +42,11 @@ def test_a_branch_on_its_own_gets_the_negated_condition():
     assert opening_line(ELIF) == b"#if !(X) && (Y)"
     assert opening_line(Condition((b"#ifdef X", b"#else"))) == b"#ifndef X"
     assert opening_line(Condition((b"#ifndef X", b"#elif Y", b"#else"))) == b"#if !(!defined(X)) && !(Y)"
+
+
+def test_starts_are_where_the_items_begin():
+    items = [item("\nfirst", A), item("// second\nlonger", A, IF), item("third\n\n", B), item("fourth")]
+    text, starts = render(items)
+    assert len(starts) == len(items)
+    for start, each in zip(starts, items, strict=True):
+        assert text.startswith(each.text.strip(b"\n"), start)
