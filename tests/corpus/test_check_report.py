@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpplm.corpus.check_report import Checked, rate, reason, report, table
+from cpplm.corpus.check_report import Checked, rate, report, table
 from cpplm.corpus.compiling import Verdict
 
 GOOD, BAD = Verdict(True, "c++17"), Verdict(False, "c++17", 1, "'x' was not declared in this scope")
@@ -31,9 +31,9 @@ def test_interval_of_wilson() -> None:
 
 
 def test_names_are_taken_out_of_reasons() -> None:
-    assert reason(Verdict(False, "c", 1, "'a' has no member named \"b\"")) == "... has no member named ..."
+    assert Verdict(False, "c", 1, "'a' has no member named \"b\"").reason == "... has no member named ..."
     missing = Verdict(False, "c", 1, "a.h: No such file or directory", missing_headers=("a.h",))
-    assert reason(missing) == "a header was not found"
+    assert missing.reason == "a header was not found"
 
 
 def test_groups_sizes_and_repetition() -> None:

@@ -27,13 +27,20 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.corpus.check_report import Checked, report
-from cpplm.corpus.compiling import STANDARDS, Verdict, compile_document, compile_file, own_file
+from cpplm.corpus.compiling import (
+    STANDARDS,
+    Verdict,
+    compile_document,
+    compile_file,
+    own_file,
+    require_standards,
+)
 from cpplm.corpus.grammar import Language, is_c_project, language_of
 from cpplm.corpus.include_paths import IncludePaths
 from cpplm.corpus.sampling import sample_documents
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import find_projects
-from cpplm.sandbox.compiler import include_folders, require_compiler, require_folders
+from cpplm.sandbox.compiler import include_folders, require_folders
 from cpplm.sandbox.sandbox import Sandbox
 
 
@@ -90,10 +97,7 @@ def check(settings: CheckSettings) -> dict[str, Any]:
         reader, project=settings.project, kind=settings.kind, num=settings.sample, seed=settings.seed
     )
     sandbox = Sandbox.probe(unsafe=settings.unsafe)
-    compiler = require_compiler(sandbox)
-    for standard in settings.std:
-        if not compile_document("", "c++", sandbox, standards=(standard,)).compiles:
-            raise UserError(f"{compiler} has no -std={standard}", fix=f"Try --std {' '.join(STANDARDS)}.")
+    compiler = require_standards(sandbox, settings.std)
     headers = tuple(folder.expanduser() for folder in settings.headers)
     require_folders(sandbox, headers)
     roots = _project_roots(settings, reader.manifest["projects"])

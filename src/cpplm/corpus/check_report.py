@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from cpplm.corpus.compiling import Verdict
 
 TOP_REASONS = 8
 _EXAMPLES = 3
-_NAME = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,6 @@ def rate(verdicts: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def reason(verdict: Verdict) -> str:
-    """The first error without the names in it, so that equal causes count together."""
-    return "a header was not found" if verdict.missing_headers else _NAME.sub("...", verdict.first_error)
-
-
 def reasons(judged: list[tuple[Checked, Verdict | None]]) -> list[dict[str, Any]]:
     """The most frequent reasons, each with a few documents and what the compiler said of them."""
     examples: dict[str, list[dict[str, str]]] = defaultdict(list)
@@ -121,7 +114,7 @@ def reasons(judged: list[tuple[Checked, Verdict | None]]) -> list[dict[str, Any]
     for each, verdict in judged:
         if verdict is None or verdict.compiles:
             continue
-        why = reason(verdict)
+        why = verdict.reason
         counts[why] += 1
         if len(examples[why]) < _EXAMPLES:
             about = {"id": each.document["id"][:16], "project": each.document["project"]}

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from cpplm.corpus.asked import NOTHING, Asked
 from cpplm.corpus.grammar import is_c_project, language_of
 from cpplm.corpus.items import FileItems, Item, Kind, condition_names, read_items
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.pieces import Condition, Scope
 from cpplm.corpus.shortening import Detail, Shortener, without_comments
-from cpplm.corpus.sources import SourceFile, is_fragment, read_source
+from cpplm.corpus.sources import SOURCE_SUFFIXES, SourceFile, is_fragment, read_source
 from cpplm.corpus.units import Includes, Unit
 from cpplm.corpus.writer import render
 
@@ -40,6 +41,7 @@ _FEATURE_MACROS = (
 Visible = dict[int, tuple[Condition, ...]]  # number of a file, and the conditions around its include
 ANY_SIZE = 1 << 62
 _DEEPEST_FRAGMENT = 3
+_SOURCE_ENDINGS = tuple(sorted(SOURCE_SUFFIXES))
 Key = tuple[int, int]  # number of the file in its project, number of the item in the file
 
 
@@ -61,14 +63,14 @@ class Index:
         self.names = list(self.files)
         self.shortener = Shortener(self.macros)
         self.number = {name: number for number, name in enumerate(self.names)}
-        self._is_c = is_c_project(self.names)
+        self.is_c = is_c_project(self.names)
 
     def read(self, name: str) -> FileItems:
         """The items of a file; their `file` is its number in `names`."""
         found = self._parsed.get(name)
         if found is None:
             number = self.number[name]
-            language = language_of(name, self._is_c)
+            language = language_of(name, self.is_c)
             found = read_items(
                 read_source(self.files[name]),
                 self.macros,
@@ -116,33 +118,48 @@ class Index:
         """An item of a file that was read."""
         return self._parsed[self.names[key[0]]].items[key[1]]
 
-    def close(self, unit: Unit, own: list[Item], detail: Detail, limit: int) -> list[Item] | None:
+    def close(
+        self, unit: Unit, own: list[Item], detail: Detail, limit: int, *, asked: Asked = NOTHING
+    ) -> list[Item] | None:
         """What `own` needs from other files of the project, and the includes of those that lead out of it.
 
-        None when that is more than `limit` bytes.
+        None when that is more than `limit` bytes. What was asked for is found where no include leads, too.
         """
         files = [file.name for file in unit.files]
-        visible = {
+        visible = self._visible(files, files)
+        more = self._visible(asked.files, files) | visible if asked.files else visible
+        sources = {self.number[name] for name in asked.files if name.lower().endswith(_SOURCE_ENDINGS)}
+
+        def walk(detail: Detail, wanted: Set[bytes], limit: int) -> _Walk | None:
+            step = _Walk(self, visible, detail, wanted, limit, brief=sources - visible.keys())
+            if not step.follow(own):
+                return None
+            step.visible = more
+            return step if not asked.names or step.follow([asked.lookup()]) else None
+
+        wanted: Set[bytes] = frozenset()
+        if detail == Detail.SKELETON:
+            declared = walk(Detail.DECLARATIONS, wanted, ANY_SIZE)
+            wanted = self.shortener.wanted(own, declared.chosen.values() if declared else ())
+        found = walk(detail, wanted, limit)
+        if found is None:
+            return None
+        extra = self._everywhere(more, own, found.chosen.values())
+        found.chosen |= extra
+        if not found.follow(extra.values()):
+            return None
+        return without_includes([found.chosen[key] for key in sorted(found.chosen)], asked.without)
+
+    def _visible(self, starts: Iterable[str], own: Sequence[str]) -> Visible:
+        """What can be borrowed from the files that `starts` bring in, a unit's own apart."""
+        return {
             self.number[name]: conditions
-            for name, conditions in self.includes.visible(files).items()
-            if name not in files
+            for name, conditions in self.includes.visible(starts).items()
+            if name not in own
             and not is_fragment(name)
             and self.files[name].quotable
             and self.read(name).sound
         }
-        wanted: Set[bytes] = frozenset()
-        if detail == Detail.SKELETON:
-            declared = _Walk(self, visible, Detail.DECLARATIONS, wanted, ANY_SIZE)
-            declared.follow(own)
-            wanted = self.shortener.wanted(own, declared.chosen.values())
-        walk = _Walk(self, visible, detail, wanted, limit)
-        if not walk.follow(own):
-            return None
-        extra = self._everywhere(visible, own, walk.chosen.values())
-        walk.chosen |= extra
-        if not walk.follow(extra.values()):
-            return None
-        return [walk.chosen[key] for key in sorted(walk.chosen)]
 
     def place(self, item: Item) -> int:
         """Where the segment of an item's file stands in the order of the project."""
@@ -200,6 +217,7 @@ class _Walk:
     detail: Detail
     wanted: Set[bytes]
     limit: int
+    brief: Set[int] = frozenset()  # files of which only declarations are taken
     chosen: dict[Key, Item] = field(default_factory=dict)
     size: int = 0
     _seen: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
@@ -222,7 +240,8 @@ class _Walk:
                 keys += [key for name in item.names if name in attached for key in attached[name]]
             for key in keys:
                 if key[0] in self.visible and key not in self.chosen:
-                    found = self.index.shortener.shorten(self.index.item(key), self.detail, self.wanted)
+                    detail = max(self.detail, Detail.DECLARATIONS) if key[0] in self.brief else self.detail
+                    found = self.index.shortener.shorten(self.index.item(key), detail, self.wanted)
                     self.chosen[key] = _under(found, self.visible[key[0]])
                     self.size += len(found.text)
                     waiting.append(self.chosen[key])
@@ -262,7 +281,7 @@ def _under(item: Item, conditions: tuple[Condition, ...]) -> Item:
     return replace(item, stack=stack, mentions=item.mentions | condition_names(stack))
 
 
-def without_includes(items: Iterable[Item], arguments: set[bytes]) -> list[Item]:
+def without_includes(items: Iterable[Item], arguments: Set[bytes]) -> list[Item]:
     """The items without the includes that have one of these arguments."""
     rest: list[Item] = []
     for item in items:

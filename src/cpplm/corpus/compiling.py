@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from cpplm.core.errors import UserError
 from cpplm.corpus.grammar import Language
 from cpplm.corpus.sources import SOURCE_SUFFIXES
-from cpplm.sandbox.compiler import COMPILE_LIMITS
+from cpplm.sandbox.compiler import COMPILE_LIMITS, require_compiler
 from cpplm.sandbox.limits import Result
 from cpplm.sandbox.sandbox import Sandbox
 
@@ -61,11 +62,19 @@ _FORWARD_NOTE = re.compile(r"note: (forward declaration of '.*)$", re.MULTILINE)
 # Errors that do not name what is wrong: it stands just before the place that they point to.
 _BASE_BEFORE = re.compile(r"expected (?:class-name|template-name) before")
 _TYPE_BEFORE = re.compile(r"has incomplete type$|is an incomplete type$|storage size of '.*' isn't known")
+_SUGGESTED = re.compile(
+    r"note: (?:'[^'\n]+' is (?:declared|defined) in header '(<[^'>\n]+>)'"
+    r"|include '(<[^'>\n]+>)' or provide a declaration of)"
+)
+_NEGATED_MACRO = re.compile(
+    r"\s*#\s*(?:ifndef\s+|if\s*!\s*defined\s*\(?\s*)([A-Za-z]\w*)\s*\)?\s*(?:/[/*].*)?$"
+)
 # Keywords of C++20 and later, which are undeclared names before.
 _LATER_WORDS = (
     "concept", "requires", "constinit", "consteval", "char8_t", "co_await", "co_return", "co_yield",
 )  # fmt: skip
 _TAG = re.compile(r"^(?:(?:const|volatile|class|struct|union|enum|typename) )+")
+_NAMES_IN_ERRORS = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
 
 
@@ -86,8 +95,37 @@ class Verdict:
     """Types that are declared, where their definition is needed."""
     missing_headers: tuple[str, ...] = ()
     """As in the include; the compiler stops at the first."""
+    suggested_headers: tuple[str, ...] = ()
+    """Of the standard library, for undeclared names: `<cstddef>`."""
+    demanded_macros: tuple[str, ...] = ()
+    """Those without which an `#error` stands in the text."""
     later_standard: bool = False
     """Whether it compiled, and not under the first standard."""
+
+    @property
+    def reason(self) -> str:
+        """The first error without names, so that equal causes count together; empty when it compiles."""
+        if self.missing_headers:
+            return "a header was not found"
+        return _NAMES_IN_ERRORS.sub("...", self.first_error)
+
+
+def require_standards(sandbox: Sandbox, standards: Sequence[str] = STANDARDS) -> str:
+    """The version line of the compiler, which knows C and these standards of C++.
+
+    Raises:
+        UserError: there is none, or it does not.
+    """
+    compiler = require_compiler(sandbox)
+    for standard in standards:
+        if not compile_document("", "c++", sandbox, standards=(standard,)).compiles:
+            raise UserError(f"{compiler} has no -std={standard}", fix=f"Try --std {' '.join(STANDARDS)}.")
+    verdict = compile_document("", "c", sandbox)
+    if not verdict.compiles:
+        raise UserError(
+            f"no C compiler in the sandbox ({verdict.first_error})", fix="Install gcc of g++'s version."
+        )
+    return compiler
 
 
 def own_file(files: Sequence[str]) -> str:
@@ -182,11 +220,14 @@ def read_result(result: Result, text: str = "") -> Verdict:
     undeclared: dict[str, None] = {}
     incomplete: dict[str, None] = {}
     missing: dict[str, None] = {}
+    demanded: dict[str, None] = {}
     errors = list(_ERROR.finditer(message))
     for error in errors:
         said = error["text"]
         if header := _MISSING_HEADER.fullmatch(said):
             missing[header[1]] = None
+        elif said.startswith("#error"):
+            demanded[_macro_around(lines, error)] = None
         elif name := _undeclared_name(said):
             undeclared[name] = None
         elif _BASE_BEFORE.search(said):
@@ -206,6 +247,8 @@ def read_result(result: Result, text: str = "") -> Verdict:
         undeclared=tuple(name for name in undeclared if name),
         incomplete=tuple(name for name in incomplete if name),
         missing_headers=tuple(missing),
+        suggested_headers=tuple(dict.fromkeys(a or b for a, b in _SUGGESTED.findall(message))),
+        demanded_macros=tuple(name for name in demanded if name),
     )
 
 
@@ -228,3 +271,20 @@ def _name_before(lines: list[str], error: re.Match[str]) -> str:
         return ""
     found = _NAME_AT_END.search(lines[int(error["line"]) - 1][: int(error["column"]) - 1])
     return found[1] if found else ""
+
+
+def _macro_around(lines: list[str], error: re.Match[str]) -> str:
+    """The macro that the innermost `#ifndef` around an error asks for; empty when that is no such group."""
+    depth = 0
+    for line in reversed(lines[: int(error["line"] or 0) - 1]):
+        directive = re.match(r"\s*#\s*(if|el|endif)", line)
+        if directive is None:
+            continue
+        if directive[1] == "endif":
+            depth += 1
+        elif depth == 0:
+            found = _NEGATED_MACRO.match(line)
+            return found[1] if found else ""
+        elif directive[1] == "if":
+            depth -= 1
+    return ""

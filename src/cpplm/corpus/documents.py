@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpplm.corpus import merging
+from cpplm.corpus.asked import NOTHING, Asked
 from cpplm.corpus.closure import ANY_SIZE, Index
 from cpplm.corpus.items import FileItems, Kind, Syntax
 from cpplm.corpus.packing import Measure, Packer
@@ -39,6 +40,7 @@ class Options:
     ordered: bool
     closed: bool = True
     max_repeat: float = 3.0
+    asked: Asked = NOTHING
 
 
 def build_unit(unit: Unit, index: Index, options: Options) -> tuple[list[Document], int]:
@@ -70,7 +72,8 @@ def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Opti
     for detail in Detail:
         last = detail == max(Detail)
         limit = min(options.measure.most_bytes * options.budget, int((options.max_repeat - 1) * own))
-        bundle = merging.closed(unit, parts, index, detail, ANY_SIZE if last else limit)
+        limit = ANY_SIZE if last else limit
+        bundle = merging.closed(unit, parts, index, detail, limit, asked=options.asked)
         if bundle is None:
             continue
         if all(bundle.items[number].kind == Kind.COMMENT for number in bundle.roots):

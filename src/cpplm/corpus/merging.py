@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cpplm.corpus.asked import NOTHING, Asked
 from cpplm.corpus.closure import Index, without_includes
 from cpplm.corpus.items import FileItems, Item, Kind, condition_names
 from cpplm.corpus.lexing import Directive
@@ -18,29 +19,38 @@ from cpplm.corpus.shortening import Detail
 from cpplm.corpus.units import Unit
 
 
-def closed(unit: Unit, parts: Sequence[FileItems], index: Index, detail: Detail, limit: int) -> Bundle | None:
+def closed(
+    unit: Unit,
+    parts: Sequence[FileItems],
+    index: Index,
+    detail: Detail,
+    limit: int,
+    *,
+    asked: Asked = NOTHING,
+) -> Bundle | None:
     """All items of a unit and what they need; None when they need more than `limit` bytes."""
-    gone = [index.answered(file.name) for file in unit.files]
+    gone = [index.answered(file.name) | asked.without for file in unit.files]
     first = _comments(parts, [index.number[file.name] for file in unit.files])
+    first += asked.directives(index.number[unit.name])
     own: list[Item] = []
     for part, arguments in zip(reversed(parts), reversed(gone), strict=True):
         before = _before_own_include(part.items, {argument.encode() for argument in unit.own_includes})
         first += without_includes(before, arguments)
         own += without_includes(part.items[len(before) :], arguments)
         _place_freely(part.items)
-    borrowed = index.close(unit, [*first, *own], detail, limit)
+    borrowed = index.close(unit, [*first, *own], detail, limit, asked=asked)
     if borrowed is None:
         return None
     files = {index.number[file.name] for file in unit.files}
-    asked = frozenset().union(*(condition_names(item.stack) for item in borrowed))
+    decisive = frozenset().union(*(condition_names(item.stack) for item in borrowed))
     early = [
         item
         for item in own
-        if item.kind == Kind.MACRO and _is_asked(item, asked) and index.before_include(item)
+        if item.kind == Kind.MACRO and _is_asked(item, decisive) and index.before_include(item)
     ]
     first += early
     own = [item for item in own if not any(item is other for other in early)]
-    items = first + sorted([*own, *borrowed], key=index.place)
+    items = first + _placed([*own, *borrowed], index, unit, asked)
     roots = {number for number, item in enumerate(items) if item.file in files}
     wanted = index.shortener.wanted([*first, *own], borrowed)
     return Bundle(
@@ -79,6 +89,19 @@ def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
         names,
         lambda item: index.shortener.shorten(item, Detail.DECLARATIONS),
     )
+
+
+def _placed(items: list[Item], index: Index, unit: Unit, asked: Asked) -> list[Item]:
+    """The items in the order of the project; what no include brings stands before the first that needs it."""
+    placed = sorted(items, key=index.place)
+    if not asked.files:
+        return placed
+    seen = index.includes.visible([file.name for file in unit.files])
+    files = {index.number[name] for name in index.includes.visible(asked.files) if name not in seen}
+    added = [item for item in placed if item.file in files]
+    others = [item for item in placed if item.file not in files]
+    first = next((number for number, item in enumerate(others) if asked.names & item.mentions), 0)
+    return [*others[:first], *added, *others[first:]]
 
 
 def _place_freely(items: Sequence[Item]) -> None:

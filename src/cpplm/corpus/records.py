@@ -46,6 +46,8 @@ def sources_of(lines: Iterable[tuple[str, int, int]]) -> tuple[Source, ...]:
     """Line ranges sorted by file, those that touch joined; line 0 stands for no line."""
     joined: list[Source] = []
     for file, first, last in sorted(lines):
+        if not first:
+            continue
         if joined and joined[-1].file == file and first <= joined[-1].last + 1:
             joined[-1] = Source(file, joined[-1].first, max(last, joined[-1].last))
         else:
