@@ -150,7 +150,7 @@ def test_constructors_templates_and_out_of_class_definitions(tmp_path):
         "char chars(Box<char>& box) { return box.get(); }\n"
     )
     found = read(tmp_path, {"a.cpp": text})
-    assert {"a.cpp:1", "a.cpp:2"} == meaning(found, "a.cpp", 8, "Box")
+    assert {"a.cpp:1", "a.cpp:2", "a.cpp:7"} == meaning(found, "a.cpp", 8, "Box")
     assert {"a.cpp:3", "a.cpp:6"} == meaning(found, "a.cpp", 8, "get")
     assert {"a.cpp:7"} == meaning(found, "a.cpp", 9, "get")
 

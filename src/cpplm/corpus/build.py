@@ -35,6 +35,7 @@ from cpplm.corpus.decontamination import load_problems
 from cpplm.corpus.finish import write_splits
 from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs, worker_pool
 from cpplm.corpus.project import Discovered, Plan
+from cpplm.corpus.semantic import plan_semantics
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import Project, Rules, find_files, find_projects
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -138,6 +139,7 @@ def discover(
     for name, times in Counter(project.name for project in projects).items():
         if times > 1:
             raise UserError(f"{times} projects are named {name}", fix="Rename one, or leave it out.")
+    plans = {project.name: plan_semantics(settings, project) for project in projects}
     rules = Rules(
         settings.max_file_bytes, settings.max_include_bytes, settings.keep_vendored, settings.licences
     )
@@ -156,7 +158,10 @@ def discover(
             curate(ordered, curation, run=pool.map)
     else:
         curate(ordered, curation)
-    return [Discovered(item.project, tuple(item.files), item.skips, item.redacted) for item in found]
+    return [
+        Discovered(item.project, tuple(item.files), item.skips, item.redacted, plans[item.project.name])
+        for item in found
+    ]
 
 
 def _refuse_empty(item: Found) -> NoReturn:
@@ -205,8 +210,9 @@ def _compare(
 
 
 def _source_digest(item: Discovered) -> str:
-    """Changes with the files of a project, but not with what other projects decide about them."""
+    """Changes with a project's files and compiler flags, but not with what other projects decide on them."""
     lines = "".join(f"{file.digest} {file.licence} {file.name}\n" for file in item.files)
+    lines += item.semantic.digest if item.semantic is not None else ""
     return sha256(lines.encode("utf-8", "surrogateescape"))
 
 

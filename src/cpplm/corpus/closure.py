@@ -3,8 +3,8 @@
 A document has no include folders, so what its project's headers would have given must stand in it. `Index`
 reads the files of one project when they are first asked for; `Index.close` follows names from the unit's own
 items through everything visible, as often as it takes. Items come in an order that every translation unit of
-the project agrees with (`Includes.rank`). Names are not resolved further: a name that means something else
-costs space, not correctness.
+the project agrees with (`Includes.rank`). Names are not resolved further, unless libclang was asked
+(`Index.understand`): a name that means something else costs space, not correctness.
 
 What is borrowed from other files may be shortened (`Detail`): its comments first, then the bodies of its
 functions, which also shortens what those bodies would have asked for.
@@ -23,6 +23,8 @@ from cpplm.corpus.items import FileItems, Item, Kind, condition_names, read_item
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.pieces import Condition, Scope
+from cpplm.corpus.resolving import Resolver
+from cpplm.corpus.semantic import Semantics
 from cpplm.corpus.shortening import Detail, Shortener, without_comments
 from cpplm.corpus.sources import SOURCE_SUFFIXES, SourceFile, is_fragment, read_source
 from cpplm.corpus.units import Includes, Unit
@@ -53,6 +55,7 @@ class Index:
     includes: Includes
     macros: MacroTable
     defines_std: bool = False
+    resolver: Resolver | None = None
     _reach: dict[int, int] = field(default_factory=dict)
     _parsed: dict[str, FileItems] = field(default_factory=dict)
     declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
@@ -64,6 +67,11 @@ class Index:
         self.shortener = Shortener(self.macros)
         self.number = {name: number for number, name in enumerate(self.names)}
         self.is_c = is_c_project(self.names)
+
+    def understand(self, semantics: Semantics | None) -> None:
+        """From now on names mean what libclang says; it must know the files that the next units see."""
+        if semantics is not None:
+            self.resolver = Resolver(semantics, self.names, self.includes.cuts)
 
     def read(self, name: str) -> FileItems:
         """The items of a file; their `file` is its number in `names`."""
@@ -221,17 +229,20 @@ class _Walk:
     chosen: dict[Key, Item] = field(default_factory=dict)
     size: int = 0
     _seen: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    _among: set[int] = field(default_factory=set)  # the files that the unit sees, its own among them
 
     def follow(self, items: Iterable[Item]) -> bool:
         """Add what the items name and what that names; False as soon as it is too much."""
         attached = self.index.attached
         waiting = list(items)
+        self._among.update(self.visible, (item.file for item in waiting))
         while waiting and self.size <= self.limit:
             item = waiting.pop()
+            keys, names = self._meant(item)
             seen = self._seen[item.file]
-            fresh = item.mentions - seen
+            fresh = names - seen
             seen |= fresh
-            keys = [
+            keys += [
                 key
                 for name in fresh & self.index.declared.keys()
                 for key in self._candidates(item.file, name)
@@ -254,6 +265,23 @@ class _Walk:
             return found
         reach = self.index.reach(file)
         return [key for key in found if reach >> key[0] & 1] or found
+
+    def _meant(self, item: Item) -> tuple[list[Key], frozenset[bytes]]:
+        """What those names of an item mean that libclang understood, and the rest of its names."""
+        resolver, declared = self.index.resolver, self.index.declared
+        if resolver is None:
+            return [], item.mentions
+        resolved = resolver.resolved(item, self._among)
+        keys: list[Key] = []
+        for name in item.mentions & resolved.keys() & declared.keys():
+            meant = [
+                key
+                for key in declared[name]
+                if key[0] in self.visible and resolver.admits(self.index.item(key), name, resolved[name])
+            ]
+            reach = self.index.reach(item.file) if item.file in self.visible else -1
+            keys += [key for key in meant if reach >> key[0] & 1] or meant
+        return keys, item.mentions - resolved.keys()
 
 
 def _with_fragment(item: Item, argument: bytes, inside: FileItems) -> Item:

@@ -60,7 +60,7 @@ class BuildShare:
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         """Called by the engine; `data` comes from an earlier step of the pipeline, of which there is none."""
         del data
-        run_jobs(share(self.jobs, rank, world_size), self.workers, lambda size: None)
+        run_jobs(share(self.jobs, rank, world_size), self.workers, lambda size: None, quiet=True)
 
 
 def share(jobs: list[Job], rank: int, world_size: int) -> list[Job]:

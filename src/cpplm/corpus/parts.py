@@ -101,23 +101,32 @@ def missing_jobs(storage: Storage, jobs: list[Job]) -> list[Job]:
     return [job for job in jobs if job.record not in there]
 
 
-def run_jobs(jobs: list[Job], workers: int, report: Callable[[float], object]) -> None:
-    """Build in this process, or in `workers` of them; `report` hears how many bytes of source are done."""
+def run_jobs(
+    jobs: list[Job], workers: int, report: Callable[[float], object], *, quiet: bool = False
+) -> None:
+    """Build in this process, or in `workers` of them.
+
+    Args:
+        jobs: what to build.
+        workers: number of processes.
+        report: hears how many bytes of source are done.
+        quiet: no progress bar for what libclang does.
+    """
     if workers == 1 or sum(job.item.size for job in jobs) < 2 * _SMALL_PROJECT:
         for job in jobs:
-            write_parts(job, report=report)
+            write_parts(job, report=report, workers=workers, quiet=quiet)
     else:
-        _run_in_workers(jobs, workers, report)
+        _run_in_workers(jobs, workers, report, quiet=quiet)
 
 
-def _run_in_workers(jobs: list[Job], workers: int, report: Callable[[float], object]) -> None:
+def _run_in_workers(jobs: list[Job], workers: int, report: Callable[[float], object], *, quiet: bool) -> None:
     """Small projects go to a worker each; large ones are cut into batches for all of them."""
     with worker_pool(workers) as pool:
         small = [job for job in jobs if job.item.size <= _SMALL_PROJECT]
         futures = {pool.submit(write_parts, job): job.item.size for job in small}
         for job in jobs:
             if job.item.size > _SMALL_PROJECT:
-                write_parts(job, run=pool.map, report=report)
+                write_parts(job, run=pool.map, report=report, workers=workers, quiet=quiet)
         for future in as_completed(futures):
             future.result()
             report(futures[future])
@@ -128,8 +137,10 @@ def write_parts(
     *,
     run: Callable[..., Iterable[Any]] = map,
     report: Callable[[float], object] = lambda size: None,
+    workers: int = 1,
+    quiet: bool = True,
 ) -> None:
-    """Write the parts of one project, then the record that makes them count."""
+    """Write the parts of one project, then the record that makes them count; arguments as `build_project`."""
     storage = Storage(job.location, create=True)
     figures: dict[str, Any] = {}
     parts: list[str] = []
@@ -144,7 +155,7 @@ def write_parts(
         waiting.clear()
         size = 0
 
-    for rows, covered in build_project(job.item, job.plan, run, figures):
+    for rows, covered in build_project(job.item, job.plan, run, figures, workers=workers, quiet=quiet):
         for row in rows:
             waiting.append(row)
             size += len(row["text"])

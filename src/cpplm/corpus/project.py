@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from cpplm.corpus.closure import Index
 from cpplm.corpus.documents import Options, build_unit
-from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.licences import joint_licence
+from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.packing import Measure
 from cpplm.corpus.records import Document
 from cpplm.corpus.semantic import SemanticPlan, Semantics, read_semantics
@@ -157,7 +157,13 @@ def _batches(items: Iterable[A], size: Callable[[A], int]) -> Iterator[list[A]]:
 
 
 def build_project(
-    found: Discovered, plan: Plan, run: Mapper[Any, Any], figures: dict[str, Any], clang_workers: int = 0
+    found: Discovered,
+    plan: Plan,
+    run: Mapper[Any, Any],
+    figures: dict[str, Any],
+    *,
+    workers: int = 1,
+    quiet: bool = True,
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Rows of a project in unit order, with the source bytes that each batch covers.
 
@@ -166,7 +172,8 @@ def build_project(
         plan: what decides the documents.
         run: how to map over batches.
         figures: filled in with the project's figures as the rows are drawn.
-        clang_workers: processes that parse, when names are to be resolved; 0: one, without a progress bar.
+        workers: processes that parse at one time, where names are resolved by libclang.
+        quiet: no progress bar for that.
     """
     scans: dict[str, Scan] = {}
     bodies: dict[bytes, set[bytes]] = {}
@@ -189,7 +196,7 @@ def build_project(
         MacroTable.from_bodies(bodies),
         closed=not found.project.bare_headers,
     )
-    semantics = _understand(found, includes, clang_workers)
+    semantics = _understand(found, includes, workers, quiet=quiet)
     jobs = [
         (layout, part, plan, _part(semantics, part, includes))
         for part in _batches(units, lambda unit: unit.size)
@@ -227,7 +234,7 @@ def build_project(
         figures["semantic"] = semantics.figures() | found.semantic.figures()
 
 
-def _understand(found: Discovered, includes: Includes, workers: int) -> Semantics | None:
+def _understand(found: Discovered, includes: Includes, workers: int, *, quiet: bool) -> Semantics | None:
     """What libclang says about a project; None when it was not asked for."""
     if found.semantic is None:
         return None
@@ -237,8 +244,8 @@ def _understand(found: Discovered, includes: Includes, workers: int) -> Semantic
         found.files,
         edges,
         database=found.semantic.database,
-        workers=max(1, workers),
-        quiet=not workers,
+        workers=workers,
+        quiet=quiet,
     )
 
 

@@ -24,14 +24,12 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
 from cpplm.corpus.clang_flags import ClangFlags, builtin_headers, libclang_version
 from cpplm.corpus.compile_commands import Database, find_database, read_database
+from cpplm.corpus.redeclarations import Redeclarations, Target
 from cpplm.corpus.semantic_process import run_jobs
 from cpplm.corpus.semantic_protocol import Answer, Job, Setup
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import SOURCE_SUFFIXES, Project, Skips, SourceFile
 from cpplm.sandbox.backends import toolchain_paths
-
-Target = tuple[str, int]
-"""A file of the project and a line in it, counted from 0."""
 
 CPU_SECONDS = 60
 """Processor time for one file; a large translation unit takes 5."""
@@ -69,6 +67,17 @@ class FileReferences:
             for name, targets in found.items()
         }
 
+    def declared(self, file: str, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
+        """As `Semantics.declarations`; `file` is the name of this file."""
+        own = {(file, line) for line in range(first_line, last_line + 1)}
+        start = bisect.bisect_left(self.lines, first_line)
+        end = bisect.bisect_right(self.lines, last_line)
+        found: dict[bytes, frozenset[Target]] = {}
+        for name, target in zip(self.name_of[start:end], self.target_of[start:end], strict=True):
+            if not self.targets[target].isdisjoint(own):
+                found[self.names[name]] = found.get(self.names[name], frozenset()) | self.targets[target]
+        return found
+
 
 @dataclass(frozen=True)
 class Semantics:
@@ -92,12 +101,20 @@ class Semantics:
             last_line: inclusive.
 
         Returns:
-            For each name that was understood wherever it is mentioned there: the lines of the declarations
-            and of the definition that it refers to. Empty when those are outside the project, as for
+            For each name that was understood wherever it is mentioned there: the lines of all declarations
+            and definitions of what it refers to. Empty when those are outside the project, as for
             `std::move`. Names that are absent have to be matched by name.
         """
         references = self.files.get(file)
         return references.between(first_line, last_line) if references is not None else {}
+
+    def declarations(self, file: str, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
+        """What is declared between two lines, by name: all places of the project that declare the same.
+
+        Names that are absent are not declared there, or libclang did not see it: in a dead branch, say.
+        """
+        references = self.files.get(file)
+        return references.declared(file, first_line, last_line) if references is not None else {}
 
     def part(self, files: Iterable[str]) -> Semantics:
         """Only what is needed for these files."""
@@ -141,12 +158,12 @@ class SemanticPlan:
 
 
 def plan_semantics(settings: CorpusSettings, project: Project) -> SemanticPlan | None:
-    """The plan for a project; None without --semantic.
+    """The plan for a project; None without --semantic, and for the headers of a system.
 
     Raises:
         UserError: libclang is missing, or the compilation database cannot be read.
     """
-    if not settings.semantic:
+    if not settings.semantic or project.bare_headers:
         return None
     named = settings.compile_commands is not None
     path = (
@@ -307,33 +324,25 @@ class _Reader:
                 self._left -= {int(number) for number in answer["references"]}
 
     def result(self) -> Semantics:
-        """All answers as one, references linked to definitions in other units."""
-        definitions: dict[str, set[Target]] = defaultdict(set)
-        for _, answer in self._answers:
-            for usr, number, line in answer["definitions"]:
-                definitions[usr].add((self._files[number].name, line))
+        """All answers as one, declarations linked across units."""
+        names = [file.name for file in self._files]
+        linked = Redeclarations([answer for _, answer in self._answers], names)
         read: dict[str, FileReferences] = {}
         errors: dict[str, str] = {}
         for _, answer in self._answers:
-            targets = [self._targets(entity, definitions) for entity in answer["entities"]]
+            targets = linked.targets(answer)
             for key in answer["references"]:  # a later reading of a file is a better one
-                name = self._files[int(key)].name
+                name = names[int(key)]
                 read[name] = _file_references(answer, key, targets)
                 errors.pop(name, None)
                 if key in answer["errors"]:
                     errors[name] = answer["errors"][key]
         return Semantics(
-            {file.name: read[file.name] for file in self._files if file.name in read},
+            {name: read[name] for name in names if name in read},
             frozenset(read.keys() - errors.keys()),
             dict(sorted(errors.items())),
-            {self._files[number].name: self._failed[number] for number in sorted(self._left)},
+            {names[number]: self._failed[number] for number in sorted(self._left)},
         )
-
-    def _targets(self, entity: list[Any], definitions: dict[str, set[Target]]) -> frozenset[Target]:
-        usr, *places = entity
-        pairs = zip(places[::2], places[1::2], strict=True)
-        own = {(self._files[number].name, line) for number, line in pairs}
-        return frozenset(own | definitions.get(usr, set()))
 
 
 def _file_references(answer: Answer, key: str, targets: list[frozenset[Target]]) -> FileReferences:

@@ -236,7 +236,10 @@ class Walker:
         return found
 
     def _declared(self, cursor: Cursor) -> tuple[str, int]:
-        """Name and entity of a declaration at its own place: itself and the first one, not the definition."""
+        """Name and entity of a declaration at its own place: itself, the first one, and its template's.
+
+        So a specialisation belongs to its template.
+        """
         library = self._library
         if (
             library.clang_isCursorDefinition(cursor)
@@ -244,7 +247,11 @@ class Walker:
         ):
             number, line, _ = self.place(cursor)
             self.definitions.add((self._text(library.clang_getCursorUSR(cursor)), number, line - 1))
-        return self._name(cursor), self._entity("", [cursor, library.clang_getCanonicalCursor(cursor)])
+        cursors = [cursor, library.clang_getCanonicalCursor(cursor)]
+        template = library.clang_getSpecializedCursorTemplate(cursor)
+        if template.kind in _DECLARATIONS:
+            cursors.append(library.clang_getCanonicalCursor(template))
+        return self._name(cursor), self._entity("", cursors)
 
     def _entity(self, usr: str, cursors: list[Cursor]) -> int:
         places = sorted({(number, line - 1) for number, line, _ in map(self.place, cursors) if number >= 0})

@@ -47,7 +47,7 @@ class CorpusSettings:
     mode: Mode = "compilable"
     """compilable: headers merged with their sources and ordered; file: one document per file, as it is."""
     semantic: bool = False
-    """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; ten times slower)."""
+    """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; 50 times slower)."""
     compile_commands: Path | None = None
     """The compilation database for --semantic; by default the one in each project or its build folder."""
     val_fraction: float = 0.05
