@@ -259,12 +259,17 @@ class _Walk:
         return self.size <= self.limit
 
     def _candidates(self, file: int, name: bytes) -> list[Key]:
-        """What a name may stand for in a file: what its own includes bring; else what its includers bring."""
+        """What a name may stand for in a file: what its own includes bring; else what its includers bring.
+
+        A class that the file only declares is defined where its includers say.
+        """
         found = [key for key in self.index.declared[name] if key[0] in self.visible]
         if file not in self.visible or len(found) < 2:
             return found
         reach = self.index.reach(file)
-        return [key for key in found if reach >> key[0] & 1] or found
+        near = [key for key in found if reach >> key[0] & 1]
+        is_open = all(self.index.item(key).kind == Kind.FORWARD for key in near)
+        return found if is_open else near
 
     def _meant(self, item: Item) -> tuple[list[Key], frozenset[bytes]]:
         """What those names of an item mean that libclang understood, and the rest of its names."""
