@@ -191,6 +191,9 @@ def _item(
     if piece.sort == "region":
         item.kind = Kind.REGION
         _add_syntax(item, rules.parse(plain), rules, piece, plain)
+        inner = data[piece.directives[0].end : piece.directives[-1].start]
+        inside = read_items(inner, table).items
+        item.names = tuple(name for part in inside for name in (*part.names, part.callable) if name)
         return item, 0
     errors = _code_item(item, code, plain, piece, rules)
     if item.kind == Kind.CALL:

@@ -155,7 +155,7 @@ class Graph:
                 self.phase[index] = FUNCTIONS
                 late = barrier = index
                 continue
-            if late is not None:
+            if late is not None and not is_directive:
                 self.named[index].add(late)
             stays = item.kind == Kind.PRAGMA or (item.kind == Kind.INCLUDE and item.local)
             if stays and first is not None:

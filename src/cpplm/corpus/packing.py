@@ -90,64 +90,81 @@ class Packer:
         return document if document.size <= self.budget else None
 
     def parts(self) -> list[Document]:
-        """All roots, in as many documents as it takes."""
+        """All roots, in as many documents as it takes: those that can stand alone first, the rest as chunks."""
         documents: list[Document] = []
-        remaining = self.root_order
-        while remaining:
-            taken, made = self._next(remaining)
+        waiting = self.root_order
+        alone: list[int] = []
+        while waiting:
+            chosen, document = self._closed_part(waiting)
+            if document is None:
+                alone.append(waiting[0])
+            else:
+                documents.append(document)
+            taken = set(chosen or waiting[:1])
+            waiting = [index for index in waiting if index not in taken]
+        while alone:
+            chosen, made = self._chunk(alone)
             documents += made
-            remaining = [index for index in remaining if index not in taken]
+            alone = alone[len(chosen) :]
         return documents
 
-    def _next(self, remaining: list[int]) -> tuple[set[int], list[Document]]:
-        """The document that begins with the first of the remaining roots: what it takes, document or chunks."""
-        for closed, self._frugal in ((True, False), (True, True), (False, True)):
-            chosen, members = self._fill(remaining, closed=closed)
+    def _closed_part(self, waiting: list[int]) -> tuple[list[int], Document | None]:
+        """A document with the first of these roots and all it needs, and further ones; None when that is too long."""
+        for self._frugal in (False, True):
+            chosen, members = self._fill(waiting)
             while chosen:
-                indices = sorted(each_bit(members), key=self.rank.__getitem__)
-                document = self._document(indices, set(chosen), "compilable" if closed else "chunk")
+                document = self._part(members, chosen, "compilable")
                 if document.size <= self.budget:
-                    return set(chosen), [document]
+                    return chosen, document
                 chosen = chosen[: len(chosen) * 9 // 10]
-                members = self._members(chosen, closed=closed)
-        item = self.items[remaining[0]]
-        text = render([item])[0].decode()
-        name = self.names[item.file]
-        return {remaining[0]}, chunks(text, name, item.line + 1, self.budget, self.measure.exact)
+                members = self._preamble()
+                for index in chosen:
+                    members |= 1 << index | self._needs(index)
+        return [], None
 
-    def _fill(self, remaining: list[int], *, closed: bool) -> tuple[list[int], int]:
+    def _fill(self, waiting: list[int]) -> tuple[list[int], int]:
         """The first of the roots and further ones that fit beside it; they with all they need as bits."""
         members = self._preamble()
         repeated = used = self._sum(members)
         chosen: list[int] = []
         missed = 0
-        for index in remaining:
-            needs = self._needs(index) & ~members if closed else 0
+        for index in waiting:
+            needs = self._needs(index) & ~members
             again = self._sum(needs)
             cost = again + self._size(index)
             if used + cost > self.budget or repeated + again > _REPEATED_SHARE * self.budget:
                 missed += 1
-                if not chosen or not closed or missed > _MOST_MISSED:
+                if not chosen or missed > _MOST_MISSED:
                     break
                 continue
-            if not closed and chosen and self._stands_alone(index, members):
-                break
             members |= needs | 1 << index
             used += cost
             repeated += again
             chosen.append(index)
         return chosen, members
 
-    def _members(self, chosen: list[int], *, closed: bool) -> int:
+    def _chunk(self, waiting: list[int]) -> tuple[list[int], list[Document]]:
+        """As many of these roots as fit, without what they need; a single one that does not fit is cut."""
         members = self._preamble()
-        for index in chosen:
-            members |= 1 << index | (self._needs(index) if closed else 0)
-        return members
+        used = self._sum(members)
+        chosen: list[int] = []
+        for index in waiting:
+            used += self._size(index)
+            if used > self.budget:
+                break
+            chosen.append(index)
+        while chosen:
+            document = self._part(members | sum(1 << index for index in chosen), chosen, "chunk")
+            if document.size <= self.budget:
+                return chosen, [document]
+            chosen = chosen[: len(chosen) * 9 // 10]
+        item = self.items[waiting[0]]
+        text = render([item])[0].decode()
+        name = self.names[item.file]
+        return waiting[:1], chunks(text, name, item.line + 1, self.budget, self.measure.exact)
 
-    def _stands_alone(self, index: int, members: int) -> bool:
-        """Whether a closed part could start at this item."""
-        repeated = self._sum(self._needs(index) | self._preamble())
-        return repeated <= _REPEATED_SHARE * self.budget and repeated + self._size(index) <= self.budget
+    def _part(self, members: int, chosen: list[int], kind: DocumentKind) -> Document:
+        return self._document(sorted(each_bit(members), key=self.rank.__getitem__), set(chosen), kind)
 
     def _needs(self, index: int) -> int:
         return self.graph.needs(index, self.brief_graph, frugal=self._frugal)

@@ -6,6 +6,7 @@ is shortened mentions less, so less has to stand before it.
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import Counter
 from collections.abc import Iterable, Set
@@ -143,10 +144,9 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         item.evaluated or item.qualifier or item.callable.isupper() or _CONVERSION.search(text) is not None
     )
     if item.kind not in (Kind.TYPE, Kind.FUNCTION) or is_method or b"(" not in text:
-        return _Outline(text)
+        return _Outline(text, names=frozenset(IDENTIFIER.findall(text)))
     lexed = lex(text)
-    if lexed.directives:
-        return _Outline(text)
+    directives = [directive.start for directive in lexed.directives]
     code, plain = mask(lexed, macros)
     captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_CPP.parse(plain))
     kept: list[bytes] = []
@@ -158,6 +158,8 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         start, end = node.start_byte, node.end_byte
         body = _body(node)
         head_end = body.start_byte if body is not None else end
+        if bisect.bisect(directives, start) != bisect.bisect(directives, end):
+            continue  # half of it may be another function
         if node.parent is not None and node.parent.type == "friend_declaration":
             continue  # found by its arguments only, so it has to stay what it is
         head = code[start:head_end]
@@ -175,7 +177,8 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
             head_end = initialisers.start_byte if initialisers is not None else head_end
         elif b"=" in head:
             continue
-        start = max(position, len(plain[:start].rstrip()))  # with the macros before it that are masked
+        before = max(position, len(plain[:start].rstrip()))  # with the macros before it that are masked
+        start = before if bisect.bisect(directives, before) == bisect.bisect(directives, start) else start
         start += len(text[start : node.start_byte]) - len(text[start : node.start_byte].lstrip())
         kept.append(text[position:start])
         size += len(kept[-1])
