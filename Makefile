@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPPLM := $(BIN)/cpplm
 
-.PHONY: help demo clean-demo test test-fast lint format clean
+.PHONY: help demo clean-demo test test-fast bench lint format clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -43,6 +43,9 @@ test: $(VENV)/.installed  ## the whole test suite, with coverage
 
 test-fast: $(VENV)/.installed  ## the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow'
+
+bench: $(VENV)/.installed  ## how fast the corpus is built; BENCH=DIR: on the projects in that folder
+	$(BIN)/python benchmarks/corpus.py $(BENCH)
 
 lint: $(VENV)/.installed  ## ruff, types, floors
 	$(BIN)/ruff check .

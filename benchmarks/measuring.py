@@ -1,0 +1,162 @@
+"""What the benchmarks share: measurements in fresh processes, contenders in turn, medians with their spread.
+
+Every measurement runs in a process of its own, so that none finds caches or memory of another; its imports
+are over before the clock starts. Contenders take turns, so that a machine that slows down slows all of them
+down. Each benchmark prints a table on stderr and one JSON object as the last line of stdout.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import psutil
+
+from cpplm.core.hardware import environment
+
+# What numeric libraries read before they start threads of their own.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+_SAMPLE_SECONDS = 0.05
+_PACKAGES = ("numpy", "pyarrow", "tiktoken", "tree-sitter", "tree-sitter-c", "tree-sitter-cpp", "rensa")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run took.
+
+    Attributes:
+        wall: seconds.
+        cpu: seconds of all processes, those that ended before the run was over.
+        peak_bytes: most memory of all processes at one time, as sampled: PSS where it is known, else RSS.
+        base_bytes: the same of the process before it began to work: the interpreter and what it imports.
+        result: what the function returned.
+    """
+
+    wall: float
+    cpu: float
+    peak_bytes: int
+    base_bytes: int
+    result: Any
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of several runs, with the least and the greatest."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Iterable[float], digits: int = 3) -> Spread:
+        """Of at least one value."""
+        found = [round(value, digits) for value in values]
+        return cls(round(statistics.median(found), digits), min(found), max(found), len(found))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
+
+
+def prepare_environment(threads: int = 1) -> None:
+    """For the processes from here on: how many threads numeric libraries start, and no progress bars."""
+    for variable in _THREAD_VARIABLES:
+        os.environ[variable] = str(threads)
+    os.environ["TQDM_DISABLE"] = "1"
+
+
+def describe_machine() -> dict[str, Any]:
+    """Hardware, versions, date, and how busy the machine is: what has to stand beside figures."""
+    return {
+        **environment(),
+        **{name: version(name) for name in ("cpplm", *_PACKAGES)},
+        "threads": os.environ.get(_THREAD_VARIABLES[0], "not set"),
+        "load_average": round(psutil.getloadavg()[0], 2),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def run_alone(function: Callable[..., Any], *arguments: Any, watch_memory: bool = False) -> Cost:
+    """Call a function of a module in a process of its own, started for it.
+
+    Args:
+        function: what to measure; its module is imported before the clock starts.
+        arguments: for the function.
+        watch_memory: sample the memory, which takes some time itself; otherwise it is given as 0.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        process = psutil.Process(pool.submit(os.getpid).result())
+        peak = base = _memory(process) if watch_memory else 0
+        future = pool.submit(_timed, function, arguments)
+        while watch_memory and not future.done():
+            peak = max(peak, _memory(process))
+            time.sleep(_SAMPLE_SECONDS)
+        wall, cpu, result = future.result()
+    return Cost(wall, cpu, peak, base, result)
+
+
+def _timed(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[float, float, Any]:
+    wall, cpu = time.perf_counter(), _cpu_seconds()
+    result = function(*arguments)
+    return time.perf_counter() - wall, _cpu_seconds() - cpu, result
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    both = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+
+def _memory(process: psutil.Process) -> int:
+    """Bytes of a process and its descendants; memory that they share counts once where PSS is known."""
+    total = 0
+    try:
+        members = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    for member in members:
+        try:
+            found = member.memory_full_info()
+        except psutil.Error:  # it has just ended
+            continue
+        total += getattr(found, "pss", found.rss)
+    return total
+
+
+def take_turns(contenders: Mapping[str, Callable[[], Cost]], repetitions: int) -> dict[str, list[Cost]]:
+    """Run every contender once, then every one again, and so on; says on stderr what each took."""
+    costs: dict[str, list[Cost]] = {name: [] for name in contenders}
+    for turn in range(repetitions):
+        for name, contender in contenders.items():
+            costs[name].append(contender())
+            last = costs[name][-1]
+            progress(f"{turn + 1}/{repetitions} {name}: {last.cpu:.1f} s of processor, {last.wall:.1f} s")
+    return costs
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """The ratio of two contenders, turn by turn."""
+    return Spread.of(one / other for one, other in zip(above, below, strict=True))
+
+
+def progress(text: str) -> None:
+    """A line for the person who waits."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def publish(figures: Mapping[str, Any]) -> None:
+    """Print the figures as one JSON object."""
+    sys.stdout.write(json.dumps(figures, default=asdict) + "\n")
