@@ -33,6 +33,7 @@ from cpplm.corpus import engine, jsonl
 from cpplm.corpus.curation import Curation, Found, curate
 from cpplm.corpus.decontamination import load_problems
 from cpplm.corpus.finish import write_splits
+from cpplm.corpus.labels import Labelling, plan_labels
 from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs, worker_pool
 from cpplm.corpus.project import Discovered, Plan
 from cpplm.corpus.semantic import plan_semantics
@@ -42,7 +43,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED = "_jsonl"
 # Raised when the documents made from the same input, or their columns, change.
-_FORMAT = 2
+_FORMAT = 3
 # From here on starting workers takes less time than they save in looking for copies.
 _MUCH_SOURCE = 100_000_000
 
@@ -56,8 +57,9 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     started = time.perf_counter()
     if settings.engine == "datatrove":
         engine.require()
+    labels = plan_labels(settings)
     with _output(settings.out) as storage, _unpacked(settings, storage) as (unpacked, records):
-        work = _prepare(settings, storage, unpacked)
+        work = _prepare(settings, storage, unpacked, labels)
         if work.jobs:
             _build_parts(settings, storage, work.jobs)
             _write_corpus(storage, work, settings.val_fraction, records)
@@ -81,8 +83,9 @@ def pipeline(settings: CorpusSettings) -> list[engine.BuildShare]:
             f"records cannot be unpacked for other machines into {settings.out}",
             fix="Use an --out folder that all of them see.",
         )
+    labels = plan_labels(settings)
     with _output(settings.out) as storage, _unpacked(settings, storage) as (unpacked, _):
-        work = _prepare(settings, storage, unpacked)
+        work = _prepare(settings, storage, unpacked, labels)
         if not work.jobs:
             raise UserError(f"{storage.location} is complete already", fix="There is nothing to run.")
         jobs = missing_jobs(storage, work.jobs)
@@ -99,7 +102,9 @@ class _Work:
     earlier: ShardReader | None
 
 
-def _prepare(settings: CorpusSettings, storage: Storage, unpacked: list[Project]) -> _Work:
+def _prepare(
+    settings: CorpusSettings, storage: Storage, unpacked: list[Project], labels: Labelling | None
+) -> _Work:
     """Find the projects and compare them with what `out` holds.
 
     Raises:
@@ -107,6 +112,7 @@ def _prepare(settings: CorpusSettings, storage: Storage, unpacked: list[Project]
     """
     tokenizer_hash = Tokenizer.load(settings.tokenizer).hash if settings.tokenizer else ""
     identity = {**settings.identity(tokenizer_hash), "format": _FORMAT}
+    identity["compiler"] = labels.compiler_version if labels else ""
     earlier = ShardReader(storage.location) if storage.exists(COMPLETE) else None
     if settings.append and earlier is None:
         raise UserError(
@@ -118,7 +124,7 @@ def _prepare(settings: CorpusSettings, storage: Storage, unpacked: list[Project]
     if earlier is not None:
         _compare(storage, earlier.manifest, identity, found, append=settings.append)
         found = [item for item in found if item.project.name not in earlier.manifest["sources"]]
-    plan = Plan(settings.budget, settings.mode == "compilable", settings.tokenizer)
+    plan = Plan(settings.budget, settings.mode == "compilable", settings.tokenizer, labels=labels)
     return _Work(identity, found, make_jobs(storage.location, found, plan, identity), earlier)
 
 

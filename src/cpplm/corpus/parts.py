@@ -28,7 +28,7 @@ from cpplm.core.shards import write_table
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.docstrings import DOCSTRINGS_COLUMN, Pair
-from cpplm.corpus.project import Discovered, Plan, build_project
+from cpplm.corpus.project import BATCH_BYTES, Discovered, Plan, build_project
 
 PARTS = "_parts"
 PART_SCHEMA = pa.schema(
@@ -46,6 +46,8 @@ PART_SCHEMA = pa.schema(
         ("num_tokens", pa.int64()),
         ("num_functions", pa.int64()),
         ("unit", pa.string()),
+        ("compiles", pa.bool_()),
+        ("first_error", pa.string()),
         (SPANS_COLUMN, pa.binary()),
         (DOCSTRINGS_COLUMN, pa.list_(pa.struct([(name, pa.int32()) for name in Pair._fields]))),
     ]
@@ -65,6 +67,11 @@ class Job:
     item: Discovered
     plan: Plan
     key: str
+
+    @property
+    def cost(self) -> float:
+        """The work, in bytes of source that are only built."""
+        return self.item.size * BATCH_BYTES / self.plan.batch_bytes
 
     @property
     def record(self) -> str:
@@ -112,7 +119,7 @@ def run_jobs(
         report: hears how many bytes of source are done.
         quiet: no progress bar for what libclang does.
     """
-    if workers == 1 or sum(job.item.size for job in jobs) < 2 * _SMALL_PROJECT:
+    if workers == 1 or sum(job.cost for job in jobs) < 2 * _SMALL_PROJECT:
         for job in jobs:
             write_parts(job, report=report, workers=workers, quiet=quiet)
     else:
@@ -122,10 +129,10 @@ def run_jobs(
 def _run_in_workers(jobs: list[Job], workers: int, report: Callable[[float], object], *, quiet: bool) -> None:
     """Small projects go to a worker each; large ones are cut into batches for all of them."""
     with worker_pool(workers) as pool:
-        small = [job for job in jobs if job.item.size <= _SMALL_PROJECT]
+        small = [job for job in jobs if job.cost <= _SMALL_PROJECT]
         futures = {pool.submit(write_parts, job): job.item.size for job in small}
         for job in jobs:
-            if job.item.size > _SMALL_PROJECT:
+            if job.cost > _SMALL_PROJECT:
                 write_parts(job, run=pool.map, report=report, workers=workers, quiet=quiet)
         for future in as_completed(futures):
             future.result()

@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 from cpplm.corpus.closure import Index
 from cpplm.corpus.documents import Options, build_unit
+from cpplm.corpus.labels import LabelFigures, Labelling, label
 from cpplm.corpus.licences import joint_licence
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.packing import Measure
 from cpplm.corpus.records import Document
+from cpplm.corpus.repair import TRIES, Loop, RepairFigures
 from cpplm.corpus.semantic import SemanticPlan, Semantics, read_semantics
 from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
 from cpplm.corpus.units import Includes, Scan, Unit, make_units, scan
@@ -31,6 +33,8 @@ Mapper = Callable[[Callable[[A], B], Iterable[A]], Iterable[B]]
 BATCH_BYTES = 256_000
 # Code stays far below this; only text made of one long token again and again would not.
 _MOST_BYTES_PER_TOKEN = 16
+# How much longer it takes to compile documents, too.
+_COMPILING = 16
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class Plan:
     budget: int
     ordered: bool
     tokenizer: Path | None
+    labels: Labelling | None = None
+
+    @property
+    def batch_bytes(self) -> int:
+        """Source that a worker takes at a time: compiling takes far longer than building."""
+        return BATCH_BYTES // _COMPILING if self.labels else BATCH_BYTES
 
     def measure(self) -> Measure:
         """How long texts are, in the unit of the budget."""
@@ -107,22 +117,37 @@ def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
     return [(scan(file), is_utf8(file.path.read_bytes())) for file in files]
 
 
-def _build_batch(
-    job: tuple[Layout, list[Unit], Plan, Semantics | None],
-) -> tuple[list[dict[str, Any]], int, int]:
-    """Rows of a batch of units, the function definitions in them and their bytes."""
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of a batch of units, the function definitions in them, their bytes, and what was repaired."""
+
+    rows: list[dict[str, Any]]
+    functions: int
+    size: int
+    repairs: RepairFigures
+
+
+def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Batch:
     layout, units, plan, semantics = job
     index = _index(layout)
     index.understand(semantics)
     options = Options(plan.budget, _measure(plan), plan.ordered, layout.closed)
+    compiler = plan.labels.compiler() if plan.labels else None
     rows: list[dict[str, Any]] = []
+    repairs = RepairFigures()
     functions = 0
     for unit in units:
-        documents, defined = build_unit(unit, index, options)
+        if plan.labels is None or compiler is None:
+            documents, defined = build_unit(unit, index, options)
+            rows += [_row(document, unit, layout, plan) for document in documents]
+        else:
+            tries = TRIES if plan.labels.repair and layout.closed else 0
+            built = Loop(unit, index, options, compiler).build(tries)
+            rows += [_row(each, unit, layout, plan) | label(verdict) for each, verdict in built.version]
+            defined = built.functions
+            repairs.add(built)
         functions += defined
-        for document in documents:
-            rows.append(_row(document, unit, layout, plan))
-    return rows, functions, sum(unit.size for unit in units)
+    return _Batch(rows, functions, sum(unit.size for unit in units), repairs)
 
 
 def _row(document: Document, unit: Unit, layout: Layout, plan: Plan) -> dict[str, Any]:
@@ -143,13 +168,13 @@ def _row(document: Document, unit: Unit, layout: Layout, plan: Plan) -> dict[str
     }
 
 
-def _batches(items: Iterable[A], size: Callable[[A], int]) -> Iterator[list[A]]:
+def _batches(items: Iterable[A], size: Callable[[A], int], most: int) -> Iterator[list[A]]:
     batch: list[A] = []
     total = 0
     for item in items:
         batch.append(item)
         total += size(item)
-        if total >= BATCH_BYTES:
+        if total >= most:
             yield batch
             batch, total = [], 0
     if batch:
@@ -178,7 +203,7 @@ def build_project(
     scans: dict[str, Scan] = {}
     bodies: dict[bytes, set[bytes]] = {}
     latin1 = Skips()
-    batches = list(_batches(found.files, lambda file: file.size))
+    batches = list(_batches(found.files, lambda file: file.size, BATCH_BYTES))
     for batch, scanned in zip(batches, run(_scan_batch, batches), strict=True):
         for file, (result, utf8) in zip(batch, scanned, strict=True):
             scans[file.name] = result
@@ -199,14 +224,15 @@ def build_project(
     semantics = _understand(found, includes, workers, quiet=quiet)
     jobs = [
         (layout, part, plan, _part(semantics, part, includes))
-        for part in _batches(units, lambda unit: unit.size)
+        for part in _batches(units, lambda unit: unit.size, plan.batch_bytes)
     ]
     kinds: Counter[str] = Counter()
     functions = documents = duplicates = text_bytes = 0
     seen: set[str] = set()
-    for rows, defined, size in run(_build_batch, jobs):
+    labels, repairs = LabelFigures(), RepairFigures()
+    for built in run(_build_batch, jobs):
         fresh = []
-        for row in rows:
+        for row in built.rows:
             if row["id"] in seen:
                 duplicates += 1
                 continue
@@ -215,8 +241,10 @@ def build_project(
             kinds[row["kind"]] += 1
             documents += 1
             text_bytes += len(row["text"].encode())
-        functions += defined
-        yield fresh, size
+            labels.add(row)
+        functions += built.functions
+        repairs.merge(built.repairs)
+        yield fresh, built.size
     figures.update(
         files=sum(file.documents for file in found.files),
         source_bytes=found.size,
@@ -230,6 +258,10 @@ def build_project(
         redacted=found.redacted.to_dict(),
         converted=latin1.to_dict(),
     )
+    if plan.labels is not None:
+        figures["labels"] = labels.to_dict()
+        if plan.labels.repair:
+            figures["repair"] = repairs.to_dict()
     if found.semantic is not None and semantics is not None:
         figures["semantic"] = semantics.figures() | found.semantic.figures()
 

@@ -16,7 +16,7 @@ Mode = Literal["compilable", "file"]
 # Settings that say where things are or how fast to go; two builds that differ only in them are the same.
 _WITHOUT_EFFECT = (
     *("projects", "projects_dir", "projects_list", "cxx_headers", "jsonl"),
-    *("out", "append", "workers", "engine", "tasks", "tokenizer", "compile_commands"),
+    *("out", "append", "workers", "engine", "tasks", "tokenizer", "compile_commands", "unsafe"),
 )
 
 
@@ -50,6 +50,14 @@ class CorpusSettings:
     """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; 50 times slower)."""
     compile_commands: Path | None = None
     """The compilation database for --semantic; by default the one in each project or its build folder."""
+    label: bool = False
+    """Compile every document (syntax only, in the sandbox) and store whether it does: half a second each."""
+    repair: bool = False
+    """--label, and what does not compile is built again with what it lacks: up to three times as long."""
+    headers: tuple[Path, ...] = ()
+    """Folders of third-party headers for --label and --repair."""
+    unsafe: bool = False
+    """Run the compiler without isolation. Never do this with code that you do not trust."""
     val_fraction: float = 0.05
     """Share of the bytes held out for validation: whole projects, or whole units of a single project."""
     max_file_bytes: int = 500_000
@@ -84,6 +92,7 @@ class CorpusSettings:
             raise UserError("--compile_commands has no effect alone", fix="Add --semantic, or leave it out.")
         if self.semantic and self.mode == "file":
             raise UserError("--semantic has no effect with --mode file", fix="Leave one of them out.")
+        self._check_labels()
         if not 0 < self.val_fraction < 1:
             raise UserError(f"--val_fraction {self.val_fraction} is not between 0 and 1", fix="Try 0.05.")
         if self.max_file_bytes < 1:
@@ -106,6 +115,15 @@ class CorpusSettings:
                 f"--tasks {self.tasks} has no effect", fix="Use it with --engine datatrove, from 1 on."
             )
 
+    def _check_labels(self) -> None:
+        if self.repair and self.mode == "file":
+            raise UserError(
+                "--repair has no effect with --mode file", fix="Use --label to compile the files."
+            )
+        for name, given in (("headers", self.headers), ("unsafe", self.unsafe)):
+            if given and not self.labelled:
+                raise UserError(f"--{name} has no effect without a compiler", fix="Add --label or --repair.")
+
     def _check_budget(self) -> None:
         if self.max_tokens is not None and self.tokenizer is None:
             raise UserError(
@@ -121,6 +139,11 @@ class CorpusSettings:
             raise UserError(f"--max_tokens {self.max_tokens} is too short for code", fix="Use at least 128.")
         if self.max_bytes < 512:
             raise UserError(f"--max_bytes {self.max_bytes} is too short for code", fix="Use at least 512.")
+
+    @property
+    def labelled(self) -> bool:
+        """Whether documents are compiled."""
+        return self.label or self.repair
 
     @property
     def budget(self) -> int:
@@ -144,6 +167,7 @@ class CorpusSettings:
         else:
             values.pop("max_bytes")
             values["max_tokens"] = self.budget
+        values["label"] = self.labelled
         values["tokenizer_hash"] = tokenizer_hash
         values["decontaminate"] = sorted(_file_hash(path) for path in self.decontaminate)
         return values

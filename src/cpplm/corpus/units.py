@@ -176,7 +176,7 @@ class Includes:
             if other == target or other.endswith("/" + target)
         ]  # fmt: skip
         return max(
-            candidates, key=lambda other: (_shared_folders(name, other), -len(other), other), default=None
+            candidates, key=lambda other: (shared_folders(name, other), -len(other), other), default=None
         )
 
     def _is_generated(self, argument: str) -> bool:
@@ -262,7 +262,7 @@ class Includes:
         return seen
 
 
-def _shared_folders(one: str, two: str) -> int:
+def shared_folders(one: str, two: str) -> int:
     """How many leading folders two paths share."""
     pairs = itertools.takewhile(
         lambda pair: pair[0] == pair[1], zip(one.split("/"), two.split("/"), strict=False)
