@@ -228,6 +228,7 @@ class _Walk:
     brief: Set[int] = frozenset()  # files of which only declarations are taken
     chosen: dict[Key, Item] = field(default_factory=dict)
     size: int = 0
+    _found: dict[bytes, list[Key]] = field(default_factory=dict)
     _seen: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _among: set[int] = field(default_factory=set)  # the files that the unit sees, its own among them
 
@@ -263,7 +264,10 @@ class _Walk:
 
         A class that the file only declares is defined where its includers say.
         """
-        found = [key for key in self.index.declared[name] if key[0] in self.visible]
+        found = self._found.get(name)
+        if found is None:
+            found = [key for key in self.index.declared[name] if key[0] in self.visible]
+            self._found[name] = found
         if file not in self.visible or len(found) < 2:
             return found
         reach = self.index.reach(file)

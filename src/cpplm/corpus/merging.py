@@ -6,6 +6,7 @@ leaves those includes in place, where the compiler finds them by itself: the hea
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,9 +53,17 @@ def closed(
     own = [item for item in own if not any(item is other for other in early)]
     items = first + _placed([*own, *borrowed], index, unit, asked)
     roots = {number for number, item in enumerate(items) if item.file in files}
-    wanted = index.shortener.wanted([*first, *own], borrowed)
+
+    @functools.cache
+    def wanted() -> set[bytes]:
+        return index.shortener.wanted([*first, *own], borrowed)
+
     return Bundle(
-        items, roots, index.names, lambda item: index.shortener.shorten(item, Detail.SKELETON, wanted)
+        items,
+        roots,
+        index.names,
+        lambda item: index.shortener.shorten(item, Detail.SKELETON, wanted()),
+        index.resolver,
     )
 
 
@@ -118,11 +127,15 @@ def _is_asked(item: Item, asked: frozenset[bytes]) -> bool:
 def _comments(parts: Sequence[FileItems], numbers: Sequence[int]) -> list[Item]:
     """What the files say about themselves at their heads, each text once."""
     texts = {
-        part.header_comment: number
+        part.header_comment: (number, part.lexed.data)
         for part, number in zip(parts, numbers, strict=True)
         if part.header_comment
     }
-    return [Item(Kind.COMMENT, text, (), frozenset(), number, 0, 0) for text, number in texts.items()]
+    found: list[Item] = []
+    for text, (number, data) in texts.items():
+        line = data.count(b"\n", 0, data.index(text))
+        found.append(Item(Kind.COMMENT, text, (), frozenset(), number, line, line + text.count(b"\n")))
+    return found
 
 
 def _before_own_include(items: list[Item], own: set[bytes]) -> list[Item]:

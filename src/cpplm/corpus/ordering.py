@@ -20,6 +20,7 @@ from functools import cached_property
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.pieces import Condition, Scope
+from cpplm.corpus.resolving import Resolver, plain_names
 
 _PHASE = {
     Kind.COMMENT: 0, Kind.INCLUDE: 0, Kind.MACRO: 0, Kind.PRAGMA: 0, Kind.USING: 0, Kind.FORWARD: 0,
@@ -35,7 +36,7 @@ _MOST_CANDIDATES = 24
 class Graph:
     """The edges of a unit's items, as sets of earlier indices (`hard`) and callees (`soft`)."""
 
-    def __init__(self, items: list[Item]) -> None:
+    def __init__(self, items: list[Item], resolver: Resolver | None = None) -> None:
         self.items = items
         self.phase = [_PHASE[item.kind] for item in items]
         self.hard: list[set[int]] = [set() for _ in items]
@@ -45,6 +46,7 @@ class Graph:
         self.soft: list[set[int]] = [set() for _ in items]
         self._bodies = _macro_mentions(items)
         self.mentions = [self._expanded(item) for item in items]
+        self._names = (resolver.names if resolver is not None else plain_names)(items, self.mentions)
         self._name_edges()
         self._macro_edges()
         self._operator_edges()
@@ -73,19 +75,18 @@ class Graph:
             if item.kind in (Kind.MACRO, Kind.INCLUDE, Kind.PRAGMA, Kind.COMMENT):
                 continue
             hard = self.hard[index]
-            for name in self.mentions[index]:
-                if name in latest:
-                    hard.add(latest[name])
-                if item.kind in (Kind.OTHER, Kind.CALL):  # explicit instantiations come after the members
-                    hard.update(members.get(name, ()))
-            for name in item.names:
+            mentioned = self._names.mentioned[index]
+            hard.update(latest[name] for name in latest.keys() & mentioned)
+            if item.kind in (Kind.OTHER, Kind.CALL):  # explicit instantiations come after the members
+                hard.update(member for name in members.keys() & mentioned for member in members[name])
+            for name in self._names.declared[index]:
                 if name in latest:
                     hard.add(latest[name])
                 latest[name] = index
             if item.qualifier:
                 members.setdefault(item.qualifier, []).append(index)
                 if item.evaluated:  # a constexpr or auto member is needed before its first use
-                    latest[item.callable] = index
+                    latest.update(dict.fromkeys(self._names.callables[index], index))
             for frame in item.stack:
                 if isinstance(frame, Scope):
                     for name in IDENTIFIER.findall(frame.opener):
@@ -127,9 +128,8 @@ class Graph:
         operators: dict[bytes, int] = {}
         for index, item in enumerate(self.items):
             if self.phase[index] != PREAMBLE:
-                for symbol, declared in operators.items():
-                    if symbol in item.text:
-                        self.hard[index].add(declared)
+                text = item.text
+                self.hard[index].update(declared for symbol, declared in operators.items() if symbol in text)
             for name in item.names:
                 if name.startswith(b"operator") and not name.endswith((b"()", b"[]")):
                     operators[name.removeprefix(b"operator").lstrip(b'"')] = index
@@ -179,12 +179,13 @@ class Graph:
         """Functions to the functions that they name, wherever those stand."""
         candidates: dict[bytes, list[int]] = {}
         for index, item in enumerate(self.items):
-            if item.kind == Kind.FUNCTION and item.callable:
-                candidates.setdefault(item.callable, []).append(index)
+            for name in self._names.callables[index] if item.kind == Kind.FUNCTION else ():
+                candidates.setdefault(name, []).append(index)
         for index, item in enumerate(self.items):
             if item.kind != Kind.FUNCTION:
                 continue
-            for name in (self.mentions[index] | item.accesses) & candidates.keys():
+            names = self._names.mentioned[index] | self._names.accessed[index]
+            for name in names & candidates.keys():
                 if len(candidates[name]) <= _MOST_CANDIDATES:
                     self.soft[index].update(callee for callee in candidates[name] if callee != index)
 

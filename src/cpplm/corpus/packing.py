@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpplm.corpus.items import Item, Kind, Syntax
 from cpplm.corpus.ordering import PREAMBLE, Graph, each_bit, order
 from cpplm.corpus.pieces import Frame, Scope
 from cpplm.corpus.records import Document, DocumentKind, chunks, places_of, sources_of
+from cpplm.corpus.resolving import Resolver
 from cpplm.corpus.writer import render
 
 # The share of a part that may be there for the other items only, and how much of a part may be preamble.
@@ -47,13 +51,14 @@ class Bundle:
 
     `items` are in source order; `roots` are the indices that have to be written, the others only as far as
     these need them; `names` are those of the files that `Item.file` counts; `brief` shortens what only other
-    items of a part need.
+    items of a part need; `resolver` tells what names mean, where libclang was asked.
     """
 
     items: list[Item]
     roots: set[int]
     names: Sequence[str]
     brief: Callable[[Item], Item]
+    resolver: Resolver | None = None
 
 
 class Packer:
@@ -65,11 +70,12 @@ class Packer:
         self.names = bundle.names
         self.budget = budget
         self.measure = measure
-        self.graph = Graph(self.items)
+        self.graph = Graph(self.items, bundle.resolver)
         self.order = order(self.graph)
         self.root_order = [index for index in self.order if index in self.roots]
         self.rank = {index: rank for rank, index in enumerate(self.order)}
         self._shorten = bundle.brief
+        self._resolver = bundle.resolver
         self._frugal = False
         self._preambles: dict[bool, int] = {}
         self._scope_sizes: dict[tuple[Frame, ...], int] = {}
@@ -82,7 +88,7 @@ class Packer:
     @cached_property
     def brief_graph(self) -> Graph:
         """The edges of the shortened items."""
-        return Graph(self.brief)
+        return Graph(self.brief, self._resolver)
 
     def whole(self) -> Document | None:
         """Everything in one document; None when that is over the budget."""
@@ -201,19 +207,22 @@ class Packer:
 
     def _sum(self, bits: int) -> int:
         """The estimated size of shortened items, scopes included."""
-        sizes, stacks = self._brief_sizes
-        total = 0
-        stack: tuple[Frame, ...] = ()
-        for index in each_bit(bits):
-            total += sizes[index]
-            if stacks[index] is not stack and stacks[index] != stack:
-                stack = stacks[index]
-                total += self._scopes(stack)
-        return total
+        sizes = self._brief_sizes
+        flags = np.unpackbits(np.frombuffer(bits.to_bytes((len(sizes) + 7) // 8, "little"), np.uint8), bitorder="little")
+        return int(flags[: len(sizes)] @ sizes)
 
     @cached_property
-    def _brief_sizes(self) -> tuple[list[int], list[tuple[Frame, ...]]]:
-        return [self.measure.item(item.text) for item in self.brief], [item.stack for item in self.brief]
+    def _brief_sizes(self) -> NDArray[np.int64]:
+        """The length of each shortened item; where a new scope begins, with that scope."""
+        sizes = np.zeros(len(self.items), np.int64)
+        stack: tuple[Frame, ...] = ()
+        for index in self.order:
+            item = self.brief[index]
+            sizes[index] = self.measure.item(item.text)
+            if item.stack != stack:
+                stack = item.stack
+                sizes[index] += self._scopes(stack)
+        return sizes
 
     def _scopes(self, stack: tuple[Frame, ...]) -> int:
         size = self._scope_sizes.get(stack)

@@ -76,8 +76,11 @@ class Shortener:
             return self._skeleton(item, wanted)
         key = (id(item), min(detail, Detail.DECLARATIONS))
         if key not in self._known:  # the item itself is kept too, so that no other gets its id
-            text = without_comments(item.text) if detail == Detail.NO_COMMENTS else self._outline(item).text
-            self._known[key] = (item, _with_text(item, text))
+            outline = None if detail == Detail.NO_COMMENTS else self._outline(item)
+            short = _with_text(item, outline.text if outline else without_comments(item.text))
+            self._known[key] = (item, short)
+            if outline:  # it has the same members
+                self._outlines[id(short)] = (short, outline)
         return self._known[key][1]
 
     def wanted(self, own: Iterable[Item], borrowed: Iterable[Item]) -> set[bytes]:
