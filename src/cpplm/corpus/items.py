@@ -169,7 +169,7 @@ def _item(
     mentions |= condition_names(piece.stack) | piece.leading_names
     mentions.update(name for frame in piece.stack if isinstance(frame, Scope) for name in frame.macros)
     mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
-    line = data.count(b"\n", 0, piece.start)
+    line = data.count(b"\n", 0, piece.leading_start)
     mentions |= accesses & table.names
     pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])
     mentions |= pasted
@@ -179,8 +179,8 @@ def _item(
         stack=piece.stack,
         mentions=frozenset(mentions),
         file=file,
-        line=line - piece.leading.count(b"\n"),
-        last_line=line + data.count(b"\n", piece.start, piece.end),
+        line=line,
+        last_line=line + data.count(b"\n", piece.leading_start, piece.end),
         accesses=accesses,
         origin=piece.start - len(piece.leading),
         directives=piece.directives,

@@ -44,11 +44,15 @@ Frame = Scope | Condition
 
 @dataclass(slots=True)
 class Piece:
-    """One top-level declaration or directive: `data[start:end]`, with the comments before it in `leading`."""
+    """One top-level declaration or directive: `data[start:end]`, with the comments before it in `leading`.
+
+    Blank lines, scopes and directives may lie between those: they begin at `leading_start`.
+    """
 
     start: int
     end: int
     leading: bytes
+    leading_start: int
     stack: tuple[Frame, ...]
     sort: Sort
     directives: tuple[Directive, ...] = ()

@@ -68,6 +68,7 @@ class _Splitter:
         self.header_comment = b""
         self.pending_names: set[bytes] = set()  # masked macros among them
         self.pending = b""  # comments that stood before a scope was opened or closed
+        self.pending_start = 0
         self.stack: list[Frame] = []
         self.passed = set(lexed.guard_directives)  # directives that need not be kept
         self.opened: list[tuple[int, int]] = []  # for each open scope: its offset, the pieces before it
@@ -116,6 +117,8 @@ class _Splitter:
         if self.mark == 0:
             comments = self._head(comments, is_directive=self.data[start : start + 1] in b"# \t")
         if comments.strip():
+            if not self.pending:
+                self.pending_start = start - len(comments.lstrip())
             self.pending += comments.strip(b"\n").rstrip() + b"\n"
             self.pending_names.update(IDENTIFIER.findall(self.lexed.names, self.mark, start))
         self.mark = end
@@ -160,7 +163,9 @@ class _Splitter:
         line_start = self._line_start(start)
         leading, names = self._leading(line_start)
         end = self._with_trailing_comment(end)
-        self.pieces.append(Piece(line_start, end, leading, tuple(self.stack), sort, directives, names))
+        leading_start = self.pending_start if leading else line_start
+        stack = tuple(self.stack)
+        self.pieces.append(Piece(line_start, end, leading, leading_start, stack, sort, directives, names))
         self.mark = end
         return end
 
