@@ -2,6 +2,7 @@
 
     compilable   header, second half and source merged and ordered, with what they need from the rest of the
                  project; a part of a unit too long for one document has with it all that it needs
+    inlined      a unit with all that it includes, expanded in place: `mode="inlined"`, in the budget
     file         a file as it is: asked for (`mode="file"`), or its brackets or conditionals do not add up
     chunk        a piece that cannot stand alone: what it needs does not fit beside it, or one item was cut
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from cpplm.corpus import merging
 from cpplm.corpus.asked import NOTHING, Asked
 from cpplm.corpus.closure import ANY_SIZE, Index
+from cpplm.corpus.inlining import inline
 from cpplm.corpus.items import FileItems, Kind, Syntax
 from cpplm.corpus.packing import Measure, Packer
 from cpplm.corpus.records import Document, Source, chunks, places_of
@@ -41,18 +43,36 @@ class Options:
     closed: bool = True
     max_repeat: float = 3.0
     asked: Asked = NOTHING
+    inlined: bool = False
 
 
 def build_unit(unit: Unit, index: Index, options: Options) -> tuple[list[Document], int]:
-    """The documents of a unit, and the number of function definitions in its files."""
+    """The documents of a unit and its guests, and the number of function definitions in their files."""
+    units = [unit, *unit.guests]
+    functions = sum(index.read(file.name).functions for each in units for file in each.files)
+    documents: list[Document] = []
+    covered: set[str] = set()
+    for each in units:
+        if covered.issuperset(file.name for file in each.files):
+            continue
+        inside = inline(each, index, options.budget, options.measure) if options.inlined else None
+        if inside is None:
+            documents += _by_itself(each, index, options)
+        else:
+            documents.append(inside.document)
+            covered |= inside.files
+    return documents, functions
+
+
+def _by_itself(unit: Unit, index: Index, options: Options) -> list[Document]:
+    """The documents of a unit with what it needs, or file by file."""
     parts = [index.read(file.name) for file in unit.files]
-    functions = sum(part.functions for part in parts)
     if options.ordered and _can_be_ordered(parts):
-        return _ordered(unit, parts, index, options), functions
+        return _ordered(unit, parts, index, options)
     documents: list[Document] = []
     for file, part in zip(unit.files, parts, strict=True):
         documents += _whole_file(file.name, read_source(file), part, options)
-    return documents, functions
+    return documents
 
 
 def _can_be_ordered(parts: Sequence[FileItems]) -> bool:

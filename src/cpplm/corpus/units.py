@@ -106,6 +106,7 @@ class Unit:
     `own_includes` are the include arguments that name one of them; `local_includes` those that name others
     of the project; `late_includes` those of the source that need what the header declares: they lead back to
     it, or refuse to be read without a macro of it; `guards` the macros that keep it from being read twice.
+    `guests` are units of headers that its document covers where includes are expanded (`inlining`).
     """
 
     files: tuple[SourceFile, ...]
@@ -113,6 +114,7 @@ class Unit:
     local_includes: frozenset[str] = frozenset()
     late_includes: frozenset[str] = frozenset()
     guards: tuple[bytes, ...] = ()
+    guests: tuple[Unit, ...] = ()
 
     @property
     def name(self) -> str:
@@ -121,8 +123,8 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
-        return sum(file.size for file in self.files)
+        """Bytes on disk, of its guests too."""
+        return sum(file.size for file in self.files) + sum(guest.size for guest in self.guests)
 
 
 @dataclass
@@ -225,13 +227,13 @@ class Includes:
                 seen[name] = conditions
                 for _, argument, branches in reversed(self.scans[name].includes):
                     target = self.edges[name].get(argument)
-                    inner = self._conditions(branches)
+                    inner = self.conditions(branches)
                     if target is not None and target not in seen and inner is not None:
                         (later if inner else waiting).append((target, conditions + inner))
             waiting = sorted(later, key=lambda step: (-len(step[1]), step[0]))
         return seen
 
-    def _conditions(self, branches: tuple[Branch, ...]) -> tuple[Condition, ...] | None:
+    def conditions(self, branches: tuple[Branch, ...]) -> tuple[Condition, ...] | None:
         """The conditions of an include that a compiler could decide; None for one that is not chosen.
 
         Where the build system chooses between headers, nothing in the project tells which: the first one that
