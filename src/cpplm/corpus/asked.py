@@ -29,6 +29,10 @@ class Asked:
     macros: frozenset[bytes] = frozenset()
     without: frozenset[bytes] = frozenset()
 
+    def __bool__(self) -> bool:
+        """Whether anything is asked for."""
+        return self != NOTHING
+
     def __or__(self, other: Asked) -> Asked:
         """Both together."""
         return Asked(

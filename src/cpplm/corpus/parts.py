@@ -28,7 +28,7 @@ from cpplm.core.shards import write_table
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.docstrings import DOCSTRINGS_COLUMN, Pair
-from cpplm.corpus.project import BATCH_BYTES, Discovered, Plan, build_project
+from cpplm.corpus.project import Discovered, Plan, build_project
 
 PARTS = "_parts"
 PART_SCHEMA = pa.schema(
@@ -69,9 +69,9 @@ class Job:
     key: str
 
     @property
-    def cost(self) -> float:
+    def cost(self) -> int:
         """The work, in bytes of source that are only built."""
-        return self.item.size * BATCH_BYTES / self.plan.batch_bytes
+        return self.item.size * self.plan.work
 
     @property
     def record(self) -> str:

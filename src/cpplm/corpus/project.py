@@ -47,9 +47,9 @@ class Plan:
     labels: Labelling | None = None
 
     @property
-    def batch_bytes(self) -> int:
-        """Source that a worker takes at a time: compiling takes far longer than building."""
-        return BATCH_BYTES // _COMPILING if self.labels else BATCH_BYTES
+    def work(self) -> int:
+        """How long a byte of source takes, beside one that is only built."""
+        return _COMPILING if self.labels else 1
 
     def measure(self) -> Measure:
         """How long texts are, in the unit of the budget."""
@@ -224,7 +224,7 @@ def build_project(
     semantics = _understand(found, includes, workers, quiet=quiet)
     jobs = [
         (layout, part, plan, _part(semantics, part, includes))
-        for part in _batches(units, lambda unit: unit.size, plan.batch_bytes)
+        for part in _batches(units, lambda unit: unit.size, BATCH_BYTES // plan.work)
     ]
     kinds: Counter[str] = Counter()
     functions = documents = duplicates = text_bytes = 0

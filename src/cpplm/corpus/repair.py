@@ -149,7 +149,7 @@ class Loop:
                 ("an undeclared name", self._find(verdict.undeclared, text)),
                 ("an incomplete type", self._find(verdict.incomplete, text, complete=True)),
             ):
-                if more != NOTHING:
+                if more:
                     asked |= more
                     reasons.append(reason)
         return asked, reasons

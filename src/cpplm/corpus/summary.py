@@ -11,6 +11,7 @@ from typing import Any
 # What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
 ACTIONS = ("skipped", "converted", "redacted")
 _PER_PROJECT = 12
+_TOP_REASONS = 8
 
 
 def figures(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def figures(manifest: dict[str, Any]) -> dict[str, Any]:
         skipped_bytes.update({reason: entry.get("bytes", 0) for reason, entry in project["skipped"].items()})
         redacted.update({kind: entry["files"] for kind, entry in project.get("redacted", {}).items()})
     shards = manifest["shards"]
-    totals = {
+    totals: dict[str, Any] = {
         "projects": len(projects),
         "files": sum(project["files"] for project in projects),
         "source_bytes": sum(project["source_bytes"] for project in projects),
@@ -42,7 +43,44 @@ def figures(manifest: dict[str, Any]) -> dict[str, Any]:
     for split in ("train", "val"):
         totals[f"{split}_documents"] = sum(s["documents"] for s in shards if s["split"] == split)
         totals[f"{split}_bytes"] = sum(s["bytes"] for s in shards if s["split"] == split)
+    if any("labels" in project for project in projects):
+        totals["labels"] = _labels(projects)
+    if any("repair" in project for project in projects):
+        totals["repair"] = _repairs(projects)
     return totals
+
+
+def _labels(projects: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compile rates, of all documents and by kind, and the most frequent reasons for failure."""
+    compile_: Counter[str] = Counter()
+    documents: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for project in projects:
+        documents.update(project["kinds"])
+        compile_.update(project["labels"]["compile"])
+        reasons.update(project["labels"]["reasons"])
+    return {
+        "compile": compile_.total(),
+        "compile_rate": round(compile_.total() / max(1, documents.total()), 4),
+        "by_kind": {
+            kind: {"documents": number, "compile": compile_[kind]}
+            for kind, number in sorted(documents.items())
+        },
+        "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:_TOP_REASONS]),
+    }
+
+
+def _repairs(projects: list[dict[str, Any]]) -> dict[str, Any]:
+    """Units that were built again, those where that helped, and both by reason."""
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for project in projects:
+        for reason, counts in project["repair"]["reasons"].items():
+            reasons[reason].update(counts)
+    return {
+        "units": sum(project["repair"]["units"] for project in projects),
+        "better": sum(project["repair"]["better"] for project in projects),
+        "reasons": {reason: dict(counts) for reason, counts in sorted(reasons.items())},
+    }
 
 
 def build_figures(result: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +111,7 @@ def summary(result: dict[str, Any], location: str) -> str:
     if records:
         number = sum(file["records"] for file in records)
         lines.append(f"records    {number:,} from {len(records):,} JSONL files")
+    lines += _compiled(totals)
     lines += map(str, filter_results(result))
     if result.get("already_complete"):
         lines.append("time       nothing to do: this corpus is complete")
@@ -86,6 +125,29 @@ def summary(result: dict[str, Any], location: str) -> str:
             for name, entry in sorted(result["projects"].items())
         ]
     return "\n".join(lines)
+
+
+def _compiled(totals: dict[str, Any]) -> list[str]:
+    """What the compiler said, where it was asked."""
+    if "labels" not in totals:
+        return []
+    labels = totals["labels"]
+    kinds = ", ".join(
+        f"{part['compile']:,} of {part['documents']:,} {kind}" for kind, part in labels["by_kind"].items()
+    )
+    lines = [f"compile    {labels['compile_rate']:.1%} ({kinds})"]
+    lines += [f"  {number:,}  {reason}" for reason, number in labels["reasons"].items()]
+    if "repair" in totals:
+        repair = totals["repair"]
+        why = ", ".join(
+            f"{reason} {counts['better']:,} of {counts['tried']:,}"
+            for reason, counts in repair["reasons"].items()
+        )
+        lines.append(
+            f"repair     {repair['better']:,} of {repair['units']:,} units that were tried"
+            + (f" ({why})" if why else "")
+        )
+    return lines
 
 
 @dataclass(frozen=True)
