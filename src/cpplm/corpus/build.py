@@ -124,7 +124,13 @@ def _prepare(
     if earlier is not None:
         _compare(storage, earlier.manifest, identity, found, append=settings.append)
         found = [item for item in found if item.project.name not in earlier.manifest["sources"]]
-    plan = Plan(settings.budget, settings.mode == "compilable", settings.tokenizer, labels=labels)
+    plan = Plan(
+        settings.budget,
+        settings.mode == "compilable",
+        settings.tokenizer,
+        labels=labels,
+        max_repeat=settings.max_repeat,
+    )
     return _Work(identity, found, make_jobs(storage.location, found, plan, identity), earlier)
 
 

@@ -31,6 +31,8 @@ from cpplm.corpus.units import Unit
 _MOST_ERRORS = 0.2
 # Tokens may span two items, so the lengths of items add up to slightly more than that of their document.
 _SURELY_TOO_LONG = 1.1
+# Of what costs more than this times the unit itself, only skeletons are borrowed.
+_GENEROUS = 2.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Options:
     measure: Measure
     ordered: bool
     closed: bool = True
-    max_repeat: float = 3.0
+    apart: bool = False  # without what the rest of the project declares
     asked: Asked = NOTHING
     inlined: bool = False
 
@@ -55,7 +57,11 @@ def build_unit(unit: Unit, index: Index, options: Options) -> tuple[list[Documen
     for each in units:
         if covered.issuperset(file.name for file in each.files):
             continue
-        inside = inline(each, index, options.budget, options.measure) if options.inlined else None
+        inside = (
+            inline(each, index, options.budget, options.measure)
+            if options.inlined and not options.apart
+            else None
+        )
         if inside is None:
             documents += _by_itself(each, index, options)
         else:
@@ -84,14 +90,16 @@ def _can_be_ordered(parts: Sequence[FileItems]) -> bool:
 
 def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Options) -> list[Document]:
     """Down the ladder until the unit fits into one document, or into parts."""
-    if not options.closed:
+    if options.apart or not options.closed:
         packer = Packer(merging.kept(unit, parts, index), options.budget, options.measure)
+        if options.apart:
+            return packer.chunks()
         whole = packer.whole()
         return packer.parts() if whole is None else [whole]
     own = sum(len(item.text) for part in parts for item in part.items)
     for detail in Detail:
         last = detail == max(Detail)
-        limit = min(options.measure.most_bytes * options.budget, int((options.max_repeat - 1) * own))
+        limit = min(options.measure.most_bytes * options.budget, int(_GENEROUS * own))
         limit = ANY_SIZE if last else limit
         bundle = merging.closed(unit, parts, index, detail, limit, asked=options.asked)
         if bundle is None:

@@ -108,10 +108,18 @@ class Packer:
                 documents.append(document)
             taken = set(chosen or waiting[:1])
             waiting = [index for index in waiting if index not in taken]
-        while alone:
-            chosen, made = self._chunk(alone)
+        return documents + self._chunks(alone)
+
+    def chunks(self) -> list[Document]:
+        """All roots without what they need."""
+        return self._chunks(self.root_order)
+
+    def _chunks(self, roots: list[int]) -> list[Document]:
+        documents: list[Document] = []
+        while roots:
+            chosen, made = self._chunk(roots)
             documents += made
-            alone = alone[len(chosen) :]
+            roots = roots[len(chosen) :]
         return documents
 
     def _closed_part(self, waiting: list[int]) -> tuple[list[int], Document | None]:
@@ -208,7 +216,9 @@ class Packer:
     def _sum(self, bits: int) -> int:
         """The estimated size of shortened items, scopes included."""
         sizes = self._brief_sizes
-        flags = np.unpackbits(np.frombuffer(bits.to_bytes((len(sizes) + 7) // 8, "little"), np.uint8), bitorder="little")
+        flags = np.unpackbits(
+            np.frombuffer(bits.to_bytes((len(sizes) + 7) // 8, "little"), np.uint8), bitorder="little"
+        )
         return int(flags[: len(sizes)] @ sizes)
 
     @cached_property

@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cpplm.corpus.closure import Index
 from cpplm.corpus.documents import Options, build_unit
+from cpplm.corpus.inlining import assign_guests
 from cpplm.corpus.labels import LabelFigures, Labelling, label
 from cpplm.corpus.licences import joint_licence
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.packing import Measure
 from cpplm.corpus.records import Document
+from cpplm.corpus.repetition import Written, to_write_apart
 from cpplm.corpus.repair import TRIES, Loop, RepairFigures
 from cpplm.corpus.semantic import SemanticPlan, Semantics, read_semantics
 from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
@@ -44,7 +46,9 @@ class Plan:
     budget: int
     ordered: bool
     tokenizer: Path | None
+    inlined: bool = False
     labels: Labelling | None = None
+    max_repeat: float = 5.0
 
     @property
     def work(self) -> int:
@@ -131,23 +135,42 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Bat
     layout, units, plan, semantics = job
     index = _index(layout)
     index.understand(semantics)
-    options = Options(plan.budget, _measure(plan), plan.ordered, layout.closed)
-    compiler = plan.labels.compiler() if plan.labels else None
-    rows: list[dict[str, Any]] = []
+    options = Options(
+        plan.budget, _measure(plan), plan.ordered, layout.closed, inlined=plan.inlined and layout.closed
+    )
+    built = [_build(unit, layout, plan, index, options) for unit in units]
+    written = [
+        Written(each.size, sum(len(row["text"].encode()) for row in each.rows), len(each.rows))
+        for each in built
+    ]
+    if plan.ordered and layout.closed:
+        for number in to_write_apart(written, plan.max_repeat):
+            built[number] = _build(units[number], layout, plan, index, replace(options, apart=True))
     repairs = RepairFigures()
-    functions = 0
-    for unit in units:
-        if plan.labels is None or compiler is None:
-            documents, defined = build_unit(unit, index, options)
-            rows += [_row(document, unit, layout, plan) for document in documents]
-        else:
-            tries = TRIES if plan.labels.repair and layout.closed else 0
-            built = Loop(unit, index, options, compiler).build(tries)
-            rows += [_row(each, unit, layout, plan) | label(verdict) for each, verdict in built.version]
-            defined = built.functions
-            repairs.add(built)
-        functions += defined
-    return _Batch(rows, functions, sum(unit.size for unit in units), repairs)
+    for each in built:
+        repairs.merge(each.repairs)
+    return _Batch(
+        [row for each in built for row in each.rows],
+        sum(each.functions for each in built),
+        sum(each.size for each in built),
+        repairs,
+    )
+
+
+def _build(unit: Unit, layout: Layout, plan: Plan, index: Index, options: Options) -> _Batch:
+    """The rows of one unit."""
+    repairs = RepairFigures()
+    compiler = plan.labels.compiler() if plan.labels else None
+    if plan.labels is None or compiler is None:
+        documents, functions = build_unit(unit, index, options)
+        rows = [_row(document, unit, layout, plan) for document in documents]
+    else:
+        tries = TRIES if plan.labels.repair and layout.closed and not options.apart else 0
+        built = Loop(unit, index, options, compiler).build(tries)
+        rows = [_row(each, unit, layout, plan) | label(verdict) for each, verdict in built.version]
+        functions = built.functions
+        repairs.add(built)
+    return _Batch(rows, functions, sum(each.size for each in (unit, *unit.guests)), repairs)
 
 
 def _row(document: Document, unit: Unit, layout: Layout, plan: Plan) -> dict[str, Any]:
@@ -213,10 +236,13 @@ def build_project(
                 latin1.add("read as Latin-1", file.name)
     includes = Includes(scans)
     units = make_units([file for file in found.files if file.documents], includes, merge=plan.ordered)
+    by_name = {file.name: file for file in found.files}
+    if plan.inlined and not found.project.bare_headers:
+        units = assign_guests(units, includes, by_name)
     layout = Layout(
         found.project.name,
         found.digest,
-        {file.name: file for file in found.files},
+        by_name,
         includes,
         MacroTable.from_bodies(bodies),
         closed=not found.project.bare_headers,

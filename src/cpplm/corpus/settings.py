@@ -46,6 +46,8 @@ class CorpusSettings:
     """Longest document in bytes of UTF-8; not used with --tokenizer."""
     mode: Mode = "compilable"
     """compilable: headers merged with their sources and ordered; file: one document per file, as it is."""
+    max_repeat: float = 5.0
+    """Most text as a multiple of the source; where documents would borrow more, some stay chunks."""
     semantic: bool = False
     """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; 50 times slower)."""
     compile_commands: Path | None = None
@@ -93,6 +95,11 @@ class CorpusSettings:
         if self.semantic and self.mode == "file":
             raise UserError("--semantic has no effect with --mode file", fix="Leave one of them out.")
         self._check_labels()
+        if self.max_repeat < 1:
+            raise UserError(
+                f"--max_repeat {self.max_repeat} is less than the source itself",
+                fix="Try 5, or 1 for no repetition.",
+            )
         if not 0 < self.val_fraction < 1:
             raise UserError(f"--val_fraction {self.val_fraction} is not between 0 and 1", fix="Try 0.05.")
         if self.max_file_bytes < 1:
