@@ -9,7 +9,9 @@ lead to, but they have to be there), and items that have the text of another fil
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.lexing import IDENTIFIER
@@ -24,6 +26,22 @@ _RESOLVABLE = frozenset({Kind.FORWARD, Kind.TYPE, Kind.ALIAS, Kind.VARIABLE, Kin
 Meanings = Mapping[bytes, frozenset[Target]]
 _Lines = tuple[int, int, int]  # number of a file, first and last line
 _NOTHING: Meanings = {}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What each item of a unit declares, what it may be called by, and what it mentions and reaches for."""
+
+    declared: Sequence[Sequence[bytes]]
+    callables: Sequence[Sequence[bytes]]
+    mentioned: Sequence[Set[bytes]]
+    accessed: Sequence[Set[bytes]]
+
+
+def plain_names(items: Sequence[Item], mentions: Sequence[frozenset[bytes]]) -> Names:
+    """Names as they are written; `mentions` are those of the items."""
+    callables = [(item.callable,) if item.callable else () for item in items]
+    return Names([item.names for item in items], callables, mentions, [item.accesses for item in items])
 
 
 class Resolver:
@@ -81,6 +99,49 @@ class Resolver:
             found = self._declarations[key] = self._semantics.declarations(self._names[key[0]], *key[1:])
         return found.get(name)
 
+    def names(self, items: Sequence[Item], mentions: Sequence[frozenset[bytes]]) -> Names:
+        """As `plain_names`, but what one name stands for in different items is told apart by a number.
+
+        An item of unknown meaning declares every numbered form of its names, and one that was not understood
+        mentions all of them; so edges are lost only between items that are known to be different things.
+        """
+        forms: dict[bytes, dict[frozenset[Target], bytes]] = defaultdict(dict)
+        for item in items:
+            for name in {*item.names, item.callable}:
+                declared = self.declared(item, name)
+                if declared is not None:
+                    forms[name].setdefault(declared, b"%s#%d" % (name, len(forms[name])))
+
+        def declares(item: Item, name: bytes) -> list[bytes]:
+            declared = self.declared(item, name)
+            found = [
+                form
+                for meaning, form in forms.get(name, {}).items()
+                if declared is None or not declared.isdisjoint(meaning)
+            ]
+            return found if declared is not None else [name, *found]
+
+        def mentioned(names: Iterable[bytes], resolved: Meanings) -> set[bytes]:
+            found = set(names)
+            for name in forms.keys() & found:
+                targets = resolved.get(name)
+                found.update(
+                    form
+                    for meaning, form in forms[name].items()
+                    if targets is None or not targets.isdisjoint(meaning)
+                )
+            return found
+
+        among = {item.file for item in items}
+        resolved = [self.resolved(item, among) for item in items]
+        accesses = [item.accesses for item in items]
+        return Names(
+            [[form for name in item.names for form in declares(item, name)] for item in items],
+            [declares(item, item.callable) if item.callable else [] for item in items],
+            [mentioned(names, meanings) for names, meanings in zip(mentions, resolved, strict=True)],
+            [mentioned(names, meanings) for names, meanings in zip(accesses, resolved, strict=True)],
+        )
+
     def _meanings_of(self, file: int, line: int, last_line: int) -> Meanings:
         name = self._names[file]
         cuts = self._cuts[name]
@@ -100,4 +161,4 @@ def _names_around(item: Item) -> set[bytes]:
     return {name for line in lines for name in IDENTIFIER.findall(line)}
 
 
-__all__ = ["Resolver"]
+__all__ = ["Names", "Resolver", "plain_names"]
