@@ -59,7 +59,7 @@ class Asked:
 
     def lookup(self) -> Item:
         """An item of no file that mentions the names."""
-        return Item(Kind.OTHER, b"", (), self.names, -1, -1, -1)
+        return Item(Kind.COMMENT, b"", (), self.names, -1, -1, -1)
 
 
 NOTHING = Asked()

@@ -142,8 +142,10 @@ class Index:
             step = _Walk(self, visible, detail, wanted, limit, brief=sources - visible.keys())
             if not step.follow(own):
                 return None
-            step.visible = more
-            return step if not asked.names or step.follow([asked.lookup()]) else None
+            if not asked.names:
+                return step
+            step.see(more)
+            return step if step.follow([asked.lookup()]) else None
 
         wanted: Set[bytes] = frozenset()
         if detail == Detail.SKELETON:
@@ -258,6 +260,11 @@ class _Walk:
                     self.size += len(found.text)
                     waiting.append(self.chosen[key])
         return self.size <= self.limit
+
+    def see(self, visible: Visible) -> None:
+        """Look up names in these files from now on."""
+        self.visible = visible
+        self._found.clear()
 
     def _candidates(self, file: int, name: bytes) -> list[Key]:
         """What a name may stand for in a file: what its own includes bring; else what its includers bring.
