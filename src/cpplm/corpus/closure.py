@@ -248,7 +248,7 @@ class _Walk:
             keys += [
                 key
                 for name in fresh & self.index.declared.keys()
-                for key in self._candidates(item.file, name)
+                for key in self._near(item.file, self._candidates(name))
             ]
             if item.kind in (Kind.TYPE, Kind.FORWARD):
                 keys += [key for name in item.names if name in attached for key in attached[name]]
@@ -266,15 +266,19 @@ class _Walk:
         self.visible = visible
         self._found.clear()
 
-    def _candidates(self, file: int, name: bytes) -> list[Key]:
-        """What a name may stand for in a file: what its own includes bring; else what its includers bring.
-
-        A class that the file only declares is defined where its includers say.
-        """
+    def _candidates(self, name: bytes) -> list[Key]:
+        """What declares a name, anywhere in the files that are seen."""
         found = self._found.get(name)
         if found is None:
             found = [key for key in self.index.declared[name] if key[0] in self.visible]
             self._found[name] = found
+        return found
+
+    def _near(self, file: int, found: list[Key]) -> list[Key]:
+        """What a name may stand for in a file: what its own includes bring; else what its includers bring.
+
+        A class that the file only declares is defined where its includers say.
+        """
         if file not in self.visible or len(found) < 2:
             return found
         reach = self.index.reach(file)
@@ -284,19 +288,18 @@ class _Walk:
 
     def _meant(self, item: Item) -> tuple[list[Key], frozenset[bytes]]:
         """What those names of an item mean that libclang understood, and the rest of its names."""
-        resolver, declared = self.index.resolver, self.index.declared
+        resolver = self.index.resolver
         if resolver is None:
             return [], item.mentions
         resolved = resolver.resolved(item, self._among)
         keys: list[Key] = []
-        for name in item.mentions & resolved.keys() & declared.keys():
-            meant = [
+        for name in item.mentions & resolved.keys() & self.index.declared.keys():
+            found = [
                 key
-                for key in declared[name]
-                if key[0] in self.visible and resolver.admits(self.index.item(key), name, resolved[name])
+                for key in self._candidates(name)
+                if resolver.admits(self.index.item(key), name, resolved[name])
             ]
-            reach = self.index.reach(item.file) if item.file in self.visible else -1
-            keys += [key for key in meant if reach >> key[0] & 1] or meant
+            keys += self._near(item.file, found)
         return keys, item.mentions - resolved.keys()
 
 
