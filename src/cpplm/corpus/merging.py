@@ -107,10 +107,33 @@ def _placed(items: list[Item], index: Index, unit: Unit, asked: Asked) -> list[I
         return placed
     seen = index.includes.visible([file.name for file in unit.files])
     files = {index.number[name] for name in index.includes.visible(asked.files) if name not in seen}
-    added = [item for item in placed if item.file in files]
+    added = _by_need([item for item in placed if item.file in files])
     others = [item for item in placed if item.file not in files]
     first = next((number for number, item in enumerate(others) if asked.names & item.mentions), 0)
     return [*others[:first], *added, *others[first:]]
+
+
+def _by_need(items: list[Item]) -> list[Item]:
+    """Items file by file, each file after those that declare what it mentions; a cycle is entered once."""
+    files: dict[int, list[Item]] = {}
+    for item in items:
+        files.setdefault(item.file, []).append(item)
+    declared = {file: {name for item in own for name in item.names} for file, own in files.items()}
+    found: list[Item] = []
+    seen: set[int] = set()
+
+    def add(file: int) -> None:
+        seen.add(file)
+        mentioned = set().union(*(item.mentions for item in files[file]))
+        for other in files:
+            if other not in seen and not mentioned.isdisjoint(declared[other] - declared[file]):
+                add(other)
+        found.extend(files[file])
+
+    for file in files:
+        if file not in seen:
+            add(file)
+    return found
 
 
 def _place_freely(items: Sequence[Item]) -> None:
