@@ -134,12 +134,12 @@ class Index:
         None when that is more than `limit` bytes. What was asked for is found where no include leads, too.
         """
         files = [file.name for file in unit.files]
-        visible = self._visible(files, files)
-        more = self._visible(asked.files, files) | visible if asked.files else visible
+        visible = self.visible_from(files, files)
+        more = self.visible_from(asked.files, files) | visible if asked.files else visible
         sources = {self.number[name] for name in asked.files if name.lower().endswith(_SOURCE_ENDINGS)}
 
-        def walk(detail: Detail, wanted: Set[bytes], limit: int) -> _Walk | None:
-            step = _Walk(self, visible, detail, wanted, limit, brief=sources - visible.keys())
+        def walk(detail: Detail, wanted: Set[bytes], limit: int) -> Walk | None:
+            step = Walk(self, visible, detail, wanted, limit, brief=sources - visible.keys())
             if not step.follow(own):
                 return None
             if not asked.names:
@@ -154,13 +154,13 @@ class Index:
         found = walk(detail, wanted, limit)
         if found is None:
             return None
-        extra = self._everywhere(more, own, found.chosen.values())
+        extra = self.everywhere(more, own, found.chosen.values())
         found.chosen |= extra
         if not found.follow(extra.values()):
             return None
         return without_includes([found.chosen[key] for key in sorted(found.chosen)], asked.without)
 
-    def _visible(self, starts: Iterable[str], own: Sequence[str]) -> Visible:
+    def visible_from(self, starts: Iterable[str], own: Sequence[str]) -> Visible:
         """What can be borrowed from the files that `starts` bring in, a unit's own apart."""
         return {
             self.number[name]: conditions
@@ -180,7 +180,7 @@ class Index:
         cuts = self.includes.cuts[self.names[item.file]]
         return bool(cuts) and item.line < cuts[-1]
 
-    def _everywhere(self, visible: Visible, own: Iterable[Item], chosen: Iterable[Item]) -> dict[Key, Item]:
+    def everywhere(self, visible: Visible, own: Iterable[Item], chosen: Iterable[Item]) -> dict[Key, Item]:
         """What counts without being named: each include that leads out of the project, `using namespace`."""
         opened = {scope for item in [*own, *chosen] for scope in _scopes(item)} | {b"std"}
         found: dict[Key, Item] = {}
@@ -219,7 +219,7 @@ class Index:
 
 
 @dataclass
-class _Walk:
+class Walk:
     """Follows names from item to item; `chosen` are the items found, as they will be written."""
 
     index: Index
@@ -248,25 +248,30 @@ class _Walk:
             keys += [
                 key
                 for name in fresh & self.index.declared.keys()
-                for key in self._near(item.file, self._candidates(name))
+                for key in self._near(item.file, self.candidates(name))
             ]
             if item.kind in (Kind.TYPE, Kind.FORWARD):
                 keys += [key for name in item.names if name in attached for key in attached[name]]
             for key in keys:
                 if key[0] in self.visible and key not in self.chosen:
-                    detail = max(self.detail, Detail.DECLARATIONS) if key[0] in self.brief else self.detail
-                    found = self.index.shortener.shorten(self.index.item(key), detail, self.wanted)
-                    self.chosen[key] = _under(found, self.visible[key[0]])
-                    self.size += len(found.text)
-                    waiting.append(self.chosen[key])
+                    taken = self.taken(key)
+                    if taken is not None:
+                        self.chosen[key] = _under(taken, self.visible[key[0]])
+                        self.size += len(taken.text)
+                        waiting.append(self.chosen[key])
         return self.size <= self.limit
+
+    def taken(self, key: Key) -> Item | None:
+        """An item as it is to be written; None when it is not taken."""
+        detail = max(self.detail, Detail.DECLARATIONS) if key[0] in self.brief else self.detail
+        return self.index.shortener.shorten(self.index.item(key), detail, self.wanted)
 
     def see(self, visible: Visible) -> None:
         """Look up names in these files from now on."""
         self.visible = visible
         self._found.clear()
 
-    def _candidates(self, name: bytes) -> list[Key]:
+    def candidates(self, name: bytes) -> list[Key]:
         """What declares a name, anywhere in the files that are seen."""
         found = self._found.get(name)
         if found is None:
@@ -296,7 +301,7 @@ class _Walk:
         for name in item.mentions & resolved.keys() & self.index.declared.keys():
             found = [
                 key
-                for key in self._candidates(name)
+                for key in self.candidates(name)
                 if resolver.admits(self.index.item(key), name, resolved[name])
             ]
             keys += self._near(item.file, found)
