@@ -5,9 +5,11 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from cpplm.corpus import documents as documents_module
 from cpplm.corpus.closure import Index
 from cpplm.corpus.documents import Options, build_unit
 from cpplm.corpus.masking import MacroTable
@@ -18,8 +20,6 @@ from cpplm.corpus.units import Includes, Unit, make_units, scan
 
 TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is the judge")
-# Borrowed text is shortened when there is much of it; tests of other things want it as it is.
-ANY_REPEAT = 1e9
 
 
 def utf8_bytes(text: str) -> int:
@@ -58,21 +58,26 @@ def documents_of(
     budget: int = 49_152,
     ordered: bool = True,
     closed: bool = True,
-    max_repeat: float = ANY_REPEAT,
+    generous: bool = True,
     count: Callable[[str], int] = utf8_bytes,
     of: str = "",
     unquotable: Collection[str] = (),
 ) -> tuple[list[Document], int]:
-    """All documents of a project, or those of the unit with the file `of`; its number of functions."""
+    """All documents of a project, or those of the unit with the file `of`; its number of functions.
+
+    Borrowed text is shortened where there is much more of it than of the unit's own; when `generous`, only
+    where the budget asks for it.
+    """
     units, index = index_of(folder, ordered=ordered, unquotable=unquotable)
     measure = Measure(count, most_bytes=1 if count is utf8_bytes else 16)
-    options = Options(budget, measure, ordered, closed, max_repeat)
+    options = Options(budget, measure, ordered, closed=closed)
     documents: list[Document] = []
     functions = 0
     for unit in units:
         if of and of not in [file.name for file in unit.files]:
             continue
-        made, defined = build_unit(unit, index, options)
+        with patch.object(documents_module, "_GENEROUS", 1e9 if generous else documents_module._GENEROUS):
+            made, defined = build_unit(unit, index, options)
         documents += made
         functions += defined
     return documents, functions

@@ -1,10 +1,7 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cpplm.corpus.records import cut
 from tests.corpus.cpp import (
     TINYLIB,
     compile_errors,
@@ -165,13 +162,6 @@ def test_the_real_tokenizer_counts(tokenizer, tmp_path):
     assert max(count(d.text) for d in documents) <= 200
     assert all(d.size == count(d.text) for d in documents)
     assert sum(d.text.count("return") for d in documents) == 300
-
-
-@given(st.text("ab é面\n", max_size=200), st.integers(4, 40))
-def test_cutting_loses_nothing_and_keeps_the_budget(text, budget):
-    pieces = cut(text, budget, utf8_bytes)
-    assert "".join(pieces) == text
-    assert all(utf8_bytes(piece) <= budget for piece in pieces)
 
 
 @needs_gxx

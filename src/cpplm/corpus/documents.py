@@ -139,13 +139,20 @@ def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> li
         source = Source(name, blank + 1, blank + text.count("\n"))
         places = places_of(_parts_of(data, part))
         return [Document(text, "file", (name,), size, part.functions, (source,), **places)]
-    lines = text.splitlines(keepends=True)
+    lines = [line + "\n" for line in text[:-1].split("\n")]  # a form feed ends no line
     ends = [item.last_line + 1 - blank for item in part.items] if part.sound else []
     found: list[Document] = []
-    first = previous = 0
+    first = 0
+
+    def cut_before(end: int) -> None:
+        source = Source(name, first + blank + 1, end + blank)
+        found.extend(chunks("".join(lines[first:end]), source, source.first, options.budget, count))
+
+    previous = 0
     for end in [*ends, len(lines)]:
         if previous > first and count("".join(lines[first:end])) > options.budget:
-            found += chunks("".join(lines[first:previous]), name, first + blank + 1, options.budget, count)
+            cut_before(previous)
             first = previous
         previous = max(previous, end)
-    return found + chunks("".join(lines[first:]), name, first + blank + 1, options.budget, count)
+    cut_before(len(lines))
+    return found

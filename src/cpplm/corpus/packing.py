@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cpplm.corpus.items import Item, Kind, Syntax
 from cpplm.corpus.ordering import PREAMBLE, Graph, each_bit, order
 from cpplm.corpus.pieces import Frame, Scope
-from cpplm.corpus.records import Document, DocumentKind, chunks, places_of, sources_of
+from cpplm.corpus.records import Document, DocumentKind, Source, chunks, places_of, sources_of
 from cpplm.corpus.resolving import Resolver
 from cpplm.corpus.writer import render
 
@@ -173,9 +173,11 @@ class Packer:
                 return chosen, [document]
             chosen = chosen[: len(chosen) * 9 // 10]
         item = self.items[waiting[0]]
-        text = render([item])[0].decode()
-        name = self.names[item.file]
-        return waiting[:1], chunks(text, name, item.line + 1, self.budget, self.measure.exact)
+        data, (start,) = render([item])
+        source = Source(self.names[item.file], item.line + 1, item.last_line + 1)
+        # Between its comments and the item itself there may be lines that are not in the text.
+        line = source.last - item.text.strip(b"\n").count(b"\n") - data.count(b"\n", 0, start)
+        return waiting[:1], chunks(data.decode(), source, line, self.budget, self.measure.exact)
 
     def _part(self, members: int, chosen: list[int], kind: DocumentKind) -> Document:
         return self._document(sorted(each_bit(members), key=self.rank.__getitem__), set(chosen), kind)

@@ -70,14 +70,24 @@ def places_of(parts: Sequence[tuple[Syntax, int]]) -> Places:
     }
 
 
-def chunks(text: str, file: str, line: int, budget: int, count: Callable[[str], int]) -> list[Document]:
-    """Text that cannot stand alone, from this line of a file on, as documents within the budget."""
+def chunks(text: str, source: Source, line: int, budget: int, count: Callable[[str], int]) -> list[Document]:
+    """Text that cannot stand alone as documents within the budget.
+
+    Args:
+        text: of these lines, possibly with scopes opened before and closed after it.
+        source: where it comes from.
+        line: that the text begins at, counting back from its end.
+        budget: the most that one document may have, in the unit of `count`.
+        count: the length of a text.
+    """
     found: list[Document] = []
+    first = source.first
     for piece in cut(text, budget, count):
-        last = line + piece.count("\n") - piece.endswith("\n")
-        if piece.strip():
-            found.append(_chunk(piece, Source(file, line, last), count))
         line += piece.count("\n")
+        last = min(max(first, line - piece.endswith("\n")), source.last)
+        if piece.strip():
+            found.append(_chunk(piece, Source(source.file, first, last), count))
+        first = min(max(first, line), source.last)
     return found
 
 
