@@ -56,7 +56,8 @@ def only_text(built: Repaired) -> str:
 HULL = {
     # Not self-contained: whoever includes it includes hull.h first.
     "crane.h": "#pragma once\nstruct Crane { Hull hull; int lift() const { return hull.beam; } };\n",
-    "hull.h": "#pragma once\n#include <cstdint>\nstruct Deck { std::int8_t planks; };\nstruct Hull { Deck deck; int beam; };\n",
+    "hull.h": "#pragma once\n#include <cstdint>\nstruct Deck { std::int8_t planks; };\n"
+    "struct Hull { Deck deck; int beam; };\n",
     "quay.cc": '#include "hull.h"\n#include "crane.h"\nint f() { return Crane{}.lift(); }\n',
 }
 
@@ -98,7 +99,7 @@ def test_static_functions_and_unnamed_namespaces_of_other_sources_are_not_meant(
 ) -> None:
     sources = {
         "a.cc": "int twice(int a) { return once(a) + never(a); }\n",
-        "b.cc": "static int once(int a) { return a; }\nnamespace {\nint never(int a) { return once(a); }\n}\n",
+        "b.cc": "static int once(int a) { return a; }\nnamespace { int never(int a) { return once(a); } }\n",
     }
     built, compiler = repaired(tmp_path, sources, "a.cc", sandbox)
     assert not built.reasons
@@ -118,7 +119,7 @@ def test_a_header_goes_before_a_source(tmp_path: Path, sandbox: Sandbox) -> None
 
 def test_names_are_found_in_their_namespace(tmp_path: Path, sandbox: Sandbox) -> None:
     sources = {
-        "use.h": "#pragma once\nnamespace port { inline int use() { return sea::depth() + river::Bed{}.mud; } }\n",
+        "use.h": "#pragma once\ninline int use() { return sea::depth() + river::Bed{}.mud; }\n",
         "sea.h": "#pragma once\nnamespace sea { inline int depth() { return 1; } }\n",
         "lake.h": "#pragma once\nnamespace lake { inline int depth() { return 2; } struct Bed {}; }\n",
         "river.h": "#pragma once\nnamespace river { struct Bed { int mud; }; }\n",
@@ -131,7 +132,7 @@ def test_names_are_found_in_their_namespace(tmp_path: Path, sandbox: Sandbox) ->
 
 def test_a_header_that_only_a_build_writes(tmp_path: Path, sandbox: Sandbox) -> None:
     sources = {
-        "a.cc": '#include "settings_of_build.h"\n#include "version_of_build.h"\nint f() { return depth(); }\n',
+        "a.cc": '#include "flags_of_build.h"\n#include "version_of_build.h"\nint f() { return depth(); }\n',
         "b.h": "#pragma once\nint depth();\n",
     }
     built, compiler = repaired(tmp_path, sources, "a.cc", sandbox)
