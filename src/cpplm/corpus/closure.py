@@ -96,7 +96,7 @@ class Index:
         return found
 
     def _insert_fragments(self, name: str, items: list[Item], depth: int = 0) -> None:
-        """Put the text of files that are included in the middle of code, or are made for that, in its place."""
+        """Put the text of files that are included in the middle of code, or made for that, in its place."""
         for position, item in enumerate(items):
             for directive in item.directives:
                 target = self.includes.edges[name].get(directive.argument.decode("utf-8", "replace"))
@@ -107,7 +107,7 @@ class Index:
                 inside = read_items(read_source(self.files[target]), self.macros)
                 if inside.sound:
                     self._insert_fragments(target, inside.items, depth + 1)
-                items[position] = item = _with_fragment(item, directive.argument, inside)
+                items[position] = _with_fragment(items[position], directive.argument, inside)
 
     def answered(self, name: str) -> set[bytes]:
         """The include arguments of a file that lead to files whose text may be borrowed."""
@@ -248,7 +248,7 @@ class Walk:
             keys += [
                 key
                 for name in fresh & self.index.declared.keys()
-                for key in self._near(item.file, self.candidates(name))
+                for key in self.near(item.file, self.candidates(name))
             ]
             if item.kind in (Kind.TYPE, Kind.FORWARD):
                 keys += [key for name in item.names if name in attached for key in attached[name]]
@@ -279,7 +279,7 @@ class Walk:
             self._found[name] = found
         return found
 
-    def _near(self, file: int, found: list[Key]) -> list[Key]:
+    def near(self, file: int, found: list[Key]) -> list[Key]:
         """What a name may stand for in a file: what its own includes bring; else what its includers bring.
 
         A class that the file only declares is defined where its includers say.
@@ -304,7 +304,7 @@ class Walk:
                 for key in self.candidates(name)
                 if resolver.admits(self.index.item(key), name, resolved[name])
             ]
-            keys += self._near(item.file, found)
+            keys += self.near(item.file, found)
         return keys, item.mentions - resolved.keys()
 
 

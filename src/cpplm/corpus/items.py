@@ -59,7 +59,8 @@ class Item:
 
     `text` is exact, with its leading comments; `names` are what it declares for plain lookup; `callable` is
     the name of a function and `qualifier` its class when it is defined out of it; `mentions` are all
-    identifiers in it and in the conditions around it but for those behind `.` or `->`, which are `accesses`; `evaluated`: users need its body (constexpr, auto).
+    identifiers in it and in the conditions around it but for those behind `.` or `->`, which are `accesses`;
+    `evaluated`: users need its body (constexpr, auto).
     """
 
     kind: Kind

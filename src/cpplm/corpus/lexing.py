@@ -60,7 +60,7 @@ class Directive:
 
 
 class Branch(NamedTuple):
-    """A branch of an `#if` group: the directive lines up to its own; whether it is one of several without code."""
+    """A branch of an `#if` group: the directive lines up to its own; is it one of several without code?"""
 
     lines: tuple[bytes, ...]
     choice: bool
@@ -127,7 +127,7 @@ class Lexed:
             groups = group.children
 
     def foreign_spans(self) -> list[tuple[int, int]]:
-        """Branches that are not read where g++ runs: `#ifdef _WIN32` and the like, and the `#else` of the contrary."""
+        """Branches that are not read where g++ runs: `#ifdef _WIN32` and such, `#else` of the contrary."""
         spans: list[tuple[int, int]] = []
         waiting = list(self.groups)
         while waiting:

@@ -226,8 +226,8 @@ class Graph:
 
         The item's own names count as they are in this graph, those of what it needs as they are in `rest`:
         the graph of the same items, shortened. A function that needs a class needs its definition, even where
-        only a forward declaration or an alias of it is named; when `frugal`, only if it also names the class or
-        reaches for something that the class has.
+        only a forward declaration or an alias of it is named; when `frugal`, only if it also names the class
+        or reaches for something that the class has.
         """
         if (root, frugal) in self._needs:
             return self._needs[root, frugal]

@@ -49,9 +49,9 @@ class Detail(IntEnum):
 class _Outline:
     """An item without comments and bodies.
 
-    `members` are (start, end, name) of the member functions that nothing else in it uses; `virtual` the names of
-    its virtual functions, which classes derived from it may override without saying so; `names` all identifiers
-    outside `members`.
+    `members` are (start, end, name) of the member functions that nothing else in it uses; `virtual` the names
+    of its virtual functions, which classes derived from it may override without saying so; `names` all
+    identifiers outside `members`.
     """
 
     text: bytes
@@ -200,7 +200,7 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
 
 
 def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
-    """Whether a template calls what it is given: a lambda, say, for which it must be defined where it is used."""
+    """Whether a template calls what it is given: a lambda, say, for which its body must be there."""
     parameters = before[before.rfind(b"template") :] if before.rstrip().endswith(b">") else b""
     for type_ in _TEMPLATE_PARAMETER.findall(parameters + head):
         for name in re.findall(rb"\b" + type_ + rb"\b[\s&.*]*(\w+)\s*[,)]", head):

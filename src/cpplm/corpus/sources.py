@@ -35,11 +35,16 @@ _NAMED_SKIPS = 5
 
 @dataclass(frozen=True)
 class Project:
-    """A named set of folders that belong together; `bare_headers` admits names such as `vector`."""
+    """A named set of folders that belong together.
+
+    `bare_headers` admits names such as `vector`. The names of files without paths are made up, so that no
+    include leads from one to another.
+    """
 
     name: str
     roots: tuple[Path, ...]
     bare_headers: bool = False
+    has_paths: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ class SourceFile:
     """One file of a project: its name within the project, and the hash of its bytes.
 
     `licence` is an SPDX expression, "" where none was found. Without `documents` the file serves includes and
-    macro definitions only, and not even the documents of other files quote it unless it is `quotable`. With `redact` personal data and secrets are replaced when it is read.
+    macro definitions only, and not even the documents of other files quote it unless it is `quotable`. With
+    `redact` personal data and secrets are replaced when it is read.
     """
 
     name: str
@@ -210,7 +216,7 @@ def find_files(project: Project, rules: Rules | None = None) -> tuple[list[Sourc
             head = head_of(text)
             licence = licences.of_file(path, head.comments)
             files.append(SourceFile(name, path, len(data), hashlib.sha256(data).hexdigest(), licence))
-            reasons[name] = _reason(text, head, project.name, files[-1], rules)
+            reasons[name] = next(_reasons(text, head, project.name, files[-1], rules), "")
     if not rules.keep_vendored:
         _leave_out_vendored(files, reasons)
     for file in files:
@@ -226,23 +232,22 @@ def find_files(project: Project, rules: Rules | None = None) -> tuple[list[Sourc
     ], skips
 
 
-def _reason(text: bytes, head: Head, project: str, file: SourceFile, rules: Rules) -> str:
-    """Why a file makes no documents; "" when it does. What it is comes before what is allowed."""
+def _reasons(text: bytes, head: Head, project: str, file: SourceFile, rules: Rules) -> Iterator[str]:
+    """Why a file makes no documents: what it is comes before what is allowed."""
     if file.size > rules.max_file_bytes:
-        return f"larger than {rules.max_file_bytes:,} bytes"
+        yield f"larger than {rules.max_file_bytes:,} bytes"
     if is_template(file.name):
-        return "template of a header"
+        yield "template of a header"
     if is_fragment(file.name):
-        return "fragment for other files"
+        yield "fragment for other files"
     if is_generated(text, head):
-        return "generated"
+        yield "generated"
     if is_data(text):
-        return "minified or data"
+        yield "minified or data"
     if not rules.keep_vendored and is_known_copy(file.name, head, project):
-        return "copy of a library"
+        yield "copy of a library"
     if not is_allowed(file.licence, rules.licences):
-        return f"licence {file.licence}" if file.licence else "licence unknown"
-    return ""
+        yield f"licence {file.licence}" if file.licence else "licence unknown"
 
 
 def _leave_out_vendored(files: list[SourceFile], reasons: dict[str, str]) -> None:

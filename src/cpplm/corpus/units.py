@@ -20,28 +20,26 @@ from cpplm.corpus.lexing import IDENTIFIER, Branch, Directive, lex
 from cpplm.corpus.masking import macro_bodies
 from cpplm.corpus.pieces import Condition
 from cpplm.corpus.sources import (
-    TEMPLATE_ENDINGS,
     HEADER_SUFFIXES,
     PART_SUFFIXES,
     SOURCE_SUFFIXES,
+    TEMPLATE_ENDINGS,
     SourceFile,
     read_source,
 )
 
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
-SYSTEM_HEADERS = frozenset(
-    f"{name}.h"
-    for name in (
-        "assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg "
-        "stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar wchar wctype "
-        "aio cpio dirent dlfcn fcntl fmtmsg fnmatch ftw glob grp iconv langinfo libgen monetary mqueue ndbm netdb "
-        "nl_types poll pthread pwd regex sched search semaphore spawn strings stropts syslog tar termios trace "
-        "ulimit unistd utime utmpx wordexp alloca malloc memory getopt execinfo features endian byteswap "
-        "arpa/inet net/if netinet/in netinet/tcp sys/ipc sys/mman sys/msg sys/param sys/resource sys/select sys/sem "
-        "sys/shm sys/socket sys/stat sys/statvfs sys/time sys/times sys/types sys/uio sys/un sys/utsname sys/wait"
-    ).split()
-)
-
+_SYSTEM_NAMES = """
+assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg
+stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar wchar wctype
+aio cpio dirent dlfcn fcntl fmtmsg fnmatch ftw glob grp iconv langinfo libgen monetary mqueue ndbm netdb
+nl_types poll pthread pwd regex sched search semaphore spawn strings stropts syslog tar termios trace
+ulimit unistd utime utmpx wordexp alloca malloc memory getopt execinfo features endian byteswap
+arpa/inet net/if netinet/in netinet/tcp sys/ipc sys/mman sys/msg sys/param sys/resource sys/select
+sys/sem  sys/shm sys/socket sys/stat sys/statvfs sys/time sys/times sys/types sys/uio sys/un sys/utsname
+sys/wait
+"""
+SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _SYSTEM_NAMES.split())
 
 _OTHER_SYSTEMS = re.compile(
     rb"WIN|APPLE|MAC|COCOA|DARWIN|IOS|ANDROID|WASM|EMSCRIPTEN|BSD|SUN|SOLARIS|AIX|HAIKU|MSC|OS2|DOS",

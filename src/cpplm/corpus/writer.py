@@ -20,7 +20,7 @@ _TIGHT = frozenset(
 
 
 def render(items: Iterable[Item]) -> tuple[bytes, list[int]]:
-    """The text of the items in the given order, every scope closed at the end; where each item's text begins."""
+    """The text of the items in this order, every scope closed at the end; where the text of each begins."""
     writer = _Writer()
     for item in items:
         writer.add(item)
