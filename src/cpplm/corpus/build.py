@@ -126,8 +126,10 @@ def _prepare(
         found = [item for item in found if item.project.name not in earlier.manifest["sources"]]
     plan = Plan(
         settings.budget,
-        settings.mode == "compilable",
+        settings.mode != "file",
         settings.tokenizer,
+        inlined=settings.mode == "inlined",
+        cross_file_depth=settings.cross_file_depth if settings.mode == "cross-file" else 0,
         labels=labels,
         max_repeat=settings.max_repeat,
     )

@@ -6,18 +6,20 @@
     file         a file as it is: asked for (`mode="file"`), or its brackets or conditionals do not add up
     chunk        a piece that cannot stand alone: what it needs does not fit beside it, or one item was cut
 
-The ladder: everything in full, borrowed items without comments, borrowed items as declarations, the unit in
-parts, chunks. Every item of the unit is written at least once. The budget is what `count` says, of the final
-text.
+The ladder: everything in full, the functions that it calls in other source files included (if asked for);
+without these; borrowed items without comments; borrowed items as declarations; the unit in parts; chunks.
+Every item of the unit is written at least once. The budget is what `count` says, of the final text.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpplm.corpus import merging
 from cpplm.corpus.asked import NOTHING, Asked
+from cpplm.corpus.callees import Callees, Room
 from cpplm.corpus.closure import ANY_SIZE, Index
 from cpplm.corpus.inlining import inline
 from cpplm.corpus.items import FileItems, Kind, Syntax
@@ -46,6 +48,7 @@ class Options:
     apart: bool = False  # without what the rest of the project declares
     asked: Asked = NOTHING
     inlined: bool = False
+    callees: Callees | None = None
 
 
 def build_unit(unit: Unit, index: Index, options: Options) -> tuple[list[Document], int]:
@@ -57,11 +60,7 @@ def build_unit(unit: Unit, index: Index, options: Options) -> tuple[list[Documen
     for each in units:
         if covered.issuperset(file.name for file in each.files):
             continue
-        inside = (
-            inline(each, index, options.budget, options.measure)
-            if options.inlined and not options.apart
-            else None
-        )
+        inside = inline(each, index, options.budget, options.measure) if options.inlined else None
         if inside is None:
             documents += _by_itself(each, index, options)
         else:
@@ -97,11 +96,14 @@ def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Opti
         whole = packer.whole()
         return packer.parts() if whole is None else [whole]
     own = sum(len(item.text) for part in parts for item in part.items)
-    for detail in Detail:
+    most = min(options.measure.most_bytes * options.budget, int(_GENEROUS * own))
+    rungs = [(detail, None) for detail in Detail]
+    for detail, callees in [(Detail.FULL, options.callees), *rungs] if options.callees else rungs:
         last = detail == max(Detail)
-        limit = min(options.measure.most_bytes * options.budget, int(_GENEROUS * own))
-        limit = ANY_SIZE if last else limit
-        bundle = merging.closed(unit, parts, index, detail, limit, asked=options.asked)
+        limit = ANY_SIZE if last else most
+        room = Room(options.budget, options.measure, most)
+        more = functools.partial(callees.find, room=room) if callees else None
+        bundle = merging.closed(unit, parts, index, detail, limit, asked=options.asked, more=more)
         if bundle is None:
             continue
         if all(bundle.items[number].kind == Kind.COMMENT for number in bundle.roots):

@@ -37,7 +37,7 @@ _LONGEST_NAME = 120
 _DEEPEST = 12
 _FILES_PER_FOLDER = 1_000
 # Raised when the same records give other files.
-_FORMAT = 1
+_FORMAT = 2
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+=,()@ -]")
 _LICENCE = re.compile(r"[A-Za-z0-9.+-]+(?:[ ()]+[A-Za-z0-9.+-]+)*\)*")
 
@@ -78,9 +78,18 @@ def unpack(files: tuple[Path, ...], folder: Path) -> tuple[list[Project], list[d
         except BaseException:
             shutil.rmtree(folder / key, ignore_errors=True)
             raise
-        storage.write_json(f"{key}.json", {"projects": unpacker.projects, "files": reports})
+        done = {
+            "projects": unpacker.projects,
+            "with_paths": sorted(unpacker.with_paths),
+            "files": reports,
+        }
+        storage.write_json(f"{key}.json", done)
     done = storage.read_json(f"{key}.json")
-    return [Project(name, (folder / key / place,)) for place, name in done["projects"].items()], done["files"]
+    projects = [
+        Project(name, (folder / key / place,), has_paths=place in done["with_paths"])
+        for place, name in done["projects"].items()
+    ]
+    return projects, done["files"]
 
 
 def _check(paths: list[Path]) -> None:
@@ -121,10 +130,15 @@ def _unreadable(path: Path, error: OSError) -> UserError:
 
 
 class _Unpacker:
-    """Turns records into files; `projects` maps the folder of each project to its name."""
+    """Turns records into files.
+
+    `projects` maps the folder of each project to its name; `with_paths` are the folders of those in which a
+    record has a path.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.projects: dict[str, str] = {}
+        self.with_paths: set[str] = set()
         self._folder = folder
         self._serial = 0
 
@@ -166,12 +180,15 @@ class _Unpacker:
         except UnicodeEncodeError:
             return "no Unicode text"
         self._serial += 1
-        name = self._name(_first_text(record, "path", "file", "filepath"), text)
+        path = _first_text(record, "path", "file", "filepath")
+        name = self._name(path, text)
         if name is None:
             return "neither C nor C++ by its path"
         project = _printable(_first_text(record, "project", "repo")) or default_project
         place = sha256(project.encode("utf-8", "surrogateescape"))[:24]
         self.projects[place] = project
+        if safe_path(path) is not None:
+            self.with_paths.add(place)
         self._write(self._folder / place, name, data, _licence(record))
         return ""
 

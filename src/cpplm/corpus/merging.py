@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cpplm.corpus.asked import NOTHING, Asked
@@ -28,8 +28,12 @@ def closed(
     limit: int,
     *,
     asked: Asked = NOTHING,
+    more: Callable[[list[Item], list[Item]], list[Item]] | None = None,
 ) -> Bundle | None:
-    """All items of a unit and what they need; None when they need more than `limit` bytes."""
+    """All items of a unit and what they need; None when they need more than `limit` bytes.
+
+    `more` adds to these two.
+    """
     gone = [index.answered(file.name) | asked.without for file in unit.files]
     first = _comments(parts, [index.number[file.name] for file in unit.files])
     first += asked.directives(index.number[unit.name])
@@ -42,6 +46,8 @@ def closed(
     borrowed = index.close(unit, [*first, *own], detail, limit, asked=asked)
     if borrowed is None:
         return None
+    if more is not None:
+        borrowed += more([*first, *own], borrowed)
     files = {index.number[file.name] for file in unit.files}
     decisive = frozenset().union(*(condition_names(item.stack) for item in borrowed))
     early = [

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cpplm.corpus.callees import Callees
 from cpplm.corpus.closure import Index
 from cpplm.corpus.documents import Options, build_unit
 from cpplm.corpus.inlining import assign_guests
@@ -47,6 +48,7 @@ class Plan:
     ordered: bool
     tokenizer: Path | None
     inlined: bool = False
+    cross_file_depth: int = 0  # of calls into other source files; 0: their bodies are not looked for
     labels: Labelling | None = None
     max_repeat: float = 5.0
 
@@ -94,10 +96,12 @@ class Layout:
     includes: Includes
     macros: MacroTable
     closed: bool
+    has_paths: bool = True
 
 
 _MEASURES: dict[Plan, Measure] = {}
 _INDEXES: dict[str, Index] = {}
+_CALLEES: dict[str, Callees] = {}
 
 
 def _measure(plan: Plan) -> Measure:
@@ -111,10 +115,21 @@ def _index(layout: Layout) -> Index:
     """The project's index, kept from batch to batch; that of one project at a time."""
     if layout.digest not in _INDEXES:
         _INDEXES.clear()
+        _CALLEES.clear()
         _INDEXES[layout.digest] = Index(
             layout.by_name, layout.includes, layout.macros, defines_std=not layout.closed
         )
     return _INDEXES[layout.digest]
+
+
+def _callees(layout: Layout, plan: Plan) -> Callees | None:
+    """What looks for called functions, kept as long as the index; None when they are not asked for."""
+    if not plan.cross_file_depth or not layout.closed:
+        return None
+    index = _index(layout)
+    if layout.digest not in _CALLEES:
+        _CALLEES[layout.digest] = Callees(index, plan.cross_file_depth, by_name=not layout.has_paths)
+    return _CALLEES[layout.digest]
 
 
 def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
@@ -136,16 +151,21 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Bat
     index = _index(layout)
     index.understand(semantics)
     options = Options(
-        plan.budget, _measure(plan), plan.ordered, layout.closed, inlined=plan.inlined and layout.closed
+        plan.budget,
+        _measure(plan),
+        plan.ordered,
+        layout.closed,
+        inlined=plan.inlined and layout.closed,
+        callees=_callees(layout, plan),
     )
     built = [_build(unit, layout, plan, index, options) for unit in units]
-    written = [
-        Written(each.size, sum(len(row["text"].encode()) for row in each.rows), len(each.rows))
-        for each in built
-    ]
-    if plan.ordered and layout.closed:
+    for shorter in _shorter(options):
+        written = [
+            Written(each.size, sum(len(row["text"].encode()) for row in each.rows), len(each.rows))
+            for each in built
+        ]
         for number in to_write_apart(written, plan.max_repeat):
-            built[number] = _build(units[number], layout, plan, index, replace(options, apart=True))
+            built[number] = _build(units[number], layout, plan, index, shorter)
     repairs = RepairFigures()
     for each in built:
         repairs.merge(each.repairs)
@@ -155,6 +175,14 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Bat
         sum(each.size for each in built),
         repairs,
     )
+
+
+def _shorter(options: Options) -> list[Options]:
+    """How units that repeat too much are built again."""
+    if not options.ordered or not options.closed:
+        return []
+    plain = replace(options, inlined=False, callees=None)
+    return [*([plain] if plain != options else []), replace(plain, apart=True)]
 
 
 def _build(unit: Unit, layout: Layout, plan: Plan, index: Index, options: Options) -> _Batch:
@@ -170,7 +198,7 @@ def _build(unit: Unit, layout: Layout, plan: Plan, index: Index, options: Option
         rows = [_row(each, unit, layout, plan) | label(verdict) for each, verdict in built.version]
         functions = built.functions
         repairs.add(built)
-    return _Batch(rows, functions, sum(each.size for each in (unit, *unit.guests)), repairs)
+    return _Batch(rows, functions, unit.size, repairs)
 
 
 def _row(document: Document, unit: Unit, layout: Layout, plan: Plan) -> dict[str, Any]:
@@ -246,6 +274,7 @@ def build_project(
         includes,
         MacroTable.from_bodies(bodies),
         closed=not found.project.bare_headers,
+        has_paths=found.project.has_paths,
     )
     semantics = _understand(found, includes, workers, quiet=quiet)
     jobs = [

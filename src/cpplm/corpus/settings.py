@@ -12,7 +12,7 @@ from cpplm.core.settings import to_dict
 from cpplm.core.storage import sha256
 from cpplm.corpus.licences import check_names
 
-Mode = Literal["compilable", "file"]
+Mode = Literal["compilable", "cross-file", "inlined", "file"]
 # Settings that say where things are or how fast to go; two builds that differ only in them are the same.
 _WITHOUT_EFFECT = (
     *("projects", "projects_dir", "projects_list", "cxx_headers", "jsonl"),
@@ -45,7 +45,11 @@ class CorpusSettings:
     max_bytes: int = 49_152
     """Longest document in bytes of UTF-8; not used with --tokenizer."""
     mode: Mode = "compilable"
-    """compilable: headers merged with their sources and ordered; file: one document per file, as it is."""
+    """compilable: headers merged with their sources and ordered, with what they need; cross-file: with the
+    bodies of the functions that they call in other source files, too; inlined: sources in their own order
+    with the project's includes expanded in place, for long contexts; file: one document per file, as it is."""
+    cross_file_depth: int = 3
+    """With --mode cross-file: how many calls to follow into other source files."""
     max_repeat: float = 5.0
     """Most text as a multiple of the source; where documents would borrow more, some stay chunks."""
     semantic: bool = False
@@ -92,8 +96,7 @@ class CorpusSettings:
         self._check_budget()
         if self.compile_commands is not None and not self.semantic:
             raise UserError("--compile_commands has no effect alone", fix="Add --semantic, or leave it out.")
-        if self.semantic and self.mode == "file":
-            raise UserError("--semantic has no effect with --mode file", fix="Leave one of them out.")
+        self._check_mode()
         self._check_labels()
         if self.max_repeat < 1:
             raise UserError(
@@ -120,6 +123,18 @@ class CorpusSettings:
         if self.tasks < 0 or (self.tasks and self.engine == "local"):
             raise UserError(
                 f"--tasks {self.tasks} has no effect", fix="Use it with --engine datatrove, from 1 on."
+            )
+
+    def _check_mode(self) -> None:
+        if self.semantic and self.mode == "file":
+            raise UserError("--semantic has no effect with --mode file", fix="Leave one of them out.")
+        if self.cross_file_depth < 1:
+            raise UserError(
+                f"--cross_file_depth {self.cross_file_depth} follows no call", fix="Use --mode compilable."
+            )
+        if self.cross_file_depth != CorpusSettings.cross_file_depth and self.mode != "cross-file":
+            raise UserError(
+                f"--cross_file_depth has no effect with --mode {self.mode}", fix="Add --mode cross-file."
             )
 
     def _check_labels(self) -> None:
@@ -175,6 +190,8 @@ class CorpusSettings:
             values.pop("max_bytes")
             values["max_tokens"] = self.budget
         values["label"] = self.labelled
+        if self.mode != "cross-file":
+            values.pop("cross_file_depth")
         values["tokenizer_hash"] = tokenizer_hash
         values["decontaminate"] = sorted(_file_hash(path) for path in self.decontaminate)
         return values
