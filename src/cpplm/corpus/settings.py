@@ -46,8 +46,8 @@ class CorpusSettings:
     """Longest document in bytes of UTF-8; not used with --tokenizer."""
     mode: Mode = "compilable"
     """compilable: headers merged with their sources and ordered, with what they need; cross-file: with the
-    bodies of the functions that they call in other source files, too; inlined: sources in their own order
-    with the project's includes expanded in place, for long contexts; file: one document per file, as it is."""
+    bodies of functions that they call in other source files, too; inlined: sources in their own order
+    with the project's includes expanded in place, for long contexts; file: a document per file, as it is."""
     cross_file_depth: int = 3
     """With --mode cross-file: how many calls to follow into other source files."""
     max_repeat: float = 5.0
