@@ -49,6 +49,7 @@ class Grammar:
         roles: node type to the kind of span it is, where its parent is not in `roles_below`.
         roles_below: the same by the type of the parent.
         containers: node types that may hold functions however short they are.
+        functions: the types of function definitions.
         template: the type of a template declaration; -1 in C.
     """
 
@@ -58,6 +59,7 @@ class Grammar:
     roles: Mapping[int, SpanKind]
     roles_below: Mapping[int, Mapping[int, SpanKind]]
     containers: frozenset[int]
+    functions: frozenset[int]
     template: int
 
     def parse(self, plain: bytes) -> tree_sitter.Node:
@@ -102,6 +104,7 @@ def grammar(language: Language) -> Grammar:
         roles=common,
         roles_below={number: table for names, table in below.items() for number in types(names)},
         containers=frozenset(types(_CONTAINERS)),
+        functions=frozenset(types("function_definition")),
         template=next(iter(types("template_declaration")), -1),
     )
 

@@ -64,21 +64,23 @@ def find_spans(
     errors = root.has_error
     common, below, containers = grammar.roles, grammar.roles_below, grammar.containers
     function_role = SpanKind.FUNCTION
+    short = containers | grammar.functions  # what counts although it is too short for a span
     # Nodes to enter; a template declaration with the start of the outermost one around it, others with -1.
     stack = [(root, -1)]
     while stack:
         parent, template = stack.pop()
         roles = below.get(parent.kind_id, common)
         for node in parent.named_children:
-            start, end, number = node.start_byte, node.end_byte, node.kind_id
+            end, number = node.end_byte, node.kind_id
+            start = node.start_byte if template < 0 else template
+            is_long = end - start >= MIN_BYTES
+            if not is_long and number not in short:
+                continue
             role = roles.get(number)
-            if template >= 0:
-                start = template
             if role is function_role:
                 if node.child_by_field_name("body") is None:  # `= default`
                     continue
                 functions.append(Function(node, start))
-            is_long = end - start >= MIN_BYTES
             if is_long or number in containers:
                 stack.append((node, start if number == grammar.template else -1))
             if role is None or not is_long or end - start > MAX_BYTES or (errors and node.has_error):

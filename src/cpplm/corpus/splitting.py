@@ -29,6 +29,7 @@ _CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum)\b[^()=;]*\Z")
 # `int f(a, b) int a; char *b; {`: C before 1989, and allowed until 2023.
 _OLD_STYLE = re.compile(rb"[\w\s*]*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)\s*([A-Za-z_][^{}]*)\Z")
+_WORD_NEXT = re.compile(rb"\s*[A-Za-z_]")
 _PARAMETER = re.compile(rb"\s*[A-Za-z_]\w*(?:\s+|\s*\*)\s*(?:[\w*]|\(\s*\*)")
 _REQUIRES = re.compile(rb"\brequires\s*(?:\([^{}]*\))?\s*\Z")
 _DECLARATION = re.compile(
@@ -320,6 +321,9 @@ class _Splitter:
 
     def _declares_parameter(self, start: int, end: int) -> bool:
         """Whether a semicolon ends the declaration of a parameter between the parentheses and the body."""
+        listed = self.code.find(b")", start, end)
+        if listed < 0 or not _WORD_NEXT.match(self.code, listed + 1, end):  # nearly always
+            return False
         found = _OLD_STYLE.match(self.code, start, end)
         if not found:
             return False
