@@ -21,8 +21,8 @@ from cpplm.corpus.licences import joint_licence
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.packing import Measure
 from cpplm.corpus.records import Document
+from cpplm.corpus.repair import TRIES, Loop, Repaired, RepairFigures, text_bytes, within
 from cpplm.corpus.repetition import Written, to_write_apart
-from cpplm.corpus.repair import TRIES, Loop, RepairFigures
 from cpplm.corpus.semantic import SemanticPlan, Semantics, read_semantics
 from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
 from cpplm.corpus.units import Includes, Scan, Unit, make_units, scan
@@ -146,6 +146,15 @@ class _Batch:
     repairs: RepairFigures
 
 
+@dataclass(frozen=True)
+class _Built:
+    """The documents of a unit, the function definitions in its files, and how it was built."""
+
+    documents: list[Document]
+    functions: int
+    options: Options
+
+
 def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Batch:
     layout, units, plan, semantics = job
     index = _index(layout)
@@ -158,23 +167,45 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Bat
         inlined=plan.inlined and layout.closed,
         callees=_callees(layout, plan),
     )
-    built = [_build(unit, layout, plan, index, options) for unit in units]
+    built = [_Built(*build_unit(unit, index, options), options) for unit in units]
     for shorter in _shorter(options):
         written = [
-            Written(each.size, sum(len(row["text"].encode()) for row in each.rows), len(each.rows))
-            for each in built
+            Written(unit.size, text_bytes(each.documents), len(each.documents))
+            for unit, each in zip(units, built, strict=True)
         ]
         for number in to_write_apart(written, plan.max_repeat):
-            built[number] = _build(units[number], layout, plan, index, shorter)
-    repairs = RepairFigures()
-    for each in built:
-        repairs.merge(each.repairs)
-    return _Batch(
-        [row for each in built for row in each.rows],
-        sum(each.functions for each in built),
-        sum(each.size for each in built),
-        repairs,
-    )
+            built[number] = _Built(*build_unit(units[number], index, shorter), shorter)
+    functions, size = sum(each.functions for each in built), sum(unit.size for unit in units)
+    if plan.labels is None:
+        rows = [
+            _row(document, unit, layout, plan)
+            for unit, each in zip(units, built, strict=True)
+            for document in each.documents
+        ]
+        return _Batch(rows, functions, size, RepairFigures())
+    rows, repairs = _labelled(units, built, layout, plan, plan.labels)
+    return _Batch(rows, functions, size, repairs)
+
+
+def _labelled(
+    units: list[Unit], built: list[_Built], layout: Layout, plan: Plan, labels: Labelling
+) -> tuple[list[dict[str, Any]], RepairFigures]:
+    """Rows with labels; what fails is repaired, as far as that was asked for and there is room to repeat."""
+    compiler = labels.compiler()
+    done: list[Repaired] = []
+    for unit, each in zip(units, built, strict=True):
+        tries = TRIES if labels.repair and layout.closed and not each.options.apart else 0
+        done.append(Loop(unit, _index(layout), each.options, compiler).run(each.documents, tries))
+    done = within(done, int(plan.max_repeat * sum(unit.size for unit in units)))
+    figures = RepairFigures()
+    for repaired in done:
+        figures.add(repaired)
+    rows = [
+        _row(document, unit, layout, plan) | label(verdict)
+        for unit, repaired in zip(units, done, strict=True)
+        for document, verdict in repaired.version
+    ]
+    return rows, figures
 
 
 def _shorter(options: Options) -> list[Options]:
@@ -183,22 +214,6 @@ def _shorter(options: Options) -> list[Options]:
         return []
     plain = replace(options, inlined=False, callees=None)
     return [*([plain] if plain != options else []), replace(plain, apart=True)]
-
-
-def _build(unit: Unit, layout: Layout, plan: Plan, index: Index, options: Options) -> _Batch:
-    """The rows of one unit."""
-    repairs = RepairFigures()
-    compiler = plan.labels.compiler() if plan.labels else None
-    if plan.labels is None or compiler is None:
-        documents, functions = build_unit(unit, index, options)
-        rows = [_row(document, unit, layout, plan) for document in documents]
-    else:
-        tries = TRIES if plan.labels.repair and layout.closed and not options.apart else 0
-        built = Loop(unit, index, options, compiler).build(tries)
-        rows = [_row(each, unit, layout, plan) | label(verdict) for each, verdict in built.version]
-        functions = built.functions
-        repairs.add(built)
-    return _Batch(rows, functions, unit.size, repairs)
 
 
 def _row(document: Document, unit: Unit, layout: Layout, plan: Plan) -> dict[str, Any]:
@@ -251,17 +266,7 @@ def build_project(
         workers: processes that parse at one time, where names are resolved by libclang.
         quiet: no progress bar for that.
     """
-    scans: dict[str, Scan] = {}
-    bodies: dict[bytes, set[bytes]] = {}
-    latin1 = Skips()
-    batches = list(_batches(found.files, lambda file: file.size, BATCH_BYTES))
-    for batch, scanned in zip(batches, run(_scan_batch, batches), strict=True):
-        for file, (result, utf8) in zip(batch, scanned, strict=True):
-            scans[file.name] = result
-            for macro, definitions in result.bodies.items():
-                bodies.setdefault(macro, set()).update(definitions)
-            if not utf8:
-                latin1.add("read as Latin-1", file.name)
+    scans, macros, converted = _survey(found, run)
     includes = Includes(scans)
     units = make_units([file for file in found.files if file.documents], includes, merge=plan.ordered)
     by_name = {file.name: file for file in found.files}
@@ -272,53 +277,84 @@ def build_project(
         found.digest,
         by_name,
         includes,
-        MacroTable.from_bodies(bodies),
+        macros,
         closed=not found.project.bare_headers,
         has_paths=found.project.has_paths,
     )
     semantics = _understand(found, includes, workers, quiet=quiet)
     jobs = [
         (layout, part, plan, _part(semantics, part, includes))
-        for part in _batches(units, lambda unit: unit.size, BATCH_BYTES // plan.work)
+        for part in _batches(units, lambda unit: unit.size, BATCH_BYTES)
     ]
-    kinds: Counter[str] = Counter()
-    functions = documents = duplicates = text_bytes = 0
-    seen: set[str] = set()
-    labels, repairs = LabelFigures(), RepairFigures()
+    tally = _Tally()
     for built in run(_build_batch, jobs):
-        fresh = []
-        for row in built.rows:
-            if row["id"] in seen:
-                duplicates += 1
-                continue
-            seen.add(row["id"])
-            fresh.append(row)
-            kinds[row["kind"]] += 1
-            documents += 1
-            text_bytes += len(row["text"].encode())
-            labels.add(row)
-        functions += built.functions
-        repairs.merge(built.repairs)
-        yield fresh, built.size
+        yield tally.fresh_rows(built), built.size
     figures.update(
         files=sum(file.documents for file in found.files),
         source_bytes=found.size,
         units=len(units),
-        documents=documents,
-        text_bytes=text_bytes,
-        functions=functions,
-        kinds=dict(sorted(kinds.items())),
-        duplicate_documents=duplicates,
+        documents=tally.documents,
+        text_bytes=tally.text_bytes,
+        functions=tally.functions,
+        kinds=dict(sorted(tally.kinds.items())),
+        duplicate_documents=tally.duplicates,
         skipped=found.skips.to_dict(),
         redacted=found.redacted.to_dict(),
-        converted=latin1.to_dict(),
+        converted=converted.to_dict(),
     )
     if plan.labels is not None:
-        figures["labels"] = labels.to_dict()
+        figures["labels"] = tally.labels.to_dict()
         if plan.labels.repair:
-            figures["repair"] = repairs.to_dict()
+            figures["repair"] = tally.repairs.to_dict()
     if found.semantic is not None and semantics is not None:
         figures["semantic"] = semantics.figures() | found.semantic.figures()
+
+
+def _survey(found: Discovered, run: Mapper[Any, Any]) -> tuple[dict[str, Scan], MacroTable, Skips]:
+    """The directives of all files, the macros of all together, and which files are not UTF-8."""
+    scans: dict[str, Scan] = {}
+    bodies: dict[bytes, set[bytes]] = {}
+    converted = Skips()
+    batches = list(_batches(found.files, lambda file: file.size, BATCH_BYTES))
+    for batch, scanned in zip(batches, run(_scan_batch, batches), strict=True):
+        for file, (result, utf8) in zip(batch, scanned, strict=True):
+            scans[file.name] = result
+            for macro, definitions in result.bodies.items():
+                bodies.setdefault(macro, set()).update(definitions)
+            if not utf8:
+                converted.add("read as Latin-1", file.name)
+    return scans, MacroTable.from_bodies(bodies), converted
+
+
+@dataclass
+class _Tally:
+    """Counts the rows of a project as they come."""
+
+    documents: int = 0
+    duplicates: int = 0
+    text_bytes: int = 0
+    functions: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    labels: LabelFigures = field(default_factory=LabelFigures)
+    repairs: RepairFigures = field(default_factory=RepairFigures)
+    _seen: set[str] = field(default_factory=set)
+
+    def fresh_rows(self, built: _Batch) -> list[dict[str, Any]]:
+        """The rows that are no copies of earlier ones."""
+        fresh = []
+        for row in built.rows:
+            if row["id"] in self._seen:
+                self.duplicates += 1
+                continue
+            self._seen.add(row["id"])
+            fresh.append(row)
+            self.kinds[row["kind"]] += 1
+            self.documents += 1
+            self.text_bytes += len(row["text"].encode())
+            self.labels.add(row)
+        self.functions += built.functions
+        self.repairs.merge(built.repairs)
+        return fresh
 
 
 def _understand(found: Discovered, includes: Includes, workers: int, *, quiet: bool) -> Semantics | None:
