@@ -21,7 +21,7 @@ from cpplm.corpus.licences import joint_licence
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.packing import Measure
 from cpplm.corpus.records import Document
-from cpplm.corpus.repair import TRIES, Loop, Repaired, RepairFigures, text_bytes, within
+from cpplm.corpus.repair import TRIES, Loop, Repaired, RepairFigures, size_of, within
 from cpplm.corpus.repetition import Written, to_write_apart
 from cpplm.corpus.semantic import SemanticPlan, Semantics, read_semantics
 from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
@@ -170,7 +170,7 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Bat
     built = [_Built(*build_unit(unit, index, options), options) for unit in units]
     for shorter in _shorter(options):
         written = [
-            Written(unit.size, text_bytes(each.documents), len(each.documents))
+            Written(unit.size, size_of(each.documents), len(each.documents))
             for unit, each in zip(units, built, strict=True)
         ]
         for number in to_write_apart(written, plan.max_repeat):
