@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from cpplm.corpus.compiling import Verdict, compile_document
-from cpplm.corpus.documents import Options
+from cpplm.corpus.documents import Options, build_unit
 from cpplm.corpus.grammar import Language
 from cpplm.corpus.packing import Measure
-from cpplm.corpus.repair import Loop, Repaired, RepairFigures
+from cpplm.corpus.records import Document
+from cpplm.corpus.repair import Loop, Repaired, RepairFigures, Version, within
 from cpplm.sandbox.sandbox import Sandbox
 from tests.corpus.cpp import in_order, index_of, utf8_bytes, write_files
 
@@ -43,7 +44,8 @@ def repaired(
     unit = next(unit for unit in units if file in {member.name for member in unit.files})
     compiler = Compiler(sandbox)
     options = Options(budget, Measure(utf8_bytes), ordered=True)
-    return Loop(unit, index, options, compiler).build(tries), compiler
+    documents, _ = build_unit(unit, index, options)
+    return Loop(unit, index, options, compiler).run(documents, tries), compiler
 
 
 def only_text(built: Repaired) -> str:
@@ -204,11 +206,30 @@ def test_parts_that_stay_the_same_are_not_compiled_again(tmp_path: Path, sandbox
     assert len(compiler.texts) == len(set(compiler.texts)) < 2 * len(built.version)
 
 
+def version(*texts: str) -> Version:
+    return [(Document(text, "compilable", ("a.cc",), len(text), 0), Verdict(True, "c++17")) for text in texts]
+
+
+def test_repairs_that_grow_most_are_undone_where_there_is_no_room() -> None:
+    units = [
+        Repaired(version("a" * 10), version("a" * 14), ("x",)),
+        Repaired(version("b" * 10), version("b" * 18, "b"), ("x",)),
+        Repaired(version("c" * 10), version("c" * 5), ("x",)),
+        Repaired(version("d" * 10), version("d" * 10), ("x",)),
+    ]
+    assert [unit.growth for unit in units] == [4, 9, -5, 0]
+    assert within(units, 48) == units
+    assert [unit.better for unit in within(units, 47)] == [True, False, True, True]
+    assert [unit.better for unit in within(units, 10)] == [True, False, True, True]  # it was 40 before
+    assert within(units[:2], 20)[0].version == units[0].first
+
+
 def test_figures_count_units_once_and_under_each_reason() -> None:
     figures, more = RepairFigures(), RepairFigures()
-    figures.add(Repaired([], 0))
-    figures.add(Repaired([], 0, ("an undeclared name", "a standard header"), better=True))
-    more.add(Repaired([], 0, ("an undeclared name",)))
+    same = version("a")
+    figures.add(Repaired(same, same))
+    figures.add(Repaired(same, version("b"), ("an undeclared name", "a standard header")))
+    more.add(Repaired(same, same, ("an undeclared name",)))
     figures.merge(more)
     assert figures.to_dict() == {
         "units": 2,

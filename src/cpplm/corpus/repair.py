@@ -55,19 +55,51 @@ _STATIC = re.compile(rb"^static\b", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Repaired:
-    """A unit after the loop.
+    """A unit after the loop: its documents with what the compiler says of each.
 
     Attributes:
-        version: its documents, as they are kept, with what the compiler says of each.
-        functions: definitions in the unit's files.
+        first: as it was built first.
+        version: as it is kept.
         reasons: why it was built again; empty when it was not.
-        better: whether that helped.
     """
 
+    first: Version
     version: Version
-    functions: int
     reasons: tuple[str, ...] = ()
-    better: bool = False
+
+    @property
+    def better(self) -> bool:
+        """Whether building it again helped."""
+        return self.version is not self.first
+
+    @property
+    def growth(self) -> int:
+        """How many bytes longer the documents are than they were first."""
+        return _size(self.version) - _size(self.first)
+
+
+def within(units: Sequence[Repaired], most: int) -> list[Repaired]:
+    """The units with fewer repairs, those that grew most undone, until all text has at most `most` bytes.
+
+    Text that was longer before any repair stays that long.
+    """
+    kept = list(units)
+    most = max(most, sum(_size(unit.first) for unit in units))
+    total = sum(_size(unit.version) for unit in units)
+    for number in sorted(range(len(units)), key=lambda number: (-units[number].growth, number)):
+        if total > most and units[number].growth > 0:
+            kept[number] = replace(units[number], version=units[number].first)
+            total -= units[number].growth
+    return kept
+
+
+def size_of(documents: Iterable[Document]) -> int:
+    """The length of all texts in UTF-8."""
+    return sum(len(document.text.encode()) for document in documents)
+
+
+def _size(version: Version) -> int:
+    return size_of(document for document, _ in version)
 
 
 @dataclass
@@ -100,7 +132,7 @@ class RepairFigures:
 
 @dataclass
 class Loop:
-    """Builds and compiles one unit; each text is compiled once."""
+    """Compiles the documents of one unit and builds it again; each text is compiled once."""
 
     unit: Unit
     index: Index
@@ -108,10 +140,9 @@ class Loop:
     compile: Compile
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
 
-    def build(self, tries: int = TRIES) -> Repaired:
-        """Build the unit, and at most `tries` times again."""
-        first, functions = self._version(NOTHING)
-        best = last = first
+    def run(self, documents: Sequence[Document], tries: int = TRIES) -> Repaired:
+        """Compile the unit's documents, and build it at most `tries` times again."""
+        first = best = last = self._judged(documents)
         asked, reasons = NOTHING, dict[str, None]()
         for _ in range(tries):
             more, why = self._lacks(last)
@@ -119,14 +150,13 @@ class Loop:
                 break
             asked |= more
             reasons |= dict.fromkeys(why)
-            last, _ = self._version(asked)
+            last = self._judged(build_unit(self.unit, self.index, replace(self.options, asked=asked))[0])
             if _rate(last) > _rate(best):
                 best = last
-        return Repaired(best, functions, tuple(reasons), best is not first)
+        return Repaired(first, best, tuple(reasons))
 
-    def _version(self, asked: Asked) -> tuple[Version, int]:
-        documents, functions = build_unit(self.unit, self.index, replace(self.options, asked=asked))
-        return [(document, self._verdict(document, document.text)) for document in documents], functions
+    def _judged(self, documents: Sequence[Document]) -> Version:
+        return [(document, self._verdict(document, document.text)) for document in documents]
 
     def _verdict(self, document: Document, text: str) -> Verdict:
         if text not in self._verdicts:
