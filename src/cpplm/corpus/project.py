@@ -282,10 +282,8 @@ def build_project(
         has_paths=found.project.has_paths,
     )
     semantics = _understand(found, includes, workers, quiet=quiet)
-    jobs = [
-        (layout, part, plan, _part(semantics, part, includes))
-        for part in _batches(units, lambda unit: unit.size, BATCH_BYTES)
-    ]
+    parts = _batches(units, lambda unit: unit.size, BATCH_BYTES)
+    jobs = [(layout, part, plan, _part(semantics, part, includes)) for part in parts]
     tally = _Tally()
     for built in run(_build_batch, jobs):
         yield tally.fresh_rows(built), built.size
