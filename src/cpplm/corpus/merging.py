@@ -6,7 +6,6 @@ leaves those includes in place, where the compiler finds them by itself: the hea
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -60,17 +59,11 @@ def closed(
     items = first + _placed([*own, *borrowed], index, unit, asked)
     roots = {number for number, item in enumerate(items) if item.file in files}
 
-    @functools.cache
-    def wanted() -> set[bytes]:
-        return index.shortener.wanted([*first, *own], borrowed)
+    def brief(item: Item) -> Item:
+        """What is borrowed is short already."""
+        return index.shortener.shorten(item, Detail.DECLARATIONS) if item.file in files else item
 
-    return Bundle(
-        items,
-        roots,
-        index.names,
-        lambda item: index.shortener.shorten(item, Detail.SKELETON, wanted()),
-        index.resolver,
-    )
+    return Bundle(items, roots, index.names, brief, index.resolver)
 
 
 def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
