@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpplm.corpus.closure import Index, Key, Visible, Walk
 from cpplm.corpus.draft import WEAK, Draft, is_local, scope_of
+from cpplm.corpus.grammar import language_of
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.packing import Measure
 from cpplm.corpus.shortening import Detail
@@ -58,6 +59,7 @@ class Callees:
         self._by_name = by_name
         self._keys: dict[int, dict[_Place, Key]] = {}
         self._sights: dict[int, Visible] = {}
+        self._configured: dict[int, set[bytes]] = {}
 
     def find(self, own: Sequence[Item], borrowed: Sequence[Item], room: Room) -> list[Item]:
         """What is to be added to a document.
@@ -107,7 +109,7 @@ class Callees:
             by_owner: dict[bytes, dict[int, list[Key]]] = defaultdict(lambda: defaultdict(list))
             for key in self._functions[name]:
                 owner = self.index.item(key).qualifier
-                if key[0] not in draft.own and (owner, name) not in draft.bodies:
+                if self._is_open(key[0], draft) and (owner, name) not in draft.bodies:
                     by_owner[owner][key[0]].append(key)
             for files in by_owner.values():
                 if self._by_name and len(files) > 1:
@@ -119,6 +121,13 @@ class Callees:
                 ]
                 if meant:
                     yield from max(meant)[1]
+
+    def _is_open(self, number: int, draft: Draft) -> bool:
+        """Whether a file is another one, in the language of the document."""
+        return number not in draft.own and self._is_c(number) == all(map(self._is_c, draft.own))
+
+    def _is_c(self, number: int) -> bool:
+        return language_of(self.index.names[number], self.index.is_c) == "c"
 
     def _declaring(self, caller: Item, body: Item, draft: Draft) -> int | None:
         """The file of what declares a definition to its caller; None when nothing does."""
@@ -166,6 +175,8 @@ class Callees:
         found = self._needs(items, body, home, draft, room.limit)
         sizes = [room.measure.item(item.text) for item in found.values()]
         length = sum(len(item.text) for item in found.values())
+        if not self._by_name and self._configures(home) & draft.asked:
+            return []
         if length > room.limit or draft.size + sum(sizes) > _SURELY_FITS * room.budget:
             return []
         for item in found.values():
@@ -177,6 +188,14 @@ class Callees:
         room.limit -= length
         return list(found.values())
 
+    def _configures(self, number: int) -> set[bytes]:
+        """The macros by which a file tells the headers that it includes after them what to be."""
+        if number not in self._configured:
+            items = self.index.read(self.index.names[number]).items
+            first = (item for item in items if item.kind == Kind.MACRO and self.index.before_include(item))
+            self._configured[number] = {d.macro for item in first for d in item.directives}
+        return self._configured[number]
+
     def _needs(
         self, items: Sequence[Item], body: Key | None, home: int, draft: Draft, limit: int
     ) -> dict[Key, Item]:
@@ -187,6 +206,10 @@ class Callees:
         if body is not None:
             walk.chosen[body] = items[0]
         walk.follow(items)
+        for user in [
+            item for item in walk.chosen.values() if item.file == home and item.kind == Kind.FUNCTION
+        ]:
+            walk.complete(user, draft.types_of(user))
         if not self._by_name:
             fresh = [item for key, item in walk.chosen.items() if draft.items.get(key) is not item]
             extra = self.index.everywhere(sight, draft.items.values(), fresh)
@@ -217,6 +240,17 @@ class _Needs(Walk):
             return item
         declared = (self.index.item(other) for other in self.candidates(item.callable))
         return None if any(each.kind == Kind.PROTOTYPE for each in declared) else super().taken(key)
+
+    def complete(self, user: Item, names: Set[bytes]) -> None:
+        """Take the definitions of types of these names that a function reaches into."""
+        wanted = {
+            name
+            for name in names & self.index.declared.keys()
+            for key in self.candidates(name)
+            if self.index.item(key).kind == Kind.TYPE
+            and not user.accesses.isdisjoint(self.index.item(key).mentions)
+        }
+        self.follow([replace(user, mentions=frozenset(wanted))])
 
     def near(self, file: int, found: list[Key]) -> list[Key]:
         """See `Walk`; by name only, those of the same file, or of the only one that defines it."""

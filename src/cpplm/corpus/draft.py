@@ -13,7 +13,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from cpplm.corpus.closure import Key
-from cpplm.corpus.items import Item, Kind
+from cpplm.corpus.items import Item, Kind, condition_names
+from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.pieces import Frame, Scope
 from cpplm.corpus.shortening import without_comments
 from cpplm.corpus.units import SYSTEM_HEADERS
@@ -21,6 +22,7 @@ from cpplm.corpus.units import SYSTEM_HEADERS
 _NAMESPACE = re.compile(rb"\bnamespace\b\s*([\w:]*)")
 _ANONYMOUS = re.compile(rb"namespace\s*\{")
 _STATIC = re.compile(rb"\bstatic\b")
+_CONDITIONS = (b"if", b"ifdef", b"ifndef", b"elif", b"elifdef", b"elifndef")
 _CPP_HEADER = re.compile(rb"<\w+>")
 # What declares nothing of its own, or may be said twice.
 WEAK = frozenset(
@@ -39,6 +41,7 @@ class Draft:
         types: definitions of types, by name.
         prototypes: of free functions, by name.
         bodies: class (or empty) and name of the functions that are defined.
+        asked: the macros on which anything depends.
     """
 
     own: frozenset[int]
@@ -47,6 +50,8 @@ class Draft:
     types: dict[bytes, list[Item]] = field(default_factory=lambda: defaultdict(list))
     prototypes: dict[bytes, list[Item]] = field(default_factory=lambda: defaultdict(list))
     bodies: set[tuple[bytes, bytes]] = field(default_factory=set)
+    asked: set[bytes] = field(default_factory=set)
+    _aliases: dict[bytes, list[Item]] = field(default_factory=lambda: defaultdict(list))
     _includes: set[bytes] = field(default_factory=set)
     _declared: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _macros: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
@@ -59,16 +64,26 @@ class Draft:
         self.size += size
         self._macros[item.file] |= _macros(item)
         self._mentions[item.file] |= item.mentions
+        self.asked |= _asked(item)
         if item.kind not in WEAK:
             self._declared[item.file].update(item.names)
-        if item.kind in (Kind.TYPE, Kind.PROTOTYPE):
-            by_name = self.types if item.kind == Kind.TYPE else self.prototypes
+        by_name = {Kind.TYPE: self.types, Kind.PROTOTYPE: self.prototypes, Kind.ALIAS: self._aliases}
+        if item.kind in by_name:
             for name in item.names:
-                by_name[name].append(item)
+                by_name[item.kind][name].append(item)
         elif item.kind == Kind.FUNCTION:
             self.bodies.add((item.qualifier, item.callable))
         elif item.kind == Kind.INCLUDE and not item.stack and len(item.directives) == 1:
             self._includes.add(item.directives[0].argument)
+
+    def types_of(self, body: Item) -> set[bytes]:
+        """The names in the types that a body names or is a member of: it may reach into these."""
+        near = [item for name in body.mentions | {body.qualifier} for item in self._named(name)]
+        names = set().union(*(item.mentions for item in near))
+        return names.union(*(item.mentions for name in names for item in self._aliases.get(name, ())))
+
+    def _named(self, name: bytes) -> list[Item]:
+        return [*self.types.get(name, ()), *self._aliases.get(name, ())]
 
     def includes(self, item: Item) -> bool:
         """Whether an item is an include of nothing new."""
@@ -104,6 +119,12 @@ def _is_of_a_library(item: Item) -> bool:
     argument = item.directives[0].argument
     is_system = argument[1:-1].decode("utf-8", "replace") in SYSTEM_HEADERS
     return not is_system and not _CPP_HEADER.fullmatch(argument)
+
+
+def _asked(item: Item) -> set[bytes]:
+    """The names in the conditions in and around an item."""
+    inside = (d.argument for d in item.directives if d.keyword in _CONDITIONS)
+    return condition_names(item.stack).union(*(IDENTIFIER.findall(argument) for argument in inside))
 
 
 def _macros(item: Item) -> set[bytes]:
