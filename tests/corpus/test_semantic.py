@@ -228,6 +228,29 @@ def test_an_error_is_named_and_the_rest_is_used(tmp_path):
     ]
 
 
+def test_lines_with_an_error_are_left_open(tmp_path):
+    text = "static void run() {}\nBENCHMARK(run);\nvoid both() { run(); }\n"  # declares a variable, it seems
+    found = read(tmp_path, {"a.cpp": text})
+    assert "a.cpp" in found.partly
+    assert meaning(found, "a.cpp", 2, "run") is None
+    assert meaning(found, "a.cpp", 3, "run") == {"a.cpp:1"}
+
+
+def test_every_declaration_of_one_thing_is_a_target(tmp_path):
+    files = {
+        "a.h": "struct S;\n",
+        "b.h": "struct S;\nS* make();\n",
+        "s.h": '#include "a.h"\n#include "b.h"\nstruct S {};\n',
+        "a.cpp": '#include "s.h"\nS* make() { return nullptr; }\n',
+        "b.cpp": '#include "b.h"\nS* again() { return make(); }\n',
+    }
+    found = read(tmp_path, files)
+    assert meaning(found, "b.cpp", 2, "S") == {"a.h:1", "b.h:1", "s.h:3"}
+    assert meaning(found, "b.cpp", 2, "make") == {"b.h:2", "a.cpp:2"}
+    assert found.declarations("s.h", 2, 2) == {b"S": frozenset({("a.h", 0), ("b.h", 0), ("s.h", 2)})}
+    assert found.declarations("b.cpp", 1, 1).keys() == {b"again"}
+
+
 def test_a_header_is_read_where_it_is_sound(tmp_path):
     files = {
         "h.h": "#include <utility>\nNUMBER f(int);\ninline NUMBER g(int x) { return f(std::move(x)); }\n",

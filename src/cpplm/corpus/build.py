@@ -209,8 +209,8 @@ def _compare(
         if old_identity.get(name) != value
     ]
     differences += [
-        f"the files of project {name} changed"
-        for name in sorted(given)
+        f"the files of project {name} changed" + (", or its compiler flags" if semantic else "")
+        for name, semantic in sorted((item.project.name, item.semantic is not None) for item in found)
         if old.get(name, given[name]) != given[name]
     ]
     fix = "Choose another --out, or delete that folder to build it anew."

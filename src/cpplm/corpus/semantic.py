@@ -83,8 +83,8 @@ class FileReferences:
 class Semantics:
     """What libclang understood of a project; small enough to send, by parts, to workers.
 
-    `parsed` files had no error; in `partly` ones the names around their first error are open; `failed` ones
-    are left to matching by name altogether.
+    `parsed` files had no error; in `partly` ones the names on lines with an error are open; `failed` ones are
+    left to matching by name altogether.
     """
 
     files: dict[str, FileReferences]
@@ -348,15 +348,20 @@ class _Reader:
 def _file_references(answer: Answer, key: str, targets: list[frozenset[Target]]) -> FileReferences:
     """One file of an answer, with tables of its own, so that it can be sent alone.
 
-    In a unit with errors, what seems to lie outside the project may be a guess of the parser's: left open.
+    Left open are the lines with an error, where the parser may have made up a declaration, and in a unit with
+    errors what seems to lie outside the project, which may be another guess.
     """
     flat = answer["references"][key]
     triples = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
     flat = answer["open"][key]
     left_open = set(zip(flat[::2], flat[1::2], strict=True))
     if answer["errors"]:
-        left_open.update((line, name) for line, name, target in triples if not targets[target])
-        triples = [triple for triple in triples if targets[triple[2]]]
+        bad = set(answer["doubtful"].get(key, ()))
+        sound = [
+            (line, name, target) for line, name, target in triples if targets[target] and line not in bad
+        ]
+        left_open.update((line, name) for line, name, _ in set(triples).difference(sound))
+        triples = sound
     pairs = sorted(left_open)
     used_names = sorted({name for _, name, *_ in (*triples, *pairs)})
     used_targets = sorted({target for _, _, target in triples})

@@ -58,6 +58,8 @@ class Answer(References):
     """Project files that the unit reads."""
     errors: dict[str, str]
     """First error in a file, by its number."""
+    doubtful: dict[str, list[int]]
+    """By file: lines with an error, sorted."""
 
 
 @final

@@ -94,15 +94,21 @@ class Worker:
         seen = (seen | {job["file"]}) - {-1}
         walker = Walker(self._library, self._files.number, [n for n in job["walk"] if n in seen])
         walker.walk(unit.obj)
+        errors, doubtful = self._errors(unit, job["file"])
         return {
             "seen": sorted(seen),
-            "errors": self._errors(unit, job["file"]),
+            "errors": errors,
+            "doubtful": {number: sorted(lines) for number, lines in doubtful.items()},
             **walker.references(self._files.paths),
         }
 
-    def _errors(self, unit: cindex.TranslationUnit, main: int) -> dict[str, str]:
-        """The first error in each project file; those in other headers are the main file's."""
+    def _errors(self, unit: cindex.TranslationUnit, main: int) -> tuple[dict[str, str], dict[str, set[int]]]:
+        """The first error in each project file, and all lines with one.
+
+        Errors in other headers are the main file's.
+        """
         errors: dict[str, str] = {}
+        doubtful: dict[str, set[int]] = {}
         for diagnostic in itertools.islice(unit.diagnostics, _MOST_DIAGNOSTICS):
             if diagnostic.severity < diagnostic.Error:
                 continue
@@ -111,7 +117,9 @@ class Worker:
             place = f"line {location.line}" if number >= 0 else f"{location.file}:{location.line}"
             message = f"{place}: {diagnostic.spelling}"[:_LONGEST_MESSAGE]
             errors.setdefault(str(number if number >= 0 else main), message)
-        return errors
+            if number >= 0:
+                doubtful.setdefault(str(number), set()).add(location.line - 1)
+        return errors, doubtful
 
 
 def build_walls(readable: list[str]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 # What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
 ACTIONS = ("skipped", "converted", "redacted")
+# What it says of the names that libclang resolved: files matched by name, compiler flags that were left out.
+SEMANTIC_ACTIONS = {"by name": "incomplete", "flags": "left_out"}
 _PER_PROJECT = 12
 _TOP_REASONS = 8
 
@@ -47,7 +49,23 @@ def figures(manifest: dict[str, Any]) -> dict[str, Any]:
         totals["labels"] = _labels(projects)
     if any("repair" in project for project in projects):
         totals["repair"] = _repairs(projects)
+    if any("semantic" in project for project in projects):
+        totals["semantic"] = _semantic([each["semantic"] for each in projects if "semantic" in each])
     return totals
+
+
+def _semantic(projects: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many files libclang understood, with how many compilation databases."""
+    incomplete: Counter[str] = Counter()
+    for project in projects:
+        incomplete.update({reason: entry["files"] for reason, entry in project["incomplete"].items()})
+    return {
+        "projects": len(projects),
+        "databases": sum(bool(project["database"]) for project in projects),
+        "parsed": sum(project["parsed"] for project in projects),
+        "incomplete": dict(sorted(incomplete.items())),
+        "references": sum(project["references"] for project in projects),
+    }
 
 
 def _labels(projects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -112,6 +130,13 @@ def summary(result: dict[str, Any], location: str) -> str:
         number = sum(file["records"] for file in records)
         lines.append(f"records    {number:,} from {len(records):,} JSONL files")
     lines += _compiled(totals)
+    if "semantic" in totals:
+        semantic = totals["semantic"]
+        number = semantic["parsed"] + sum(semantic["incomplete"].values())
+        lines.append(
+            f"semantics  {semantic['parsed']:,} of {number:,} files parsed without an error, "
+            f"{semantic['databases']:,} of {semantic['projects']:,} projects with a compilation database"
+        )
     lines += map(str, filter_results(result))
     if result.get("already_complete"):
         lines.append("time       nothing to do: this corpus is complete")
@@ -171,6 +196,10 @@ def filter_results(manifest: dict[str, Any], num_examples: int = 1) -> list[Filt
     for action in ACTIONS:
         for name, project in sorted(manifest["projects"].items()):
             for reason, entry in sorted(project.get(action, {}).items()):
+                entries[action, reason].append((f"{name}: ", entry))
+    for action, key in SEMANTIC_ACTIONS.items():
+        for name, project in sorted(manifest["projects"].items()):
+            for reason, entry in sorted(project.get("semantic", {}).get(key, {}).items()):
                 entries[action, reason].append((f"{name}: ", entry))
     for file in manifest.get("records", []):
         for reason, entry in sorted(file["left_out"].items()):
