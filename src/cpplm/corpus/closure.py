@@ -142,21 +142,20 @@ class Index:
             step = Walk(self, visible, detail, wanted, limit, brief=sources - visible.keys())
             if not step.follow(own):
                 return None
-            if not asked.names:
-                return step
-            step.see(more)
-            return step if step.follow([asked.lookup()]) else None
+            if asked.names:
+                step.see(more)
+                if not step.follow([asked.lookup()]):
+                    return None
+            extra = self.everywhere(more, own, step.chosen.values())
+            step.chosen |= extra
+            return step if step.follow(extra.values()) else None
 
         wanted: Set[bytes] = frozenset()
         if detail == Detail.SKELETON:
             declared = walk(Detail.DECLARATIONS, wanted, ANY_SIZE)
-            wanted = self.shortener.wanted(own, declared.chosen.values() if declared else ())
+            wanted = self.shortener.wanted(own, declared.chosen.values() if declared else ()) | asked.names
         found = walk(detail, wanted, limit)
         if found is None:
-            return None
-        extra = self.everywhere(more, own, found.chosen.values())
-        found.chosen |= extra
-        if not found.follow(extra.values()):
             return None
         return without_includes([found.chosen[key] for key in sorted(found.chosen)], asked.without)
 
