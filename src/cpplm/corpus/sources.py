@@ -364,6 +364,7 @@ def read_source(file: SourceFile) -> bytes:
 def content_digest(files: Iterable[SourceFile]) -> str:
     """A hash of a project's names and contents, and of what was decided on each file."""
     lines = "".join(
-        f"{file.digest} {file.documents:d}{file.redact:d} {file.licence} {file.name}\n" for file in files
+        f"{file.digest} {file.documents:d}{file.quotable:d}{file.redact:d} {file.licence} {file.name}\n"
+        for file in files
     )
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
