@@ -36,6 +36,7 @@ PROJECT: dict[str, str | bytes] = {
     "lib/behind.h": "namespace deep { struct Node; }\ninline deep::Node* none() { return nullptr; }\n",
     "lib/node.h": '#include "lib/ahead.h"\n#include "lib/behind.h"\n'
     "namespace deep { struct Node { int a; }; }\n",
+    "before.cc": '#include "lib/node.h"\nint before(deep::Node* node) { return node->a; }\n',
     "forward.cc": '#include "lib/behind.h"\nbool forward() { return none() == nullptr; }\n',
     "lib/box.h": "template <class T> struct Box { int size() { return 1; } };\n"
     "template <class T> struct Box<T*> { int stars() { return 2; } };\n"

@@ -21,8 +21,6 @@ from cpplm.corpus.semantic import Semantics
 
 # Names in these are matched as text: by the preprocessor, or since libclang reads only part of them.
 _UNRESOLVED = frozenset({Kind.COMMENT, Kind.INCLUDE, Kind.MACRO, Kind.PRAGMA, Kind.REGION})
-# What libclang sees as one declaration per name; the others may stand for something else.
-_RESOLVABLE = frozenset({Kind.FORWARD, Kind.TYPE, Kind.ALIAS, Kind.VARIABLE, Kind.PROTOTYPE, Kind.FUNCTION})
 Meanings = Mapping[bytes, frozenset[Target]]
 _Lines = tuple[int, int, int]  # number of a file, first and last line
 _NOTHING: Meanings = {}
@@ -91,8 +89,6 @@ class Resolver:
 
     def declared(self, item: Item, name: bytes) -> frozenset[Target] | None:
         """All places that declare what the item declares by a name; None where that is not known."""
-        if item.kind not in _RESOLVABLE:
-            return None
         key = (item.file, item.line, item.last_line)
         found = self._declarations.get(key)
         if found is None:
