@@ -49,6 +49,9 @@ _LONGEST_BODY = 300
 # The body of a macro that is its own argument: `int f OF((int a));` declares a function.
 _ARGUMENT = b"\x03"
 _DOUBLED = re.compile(rb"\s*\(\s*\(")
+_CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
+_DEEPEST_PASTE = 3
+Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
 _PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
 
 
@@ -84,7 +87,7 @@ class MacroTable:
     """What to do with each macro of a project; names not in `masks` stay as they are."""
 
     masks: dict[bytes, Mask] = field(default_factory=dict)
-    pastes: dict[bytes, frozenset[tuple[bytes, bytes]]] = field(default_factory=dict)
+    pastes: Pastes = field(default_factory=dict)
     names: frozenset[bytes] = frozenset()  # of all macros
 
     @classmethod
@@ -107,7 +110,7 @@ class MacroTable:
         for name, texts in bodies.items():
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
-        pasting = {name: pairs for name, pairs in sorted(pastes.items()) if pairs}
+        pasting = _through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
         return cls(dict(sorted(masks.items())), pasting, frozenset(bodies))
 
     def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:
@@ -125,6 +128,21 @@ class MacroTable:
         if known or not (b"A" <= name[:1] <= b"Z" or name.startswith(b"_")):
             return known
         return _well_known(name)
+
+
+def _through_others(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> Pastes:
+    """A macro that calls one that pastes, pastes too: `#define DECLARE(x) extern int FLAG(x)`."""
+    found = dict(pastes)
+    for _ in range(_DEEPEST_PASTE):
+        inherited = {
+            name: frozenset().union(
+                *(found[other] for text in texts for other in _CALLED.findall(text) if other in found)
+            )
+            for name, texts in sorted(bodies.items())
+            if name not in pastes
+        }
+        found = pastes | {name: pairs for name, pairs in inherited.items() if pairs}
+    return found
 
 
 def _pasted(body: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -158,20 +158,26 @@ class Packer:
         return chosen, members
 
     def _chunk(self, waiting: list[int]) -> tuple[list[int], list[Document]]:
-        """As many of these roots as fit, without what they need; a single one that does not fit is cut."""
-        members = self._preamble()
-        used = self._sum(members)
+        """As many of these roots as fit, of what they need only macros; a single one that does not fit is cut."""
+        start = self._preamble()
+        macros = sum(1 << index for index, item in enumerate(self.items) if item.kind == Kind.MACRO)
+        members, used = start, self._sum(start)
         chosen: list[int] = []
         for index in waiting:
-            used += self._size(index)
+            needs = self._needs(index) & macros & ~members
+            used += self._size(index) + self._sum(needs)
             if used > self.budget:
                 break
+            members |= needs | 1 << index
             chosen.append(index)
         while chosen:
-            document = self._part(members | sum(1 << index for index in chosen), chosen, "chunk")
+            document = self._part(members, chosen, "chunk")
             if document.size <= self.budget:
                 return chosen, [document]
             chosen = chosen[: len(chosen) * 9 // 10]
+            members = start
+            for index in chosen:
+                members |= self._needs(index) & macros | 1 << index
         item = self.items[waiting[0]]
         data, (start,) = render([item])
         source = Source(self.names[item.file], item.line + 1, item.last_line + 1)
