@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpplm.corpus.closure import Index, Key, Visible, Walk
-from cpplm.corpus.draft import WEAK, Draft, is_local, scope_of
+from cpplm.corpus.draft import WEAK, Draft, asked_by, is_local, scope_of
 from cpplm.corpus.grammar import language_of
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.packing import Measure
@@ -175,7 +175,8 @@ class Callees:
         found = self._needs(items, body, home, draft, room.limit)
         sizes = [room.measure.item(item.text) for item in found.values()]
         length = sum(len(item.text) for item in found.values())
-        if not self._by_name and self._configures(home) & draft.asked:
+        asked = draft.asked.union(*map(asked_by, found.values()))
+        if not self._by_name and self._configures(home) & asked:
             return []
         if length > room.limit or draft.size + sum(sizes) > _SURELY_FITS * room.budget:
             return []

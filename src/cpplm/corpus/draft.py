@@ -64,7 +64,7 @@ class Draft:
         self.size += size
         self._macros[item.file] |= _macros(item)
         self._mentions[item.file] |= item.mentions
-        self.asked |= _asked(item)
+        self.asked |= asked_by(item)
         if item.kind not in WEAK:
             self._declared[item.file].update(item.names)
         by_name = {Kind.TYPE: self.types, Kind.PROTOTYPE: self.prototypes, Kind.ALIAS: self._aliases}
@@ -121,8 +121,8 @@ def _is_of_a_library(item: Item) -> bool:
     return not is_system and not _CPP_HEADER.fullmatch(argument)
 
 
-def _asked(item: Item) -> set[bytes]:
-    """The names in the conditions in and around an item."""
+def asked_by(item: Item) -> set[bytes]:
+    """The macros in the conditions in and around an item."""
     inside = (d.argument for d in item.directives if d.keyword in _CONDITIONS)
     return condition_names(item.stack).union(*(IDENTIFIER.findall(argument) for argument in inside))
 

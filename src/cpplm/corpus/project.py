@@ -101,7 +101,7 @@ class Layout:
 
 _MEASURES: dict[Plan, Measure] = {}
 _INDEXES: dict[str, Index] = {}
-_CALLEES: dict[str, Callees] = {}
+_CALLEES: dict[tuple[str, int], Callees] = {}
 
 
 def _measure(plan: Plan) -> Measure:
@@ -127,9 +127,10 @@ def _callees(layout: Layout, plan: Plan) -> Callees | None:
     if not plan.cross_file_depth or not layout.closed:
         return None
     index = _index(layout)
-    if layout.digest not in _CALLEES:
-        _CALLEES[layout.digest] = Callees(index, plan.cross_file_depth, by_name=not layout.has_paths)
-    return _CALLEES[layout.digest]
+    key = (layout.digest, plan.cross_file_depth)
+    if key not in _CALLEES:
+        _CALLEES[key] = Callees(index, plan.cross_file_depth, by_name=not layout.has_paths)
+    return _CALLEES[key]
 
 
 def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
