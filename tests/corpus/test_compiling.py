@@ -16,6 +16,7 @@ from cpplm.corpus.compiling import (
     own_file,
     read_result,
 )
+from cpplm.corpus.grammar import Language
 from cpplm.sandbox.limits import Result
 from cpplm.sandbox.sandbox import Sandbox
 
@@ -52,6 +53,9 @@ def public_folder() -> Iterator[Path]:
         ("template <> struct Crate<int> {};", ["Crate"]),
         ("using namespace harbour;", ["harbour"]),
         ("template <class T> void f(T t) { later(3); }", ["later"]),
+        ("struct Dock {};\nint f(Dock d) { return d.gate(); }", ["Dock::gate"]),
+        ("class HULL_API Hull { int n; };", ["HULL_API"]),
+        ("namespace sea { class HULL_API Hull { int n; }; }", ["HULL_API"]),
         ("typedef Vessel V;\nint g() { return absent; }", ["Vessel", "absent"]),
         ("int f() { return absent; }\nint g() { return absent; }", ["absent"]),
     ],
@@ -224,3 +228,40 @@ def test_the_file_that_a_document_stands_for() -> None:
     assert own_file(["include/a.h", "src/a.cc", "src/b.cc"]) == "src/a.cc"
     assert own_file(["src/a.cc", "include/a.h"]) == "src/a.cc"
     assert own_file(["a.h", "b.cc"]) == "a.h"
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "headers"),
+    [
+        ("struct S { uint8_t n; };", "c++", ["<cstdint>"]),
+        ("int f(const char* a) { return strlen(a); }\nstd::string s;", "c++", ["<cstring>", "<string>"]),
+        ("int f(const char* a) { return strlen(a); }", "c", ["<string.h>"]),
+        ("int f(void) { return EOF; }", "c", ["<stdio.h>"]),
+        ("int f() { return absent; }", "c++", []),
+    ],
+)
+def test_headers_that_the_compiler_suggests(
+    sandbox: Sandbox, text: str, language: Language, headers: list[str]
+) -> None:
+    assert list(compile_document(text, language, sandbox).suggested_headers) == headers
+
+
+@pytest.mark.parametrize(
+    ("text", "macros"),
+    [
+        ("#ifndef PORT\n#error set PORT\n#endif\n", ["PORT"]),
+        ("#if !defined(PORT) // by the build\n#if 0\n#endif\n#  error\n#endif\n", ["PORT"]),
+        ("# if ! defined PORT\n#error set PORT\n#endif\n#ifndef SEA\n#error\n#endif\n", ["PORT", "SEA"]),
+        ("#ifndef PORT\n#else\n#endif\n#error never\n", []),
+        ("#ifdef __GNUC__\n#error not for GCC\n#endif\n", []),
+        ("#ifndef PORT\n#ifdef __GNUC__\n#error not for GCC\n#endif\n#endif\n", []),
+        ("#error never\n", []),
+    ],
+)
+def test_macros_that_errors_demand(sandbox: Sandbox, text: str, macros: list[str]) -> None:
+    assert list(compile_document(text, "c++", sandbox).demanded_macros) == macros
+
+
+def test_incomplete_types_behind_an_alias(sandbox: Sandbox) -> None:
+    text = "namespace sea { struct Hull; }\nusing Boat = sea::Hull;\nint f(Boat* b) { return b->beam; }\n"
+    assert compile_document(text, "c++", sandbox).incomplete == ("sea::Hull",)

@@ -48,9 +48,11 @@ _MEMBER = re.compile(  # groups: name, scope
     r"'([^']+)' (?:is not a member of|in namespace|has not been declared in|in(?= 'class | 'struct ))"
     r" '([^']+)'"
 )
+_NO_MEMBER = re.compile(r"'([^']+)'(?: \{aka '[^']+'\})? has no member named '([^']+)'")
 _UNDECLARED = re.compile(
     r"'([^']+)' (?:was not declared in|does not name a |has not been declared|undeclared"
     r"|is not a (?:class|namespace|template|type\b))"
+    r"|variable '(?:\w+::)*([A-Z]\w*) [\w:]+' has initializer but incomplete"
     r"|(?:unknown type name|implicit declaration of function|specialization of non-template|arguments to)"
     r" '([^']+)'"
 )
@@ -73,6 +75,7 @@ _NEGATED_MACRO = re.compile(
 _LATER_WORDS = (
     "concept", "requires", "constinit", "consteval", "char8_t", "co_await", "co_return", "co_yield",
 )  # fmt: skip
+_ALIAS = re.compile(r"^using \w+ = ")
 _TAG = re.compile(r"^(?:(?:const|volatile|class|struct|union|enum|typename) )+")
 _NAMES_IN_ERRORS = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
@@ -90,7 +93,7 @@ class Verdict:
     first_error: str = ""
     """With straight quotes; empty when it compiles."""
     undeclared: tuple[str, ...] = ()
-    """Names without a declaration; `scope::name` where it is the scope that lacks it."""
+    """Names without a declaration; `scope::name` where it is the scope, or a class, that lacks it."""
     incomplete: tuple[str, ...] = ()
     """Types that are declared, where their definition is needed."""
     missing_headers: tuple[str, ...] = ()
@@ -256,13 +259,15 @@ def _undeclared_name(error: str) -> str:
     """The name that an error says has no declaration; empty when it is about something else."""
     if member := _MEMBER.search(error):
         return f"{_bare(member[2])}::{_bare(member[1])}"
+    if member := _NO_MEMBER.search(error):
+        return f"{_bare(member[1])}::{_bare(member[2])}"
     found = _UNDECLARED.search(error)
-    return _bare(found[1] or found[2]) if found else ""
+    return _bare(next(filter(None, found.groups()))) if found else ""
 
 
 def _bare(name: str) -> str:
     """A type's name without `class`, template arguments, parameters and pointers."""
-    return re.split(r"[<(&*\[ ]", _TAG.sub("", name), maxsplit=1)[0].removeprefix("::")
+    return re.split(r"[<(&*\[ ]", _TAG.sub("", _ALIAS.sub("", name)), maxsplit=1)[0].removeprefix("::")
 
 
 def _name_before(lines: list[str], error: re.Match[str]) -> str:

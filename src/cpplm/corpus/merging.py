@@ -104,34 +104,39 @@ def _placed(items: list[Item], index: Index, unit: Unit, asked: Asked) -> list[I
     placed = sorted(items, key=index.place)
     if not asked.files:
         return placed
-    seen = index.includes.visible([file.name for file in unit.files])
-    files = {index.number[name] for name in index.includes.visible(asked.files) if name not in seen}
-    added = _by_need([item for item in placed if item.file in files])
-    others = [item for item in placed if item.file not in files]
+    taken = {index.number[name] for name in index.includes.visible([file.name for file in unit.files])}
+    groups: list[list[Item]] = []
+    for name in sorted(asked.files):
+        files = {index.number[other] for other in index.includes.visible([name])} - taken
+        groups.append([item for item in placed if item.file in files])
+        taken |= files
+    added = _by_need(groups)
+    ours = {id(item) for item in added}
+    others = [item for item in placed if id(item) not in ours]
     first = next((number for number, item in enumerate(others) if asked.names & item.mentions), 0)
     return [*others[:first], *added, *others[first:]]
 
 
-def _by_need(items: list[Item]) -> list[Item]:
-    """Items file by file, each file after those that declare what it mentions; a cycle is entered once."""
-    files: dict[int, list[Item]] = {}
-    for item in items:
-        files.setdefault(item.file, []).append(item)
-    declared = {file: {name for item in own for name in item.names} for file, own in files.items()}
+def _by_need(groups: list[list[Item]]) -> list[Item]:
+    """Items group by group, each after those that declare what it mentions; a cycle is entered once."""
+    declared = [
+        {name for item in group for name in (*item.names, *(d.macro for d in item.directives))}
+        for group in groups
+    ]
     found: list[Item] = []
     seen: set[int] = set()
 
-    def add(file: int) -> None:
-        seen.add(file)
-        mentioned = set().union(*(item.mentions for item in files[file]))
-        for other in files:
-            if other not in seen and not mentioned.isdisjoint(declared[other] - declared[file]):
+    def add(number: int) -> None:
+        seen.add(number)
+        mentioned = set().union(*(item.mentions for item in groups[number])) - declared[number]
+        for other, names in enumerate(declared):
+            if other not in seen and not mentioned.isdisjoint(names):
                 add(other)
-        found.extend(files[file])
+        found.extend(groups[number])
 
-    for file in files:
-        if file not in seen:
-            add(file)
+    for number in range(len(groups)):
+        if number not in seen:
+            add(number)
     return found
 
 

@@ -227,17 +227,23 @@ class _Elsewhere:
             if file.quotable and name not in seen and not is_fragment(name)
         ]
         own = [item for name in names for item in self.index.read(name).items]
+        self._declared = {name for item in own for name in item.names}
         self._scopes = {scope for item in own for scope in _scopes(item)}
         self._scopes |= {name for item in own if item.kind == Kind.USING for name in item.mentions}
 
     def find(self, name: str, text: str, *, complete: bool) -> Asked:
-        """What declares a name as compilers write it; for a namespace, what is used of it in the text."""
+        """What declares a name as compilers write it; for a namespace, what is used of it in the text.
+
+        A member of a class that is not found may have been left out where the class was shortened.
+        """
         *scopes, plain = name.replace("{anonymous}::", "").encode().split(b"::")
-        if b"std" in scopes or not IDENTIFIER.fullmatch(plain):
+        if b"std" in scopes or not IDENTIFIER.fullmatch(plain) or (plain in self._declared and not complete):
             return NOTHING
         file = self._file(plain, scopes[-1:], complete=complete)
         if file is not None:
             return Asked(names=frozenset({plain}), files=frozenset({file}))
+        if scopes and scopes[-1] in self.index.declared:
+            return Asked(names=frozenset({plain}))
         members = set(re.findall(rb"\b" + plain + rb"\s*::\s*([A-Za-z_]\w*)", text.encode()))
         found = {member: self._file(member, [plain], complete=False) for member in members}
         return Asked(

@@ -1,8 +1,9 @@
 """Which standard header declares a name, for names of which GCC's messages do not say it.
 
 GCC suggests headers for most types, macros and functions of C, and for the classes of C++ (its file
-`std-name-hint.gperf`); here are functions and namespaces of C++ (ISO C++17, the synopses of clauses 23 to 33)
-and what is most used of POSIX.1-2017.
+`std-name-hint.gperf`), but not where a parameter lacks its type. Here are the types that are most used as
+such, functions and namespaces of C++ (ISO C++17, the synopses of clauses 23 to 33), and what is most used of
+POSIX.1-2017.
 """
 
 from __future__ import annotations
@@ -15,26 +16,67 @@ _CXX = {
         "equal_range binary_search merge includes min max minmax min_element max_element clamp "
         "next_permutation lexicographical_compare set_union set_intersection set_difference make_heap"
     ),
+    "<array>": "array",
+    "<atomic>": "atomic atomic_bool atomic_int atomic_flag memory_order",
     "<chrono>": "chrono",
+    "<cstddef>": "size_t ptrdiff_t nullptr_t byte max_align_t",
+    "<cstdint>": "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t intptr_t uintptr_t",
     "<cmath>": "abs fabs ceil floor round sqrt pow exp log log2 log10 sin cos tan atan2 isnan isinf isfinite",
     "<cstdlib>": "abort exit atexit getenv system qsort strtol strtoul strtoll strtoull strtod atoi",
     "<ctime>": "tm time_t clock_t time clock mktime localtime gmtime strftime difftime",
     "<exception>": "terminate current_exception rethrow_exception exception_ptr uncaught_exceptions",
     "<filesystem>": "filesystem",
-    "<functional>": "bind ref cref placeholders hash less greater equal_to plus minus mem_fn not_fn",
-    "<iterator>": "begin end cbegin cend size data empty distance advance next prev back_inserter inserter",
+    "<fstream>": "ifstream ofstream fstream filebuf",
+    "<functional>": "function bind ref cref placeholders hash less greater equal_to plus minus mem_fn not_fn",
+    "<initializer_list>": "initializer_list",
+    "<ios>": "ios ios_base streamsize streampos hex dec fixed",
+    "<iosfwd>": "basic_ostream basic_istream",
+    "<istream>": "istream",
+    "<iterator>": (
+        "reverse_iterator iterator_traits begin end cbegin cend size data empty distance advance next "
+        "prev back_inserter inserter"
+    ),
     "<locale>": "time_put time_get num_put num_get use_facet has_facet isspace isdigit isalpha tolower",
-    "<memory>": "addressof static_pointer_cast dynamic_pointer_cast allocator_traits pointer_traits",
+    "<map>": "map multimap",
+    "<memory>": (
+        "unique_ptr shared_ptr weak_ptr make_unique make_shared allocator addressof static_pointer_cast "
+        "dynamic_pointer_cast allocator_traits pointer_traits"
+    ),
+    "<mutex>": "mutex recursive_mutex lock_guard unique_lock once_flag call_once",
     "<new>": "nothrow nothrow_t bad_alloc align_val_t launder",
     "<numeric>": "accumulate inner_product partial_sum iota gcd lcm reduce",
+    "<ostream>": "ostream endl flush",
+    "<set>": "set multiset",
+    "<sstream>": "stringstream ostringstream istringstream",
     "<stdexcept>": (
         "logic_error runtime_error invalid_argument out_of_range length_error domain_error range_error "
         "overflow_error underflow_error"
     ),
-    "<string>": "to_string to_wstring stoi stol stoul stoll stoull stof stod getline char_traits",
-    "<thread>": "this_thread",
-    "<type_traits>": "true_type false_type integral_constant",
+    "<string>": (
+        "string wstring basic_string u16string u32string to_string to_wstring stoi stol stoul stoll "
+        "stoull stof stod getline char_traits"
+    ),
+    "<string_view>": "string_view basic_string_view wstring_view",
+    "<thread>": "thread this_thread",
+    "<tuple>": "tuple tie make_tuple forward_as_tuple",
+    "<type_traits>": (
+        "enable_if enable_if_t is_same decay_t conditional_t remove_reference_t true_type false_type "
+        "integral_constant"
+    ),
+    "<unordered_map>": "unordered_map unordered_multimap",
+    "<unordered_set>": "unordered_set unordered_multiset",
     "<utility>": "move forward swap exchange declval pair make_pair move_if_noexcept as_const",
+    "<vector>": "vector",
+}
+_C = {
+    "<math.h>": "sqrt pow exp log floor ceil fabs sin cos isnan",
+    "<stdarg.h>": "va_list va_start",
+    "<stddef.h>": "size_t ptrdiff_t NULL offsetof",
+    "<stdint.h>": "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t intptr_t uintptr_t",
+    "<stdio.h>": "FILE printf fprintf snprintf fopen fclose fread fwrite stderr stdout stdin",
+    "<stdlib.h>": "malloc calloc realloc free abort exit getenv atoi strtol qsort",
+    "<string.h>": "memcpy memmove memset memcmp strlen strcmp strncmp strcpy strchr strstr strdup",
+    "<time.h>": "time_t tm time clock_t",
 }
 _POSIX = {
     "<arpa/inet.h>": "inet_ntop inet_pton inet_addr inet_ntoa htons htonl ntohs ntohl",
@@ -61,8 +103,9 @@ _POSIX = {
         "getcwd chdir ftruncate fsync readlink getopt optarg optind STDIN_FILENO STDOUT_FILENO STDERR_FILENO"
     ),
 }
-_HEADERS = {f"std::{name}": header for header, names in _CXX.items() for name in names.split()}
-_HEADERS |= {name: header for header, names in _POSIX.items() for name in names.split()}
+HEADERS = {f"std::{name}": header for header, names in _CXX.items() for name in names.split()}
+for _table in (_POSIX, _C):
+    HEADERS |= {name: header for header, names in _table.items() for name in names.split()}
 
 
 def header_of(name: str) -> str | None:
@@ -71,4 +114,4 @@ def header_of(name: str) -> str | None:
     A namespace in front of a name of POSIX does not matter: an elaborate type (`struct iovec`) that is not
     declared becomes one of the namespace around it.
     """
-    return _HEADERS.get(name) or _HEADERS.get(name.rpartition("::")[2] if "std" not in name else "")
+    return HEADERS.get(name) or HEADERS.get(name.rpartition("::")[2] if "std" not in name else "")
