@@ -258,8 +258,13 @@ class _Needs(Walk):
         if not self.by_name:
             return super().near(file, found)
         same = [key for key in found if key[0] == file]
-        strong = [key for key in found if self.index.item(key).kind not in WEAK]
+        strong = [key for key in found if self._is_seen(self.index.item(key))]
         return same or (strong if len({key[0] for key in strong}) == 1 else [])
+
+    @staticmethod
+    def _is_seen(item: Item) -> bool:
+        """Whether an item defines something that other files may mean."""
+        return item.kind not in WEAK and not (item.kind == Kind.FUNCTION and is_local(item))
 
 
 def _place(item: Item) -> _Place:
