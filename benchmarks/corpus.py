@@ -32,6 +32,7 @@ from measuring import (
     Cost,
     Spread,
     describe_machine,
+    peak_memory,
     prepare_environment,
     progress,
     publish,
@@ -192,7 +193,7 @@ def measure_sizes(bench: Bench) -> dict[str, Any]:
         "mb_per_core_second_by_project_mb": speeds,
         "exponent_of_time": exponent([(float(name), found.median) for name, found in speeds.items()]),
         "memory_project_mb": largest,
-        "memory": {
+        "peak_memory_mb": {
             f"{workers} worker{'s' if workers > 1 else ''}": memory(bench, one, workers) for workers in (1, 2)
         },
     }
@@ -202,11 +203,11 @@ def _build_folder(bench: Bench, folder: Path) -> Cost:
     return run_alone(build_once, bench.settings(projects=(), projects_dir=folder, cxx_headers=False))
 
 
-def memory(bench: Bench, project: Path, workers: int) -> dict[str, int]:
-    """Most memory of all processes while one project is built."""
-    settings = bench.settings(projects=(project,), projects_dir=None, cxx_headers=False, workers=workers)
-    cost = run_alone(build_once, settings, watch_memory=True)
-    return {"peak_mb": round(cost.peak_bytes / 1e6), "before_the_build_mb": round(cost.base_bytes / 1e6)}
+def memory(bench: Bench, project: Path, workers: int) -> float:
+    """Most megabytes of all processes of `cpplm corpus build` on one project."""
+    out = tempfile.mkdtemp(prefix="corpus-", dir=bench.scratch)
+    command = [sys.executable, "-m", "cpplm.cli.main", "corpus", "build", "--projects", str(project)]
+    return peak_memory([*command, "--out", out, "--workers", str(workers)]) / 1e6
 
 
 def exponent(speeds: Sequence[tuple[float, float]]) -> float | None:

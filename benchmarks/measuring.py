@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,15 +39,11 @@ class Cost:
     Attributes:
         wall: seconds.
         cpu: seconds of all processes, those that ended before the run was over.
-        peak_bytes: most memory of all processes at one time, as sampled: PSS where it is known, else RSS.
-        base_bytes: the same of the process before it began to work: the interpreter and what it imports.
         result: what the function returned.
     """
 
     wall: float
     cpu: float
-    peak_bytes: int
-    base_bytes: int
     result: Any
 
 
@@ -87,24 +84,12 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def run_alone(function: Callable[..., Any], *arguments: Any, watch_memory: bool = False) -> Cost:
-    """Call a function of a module in a process of its own, started for it.
-
-    Args:
-        function: what to measure; its module is imported before the clock starts.
-        arguments: for the function.
-        watch_memory: sample the memory, which takes some time itself; otherwise it is given as 0.
-    """
+def run_alone(function: Callable[..., Any], *arguments: Any) -> Cost:
+    """Call a function of a module in a process of its own, started for it."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        process = psutil.Process(pool.submit(os.getpid).result())
-        peak = base = _memory(process) if watch_memory else 0
-        future = pool.submit(_timed, function, arguments)
-        while watch_memory and not future.done():
-            peak = max(peak, _memory(process))
-            time.sleep(_SAMPLE_SECONDS)
-        wall, cpu, result = future.result()
-    return Cost(wall, cpu, peak, base, result)
+        wall, cpu, result = pool.submit(_timed, function, arguments).result()
+    return Cost(wall, cpu, result)
 
 
 def _timed(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[float, float, Any]:
@@ -117,6 +102,23 @@ def _cpu_seconds() -> float:
     """Of this process and of its children that have ended."""
     both = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+
+def peak_memory(command: Sequence[str]) -> int:
+    """Run a command; the most bytes that its processes held together, as sampled: PSS where known, else RSS.
+
+    Raises:
+        CalledProcessError: the command failed.
+    """
+    peak = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        watched = psutil.Process(process.pid)
+        while process.poll() is None:
+            peak = max(peak, _memory(watched))
+            time.sleep(_SAMPLE_SECONDS)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return peak
 
 
 def _memory(process: psutil.Process) -> int:
