@@ -24,6 +24,8 @@ from cpplm.sandbox.sandbox import Sandbox
 STANDARDS = ("c++17", "c++20")
 """What C++ is compiled as: a later one where the earlier ones fail."""
 MAX_ERRORS = 20
+# The limit on CPU time decides, however busy the machine is: the same text gets the same verdict.
+_LIMITS = replace(COMPILE_LIMITS, wall_seconds=10 * COMPILE_LIMITS.cpu_seconds)
 
 _COMMON = (
     "-fsyntax-only",
@@ -190,9 +192,7 @@ def compile_file(
     first: Verdict | None = None
     for standard in standards if language == "c++" else ("c",):
         command = _C if language == "c" else (*_CXX, f"-std={standard}")
-        result = sandbox.run(
-            files, [*command, *_COMMON, *options, *system, name], COMPILE_LIMITS, folders=folders
-        )
+        result = sandbox.run(files, [*command, *_COMMON, *options, *system, name], _LIMITS, folders=folders)
         verdict = replace(read_result(result, text), standard=standard)
         if verdict.compiles:
             return replace(verdict, later_standard=first is not None)

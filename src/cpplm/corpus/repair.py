@@ -221,6 +221,7 @@ class _Elsewhere:
     def __post_init__(self) -> None:
         names = [file.name for file in self.unit.files]
         seen = self.index.includes.visible(names)
+        self._seen = {self.index.number[name] for name in seen}
         self._rest = [
             (name, file.path.read_bytes())
             for name, file in self.index.files.items()
@@ -242,7 +243,7 @@ class _Elsewhere:
         file = self._file(plain, scopes[-1:], complete=complete)
         if file is not None:
             return Asked(names=frozenset({plain}), files=frozenset({file}))
-        if scopes and scopes[-1] in self.index.declared:
+        if scopes and any(key[0] in self._seen for key in self.index.declared.get(scopes[-1], ())):
             return Asked(names=frozenset({plain}))
         members = set(re.findall(rb"\b" + plain + rb"\s*::\s*([A-Za-z_]\w*)", text.encode()))
         found = {member: self._file(member, [plain], complete=False) for member in members}
@@ -278,7 +279,7 @@ class _Elsewhere:
         """The items of one file that declare a name."""
         if self.index.read(file).sound:
             number = self.index.number[file]
-            yield from (self.index.item(key) for key in self.index.declared[name] if key[0] == number)
+            yield from (self.index.item(key) for key in self.index.declared.get(name, ()) if key[0] == number)
 
     def _fits(self, item: Item, name: bytes, scope: list[bytes], *, complete: bool) -> bool:
         """Whether an item can be what is meant by a name in this scope, or in one of the unit's own."""
