@@ -251,6 +251,13 @@ def test_every_declaration_of_one_thing_is_a_target(tmp_path):
     assert found.declarations("b.cpp", 1, 1).keys() == {b"again"}
 
 
+def test_a_declaration_with_an_error_is_not_taken_for_known(tmp_path):
+    text = "class Fixture : public missing::Test {\n public:\n  Fixture() {}\n};\nFixture* f;\n"
+    found = read(tmp_path, {"a.cpp": text})
+    assert found.declarations("a.cpp", 0, 3) == {}  # the constructor is, but its name is the class's too
+    assert meaning(found, "a.cpp", 5, "Fixture") == {"a.cpp:1"}
+
+
 def test_a_header_is_read_where_it_is_sound(tmp_path):
     files = {
         "h.h": "#include <utility>\nNUMBER f(int);\ninline NUMBER g(int x) { return f(std::move(x)); }\n",

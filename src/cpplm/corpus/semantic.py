@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,17 @@ class FileReferences:
 
     def between(self, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
         """As `Semantics.targets`."""
+        return self._together(first_line, last_line, lambda targets: True)
+
+    def declared(self, file: str, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
+        """As `Semantics.declarations`; `file` is the name of this file."""
+        own = {(file, line) for line in range(first_line, last_line + 1)}
+        return self._together(first_line, last_line, lambda targets: not targets.isdisjoint(own))
+
+    def _together(
+        self, first_line: int, last_line: int, wanted: Callable[[frozenset[Target]], bool]
+    ) -> dict[bytes, frozenset[Target]]:
+        """The union of the targets of each name that is nowhere open between two lines."""
         start = bisect.bisect_left(self.open_lines, first_line)
         end = bisect.bisect_right(self.open_lines, last_line)
         left_open = set(self.open_names[start:end])
@@ -60,23 +71,12 @@ class FileReferences:
         start = bisect.bisect_left(self.lines, first_line)
         end = bisect.bisect_right(self.lines, last_line)
         for name, target in zip(self.name_of[start:end], self.target_of[start:end], strict=True):
-            if name not in left_open:
+            if name not in left_open and wanted(self.targets[target]):
                 found.setdefault(name, set()).add(target)
         return {
             self.names[name]: frozenset().union(*(self.targets[target] for target in targets))
             for name, targets in found.items()
         }
-
-    def declared(self, file: str, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
-        """As `Semantics.declarations`; `file` is the name of this file."""
-        own = {(file, line) for line in range(first_line, last_line + 1)}
-        start = bisect.bisect_left(self.lines, first_line)
-        end = bisect.bisect_right(self.lines, last_line)
-        found: dict[bytes, frozenset[Target]] = {}
-        for name, target in zip(self.name_of[start:end], self.target_of[start:end], strict=True):
-            if not self.targets[target].isdisjoint(own):
-                found[self.names[name]] = found.get(self.names[name], frozenset()) | self.targets[target]
-        return found
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class Semantics:
     def declarations(self, file: str, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
         """What is declared between two lines, by name: all places of the project that declare the same.
 
-        Names that are absent are not declared there, or libclang did not see it: in a dead branch, say.
+        Names that are absent are not declared there, or some mention of them there was not understood: one in
+        a dead branch, say, or on a line with an error.
         """
         references = self.files.get(file)
         return references.declared(file, first_line, last_line) if references is not None else {}
