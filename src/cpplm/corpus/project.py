@@ -170,12 +170,9 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Bat
     )
     built = [_Built(*build_unit(unit, index, options), options) for unit in units]
     for shorter in _shorter(options):
-        written = [
-            Written(unit.size, size_of(each.documents), len(each.documents))
-            for unit, each in zip(units, built, strict=True)
-        ]
-        for number in to_write_apart(written, plan.max_repeat):
-            built[number] = _Built(*build_unit(units[number], index, shorter), shorter)
+        while chosen := _too_long(units, built, shorter, plan.max_repeat):
+            for number in chosen:
+                built[number] = _Built(*build_unit(units[number], index, shorter), shorter)
     functions, size = sum(each.functions for each in built), sum(unit.size for unit in units)
     if plan.labels is None:
         rows = [
@@ -207,6 +204,17 @@ def _labelled(
         for document, verdict in repaired.version
     ]
     return rows, figures
+
+
+def _too_long(units: list[Unit], built: list[_Built], shorter: Options, most: float) -> list[int]:
+    """The units to be built shorter, of those that are not yet."""
+    return to_write_apart(
+        [
+            Written(unit.size, size_of(each.documents), len(each.documents) if each.options != shorter else 0)
+            for unit, each in zip(units, built, strict=True)
+        ],
+        most,
+    )
 
 
 def _shorter(options: Options) -> list[Options]:
