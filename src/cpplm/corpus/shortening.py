@@ -29,7 +29,7 @@ _FUNCTIONS = tree_sitter.Query(
     " (field_declaration_list (template_declaration) @member)]",
 )
 _KEPT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype|friend)\b")
-_BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n)+")
+_BLANK_LINES = re.compile(rb"(?<!\\)\n(?:[ \t]*\n)+")
 _TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 _CONVERSION = re.compile(rb"::\s*operator\b")

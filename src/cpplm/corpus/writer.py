@@ -51,7 +51,9 @@ class _Writer:
         ):
             self.parts.append(b"\n")
         self.numbers.append(len(self.parts))
-        self.parts.append(item.text.strip(b"\n") + b"\n")
+        text = item.text.strip(b"\n")
+        # A macro whose last line ends in a backslash goes on until the next blank line.
+        self.parts.append(text + (b"\n\n" if text.endswith(b"\\") else b"\n"))
         self.previous = item
 
     def move_to(self, stack: tuple[Frame, ...]) -> bool:
