@@ -6,7 +6,7 @@ macros, includes) and, as declarations, out of that file's headers. A body stays
 would mean something else in the document (`Draft.admits`).
 
 Where nobody knows which file includes which (records without paths), a name means what the only file says
-that defines it.
+that defines it. Where libclang was asked, of several definitions only those count that it found to be meant.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Callees:
         found: dict[bytes, list[Key]] = defaultdict(list)
         for number, name in enumerate(self.index.names):
             is_source = self._by_name or name.lower().endswith(_SOURCE_ENDINGS)
-            if not is_source or not self.index.files[name].quotable or not self.index.read(name).sound:
-                continue
+            if not is_source or not self.index.files[name].documents or not self.index.read(name).sound:
+                continue  # what is not worth a document is not worth its place in another
             for position, item in enumerate(self.index.read(name).items):
                 if item.kind == Kind.FUNCTION and item.callable and item.functions and not is_local(item):
                     found[item.callable].append((number, position))
@@ -105,22 +105,28 @@ class Callees:
 
     def _called(self, caller: Item, draft: Draft) -> Iterator[Key]:
         """The definitions that an item calls; of those in several files, those in the likeliest one."""
+        resolver = self.index.resolver
+        among = draft.own | {key[0] for key in draft.items}
+        meant = resolver.resolved(caller, among) if resolver is not None else {}
         for name in sorted((caller.mentions | caller.accesses) & self._functions.keys()):
             by_owner: dict[bytes, dict[int, list[Key]]] = defaultdict(lambda: defaultdict(list))
             for key in self._functions[name]:
-                owner = self.index.item(key).qualifier
+                item = self.index.item(key)
+                if resolver is not None and name in meant and not resolver.admits(item, name, meant[name]):
+                    continue
+                owner = item.qualifier
                 if self._is_open(key[0], draft) and (owner, name) not in draft.bodies:
                     by_owner[owner][key[0]].append(key)
             for files in by_owner.values():
                 if self._by_name and len(files) > 1:
                     continue
-                meant = [
+                likely = [
                     (self._likelihood(number, declaring), keys)
                     for number, keys in files.items()
                     if (declaring := self._declaring(caller, self.index.item(keys[0]), draft)) is not None
                 ]
-                if meant:
-                    yield from max(meant)[1]
+                if likely:
+                    yield from max(likely)[1]
 
     def _is_open(self, number: int, draft: Draft) -> bool:
         """Whether a file is another one, in the language of the document."""
