@@ -131,6 +131,23 @@ def test_files_that_fall_back_to_names_are_counted_and_named(built):
     assert figures(result)["semantic"]["parsed"] == len(PROJECT) - 1
 
 
+def test_a_call_brings_the_body_that_is_meant(tmp_path):
+    bodies = "int area({0}) {{ return {1}; }}\n"
+    files = {
+        "area.h": "int area(int);\nint area(double);\n",
+        "a.cc": '#include "area.h"\n' + bodies.format("double", 1001),
+        "b.cc": '#include "area.h"\n' + bodies.format("int", 1002),
+        "use.cc": '#include "area.h"\nint use() { return area(2); }\n',
+    }
+    projects = (write_files(tmp_path / "project", dict(files)),)
+    for name, semantic in (("names", False), ("exact", True)):
+        out = str(tmp_path / name)
+        build(CorpusSettings(out=out, projects=projects, workers=1, mode="cross-file", semantic=semantic))
+    assert "1001" in documents(tmp_path / "names")["use.cc"]
+    exact = documents(tmp_path / "exact")["use.cc"]
+    assert "1002" in exact and "1001" not in exact
+
+
 def two_projects(folder: Path) -> tuple[Path, ...]:
     use = (
         '#include "units.h"\n#ifdef WIDE\ntypedef long number;\n#else\ntypedef int number;\n#endif\n'

@@ -292,7 +292,7 @@ def build_project(
     )
     semantics = _understand(found, includes, workers, quiet=quiet)
     parts = _batches(units, lambda unit: unit.size, BATCH_BYTES)
-    jobs = [(layout, part, plan, _part(semantics, part, includes)) for part in parts]
+    jobs = [(layout, part, plan, _part(semantics, part, includes, plan)) for part in parts]
     tally = _Tally()
     for built in run(_build_batch, jobs):
         yield tally.fresh_rows(built), built.size
@@ -379,7 +379,9 @@ def _understand(found: Discovered, includes: Includes, workers: int, *, quiet: b
     )
 
 
-def _part(semantics: Semantics | None, units: list[Unit], includes: Includes) -> Semantics | None:
-    """What is needed to build these units: their files and all that those can see."""
+def _part(semantics: Semantics | None, units: list[Unit], includes: Includes, plan: Plan) -> Semantics | None:
+    """What is needed to build these units: all that they can see; all there is where calls are followed."""
+    if semantics is None or plan.cross_file_depth:
+        return semantics
     names = [file.name for unit in units for file in unit.files]
-    return semantics.part(includes.reachable(names)) if semantics is not None else None
+    return semantics.part(includes.reachable(names))

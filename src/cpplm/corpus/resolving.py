@@ -32,8 +32,8 @@ class Names:
 
     declared: Sequence[Sequence[bytes]]
     callables: Sequence[Sequence[bytes]]
-    mentioned: Sequence[Set[bytes]]
-    accessed: Sequence[Set[bytes]]
+    mentioned: Sequence[frozenset[bytes]]
+    accessed: Sequence[frozenset[bytes]]
 
 
 def plain_names(items: Sequence[Item], mentions: Sequence[frozenset[bytes]]) -> Names:
@@ -117,7 +117,7 @@ class Resolver:
             ]
             return found if declared is not None else [name, *found]
 
-        def mentioned(names: Iterable[bytes], resolved: Meanings) -> set[bytes]:
+        def mentioned(names: Iterable[bytes], resolved: Meanings) -> frozenset[bytes]:
             found = set(names)
             for name in forms.keys() & found:
                 targets = resolved.get(name)
@@ -126,7 +126,7 @@ class Resolver:
                     for meaning, form in forms[name].items()
                     if targets is None or not targets.isdisjoint(meaning)
                 )
-            return found
+            return frozenset(found)
 
         among = {item.file for item in items}
         resolved = [self.resolved(item, among) for item in items]
