@@ -166,3 +166,15 @@ def test_a_segment_ranks_after_everything_that_the_includes_before_it_bring(data
         assert [found.rank(name, line) for line in range(30)] == sorted(
             found.rank(name, line) for line in range(30)
         )
+
+
+def test_a_header_that_wraps_one_of_the_same_name_does_not_include_itself(tmp_path):
+    found = includes(
+        tmp_path,
+        {
+            "include/mine/vendor/api.h": "#include <vendor/api.h>\n",
+            "use.cc": "#include <mine/vendor/api.h>\n#include <vendor/api.h>\n",
+        },
+    )
+    assert found.targets("include/mine/vendor/api.h") == []
+    assert set(found.targets("use.cc")) == {"include/mine/vendor/api.h"}

@@ -198,8 +198,10 @@ def condition_names(stack: tuple[Frame, ...]) -> set[bytes]:
 
 
 def mentioned_in(text: bytes) -> frozenset[bytes]:
-    """The identifiers of a piece of code that stand alone."""
-    return frozenset(_mentioned(lex(text).names)[0])
+    """The identifiers of a piece of code that stand alone, and those in its directives."""
+    lexed = lex(text)
+    names = _mentioned(lexed.names)[0]
+    return frozenset(names.union(*(IDENTIFIER.findall(d.argument) for d in lexed.directives)))
 
 
 def _directive_item(item: Item) -> None:

@@ -283,7 +283,9 @@ class _Elsewhere:
 
     def _fits(self, item: Item, name: bytes, scope: list[bytes], *, complete: bool) -> bool:
         """Whether an item can be what is meant by a name in this scope, or in one of the unit's own."""
-        if item.kind not in _DECLARING or item.qualifier or (complete and b"{" not in item.text):
+        if complete and (item.kind not in (Kind.TYPE, Kind.ALIAS) or b"{" not in item.text):
+            return False
+        if item.kind not in _DECLARING or item.qualifier:
             return False
         if item.kind == Kind.MACRO:
             return not scope and not complete

@@ -29,6 +29,11 @@ _FUNCTIONS = tree_sitter.Query(
     " (field_declaration_list (template_declaration) @member)]",
 )
 _KEPT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype|friend)\b")
+# Member functions that the language calls: range-based for, co_await and coroutines (ISO C++20 8.6.5, 9.5.4).
+_CALLED_UNNAMED = frozenset(
+    b"begin end await_ready await_suspend await_resume get_return_object initial_suspend final_suspend "
+    b"unhandled_exception return_value return_void yield_value await_transform".split()
+)
 _BLANK_LINES = re.compile(rb"(?<!\\)\n(?:[ \t]*\n)+")
 _TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
@@ -85,7 +90,7 @@ class Shortener:
 
     def wanted(self, own: Iterable[Item], borrowed: Iterable[Item]) -> set[bytes]:
         """The names of member functions that the items use, or that classes among them override."""
-        names: set[bytes] = set()
+        names = set(_CALLED_UNNAMED)
         for item in own:
             names |= item.mentions | item.accesses
         for item in borrowed:

@@ -173,7 +173,7 @@ class Includes:
         target = target.lstrip("./")
         candidates = [
             other for other in self._by_base.get(target.rpartition("/")[2], ())
-            if other == target or other.endswith("/" + target)
+            if other == target or (other.endswith("/" + target) and other != name)
         ]  # fmt: skip
         return max(
             candidates, key=lambda other: (shared_folders(name, other), -len(other), other), default=None
