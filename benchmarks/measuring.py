@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import multiprocessing
 import os
 import resource
 import statistics
@@ -17,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
@@ -25,6 +23,7 @@ from typing import Any
 import psutil
 
 from cpplm.core.hardware import environment
+from cpplm.corpus.parts import worker_pool
 
 # What numeric libraries read before they start threads of their own.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -85,9 +84,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def run_alone(function: Callable[..., Any], *arguments: Any) -> Cost:
-    """Call a function of a module in a process of its own, started for it."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    """Call a function of a module in a process of its own, started for it; it ends with this one."""
+    with worker_pool(1) as pool:
         wall, cpu, result = pool.submit(_timed, function, arguments).result()
     return Cost(wall, cpu, result)
 

@@ -4,8 +4,9 @@ Two kinds of edges, both between items of one unit:
 
     hard   an item needs what it mentions and what stood before it: always kept, so nothing that compiled
            in source order loses a declaration. Hard edges point backwards in the source: they have no cycle.
-    soft   a function calls another: kept outside cycles. Within a cycle (Tarjan's strongly connected
-           components) the source order stays.
+    soft   a function calls another, or a type names one that is defined later: kept outside cycles (Tarjan's
+           strongly connected components). A cycle of functions by name is looked at again by its calls;
+           within what is still a cycle the source order stays.
 
 A macro that is redefined or undefined splits its users into before and after. What may declare anything (a
 macro call at namespace scope, an `#include` or `#pragma` between declarations) is a barrier that nothing
@@ -14,9 +15,12 @@ later passes.
 
 from __future__ import annotations
 
+import bisect
+import re
 from collections.abc import Iterator
 from functools import cached_property
 
+from cpplm.corpus.calls import called
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.lexing import IDENTIFIER
 from cpplm.corpus.pieces import Condition, Scope
@@ -29,12 +33,17 @@ _PHASE = {
     Kind.FUNCTION: 3, Kind.OTHER: 3, Kind.CALL: 3, Kind.REGION: 3,
 }  # fmt: skip
 PREAMBLE, TYPES, DECLARATIONS, FUNCTIONS, LAST = range(5)
+_ENUM = re.compile(rb"\benum\b")
+# `*this < other`, `(*this)[0]`: an operator of the own class.
+_OWN_OPERATOR = re.compile(rb"\*this\s*(?:\)\s*(\[|\()|([=!<>+*/%&|^-]+))")
+_CLOSED = {b"[": b"[]", b"(": b"()"}
+_SPECIAL = re.compile(rb"\btemplate\s*<\s*>")
 # A name with more candidates than this says nothing about who calls whom.
 _MOST_CANDIDATES = 24
 
 
 class Graph:
-    """The edges of a unit's items, as sets of earlier indices (`hard`) and callees (`soft`)."""
+    """The edges of a unit's items: to earlier ones (`hard`), callees (`soft`), later types (`ahead`)."""
 
     def __init__(self, items: list[Item], resolver: Resolver | None = None) -> None:
         self.items = items
@@ -44,15 +53,18 @@ class Graph:
             set[int]
         ] = []  # the part of `hard` that comes from names: what must be in one document
         self.soft: list[set[int]] = [set() for _ in items]
+        self.ahead: list[set[int]] = [set() for _ in items]
         self._bodies = _macro_mentions(items)
         self.mentions = [self._expanded(item) for item in items]
         self._names = (resolver.names if resolver is not None else plain_names)(items, self.mentions)
         self._name_edges()
+        self._value_edges()
         self._macro_edges()
         self._operator_edges()
         self.named = [set(edges) for edges in self.hard]
         self._barrier_edges()
         self._call_edges()
+        self._type_edges()
         self._needs: dict[tuple[int, bool], int] = {}
 
     def _expanded(self, item: Item) -> frozenset[bytes]:
@@ -75,11 +87,14 @@ class Graph:
             if item.kind in (Kind.MACRO, Kind.INCLUDE, Kind.PRAGMA, Kind.COMMENT):
                 continue
             hard = self.hard[index]
-            mentioned = self._names.mentioned[index]
+            again = self._defined_before(index, latest)
+            mentioned = self._names.mentioned[index] - again
             hard.update(latest[name] for name in latest.keys() & mentioned)
             if item.kind in (Kind.OTHER, Kind.CALL):  # explicit instantiations come after the members
                 hard.update(member for name in members.keys() & mentioned for member in members[name])
             for name in self._names.declared[index]:
+                if name in again:
+                    continue
                 if name in latest:
                     hard.add(latest[name])
                 latest[name] = index
@@ -92,6 +107,30 @@ class Graph:
                     for name in IDENTIFIER.findall(frame.opener):
                         latest.setdefault(name, index)
             hard.discard(index)
+
+    def _value_edges(self) -> None:
+        """A member or variable needs its class in full, also where an alias stands nearer."""
+        defined: dict[bytes, int] = {}
+        aliases: dict[bytes, frozenset[bytes]] = {}
+        for index, item in enumerate(self.items):
+            if item.kind in (Kind.TYPE, Kind.VARIABLE):
+                mentioned = self._names.mentioned[index]
+                meant = mentioned.union(*(aliases[name] for name in aliases.keys() & mentioned))
+                self.hard[index].update(defined[name] for name in defined.keys() & meant)
+            if item.kind == Kind.TYPE:
+                defined.update(dict.fromkeys(self._names.declared[index], index))
+            elif item.kind == Kind.ALIAS:
+                aliases.update(dict.fromkeys(self._names.declared[index], item.mentions))
+
+    def _defined_before(self, index: int, latest: dict[bytes, int]) -> set[bytes]:
+        """The classes that an item declares ahead though they stand in full before it."""
+        item = self.items[index]
+        if item.kind != Kind.FORWARD or _ENUM.search(item.text):
+            return set()
+        earlier = {name: self.items[latest[name]] for name in self._names.declared[index] if name in latest}
+        return {
+            name for name, other in earlier.items() if other.kind == Kind.TYPE and other.stack == item.stack
+        }
 
     def _macro_edges(self) -> None:
         """`#define` and `#undef` of one macro keep their order, and keep their users between them."""
@@ -188,6 +227,33 @@ class Graph:
             for name in names & candidates.keys():
                 if len(candidates[name]) <= _MOST_CANDIDATES:
                     self.soft[index].update(callee for callee in candidates[name] if callee != index)
+            for bracket, sign in _OWN_OPERATOR.findall(item.text) if item.qualifier else ():
+                operator = b"operator" + (_CLOSED.get(bracket) or sign)
+                self.soft[index].update(
+                    callee
+                    for callee in candidates.get(operator, ())
+                    if callee != index and self.items[callee].qualifier == item.qualifier
+                )
+
+    def _type_edges(self) -> None:
+        """Types to the types defined after them that they name: by a forward declaration before both.
+
+        A specialisation counts from where it stands on, so no type is moved over one.
+        """
+        candidates: dict[bytes, list[int]] = {}
+        special: list[int] = []
+        for index, item in enumerate(self.items):
+            if item.kind == Kind.TYPE and _SPECIAL.search(item.text):
+                special.append(index)
+            elif item.kind == Kind.TYPE:
+                for name in self._names.declared[index]:
+                    candidates.setdefault(name, []).append(index)
+        for index, item in enumerate(self.items):
+            if item.kind == Kind.TYPE:
+                end = special[place] if (place := bisect.bisect_left(special, index)) < len(special) else None
+                for name in self._names.mentioned[index] & candidates.keys():
+                    later = (type_ for type_ in candidates[name] if type_ > index)
+                    self.ahead[index].update(type_ for type_ in later if end is None or type_ < end)
 
     @cached_property
     def _reached(self) -> list[int]:
@@ -292,15 +358,46 @@ def order(graph: Graph) -> list[int]:
         if graph.phase[index] == PREAMBLE and graph.items[index].kind in directives:
             _place(index, graph.hard, placed, done)
     for phase in (PREAMBLE, TYPES, DECLARATIONS):
-        for index in range(count):
-            if graph.phase[index] == phase:
-                _place(index, graph.hard, placed, done)
+        nodes = [index for index in range(count) if graph.phase[index] == phase]
+        if phase == TYPES and any(graph.ahead):
+            rest = [index for index in range(count) if index not in placed]
+            edges = {i: sorted((graph.hard[i] | graph.ahead[i]) - placed) for i in rest}
+            for component in components([index for index in nodes if index not in placed], edges):
+                placed.update(component)
+                done.extend(sorted(component))
+        for index in nodes:
+            _place(index, graph.hard, placed, done)
     rest = [i for i in range(count) if i not in placed]
     rest.sort(key=lambda i: (graph.phase[i] == LAST, i))
     edges = {i: sorted((graph.hard[i] | graph.soft[i]) - placed) for i in rest}
     for component in components(rest, edges):
-        done.extend(sorted(component))
+        done.extend(_untangled(graph, sorted(component)))
     return done
+
+
+def _untangled(graph: Graph, component: list[int]) -> list[int]:
+    """A cycle of names in the order of its calls; source order within what is still a cycle.
+
+    Calls of other objects' members are believed last: `x.next()` may be the `next` of any class. What a macro
+    hides is always believed.
+    """
+    parts = [component]
+    for foreign in (True, False):
+        if all(len(part) == 1 for part in parts):
+            break
+        finer: list[list[int]] = []
+        for part in parts:
+            calls = called(graph.items, part, foreign=foreign)
+            inside = set(part)
+            edges = {}
+            for index in part:
+                item = graph.items[index]
+                soft = graph.soft[index] & inside
+                hidden = {i for i in soft if graph.items[i].callable not in item.mentions | item.accesses}
+                edges[index] = sorted(inside & graph.hard[index] | soft & calls.get(index, set()) | hidden)
+            finer += [sorted(each) for each in components(part, edges)]
+        parts = finer
+    return [index for part in parts for index in part]
 
 
 def _place(root: int, hard: list[set[int]], placed: set[int], done: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Ordered items to documents within the budget: one when they fit, otherwise parts that repeat what they need."""
+"""Ordered items to documents within the budget: one when they fit, otherwise parts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Packer:
         return document if document.size <= self.budget else None
 
     def parts(self) -> list[Document]:
-        """All roots, in as many documents as it takes: those that can stand alone first, the rest as chunks."""
+        """All roots: those that can stand alone in as many parts as it takes, then the rest as chunks."""
         documents: list[Document] = []
         waiting = self.root_order
         alone: list[int] = []
@@ -123,7 +123,7 @@ class Packer:
         return documents
 
     def _closed_part(self, waiting: list[int]) -> tuple[list[int], Document | None]:
-        """A document with the first of these roots and all it needs, and further ones; None when that is too long."""
+        """A document with the first of these roots and what it needs, and further ones; None if too long."""
         for self._frugal in (False, True):
             chosen, members = self._fill(waiting)
             while chosen:
@@ -158,7 +158,7 @@ class Packer:
         return chosen, members
 
     def _chunk(self, waiting: list[int]) -> tuple[list[int], list[Document]]:
-        """As many of these roots as fit, of what they need only macros; a single one that does not fit is cut."""
+        """As many of these roots as fit, with the macros they need; a single one that does not fit is cut."""
         start = self._preamble()
         macros = sum(1 << index for index, item in enumerate(self.items) if item.kind == Kind.MACRO)
         members, used = start, self._sum(start)
