@@ -31,7 +31,7 @@ from measuring import describe_machine, prepare_environment, progress, publish
 from cpplm.core.errors import UserError
 from cpplm.corpus.clang_flags import builtin_headers
 from cpplm.corpus.grammar import is_c_project, language_of
-from cpplm.corpus.ordering import components
+from cpplm.corpus.placing import components
 from cpplm.corpus.project import Discovered, Plan, build_project
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import Project, find_files, find_projects

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from cpplm.corpus.items import read_items
 from cpplm.corpus.masking import MacroTable
-from cpplm.corpus.ordering import Graph, components, order
+from cpplm.corpus.ordering import Graph
+from cpplm.corpus.placing import components, order
 from cpplm.corpus.writer import render
 from tests.corpus.cpp import compile_errors, in_order, needs_gxx
 

@@ -22,8 +22,9 @@ from cpplm.corpus.docstrings import Pair
 from cpplm.corpus.expanding import OPENING, Expansion, Stretch, TooMuchError, says_once
 from cpplm.corpus.items import FileItems, Syntax
 from cpplm.corpus.lexing import IDENTIFIER
-from cpplm.corpus.ordering import components, each_bit
+from cpplm.corpus.ordering import each_bit
 from cpplm.corpus.packing import Measure
+from cpplm.corpus.placing import components
 from cpplm.corpus.records import Document, Places, places_of, sources_of
 from cpplm.corpus.sources import SOURCE_SUFFIXES, SourceFile
 from cpplm.corpus.spans import cut_spans, join_spans

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpplm.corpus.items import Item, Kind, Syntax
-from cpplm.corpus.ordering import PREAMBLE, Graph, each_bit, order
+from cpplm.corpus.ordering import PREAMBLE, Graph, each_bit
 from cpplm.corpus.pieces import Frame, Scope
+from cpplm.corpus.placing import order
 from cpplm.corpus.records import Document, DocumentKind, Source, chunks, places_of, sources_of
 from cpplm.corpus.resolving import Resolver
 from cpplm.corpus.writer import render
