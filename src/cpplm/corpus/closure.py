@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from cpplm.corpus.asked import NOTHING, Asked
 from cpplm.corpus.grammar import is_c_project, language_of
 from cpplm.corpus.items import FileItems, Item, Kind, condition_names, read_items
-from cpplm.corpus.lexing import IDENTIFIER
+from cpplm.corpus.lexing import IDENTIFIER, names_in
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.pieces import Condition, Scope
 from cpplm.corpus.resolving import Resolver
@@ -60,6 +60,7 @@ class Index:
     _parsed: dict[str, FileItems] = field(default_factory=dict)
     declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
     attached: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
+    _last_visible: tuple[object, Visible] = field(default_factory=lambda: ((), {}))
     _general: dict[str, list[tuple[Key, Item]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -161,7 +162,10 @@ class Index:
 
     def visible_from(self, starts: Iterable[str], own: Sequence[str]) -> Visible:
         """What can be borrowed from the files that `starts` bring in, a unit's own apart."""
-        return {
+        key = (tuple(starts), tuple(own))
+        if self._last_visible[0] == key:  # of the step before on the ladder of the same unit
+            return self._last_visible[1]
+        found = {
             self.number[name]: conditions
             for name, conditions in self.includes.visible(starts).items()
             if name not in own
@@ -169,6 +173,8 @@ class Index:
             and self.files[name].quotable
             and self.read(name).sound
         }
+        self._last_visible = (key, found)
+        return found
 
     def place(self, item: Item) -> int:
         """Where the segment of an item's file stands in the order of the project."""
@@ -350,9 +356,7 @@ def without_includes(items: Iterable[Item], arguments: Set[bytes]) -> list[Item]
 
 
 def _scopes(item: Item) -> list[bytes]:
-    return [
-        name for frame in item.stack if isinstance(frame, Scope) for name in IDENTIFIER.findall(frame.opener)
-    ]
+    return [name for frame in item.stack if isinstance(frame, Scope) for name in names_in(frame.opener)]
 
 
 def _declared(item: Item) -> set[bytes]:

@@ -7,6 +7,7 @@ edge between items that keep their source order.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import tree_sitter
 from cpplm.corpus.declarations import Kind, read_declaration
 from cpplm.corpus.docstrings import PiecePairs, find_pairs
 from cpplm.corpus.grammar import Grammar, Language, grammar
-from cpplm.corpus.lexing import IDENTIFIER, Directive, Lexed, lex
+from cpplm.corpus.lexing import IDENTIFIER, Directive, Lexed, lex, names_in
 from cpplm.corpus.masking import MacroTable
 from cpplm.corpus.pieces import Condition, Frame, Piece, Scope, Split
 from cpplm.corpus.spans import PieceSpans, Whole, find_spans, whole_groups
@@ -188,15 +189,11 @@ def _mentioned(names: bytes) -> tuple[set[bytes], frozenset[bytes]]:
 
 def condition_names(stack: tuple[Frame, ...]) -> set[bytes]:
     """The macros that the conditions around an item ask for."""
-    return {
-        name
-        for frame in stack
-        if isinstance(frame, Condition)
-        for line in frame.lines
-        for name in IDENTIFIER.findall(line)
-    }
+    lines = (line for frame in stack if isinstance(frame, Condition) for line in frame.lines)
+    return set().union(*map(names_in, lines))
 
 
+@functools.lru_cache(maxsize=16_384)
 def mentioned_in(text: bytes) -> frozenset[bytes]:
     """The identifiers of a piece of code that stand alone, and those in its directives."""
     lexed = lex(text)

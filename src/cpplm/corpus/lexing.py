@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 # Every alternative begins with a different byte, which lets the engine skip ordinary code.
@@ -38,6 +39,18 @@ _NEGATION = re.compile(rb"!|\|\||_MSC_VER\s*<")
 _FOREIGN = re.compile(rb"\b(?:_WIN32|_WIN64|_MSC_VER|__APPLE__|__cplusplus\s*<)|^\s*0\s*$")
 
 
+@lru_cache(maxsize=65_536)
+def names_in(line: bytes) -> frozenset[bytes]:
+    """The identifiers of a short text that is asked about again and again: a condition, a macro."""
+    return frozenset(IDENTIFIER.findall(line))
+
+
+@lru_cache(maxsize=65_536)
+def _first_name(text: bytes) -> bytes:
+    found = IDENTIFIER.match(text)
+    return found.group() if found else b""
+
+
 @dataclass(frozen=True, slots=True)
 class Directive:
     """One logical directive line: `argument` is joined over continuations and free of comments."""
@@ -50,8 +63,7 @@ class Directive:
     @property
     def macro(self) -> bytes:
         """The macro that a `#define`, `#undef`, `#ifdef` or `#ifndef` names."""
-        found = IDENTIFIER.match(self.argument)
-        return found.group() if found else b""
+        return _first_name(self.argument)
 
     @property
     def line(self) -> bytes:

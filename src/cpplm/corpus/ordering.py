@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from cpplm.corpus.items import Item, Kind
-from cpplm.corpus.lexing import IDENTIFIER
+from cpplm.corpus.lexing import names_in
 from cpplm.corpus.pieces import Condition, Scope
 from cpplm.corpus.resolving import Resolver, plain_names
 
@@ -103,7 +103,7 @@ class Graph:
                     latest.update(dict.fromkeys(self._names.callables[index], index))
             for frame in item.stack:
                 if isinstance(frame, Scope):
-                    for name in IDENTIFIER.findall(frame.opener):
+                    for name in names_in(frame.opener):
                         latest.setdefault(name, index)
             hard.discard(index)
 
@@ -147,10 +147,14 @@ class Graph:
                 self.hard[index].update(earlier)
                 if self.phase[index] == PREAMBLE and any(self.phase[user] != PREAMBLE for user in earlier):
                     self.phase[index] = LAST
-            for name in self._macros_seen(index) & macros:
+            seen = self._macros_seen(index) & macros
+            asked = None
+            for name in seen:
                 if name in latest:
                     self.hard[index].add(latest[name])
-                if item.kind != Kind.MACRO or name in _asked(item):
+                if asked is None:
+                    asked = _asked(item) if item.kind == Kind.MACRO else seen
+                if name in asked:
                     users.setdefault(name, []).append(index)
             for name in events[index]:
                 latest[name] = index
@@ -158,8 +162,8 @@ class Graph:
     def _macros_seen(self, index: int) -> set[bytes]:
         """What an item mentions, those around it included: names of scopes may be macros."""
         item = self.items[index]
-        scopes = {name for f in item.stack if isinstance(f, Scope) for name in IDENTIFIER.findall(f.opener)}
-        return scopes.union(self.mentions[index])
+        scopes = (names_in(f.opener) for f in item.stack if isinstance(f, Scope))
+        return set(self.mentions[index]).union(*scopes)
 
     def _operator_edges(self) -> None:
         """A free operator is used without its name: whatever contains its symbol stays after it."""
@@ -335,7 +339,7 @@ def _macro_mentions(items: list[Item]) -> dict[bytes, frozenset[bytes]]:
     for item in items:
         for directive in item.directives:
             if directive.keyword == b"define":
-                names = frozenset(IDENTIFIER.findall(directive.argument)) - {directive.macro}
+                names = names_in(directive.argument) - {directive.macro}
                 bodies[directive.macro] = bodies.get(directive.macro, frozenset()) | names
     return bodies
 
@@ -344,4 +348,4 @@ def _asked(item: Item) -> set[bytes]:
     """The names in the conditions in and around a macro definition: they are evaluated where it stands."""
     lines = [line for frame in item.stack if isinstance(frame, Condition) for line in frame.lines]
     lines += [d.argument for d in item.directives if d.keyword not in (b"define", b"undef")]
-    return {name for line in lines for name in IDENTIFIER.findall(line)}
+    return set().union(*map(names_in, lines))

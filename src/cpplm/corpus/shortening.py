@@ -72,6 +72,7 @@ class Shortener:
     macros: MacroTable
     _known: dict[tuple[int, Detail], tuple[Item, Item]] = field(default_factory=dict)
     _outlines: dict[int, tuple[Item, _Outline]] = field(default_factory=dict)
+    _shapes: dict[tuple[bytes, Kind, bool, bytes, bytes], _Outline] = field(default_factory=dict)
 
     def shorten(self, item: Item, detail: Detail, wanted: Set[bytes] = frozenset()) -> Item:
         """The item with that much detail; a skeleton keeps the member functions that are `wanted`."""
@@ -102,9 +103,13 @@ class Shortener:
         return names
 
     def _outline(self, item: Item) -> _Outline:
-        if id(item) not in self._outlines:
-            self._outlines[id(item)] = (item, _outline(item, self.macros))
-        return self._outlines[id(item)][1]
+        if id(item) in self._outlines:
+            return self._outlines[id(item)][1]
+        # By content, since an item of a file that is included under conditions is a new one in each unit.
+        shape = (item.text, item.kind, item.evaluated, item.qualifier, item.callable)
+        if shape not in self._shapes:
+            self._shapes[shape] = _outline(item, self.macros)
+        return self._shapes[shape]
 
     def _skeleton(self, item: Item, wanted: Set[bytes]) -> Item:
         outline = self._outline(item)
