@@ -1,0 +1,68 @@
+"""Every mode gives the same bytes whatever the hash seed, and compiles the example through the command."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpplm.core.shards import ShardReader
+from cpplm.corpus.build import build
+from cpplm.corpus.settings import CorpusSettings, Mode
+from tests.corpus.cpp import TINYLIB
+from tests.corpus.modes import CROSS_FILE, INLINED, rows_of
+
+_SCRIPT = """
+import sys
+from pathlib import Path
+from tests.corpus.test_modes import digests
+print(digests(Path(sys.argv[1])))
+"""
+
+
+def digests(folder: Path) -> str:
+    """A hash of all rows of a project in the two modes that look further than one unit, at two budgets."""
+    rows = [
+        row
+        for plan in (INLINED, CROSS_FILE)
+        for budget in (3_000, 49_152)
+        for row in rows_of(folder, plan, budget=budget)
+    ]
+    return hashlib.sha256(json.dumps(rows, default=repr).encode()).hexdigest()
+
+
+def test_documents_do_not_depend_on_the_hash_seed():
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _SCRIPT, str(TINYLIB)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True, text=True, check=True, timeout=120,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "kinds"),
+    [
+        ("compilable", {"compilable"}),
+        ("cross-file", {"compilable"}),
+        ("inlined", {"inlined"}),
+        ("file", {"file"}),
+    ],
+)
+def test_the_command_builds_what_the_mode_says(tmp_path, mode: Mode, kinds: set[str]):
+    settings = CorpusSettings(out=str(tmp_path / "out"), projects=(TINYLIB,), mode=mode, workers=1)
+    figures = build(settings)["projects"]["tinylib"]
+    assert set(figures["kinds"]) == kinds
+    texts = [text for split in ("train", "val") for _, text in ShardReader(settings.out).texts(split)]
+    assert figures["text_bytes"] == sum(len(text.encode()) for text in texts)
+    assert any("// include/tinylib/shape.h\n" in text for text in texts) == (mode == "inlined")
+    assert sum(text.count("std::string decorate(const std::string& text) {") for text in texts) == (
+        2 if mode == "cross-file" else 1
+    )
