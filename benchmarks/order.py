@@ -7,7 +7,8 @@ is built, and a sample of its documents, spread evenly, is parsed by libclang, w
 and is not what ordered them. A document is a list of declarations at namespace scope; counted are
 
     calls   by the body of a function there, of another function of the document that has a body there
-    uses    by any declaration, of a class or enumeration that the document defines
+    uses    by any declaration, of a class or enumeration that the document defines; that in
+            `typedef struct name name;` declares it ahead and is none
 
 An edge is in order when what it leads to stands first. Within a cycle no order is right, so those edges count
 apart: a cycle is a strongly connected component (Tarjan 1972) of the calls, or of the uses, that libclang
@@ -174,7 +175,7 @@ def _count(found: Sequence[Declaration], name: str) -> Order:
                     calls[place].add(target)
                 elif declaration.is_type:
                     inside[place].add(target)
-            elif found[target].is_type:
+            elif found[target].is_type and not _declares_ahead(declaration, found[target]):
                 uses[place].add(target)
     order = Order(
         _share(calls, len(found)),
@@ -186,6 +187,11 @@ def _count(found: Sequence[Declaration], name: str) -> Order:
             names = (found[each].cursor.spelling or "?" for each in (place, target))
             order.examples.append(f"{sort}: {' before '.join(names)}")
     return order
+
+
+def _declares_ahead(declaration: Declaration, type_: Declaration) -> bool:
+    kind = declaration.cursor.kind
+    return kind == _KINDS.TYPEDEF_DECL and declaration.cursor.spelling == type_.cursor.spelling
 
 
 def _cycles(edges: dict[int, set[int]], count: int) -> dict[int, int]:
@@ -231,25 +237,42 @@ def measure(project: Project, plan: Plan, sample: int, reader: Reader) -> tuple[
 
 def main() -> None:
     """Measure, print a table on stderr and one JSON object last."""
-    parser = argparse.ArgumentParser(description="Order of documents.")
+    parser = argparse.ArgumentParser(description="The order of documents.")
     parser.add_argument("folder", nargs="?", type=Path, default=EXAMPLES)
     parser.add_argument("--sample", type=int, default=40, help="documents of each project")
     parser.add_argument("--max_bytes", type=int, default=49_152)
     arguments = parser.parse_args()
     prepare_environment()
-    reader, total, figures = Reader(), Order(), {}
+    try:
+        figures = measure_all(arguments)
+    except UserError as error:
+        progress(f"benchmarks/order.py: {error}")
+        sys.exit(2)
+    publish(figures)
+
+
+def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All figures, with a line on stderr for each project.
+
+    Raises:
+        UserError: the folder is not what it should be.
+    """
+    reader, total, projects = Reader(), Order(), {}
     plan = Plan(arguments.max_bytes, ordered=True, tokenizer=None)
     for project in find_projects(CorpusSettings(out="unused", projects_dir=arguments.folder)):
         order, documents = measure(project, plan, arguments.sample, reader)
         total.add(order)
-        figures[project.name] = order.to_dict() | {"documents": documents}
+        projects[project.name] = order.to_dict() | {"documents": documents}
         shares = f"calls {order.calls.share:8.3%}  uses {order.uses.share:8.3%}"
-        progress(f"{project.name:30} {documents:4} documents  {shares}  {order.examples[:3]}")
-    publish({"machine": describe_machine(), "projects": figures, "all": total.to_dict()})
+        progress(f"{project.name:30} {documents:4} documents  {shares}  {'; '.join(order.examples[:3])}")
+    return {
+        "benchmark": "order",
+        "sources": str(arguments.folder),
+        "machine": describe_machine(),
+        "all": total.to_dict(),
+        "projects": projects,
+    }
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(f"{error}")
+    main()

@@ -1,0 +1,134 @@
+"""Of calls and uses outside cycles 99 of 100 are in order, as libclang sees them: benchmarks/order.py."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cpplm.corpus.sources import Project, find_cxx_headers
+from tests.corpus.cpp import TINYLIB, compile_errors, documents_of, needs_gxx, write_files
+from tests.system.test_benchmarks import BENCHMARKS, load
+
+pytest.importorskip("clang.cindex")
+pytestmark = needs_gxx
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("order", monkeypatch)
+
+
+def shuffled(seed: int, count: int = 30) -> str:
+    """Classes that point at each other, overloads, constructors and methods, in no order whatever."""
+    draw = random.Random(seed)
+    rank = draw.sample(range(count), count)  # what is called has a lower rank; a few calls lead back up
+
+    def others(number: int, most: int) -> list[int]:
+        lower = [n for n in range(count) if rank[n] < rank[number]]
+        chosen = draw.sample(lower, min(len(lower), draw.randrange(most)))
+        return chosen + draw.sample(range(count), 1) if draw.random() < 0.03 else chosen
+
+    ahead = "".join(f"struct T{n};\nint f{n}(int a);\nint f{n}(int a, int b);\n" for n in range(count))
+    types, functions = [], []
+    for n in range(count):
+        members = "".join(f"  T{m}* to_{m};\n" for m in others(n, 4))
+        own = f"  T{n}(int a);\n  T{n}(int a, int b);\n  int next();\n  int g{n}();\n"
+        types.append(f"struct T{n} {{\n{own}{members}}};\n")
+        calls = " + ".join(["a", *(f"f{m}(a)" for m in others(n, 3))])
+        functions += [
+            # Overloads of a free function keep their source order.
+            f"int f{n}(int a) {{ return {calls}; }}\nint f{n}(int a, int b) {{ return f{n}(a) + b; }}\n",
+            f"T{n}::T{n}(int a) : T{n}(a, f{n}(a)) {{}}\n",
+            f"T{n}::T{n}(int a, int b) {{ g{n}(); }}\n",
+            f"int T{n}::g{n}() {{ return f{n}(1, 2); }}\n",
+            f"int T{n}::next() {{ return g{n}() + T{n}(1).g{n}(); }}\n",
+        ]
+    draw.shuffle(types)
+    draw.shuffle(functions)
+    return ahead + "".join(types) + "".join(functions)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_code_in_no_order_is_put_in_order(tmp_path, benchmark, seed):
+    source = shuffled(seed)
+    ((document,), _) = documents_of(write_files(tmp_path, {"a.cc": source}))
+    assert document.kind == "compilable"
+    assert compile_errors(document.text) == ""
+    reader = benchmark.Reader()
+    before, after = reader.order_of(source), reader.order_of(document.text)
+    assert before.calls.in_cycles == after.calls.in_cycles
+    assert sum(vars(before.calls).values()) == sum(vars(after.calls).values()) > 100
+    assert before.calls.share < 0.8
+    assert before.uses.share < 0.99
+    assert after.calls.share >= 0.99, after.examples
+    assert after.uses.share >= 0.99, after.examples
+
+
+def test_parts_of_a_long_unit_are_in_order(tmp_path, benchmark):
+    documents, _ = documents_of(write_files(tmp_path, {"a.cc": shuffled(7)}), budget=3_000)
+    total, reader = benchmark.Order(), benchmark.Reader()
+    for document in documents:
+        if document.kind == "compilable":
+            total.add(reader.order_of(document.text))
+    assert total.calls.in_order > 50
+    assert total.calls.share >= 0.99, total.examples
+    assert total.uses.share >= 0.99, total.examples
+
+
+def test_the_example_is_in_order(benchmark):
+    order, documents = benchmark.measure(
+        Project("tinylib", (TINYLIB,)), plan(benchmark), 40, benchmark.Reader()
+    )
+    assert documents == 6
+    assert order.calls.in_order >= 10
+    assert order.uses.in_order >= 40
+    assert order.examples == []
+    assert order.calls.in_cycles == 2  # two functions that call each other
+
+
+@pytest.mark.slow
+def test_the_standard_library_is_in_order(benchmark):
+    project = Project("libstdc++", tuple(find_cxx_headers()), bare_headers=True)
+    order, documents = benchmark.measure(project, plan(benchmark), 40, benchmark.Reader())
+    assert documents == 40
+    assert order.calls.share >= 0.99, order.examples
+    assert order.uses.share >= 0.99, order.examples
+
+
+def plan(benchmark: ModuleType) -> object:
+    return benchmark.Plan(49_152, ordered=True, tokenizer=None)
+
+
+def test_the_measure_sees_what_is_out_of_order(benchmark):
+    text = (
+        "struct B;\nstruct A { B* b; };\nstruct B { int x; };\nstruct C;\nstruct D { C* c; };\n"
+        "struct C { D* d; };\n"
+        "int late(int);\nint f(int a) { return late(a); }\nint late(int a) { return a; }\n"
+        "int late(double) { return 1; }\n"
+        "bool odd(int);\nbool even(int n) { return n == 0 || odd(n - 1); }\n"
+        "bool odd(int n) { return even(n - 1); }\n"
+        "int last(A* a) { return a->b->x + f(1); }\n"
+        "typedef struct E E;\nstruct E { int x; };\n"
+    )
+    order = benchmark.Reader().order_of(text)
+    assert vars(order.calls) == {"in_order": 1, "out_of_order": 1, "in_cycles": 2}
+    assert order.uses.out_of_order == 1
+    assert order.uses.in_cycles == 2
+    assert sorted(order.examples) == ["call: f before late", "use: A before B"]
+    assert order.calls.share == 0.5
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_order_ends_with_its_figures():
+    command = [sys.executable, str(BENCHMARKS / "order.py"), str(TINYLIB.parent)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert figures["all"]["calls"]["share"] == figures["projects"]["tinylib"]["calls"]["share"] == 1
+    missing = subprocess.run(
+        [*command[:2], str(Path("missing"))], capture_output=True, text=True, check=False
+    )
+    assert (missing.returncode, missing.stdout, len(missing.stderr.splitlines())) == (2, "", 1)
