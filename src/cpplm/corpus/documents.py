@@ -23,7 +23,7 @@ from cpplm.corpus.callees import Callees, Room
 from cpplm.corpus.closure import ANY_SIZE, Index
 from cpplm.corpus.inlining import inline
 from cpplm.corpus.items import FileItems, Kind, Syntax
-from cpplm.corpus.packing import Measure, Packer
+from cpplm.corpus.packing import Bundle, Measure, Packer
 from cpplm.corpus.records import Document, Source, chunks, places_of
 from cpplm.corpus.shortening import Detail
 from cpplm.corpus.sources import read_source
@@ -90,7 +90,10 @@ def _can_be_ordered(parts: Sequence[FileItems]) -> bool:
 def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Options) -> list[Document]:
     """Down the ladder until the unit fits into one document, or into parts."""
     if options.apart or not options.closed:
-        packer = Packer(merging.kept(unit, parts, index), options.budget, options.measure)
+        bundle = merging.kept(unit, parts, index)
+        if _says_nothing(bundle):
+            return []
+        packer = Packer(bundle, options.budget, options.measure)
         if options.apart:
             return packer.chunks()
         whole = packer.whole()
@@ -103,18 +106,23 @@ def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Opti
         limit = ANY_SIZE if last else most
         room = Room(options.budget, options.measure, most)
         more = functools.partial(callees.find, room=room) if callees else None
-        bundle = merging.closed(unit, parts, index, detail, limit, asked=options.asked, more=more)
-        if bundle is None:
+        closed = merging.closed(unit, parts, index, detail, limit, asked=options.asked, more=more)
+        if closed is None:
             continue
-        if all(bundle.items[number].kind == Kind.COMMENT for number in bundle.roots):
+        if _says_nothing(closed):
             return []
-        size = sum(options.measure.item(item.text) for item in bundle.items)
+        size = sum(options.measure.item(item.text) for item in closed.items)
         if size <= _SURELY_TOO_LONG * options.budget or last:
-            packer = Packer(bundle, options.budget, options.measure)
+            packer = Packer(closed, options.budget, options.measure)
             whole = packer.whole()
             if whole is not None:
                 return [whole]
     return packer.parts()
+
+
+def _says_nothing(bundle: Bundle) -> bool:
+    """Whether there is no code to write, only what files say about themselves."""
+    return all(bundle.items[number].kind == Kind.COMMENT for number in bundle.roots)
 
 
 def _parts_of(data: bytes, part: FileItems) -> list[tuple[Syntax, int]]:
