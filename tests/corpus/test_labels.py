@@ -79,6 +79,10 @@ def test_every_row_has_its_label(folder: Path, tmp_path: Path) -> None:
         "a.c": (True, ""),
         "b.c": (False, "implicit declaration of function ..."),
     }
+    built(folder, tmp_path / "plain")
+    assert {name: row["text"] for name, row in rows(tmp_path / "plain").items()} == {
+        name: row["text"] for name, row in rows(tmp_path / "out").items()
+    }
     totals = figures(result)
     assert totals["labels"]["compile_rate"] == round(3 / 7, 4)
     assert totals["labels"]["by_kind"] == {"compilable": {"documents": 7, "compile": 3}}

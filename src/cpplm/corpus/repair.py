@@ -9,7 +9,8 @@ What a document lacks is read off the compiler's messages:
     a macro of the build    `#ifndef NAME`, `#error`
 
 Where code is not self-contained, its users include other headers first; and builds write headers and define
-macros. The version of which more documents compile is kept, the first one of equals.
+macros. A member function that a class lacks was left out where the class was shortened, and counts as a name.
+The version of which a larger share of documents compiles is kept, the first one of equals.
 """
 
 from __future__ import annotations
