@@ -17,7 +17,7 @@ _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_
 _DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
 _NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_function")
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
-_OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|[^\s\w(]+)")
+_OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|\"\"\s*\w+|[^\s\w(]+)")
 _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
 _CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s*\)", re.DOTALL)
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
@@ -147,14 +147,20 @@ def _function(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
     found.kind = Kind.FUNCTION
     found.functions = int(node.child_by_field_name("body") is not None)
     declarator = node.child_by_field_name("declarator")
-    _name_function(found, declarator)
+    type_ = node.child_by_field_name("type")
+    _name_function(found, declarator, type_.text or b"" if type_ is not None else b"")
     head = code[: code.find(b"{")] if b"{" in code else code
     found.evaluated = bool(_CONSTANT.search(head))
 
 
-def _name_function(found: Declared, declarator: tree_sitter.Node | None) -> None:
-    """Split `ns::Class<T>::method` into name and qualifier; a conversion has no name to call it by."""
-    conversion = _CONVERSION.match(declarator.text or b"") if declarator is not None else None
+def _name_function(found: Declared, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
+    """Split `ns::Class<T>::method` into name and qualifier; a conversion has no name to call it by.
+
+    `type_` is the text before the declarator: of `constexpr C::operator bool()` the parser takes
+    `C::operator` for a type.
+    """
+    before = type_ + b" " if type_.endswith(b"operator") else b""
+    conversion = _CONVERSION.match(before + (declarator.text or b"")) if declarator is not None else None
     if conversion:
         found.qualifier = conversion.group(1)
         return
@@ -200,7 +206,9 @@ def _type(found: Declared, node: tree_sitter.Node) -> None:
     found.names = _class_name(name)
     if name is not None and name.type == "qualified_identifier":
         found.qualifier = b"".join(_text(name)[:1])
-    if node.type == "enum_specifier" and body is not None:
+    # The values of an `enum class` are named behind its name only.
+    is_open = node.type == "enum_specifier" and not any(c.type in ("class", "struct") for c in node.children)
+    if is_open and body is not None:
         for child in body.named_children:
             if child.type == "enumerator":
                 found.names += _text(child.child_by_field_name("name"))

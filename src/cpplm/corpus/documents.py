@@ -4,7 +4,8 @@
                  project; a part of a unit too long for one document has with it all that it needs
     inlined      a unit with all that it includes, expanded in place: `mode="inlined"`, in the budget
     file         a file as it is: asked for (`mode="file"`), or its brackets or conditionals do not add up
-    chunk        a piece that cannot stand alone: what it needs does not fit beside it, or one item was cut
+    chunk        a piece that cannot stand alone: what it needs does not fit beside it, so that the includes of
+                 its files stay; or one item was cut
 
 The ladder: everything in full, the functions that it calls in other source files included (if asked for);
 without these; borrowed items without comments; borrowed items as declarations; the unit in parts; chunks.
@@ -22,7 +23,7 @@ from cpplm.corpus.asked import NOTHING, Asked
 from cpplm.corpus.callees import Callees, Room
 from cpplm.corpus.closure import ANY_SIZE, Index
 from cpplm.corpus.inlining import inline
-from cpplm.corpus.items import FileItems, Kind, Syntax
+from cpplm.corpus.items import FileItems, Item, Kind, Syntax
 from cpplm.corpus.packing import Bundle, Measure, Packer
 from cpplm.corpus.records import Document, Source, chunks, places_of
 from cpplm.corpus.shortening import Detail
@@ -94,10 +95,11 @@ def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Opti
         if _says_nothing(bundle):
             return []
         packer = Packer(bundle, options.budget, options.measure)
-        if options.apart:
-            return packer.chunks()
-        whole = packer.whole()
-        return packer.parts() if whole is None else [whole]
+        whole = None if options.apart else packer.whole()
+        if whole is not None:
+            return [whole]
+        documents, alone = ([], None) if options.apart else packer.parts()
+        return documents + packer.chunks(alone)
     own = sum(len(item.text) for part in parts for item in part.items)
     most = min(options.measure.most_bytes * options.budget, int(_GENEROUS * own))
     rungs = [(detail, None) for detail in Detail]
@@ -117,7 +119,24 @@ def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Opti
             whole = packer.whole()
             if whole is not None:
                 return [whole]
-    return packer.parts()
+    documents, alone = packer.parts()
+    return documents + _chunks(unit, parts, index, [packer.items[number] for number in alone], options)
+
+
+def _chunks(
+    unit: Unit, parts: Sequence[FileItems], index: Index, items: list[Item], options: Options
+) -> list[Document]:
+    """Items whose needs do not fit beside them: with the includes of their files instead."""
+    if not items:
+        return []
+    bundle = merging.kept(unit, parts, index)
+    wanted = {(index.names[item.file], item.line, item.text) for item in items}
+    numbers = {
+        number
+        for number, item in enumerate(bundle.items)
+        if (bundle.names[item.file], item.line, item.text) in wanted
+    }
+    return Packer(bundle, options.budget, options.measure).chunks(numbers)
 
 
 def _says_nothing(bundle: Bundle) -> bool:

@@ -21,9 +21,11 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from cpplm.corpus.items import Item, Kind
-from cpplm.corpus.lexing import names_in
+from cpplm.corpus.lexing import IDENTIFIER, names_in
+from cpplm.corpus.operators import Operators
 from cpplm.corpus.pieces import Condition, Scope
 from cpplm.corpus.resolving import Resolver, plain_names
+from cpplm.corpus.standard_names import KEYWORDS
 
 _PHASE = {
     Kind.COMMENT: 0, Kind.INCLUDE: 0, Kind.MACRO: 0, Kind.PRAGMA: 0, Kind.USING: 0, Kind.FORWARD: 0,
@@ -31,10 +33,12 @@ _PHASE = {
     Kind.VARIABLE: 2, Kind.PROTOTYPE: 2,
     Kind.FUNCTION: 3, Kind.OTHER: 3, Kind.CALL: 3, Kind.REGION: 3,
 }  # fmt: skip
+_CALLABLE = (Kind.FUNCTION, Kind.PROTOTYPE)
 PREAMBLE, TYPES, DECLARATIONS, FUNCTIONS, LAST = range(5)
 _ENUM = re.compile(rb"\benum\b")
 # `*this < other`, `(*this)[0]`: an operator of the own class.
 _OWN_OPERATOR = re.compile(rb"\*this\s*(?:\)\s*(\[|\()|([=!<>+*/%&|^-]+))")
+_KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _CLOSED = {b"[": b"[]", b"(": b"()"}
 _SPECIAL = re.compile(rb"\btemplate\s*<\s*>")
 # A name with more candidates than this says nothing about who calls whom.
@@ -53,14 +57,16 @@ class Graph:
         ] = []  # the part of `hard` that comes from names: what must be in one document
         self.soft: list[set[int]] = [set() for _ in items]
         self.ahead: list[set[int]] = [set() for _ in items]
+        self._loose: list[set[int]] = [set() for _ in items]  # the part of `hard` that is only for the order
         self._bodies = _macro_mentions(items)
         self.mentions = [self._expanded(item) for item in items]
         self._names = (resolver.names if resolver is not None else plain_names)(items, self.mentions)
+        self._operators = Operators(items)
         self._name_edges()
         self._value_edges()
         self._macro_edges()
+        self.named = [edges - loose for edges, loose in zip(self.hard, self._loose, strict=True)]
         self._operator_edges()
-        self.named = [set(edges) for edges in self.hard]
         self._barrier_edges()
         self._call_edges()
         self._type_edges()
@@ -82,30 +88,52 @@ class Graph:
         """Each item after the last earlier declaration of what it mentions; those of one name in order."""
         latest: dict[bytes, int] = {}
         members: dict[bytes, list[int]] = {}
+        overloads: dict[bytes, list[int]] = {}  # of the last declaration, if that is a function
         for index, item in enumerate(self.items):
             if item.kind in (Kind.MACRO, Kind.INCLUDE, Kind.PRAGMA, Kind.COMMENT):
                 continue
             hard = self.hard[index]
             again = self._defined_before(index, latest)
-            mentioned = self._names.mentioned[index] - again
-            hard.update(latest[name] for name in latest.keys() & mentioned)
+            own = self._declared_only(index)
+            named = set()
+            for name in latest.keys() & (self._names.mentioned[index] - again):
+                hard.add(latest[name])
+                if name not in own:
+                    named.update(overloads.get(name, (latest[name],)))
             if item.kind in (Kind.OTHER, Kind.CALL):  # explicit instantiations come after the members
-                hard.update(member for name in members.keys() & mentioned for member in members[name])
+                mentioned = members.keys() & self._names.mentioned[index]
+                named.update(member for name in mentioned for member in members[name])
             for name in self._names.declared[index]:
                 if name in again:
                     continue
                 if name in latest:
                     hard.add(latest[name])
+                    if name not in own or name not in overloads:
+                        named.add(latest[name])
                 latest[name] = index
+                if item.kind in _CALLABLE:
+                    overloads.setdefault(name, []).append(index)
+                else:
+                    overloads.pop(name, None)
             if item.qualifier:
                 members.setdefault(item.qualifier, []).append(index)
                 if item.evaluated:  # a constexpr or auto member is needed before its first use
                     latest.update(dict.fromkeys(self._names.callables[index], index))
-            for frame in item.stack:
-                if isinstance(frame, Scope):
-                    for name in names_in(frame.opener):
-                        latest.setdefault(name, index)
+            for name in _perhaps_declared(item):
+                latest.setdefault(name, index)
+            named.discard(index)
             hard.discard(index)
+            self._loose[index] = hard - named
+            hard |= named
+
+    def _declared_only(self, index: int) -> set[bytes]:
+        """The names of a function that its text does not seem to use for another one of that name."""
+        item = self.items[index]
+        if item.kind not in _CALLABLE:
+            return set()
+        names = self._names.declared[index]
+        once = {name for name in names if item.text.count(name.partition(b"#")[0]) < 2}
+        return once if item.kind == Kind.FUNCTION else set(names)
 
     def _value_edges(self) -> None:
         """A member or variable needs its class in full, also where an alias stands nearer."""
@@ -166,15 +194,14 @@ class Graph:
         return set(self.mentions[index]).union(*scopes)
 
     def _operator_edges(self) -> None:
-        """A free operator is used without its name: whatever contains its symbol stays after it."""
-        operators: dict[bytes, int] = {}
+        """Items after the operators whose symbols they contain."""
         for index, item in enumerate(self.items):
-            if self.phase[index] != PREAMBLE:
-                text = item.text
-                self.hard[index].update(declared for symbol, declared in operators.items() if symbol in text)
-            for name in item.names:
-                if name.startswith(b"operator") and not name.endswith((b"()", b"[]")):
-                    operators[name.removeprefix(b"operator").lstrip(b'"')] = index
+            if self.phase[index] == PREAMBLE:
+                continue
+            for operator in self._operators.before(index, item.text):
+                self.hard[index].add(operator.index)
+                if not operator.types or not operator.types.isdisjoint(self.mentions[index]):
+                    self.named[index].add(operator.index)
 
     def _barrier_edges(self) -> None:
         """Items that may declare anything, and those whose place matters, split the unit."""
@@ -182,6 +209,7 @@ class Graph:
         firm: int | None = None  # the last barrier that may define macros
         late: int | None = None
         started: dict[int, int] = {}  # file to its first item that is no preamble
+        regions: dict[int, int] = {}  # file to its last region: the rest of it may use what that leaves open
         for index, item in enumerate(self.items):
             if barrier is not None and self.items[barrier].kind not in (Kind.CALL, Kind.PRAGMA):
                 firm = barrier
@@ -197,8 +225,10 @@ class Graph:
                 self.phase[index] = FUNCTIONS
                 late = barrier = index
                 continue
-            if late is not None and not is_directive:
-                self.named[index].add(late)
+            if not is_directive:
+                self.named[index].update(
+                    found for found in (late, regions.get(item.file)) if found is not None
+                )
             stays = item.kind == Kind.PRAGMA or (item.kind == Kind.INCLUDE and item.local)
             if stays and first is not None:
                 self.hard[index].update(range(first, index))
@@ -209,7 +239,7 @@ class Graph:
                 barrier = index
             elif item.kind == Kind.REGION:
                 self.hard[index].update(i for i in range(index) if self.items[i].file == item.file)
-                late = barrier = index
+                regions[item.file] = barrier = index
             elif item.kind == Kind.CALL:
                 barrier = index
             elif item.kind == Kind.USING and b"namespace" in item.mentions:
@@ -304,6 +334,9 @@ class Graph:
         for need in self.named[root]:
             bits |= rest._reached[need]
         user = self.items[root]
+        for operator in self._operators.of(bits) if user.kind in (Kind.FUNCTION, Kind.TYPE) else ():
+            if operator < root:
+                bits |= rest._reached[operator]
         done = 0
         while user.kind == Kind.FUNCTION and (pending := bits & self._incomplete_bits & ~done):
             done |= pending
@@ -339,9 +372,22 @@ def _macro_mentions(items: list[Item]) -> dict[bytes, frozenset[bytes]]:
     for item in items:
         for directive in item.directives:
             if directive.keyword == b"define":
-                names = names_in(directive.argument) - {directive.macro}
+                # The item's own names are more: what it makes by `##`.
+                names = item.mentions if len(item.directives) == 1 else names_in(directive.argument)
+                names -= {directive.macro}
                 bodies[directive.macro] = bodies.get(directive.macro, frozenset()) | names
     return bodies
+
+
+def _perhaps_declared(item: Item) -> Iterator[bytes]:
+    """Names that an item may declare where nothing else does: of its scopes, and what a macro is given."""
+    for frame in item.stack:
+        if isinstance(frame, Scope):
+            yield from names_in(frame.opener)
+    if item.kind == Kind.CALL:
+        yield from item.mentions - _KEYWORDS
+    elif item.kind == Kind.FUNCTION and item.callable.isupper():  # MATCHER(IsEven, "") { ... }
+        yield from {*IDENTIFIER.findall(item.text[: item.text.find(b"{")])} - _KEYWORDS
 
 
 def _asked(item: Item) -> set[bytes]:

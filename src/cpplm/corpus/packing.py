@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -96,8 +96,8 @@ class Packer:
         document = self._document(self.order, set(self.order), "compilable")
         return document if document.size <= self.budget else None
 
-    def parts(self) -> list[Document]:
-        """All roots: those that can stand alone in as many parts as it takes, then the rest as chunks."""
+    def parts(self) -> tuple[list[Document], list[int]]:
+        """The roots that can stand alone with what they need, in as many parts as it takes; and the rest."""
         documents: list[Document] = []
         waiting = self.root_order
         alone: list[int] = []
@@ -109,13 +109,11 @@ class Packer:
                 documents.append(document)
             taken = set(chosen or waiting[:1])
             waiting = [index for index in waiting if index not in taken]
-        return documents + self._chunks(alone)
+        return documents, alone
 
-    def chunks(self) -> list[Document]:
-        """All roots without what they need."""
-        return self._chunks(self.root_order)
-
-    def _chunks(self, roots: list[int]) -> list[Document]:
+    def chunks(self, roots: Collection[int] | None = None) -> list[Document]:
+        """These roots, or all, without what they need."""
+        roots = [index for index in self.root_order if roots is None or index in roots]
         documents: list[Document] = []
         while roots:
             chosen, made = self._chunk(roots)
@@ -160,25 +158,28 @@ class Packer:
 
     def _chunk(self, waiting: list[int]) -> tuple[list[int], list[Document]]:
         """As many of these roots as fit, with the macros they need; a single one that does not fit is cut."""
-        start = self._preamble()
+        own = sum(1 << index for index in self.roots)
         macros = sum(1 << index for index, item in enumerate(self.items) if item.kind == Kind.MACRO)
-        members, used = start, self._sum(start)
-        chosen: list[int] = []
-        for index in waiting:
-            needs = self._needs(index) & macros & ~members
-            used += self._size(index) + self._sum(needs)
-            if used > self.budget:
-                break
-            members |= needs | 1 << index
-            chosen.append(index)
-        while chosen:
-            document = self._part(members, chosen, "chunk")
-            if document.size <= self.budget:
-                return chosen, [document]
-            chosen = chosen[: len(chosen) * 9 // 10]
-            members = start
-            for index in chosen:
-                members |= self._needs(index) & macros | 1 << index
+        preamble = self._preamble()
+        # A macro may need more of them than there is room for.
+        for start, beside in ((preamble, macros), (preamble, macros & own), (preamble, 0), (0, 0)):
+            members, used = start, self._sum(start)
+            chosen: list[int] = []
+            for index in waiting:
+                needs = self._needs(index) & beside & ~members
+                used += self._size(index) + self._sum(needs)
+                if used > self.budget:
+                    break
+                members |= needs | 1 << index
+                chosen.append(index)
+            while chosen:
+                document = self._part(members, chosen, "chunk")
+                if document.size <= self.budget:
+                    return chosen, [document]
+                chosen = chosen[: len(chosen) * 9 // 10]
+                members = start
+                for index in chosen:
+                    members |= self._needs(index) & beside | 1 << index
         item = self.items[waiting[0]]
         data, (start,) = render([item])
         source = Source(self.names[item.file], item.line + 1, item.last_line + 1)

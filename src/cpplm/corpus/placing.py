@@ -17,8 +17,11 @@ def order(graph: Graph) -> list[int]:
     placed: set[int] = set()
     count = len(graph.items)
     directives = (Kind.COMMENT, Kind.INCLUDE, Kind.MACRO)
-    for index in range(count):  # a `using` would bring what it needs before the includes that follow it
-        if graph.phase[index] == PREAMBLE and graph.items[index].kind in directives:
+    # What needs a declaration would bring that before the includes that follow it.
+    drags: list[bool] = []
+    for index, needs in enumerate(graph.hard):
+        drags.append(graph.phase[index] != PREAMBLE or any(drags[need] for need in needs))
+        if not drags[index] and graph.items[index].kind in directives:
             _place(index, graph.hard, placed, done)
     for phase in (PREAMBLE, TYPES, DECLARATIONS):
         nodes = [index for index in range(count) if graph.phase[index] == phase]

@@ -50,7 +50,7 @@ class Plan:
     inlined: bool = False
     cross_file_depth: int = 0  # of calls into other source files; 0: their bodies are not looked for
     labels: Labelling | None = None
-    max_repeat: float = 5.0
+    max_repeat: float = 8.0
 
     @property
     def work(self) -> int:

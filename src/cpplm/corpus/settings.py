@@ -50,7 +50,7 @@ class CorpusSettings:
     with the project's includes expanded in place, for long contexts; file: a document per file, as it is."""
     cross_file_depth: int = 3
     """With --mode cross-file: how many calls to follow into other source files."""
-    max_repeat: float = 5.0
+    max_repeat: float = 8.0
     """Most text as a multiple of the source; where documents would borrow more, some stay chunks."""
     semantic: bool = False
     """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; 50 times slower)."""

@@ -18,6 +18,8 @@ from cpplm.corpus.lexing import IDENTIFIER, Directive, Group, Lexed
 from cpplm.corpus.masking import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, mask
 from cpplm.corpus.pieces import Condition, Frame, Piece, Scope, Sort, Split
 
+# An `#if` group of directives only is one item, unless it is longer than this: parts of it may do then.
+_MOST_TOGETHER = 2_000
 _COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _LICENCE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
 _NONBLANK = re.compile(rb"\S")
@@ -210,22 +212,28 @@ class _Splitter:
         start, end = group.start, group.end
         inside = tuple(d for d in self.lexed.directives if start <= d.start < end)
         slices = [self.code[a:b] for a, b in group.branches()]
+        changed = {d.macro for d in inside if d.keyword in (b"define", b"undef")}
+        asked = {name for d in group.directives for name in IDENTIFIER.findall(d.argument)}
         if not any(part.strip() for part in slices):
-            return self._add(start, end, "directives", inside)
+            if end - start < _MOST_TOGETHER or changed & asked:
+                return self._add(start, end, "directives", inside)
+            return self._enter(group)
         for pattern, move in ((SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)):
             if all(pattern.match(part) for part in slices):
                 return move(start, end)
         if not all(_is_whole(part) for part in slices):
             return self._add_code(start, start)
-        changed = {d.macro for d in inside if d.keyword in (b"define", b"undef")}
-        asked = {name for d in group.directives for name in IDENTIFIER.findall(d.argument)}
         if changed & asked:
             if not self._is_guard(inside):
                 return self._add(start, end, "region", inside)
             self.passed.update((start, group.directives[-1].start))
             return self._skip(start, group.directives[0].end)
+        return self._enter(group)
+
+    def _enter(self, group: Group) -> int:
+        """Go on inside the first branch of a group."""
         self.stack.append(Condition((group.directives[0].line,)))
-        return self._skip(start, group.directives[0].end)
+        return self._skip(group.start, group.directives[0].end)
 
     def _is_guard(self, inside: tuple[Directive, ...]) -> bool:
         """`#ifndef X`, `#define X` around a part of a file: within one document it always holds."""
