@@ -184,6 +184,7 @@ def _name_function(found: Declared, declarator: tree_sitter.Node | None, type_: 
         plain = _TEMPLATE_ARGUMENTS.sub(b"", plain)
     parts = [part.strip() for part in plain.split(b"::")]
     name = b"".join(operator.group().split()) if operator else parts[-1]
+    name = name.removeprefix(b'operator""')  # `1.5_km` mentions `_km`
     scope = [part for part in parts[:-1] if part]
     found.callable = name
     if scope:

@@ -26,6 +26,9 @@ from cpplm.corpus.splitting import split
 # Each alternative begins with a byte of its own, so that the engine skips what begins with none of them.
 _PREFIXED = re.compile(rb"(\.[A-Za-z_]\w*|->[A-Za-z_]\w*|s(?<!\ws)td::[A-Za-z_]\w*)")
 
+# `auto f() ->Name {`: not a member of what is called.
+_TRAILING_TYPE = re.compile(rb"\)[\s\w]*->([A-Za-z_]\w*)\s*[{;<:&*]")
+
 
 @dataclass(slots=True)
 class Item:
@@ -184,6 +187,8 @@ def _mentioned(names: bytes) -> tuple[set[bytes], frozenset[bytes]]:
     prefixed = set(parts[1::2])
     accesses = {name for name in prefixed if name[:1] in b".-"}
     alone = set(IDENTIFIER.findall(b" ".join(parts[::2])))
+    if accesses:
+        alone.update(_TRAILING_TYPE.findall(names))
     return alone | (prefixed - accesses), frozenset(name.lstrip(b".->") for name in accesses)
 
 

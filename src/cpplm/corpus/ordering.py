@@ -40,6 +40,7 @@ _ENUM = re.compile(rb"\benum\b")
 _OWN_OPERATOR = re.compile(rb"\*this\s*(?:\)\s*(\[|\()|([=!<>+*/%&|^-]+))")
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _CLOSED = {b"[": b"[]", b"(": b"()"}
+_FIRST_ARGUMENT = re.compile(rb"^\w+\s*\(\s*(\w+)", re.MULTILINE)
 _SPECIAL = re.compile(rb"\btemplate\s*<\s*>")
 # A name with more candidates than this says nothing about who calls whom.
 _MOST_CANDIDATES = 24
@@ -88,6 +89,7 @@ class Graph:
         """Each item after the last earlier declaration of what it mentions; those of one name in order."""
         latest: dict[bytes, int] = {}
         members: dict[bytes, list[int]] = {}
+        calls: dict[bytes, list[int]] = {}  # of macros, by their first argument
         overloads: dict[bytes, list[int]] = {}  # of the last declaration, if that is a function
         for index, item in enumerate(self.items):
             if item.kind in (Kind.MACRO, Kind.INCLUDE, Kind.PRAGMA, Kind.COMMENT):
@@ -100,6 +102,11 @@ class Graph:
                 hard.add(latest[name])
                 if name not in own:
                     named.update(overloads.get(name, (latest[name],)))
+            subject = _subject(item)
+            if subject:  # TYPED_TEST(Suite, ...) needs TYPED_TEST_SUITE(Suite, ...)
+                named.update(calls.get(subject, ()))
+                if item.kind == Kind.CALL:
+                    calls.setdefault(subject, []).append(index)
             if item.kind in (Kind.OTHER, Kind.CALL):  # explicit instantiations come after the members
                 mentioned = members.keys() & self._names.mentioned[index]
                 named.update(member for name in mentioned for member in members[name])
@@ -377,6 +384,14 @@ def _macro_mentions(items: list[Item]) -> dict[bytes, frozenset[bytes]]:
                 names -= {directive.macro}
                 bodies[directive.macro] = bodies.get(directive.macro, frozenset()) | names
     return bodies
+
+
+def _subject(item: Item) -> bytes:
+    """The first argument of a macro that stands for a declaration; nothing for other items."""
+    if item.kind == Kind.CALL or (item.kind == Kind.FUNCTION and item.callable.isupper()):
+        found = _FIRST_ARGUMENT.search(item.text)
+        return found.group(1) if found else b""
+    return b""
 
 
 def _perhaps_declared(item: Item) -> Iterator[bytes]:

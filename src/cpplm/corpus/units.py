@@ -227,18 +227,18 @@ class Includes:
                     target = self.edges[name].get(argument)
                     inner = self.conditions(branches)
                     if inner and target is not None:
-                        inner = tuple(each for each in inner if not self._is_once(each, target))
+                        inner = tuple(each for each in inner if not self._is_once(each, name, target))
                     if target is not None and target not in seen and inner is not None:
                         (later if inner else waiting).append((target, conditions + inner))
             waiting = sorted(later, key=lambda step: (-len(step[1]), step[0]))
         return seen
 
-    def _is_once(self, condition: Condition, target: str) -> bool:
-        """Whether a condition is `#ifndef X`, and what is included defines X: no longer true after it."""
+    def _is_once(self, condition: Condition, name: str, target: str) -> bool:
+        """Whether a condition is `#ifndef X`, and this file or what it includes defines X: false after it."""
         keyword, _, macro = condition.lines[0].partition(b" ")
         if len(condition.lines) > 1 or keyword != b"#ifndef" or macro not in self._defined:
             return False
-        return any(macro in self.scans[name].bodies for name in self.reachable([target]))
+        return any(macro in self.scans[file].bodies for file in (name, *self.reachable([target])))
 
     def conditions(self, branches: tuple[Branch, ...]) -> tuple[Condition, ...] | None:
         """The conditions of an include that a compiler could decide; None for one that is not chosen.
