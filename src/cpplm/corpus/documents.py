@@ -4,8 +4,8 @@
                  project; a part of a unit too long for one document has with it all that it needs
     inlined      a unit with all that it includes, expanded in place: `mode="inlined"`, in the budget
     file         a file as it is: asked for (`mode="file"`), or its brackets or conditionals do not add up
-    chunk        a piece that cannot stand alone: what it needs does not fit beside it, so that the includes of
-                 its files stay; or one item was cut
+    chunk        a piece that cannot stand alone: what it needs does not fit beside it, so that the includes
+                 of its files stay; or one item was cut
 
 The ladder: everything in full, the functions that it calls in other source files included (if asked for);
 without these; borrowed items without comments; borrowed items as declarations; the unit in parts; chunks.

@@ -18,9 +18,9 @@ _TYPES = (Kind.TYPE, Kind.FORWARD, Kind.ALIAS)
 
 
 class Operator(NamedTuple):
-    """Where an operator is declared, and the types of the unit that its operands name."""
+    """Which item declares an operator, and the types of the unit that its operands name."""
 
-    index: int
+    item: int
     types: frozenset[bytes]
 
 
@@ -51,8 +51,8 @@ class Operators:
     def before(self, index: int, text: bytes) -> Iterator[Operator]:
         """Those declared before an item whose symbol its text contains."""
         for symbol, found in self._by_symbol.items():
-            if found[0].index < index and symbol in text:
-                yield from (operator for operator in found if operator.index < index)
+            if found[0].item < index and symbol in text:
+                yield from (operator for operator in found if operator.item < index)
 
     def of(self, needed: int) -> Iterator[int]:
         """Those all of whose operand types are among these items, given as bits."""

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
+from cpplm.corpus.dependencies import Declarations
 from cpplm.corpus.items import Item, Kind
-from cpplm.corpus.lexing import IDENTIFIER, names_in
+from cpplm.corpus.lexing import names_in
 from cpplm.corpus.operators import Operators
 from cpplm.corpus.pieces import Condition, Scope
 from cpplm.corpus.resolving import Resolver, plain_names
-from cpplm.corpus.standard_names import KEYWORDS
 
 _PHASE = {
     Kind.COMMENT: 0, Kind.INCLUDE: 0, Kind.MACRO: 0, Kind.PRAGMA: 0, Kind.USING: 0, Kind.FORWARD: 0,
@@ -33,14 +33,12 @@ _PHASE = {
     Kind.VARIABLE: 2, Kind.PROTOTYPE: 2,
     Kind.FUNCTION: 3, Kind.OTHER: 3, Kind.CALL: 3, Kind.REGION: 3,
 }  # fmt: skip
-_CALLABLE = (Kind.FUNCTION, Kind.PROTOTYPE)
 PREAMBLE, TYPES, DECLARATIONS, FUNCTIONS, LAST = range(5)
-_ENUM = re.compile(rb"\benum\b")
 # `*this < other`, `(*this)[0]`: an operator of the own class.
 _OWN_OPERATOR = re.compile(rb"\*this\s*(?:\)\s*(\[|\()|([=!<>+*/%&|^-]+))")
-_KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
+# `--it`, `*it`: an operator of any class; `a * b` and `it--` are not found.
+_PREFIX_OPERATOR = re.compile(rb"(?:[(,;={&|!?:*]|\breturn)\s*(--|\+\+|\*)(?=[\s*+-]*\w)")
 _CLOSED = {b"[": b"[]", b"(": b"()"}
-_FIRST_ARGUMENT = re.compile(rb"^\w+\s*\(\s*(\w+)", re.MULTILINE)
 _SPECIAL = re.compile(rb"\btemplate\s*<\s*>")
 # A name with more candidates than this says nothing about who calls whom.
 _MOST_CANDIDATES = 24
@@ -53,12 +51,9 @@ class Graph:
         self.items = items
         self.phase = [_PHASE[item.kind] for item in items]
         self.hard: list[set[int]] = [set() for _ in items]
-        self.named: list[
-            set[int]
-        ] = []  # the part of `hard` that comes from names: what must be in one document
+        self.named: list[set[int]] = [set() for _ in items]  # of `hard`, what must be in one document
         self.soft: list[set[int]] = [set() for _ in items]
         self.ahead: list[set[int]] = [set() for _ in items]
-        self._loose: list[set[int]] = [set() for _ in items]  # the part of `hard` that is only for the order
         self._bodies = _macro_mentions(items)
         self.mentions = [self._expanded(item) for item in items]
         self._names = (resolver.names if resolver is not None else plain_names)(items, self.mentions)
@@ -66,7 +61,6 @@ class Graph:
         self._name_edges()
         self._value_edges()
         self._macro_edges()
-        self.named = [edges - loose for edges, loose in zip(self.hard, self._loose, strict=True)]
         self._operator_edges()
         self._barrier_edges()
         self._call_edges()
@@ -87,60 +81,10 @@ class Graph:
 
     def _name_edges(self) -> None:
         """Each item after the last earlier declaration of what it mentions; those of one name in order."""
-        latest: dict[bytes, int] = {}
-        members: dict[bytes, list[int]] = {}
-        calls: dict[bytes, list[int]] = {}  # of macros, by their first argument
-        overloads: dict[bytes, list[int]] = {}  # of the last declaration, if that is a function
+        declarations = Declarations(self.items, self._names)
         for index, item in enumerate(self.items):
-            if item.kind in (Kind.MACRO, Kind.INCLUDE, Kind.PRAGMA, Kind.COMMENT):
-                continue
-            hard = self.hard[index]
-            again = self._defined_before(index, latest)
-            own = self._declared_only(index)
-            named = set()
-            for name in latest.keys() & (self._names.mentioned[index] - again):
-                hard.add(latest[name])
-                if name not in own:
-                    named.update(overloads.get(name, (latest[name],)))
-            subject = _subject(item)
-            if subject:  # TYPED_TEST(Suite, ...) needs TYPED_TEST_SUITE(Suite, ...)
-                named.update(calls.get(subject, ()))
-                if item.kind == Kind.CALL:
-                    calls.setdefault(subject, []).append(index)
-            if item.kind in (Kind.OTHER, Kind.CALL):  # explicit instantiations come after the members
-                mentioned = members.keys() & self._names.mentioned[index]
-                named.update(member for name in mentioned for member in members[name])
-            for name in self._names.declared[index]:
-                if name in again:
-                    continue
-                if name in latest:
-                    hard.add(latest[name])
-                    if name not in own or name not in overloads:
-                        named.add(latest[name])
-                latest[name] = index
-                if item.kind in _CALLABLE:
-                    overloads.setdefault(name, []).append(index)
-                else:
-                    overloads.pop(name, None)
-            if item.qualifier:
-                members.setdefault(item.qualifier, []).append(index)
-                if item.evaluated:  # a constexpr or auto member is needed before its first use
-                    latest.update(dict.fromkeys(self._names.callables[index], index))
-            for name in _perhaps_declared(item):
-                latest.setdefault(name, index)
-            named.discard(index)
-            hard.discard(index)
-            self._loose[index] = hard - named
-            hard |= named
-
-    def _declared_only(self, index: int) -> set[bytes]:
-        """The names of a function that its text does not seem to use for another one of that name."""
-        item = self.items[index]
-        if item.kind not in _CALLABLE:
-            return set()
-        names = self._names.declared[index]
-        once = {name for name in names if item.text.count(name.partition(b"#")[0]) < 2}
-        return once if item.kind == Kind.FUNCTION else set(names)
+            if item.kind not in (Kind.MACRO, Kind.INCLUDE, Kind.PRAGMA, Kind.COMMENT):
+                self.hard[index], self.named[index] = declarations.add(index)
 
     def _value_edges(self) -> None:
         """A member or variable needs its class in full, also where an alias stands nearer."""
@@ -150,21 +94,16 @@ class Graph:
             if item.kind in (Kind.TYPE, Kind.VARIABLE):
                 mentioned = self._names.mentioned[index]
                 meant = mentioned.union(*(aliases[name] for name in aliases.keys() & mentioned))
-                self.hard[index].update(defined[name] for name in defined.keys() & meant)
+                self._need(index, (defined[name] for name in defined.keys() & meant))
             if item.kind == Kind.TYPE:
                 defined.update(dict.fromkeys(self._names.declared[index], index))
             elif item.kind == Kind.ALIAS:
                 aliases.update(dict.fromkeys(self._names.declared[index], item.mentions))
 
-    def _defined_before(self, index: int, latest: dict[bytes, int]) -> set[bytes]:
-        """The classes that an item declares ahead though they stand in full before it."""
-        item = self.items[index]
-        if item.kind != Kind.FORWARD or _ENUM.search(item.text):
-            return set()
-        earlier = {name: self.items[latest[name]] for name in self._names.declared[index] if name in latest}
-        return {
-            name for name, other in earlier.items() if other.kind == Kind.TYPE and other.stack == item.stack
-        }
+    def _need(self, index: int, others: Iterable[int]) -> None:
+        """An item stays after others, and cannot be in a document without them."""
+        self.named[index].update(others)
+        self.hard[index] |= self.named[index]
 
     def _macro_edges(self) -> None:
         """`#define` and `#undef` of one macro keep their order, and keep their users between them."""
@@ -176,21 +115,14 @@ class Graph:
         users: dict[bytes, list[int]] = {}
         for index, item in enumerate(self.items):
             for name in sorted(events[index]):
-                if name in latest:
-                    self.hard[index].add(latest[name])
                 earlier = [user for user in users.pop(name, []) if user != index]
                 self.hard[index].update(earlier)
                 if self.phase[index] == PREAMBLE and any(self.phase[user] != PREAMBLE for user in earlier):
                     self.phase[index] = LAST
             seen = self._macros_seen(index) & macros
-            asked = None
-            for name in seen:
-                if name in latest:
-                    self.hard[index].add(latest[name])
-                if asked is None:
-                    asked = _asked(item) if item.kind == Kind.MACRO else seen
-                if name in asked:
-                    users.setdefault(name, []).append(index)
+            self._need(index, (latest[name] for name in latest.keys() & (seen | events[index])))
+            for name in seen & _asked(item) if item.kind == Kind.MACRO and seen else seen:
+                users.setdefault(name, []).append(index)
             for name in events[index]:
                 latest[name] = index
 
@@ -205,10 +137,10 @@ class Graph:
         for index, item in enumerate(self.items):
             if self.phase[index] == PREAMBLE:
                 continue
-            for operator in self._operators.before(index, item.text):
-                self.hard[index].add(operator.index)
-                if not operator.types or not operator.types.isdisjoint(self.mentions[index]):
-                    self.named[index].add(operator.index)
+            operators = list(self._operators.before(index, item.text))
+            self.hard[index].update(operator.item for operator in operators)
+            mentions = self.mentions[index]
+            self._need(index, (o.item for o in operators if not o.types or not mentions.isdisjoint(o.types)))
 
     def _barrier_edges(self) -> None:
         """Items that may declare anything, and those whose place matters, split the unit."""
@@ -274,6 +206,8 @@ class Graph:
                     for callee in candidates.get(operator, ())
                     if callee != index and self.items[callee].qualifier == item.qualifier
                 )
+            for sign in set(_PREFIX_OPERATOR.findall(item.text)):
+                self.soft[index].update(set(candidates.get(b"operator" + sign, ())) - {index})
 
     def _type_edges(self) -> None:
         """Types to the types defined after them that they name: by a forward declaration before both.
@@ -384,25 +318,6 @@ def _macro_mentions(items: list[Item]) -> dict[bytes, frozenset[bytes]]:
                 names -= {directive.macro}
                 bodies[directive.macro] = bodies.get(directive.macro, frozenset()) | names
     return bodies
-
-
-def _subject(item: Item) -> bytes:
-    """The first argument of a macro that stands for a declaration; nothing for other items."""
-    if item.kind == Kind.CALL or (item.kind == Kind.FUNCTION and item.callable.isupper()):
-        found = _FIRST_ARGUMENT.search(item.text)
-        return found.group(1) if found else b""
-    return b""
-
-
-def _perhaps_declared(item: Item) -> Iterator[bytes]:
-    """Names that an item may declare where nothing else does: of its scopes, and what a macro is given."""
-    for frame in item.stack:
-        if isinstance(frame, Scope):
-            yield from names_in(frame.opener)
-    if item.kind == Kind.CALL:
-        yield from item.mentions - _KEYWORDS
-    elif item.kind == Kind.FUNCTION and item.callable.isupper():  # MATCHER(IsEven, "") { ... }
-        yield from {*IDENTIFIER.findall(item.text[: item.text.find(b"{")])} - _KEYWORDS
 
 
 def _asked(item: Item) -> set[bytes]:

@@ -145,7 +145,8 @@ class Packer:
             needs = self._needs(index) & ~members
             again = self._sum(needs)
             cost = again + self._size(index)
-            if used + cost > self.budget or repeated + again > _REPEATED_SHARE * self.budget:
+            much = again > 0 and repeated + again > _REPEATED_SHARE * self.budget
+            if used + cost > self.budget or much:
                 missed += 1
                 if not chosen or missed > _MOST_MISSED:
                     break

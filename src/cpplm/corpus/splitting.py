@@ -214,12 +214,11 @@ class _Splitter:
         slices = [self.code[a:b] for a, b in group.branches()]
         changed = {d.macro for d in inside if d.keyword in (b"define", b"undef")}
         asked = {name for d in group.directives for name in IDENTIFIER.findall(d.argument)}
-        if not any(part.strip() for part in slices):
-            if end - start < _MOST_TOGETHER or changed & asked:
-                return self._add(start, end, "directives", inside)
-            return self._enter(group)
+        is_empty = not any(part.strip() for part in slices)
+        if is_empty and (end - start < _MOST_TOGETHER or changed & asked):
+            return self._add(start, end, "directives", inside)
         for pattern, move in ((SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)):
-            if all(pattern.match(part) for part in slices):
+            if not is_empty and all(pattern.match(part) for part in slices):
                 return move(start, end)
         if not all(_is_whole(part) for part in slices):
             return self._add_code(start, start)
