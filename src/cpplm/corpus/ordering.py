@@ -210,24 +210,23 @@ class Graph:
                 self.soft[index].update(set(candidates.get(b"operator" + sign, ())) - {index})
 
     def _type_edges(self) -> None:
-        """Types to the types defined after them that they name: by a forward declaration before both.
+        """Items to the types defined after them that they name: by a forward declaration before both.
 
         A specialisation counts from where it stands on, so no type is moved over one.
         """
-        candidates: dict[bytes, list[int]] = {}
-        special: list[int] = []
-        for index, item in enumerate(self.items):
+        later: dict[bytes, list[int]] = {}
+        end = len(self.items)
+        for index in range(end - 1, -1, -1):
+            item = self.items[index]
+            if self.phase[index] == PREAMBLE:
+                continue
+            for name in self._names.mentioned[index] & later.keys():
+                self.ahead[index].update(type_ for type_ in later[name] if type_ < end)
             if item.kind == Kind.TYPE and _SPECIAL.search(item.text):
-                special.append(index)
+                end = index
             elif item.kind == Kind.TYPE:
                 for name in self._names.declared[index]:
-                    candidates.setdefault(name, []).append(index)
-        for index, item in enumerate(self.items):
-            if item.kind == Kind.TYPE:
-                end = special[place] if (place := bisect.bisect_left(special, index)) < len(special) else None
-                for name in self._names.mentioned[index] & candidates.keys():
-                    later = (type_ for type_ in candidates[name] if type_ > index)
-                    self.ahead[index].update(type_ for type_ in later if end is None or type_ < end)
+                    later.setdefault(name, []).append(index)
 
     @cached_property
     def _reached(self) -> list[int]:
