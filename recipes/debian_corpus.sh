@@ -14,12 +14,13 @@
 # CPPLM (from the path, else from .venv here).
 set -eu
 
-DEV="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2"
+DEV="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 abseil box2d catch2 cpp-httplib double-conversion
+libyaml lz4 zlib"
 BLIND="nlohmann-json3 range-v3 jansson lua5.4 tinyxml googletest ninja-build yaml-cpp pugixml htop"
 HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 libfmt-dev"
 # BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.
-LARGE="$DEV protobuf grpc abseil rocksdb flatbuffers capnproto bullet onetbb openexr imath catch2
-double-conversion google-glog gflags benchmark rapidjson box2d"
+LARGE="$DEV protobuf grpc rocksdb flatbuffers capnproto bullet onetbb openexr imath
+google-glog gflags benchmark"
 
 fail() {
     echo "debian_corpus.sh: $1" >&2
