@@ -43,7 +43,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED = "_jsonl"
 # Raised when the documents made from the same input, or their columns, change.
-_FORMAT = 3
+_FORMAT = 4
 # From here on starting workers takes less time than they save in looking for copies.
 _MUCH_SOURCE = 100_000_000
 
