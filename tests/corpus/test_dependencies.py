@@ -131,3 +131,18 @@ def test_chunks_keep_the_includes_of_their_files(tmp_path):
     assert "int first(" in by_kind["chunk"]
     assert "int plain(" in by_kind["compilable"]
     assert '#include "table.h"' not in by_kind["compilable"]
+
+
+@pytest.mark.parametrize("end", ["#endif\n", "#elif SETUP != 2\n#error other version\n#endif\n"])
+def test_a_guard_may_be_defined_late_with_a_value_and_complain(end):
+    source = f"#ifndef SETUP\n#include <cassert>\n#define TWO 2\n#define SETUP TWO\nint f();\nint g();\n{end}"
+    parts = read_items(source.encode(), MacroTable())
+    assert parts.lexed.guard == b"SETUP"
+    assert [item.text.decode().strip() for item in parts.items] == source.split("\n")[1:6]
+    assert not any(item.stack for item in parts.items)
+
+
+def test_a_class_that_the_parser_cannot_read_has_its_own_name():
+    source = "template <class T, Kind Q>\nstruct vec<4, T, Q>\n{\n  MAKE(a b +) int x int y;\n};\n"
+    (item,) = read_items(source.encode(), MacroTable()).items
+    assert item.names == (b"vec",)

@@ -266,6 +266,8 @@ def _guess(found: Declared, code: bytes) -> None:
     if _is_class(code):
         found.kind = Kind.TYPE
         head = code[: code.find(b"{")]
+        while _TEMPLATE_ARGUMENTS.search(head):
+            head = _TEMPLATE_ARGUMENTS.sub(b"", head)
         words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
         found.names = tuple([word for word in words if word != b"final"][-1:])
     elif re.match(rb"(?:typedef|using)\b", stripped):

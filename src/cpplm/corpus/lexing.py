@@ -13,6 +13,7 @@ items then carry the condition. Everything else about conditionals follows from 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -244,18 +245,40 @@ def _group(directives: list[Directive]) -> tuple[list[Group], bool]:
 
 
 def _find_guard(lexed: Lexed) -> None:
-    """Recognise `#ifndef X`, `#define X` ... `#endif` around all the code of the file."""
+    """Recognise `#ifndef X`, `#define X` ... `#endif` around all the code of the file.
+
+    The `#define` may come later; one that gives X a value stays, since it may be asked for. There may be an
+    `#elif` or `#else` that only complains of a second reading.
+    """
     if not lexed.balanced:
         return
     for group in lexed.groups:
         opening = group.directives[0]
         found = _DEFINED_GUARD.match(opening.argument) if opening.keyword == b"if" else None
         macro = opening.macro if opening.keyword == b"ifndef" else found.group(1) if found else b""
-        if not macro or len(group.directives) != 2:
+        if not macro or any(lexed.names[start:end].strip() for start, end in group.branches()[1:]):
             continue
         outside = lexed.names[: group.start] + lexed.names[group.end :]
-        define = next((d for d in lexed.directives if d.start > opening.start), None)
-        if not outside.strip() and define and define.keyword == b"define" and define.macro == macro:
+        define = defined_in(group, macro, lexed.directives)
+        if define is not None and not outside.strip():
+            has_value = define.argument.strip() != macro
             lexed.guard = macro
-            lexed.guard_directives = frozenset({opening.start, define.start, group.directives[-1].start})
+            end = group.directives[1].start
+            gone = {d.start for d in lexed.directives if end <= d.start < group.end}
+            lexed.guard_directives = frozenset(
+                {opening.start, *gone, *(() if has_value else (define.start,))}
+            )
             return
+
+
+def defined_in(group: Group, macro: bytes, directives: Iterable[Directive]) -> Directive | None:
+    """The one `#define` of a macro that stands directly in a group; None when it is changed elsewhere."""
+    changes = [
+        d
+        for d in directives
+        if group.start <= d.start < group.end and d.macro == macro and d.keyword in (b"define", b"undef")
+    ]
+    if len(changes) != 1 or changes[0].keyword != b"define":
+        return None
+    is_nested = any(child.start <= changes[0].start < child.end for child in group.children)
+    return None if is_nested else changes[0]

@@ -15,7 +15,6 @@ later passes.
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property

@@ -160,6 +160,7 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         return _Outline(text, names=frozenset(IDENTIFIER.findall(text)))
     lexed = lex(text)
     directives = [directive.start for directive in lexed.directives]
+    ends = [directive.end for directive in lexed.directives]
     code, plain = mask(lexed, macros)
     captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_CPP.parse(plain))
     kept: list[bytes] = []
@@ -185,13 +186,12 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         if b"virtual" in head or b"override" in head:
             virtual.add(name)
         if body is not None:
-            definition = body.parent or body
-            initialisers = next((c for c in definition.children if c.type == "field_initializer_list"), None)
-            head_end = initialisers.start_byte if initialisers is not None else head_end
+            head_end = _head_end(body)
         elif b"=" in head:
             continue
-        before = max(position, len(plain[:start].rstrip()))  # with the macros before it that are masked
-        start = before if bisect.bisect(directives, before) == bisect.bisect(directives, start) else start
+        last = bisect.bisect(directives, start)
+        # With the macros before it that are masked.
+        start = max(position, len(plain[:start].rstrip()), ends[last - 1] if last else 0)
         start += len(text[start : node.start_byte]) - len(text[start : node.start_byte].lstrip())
         kept.append(text[position:start])
         size += len(kept[-1])
@@ -217,6 +217,13 @@ def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
             if re.search(rb"\b" + name + rb"\s*\)?\s*\(", body):
                 return True
     return False
+
+
+def _head_end(body: tree_sitter.Node) -> int:
+    """Where the head of a function ends: before its member initialisers."""
+    definition = body.parent or body
+    initialisers = next((c for c in definition.children if c.type == "field_initializer_list"), body)
+    return initialisers.start_byte
 
 
 def _body(node: tree_sitter.Node) -> tree_sitter.Node | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import re
 
-from cpplm.corpus.lexing import IDENTIFIER, Directive, Group, Lexed
+from cpplm.corpus.lexing import IDENTIFIER, Directive, Group, Lexed, defined_in
 from cpplm.corpus.masking import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, mask
 from cpplm.corpus.pieces import Condition, Frame, Piece, Scope, Sort, Split
 
@@ -223,7 +223,7 @@ class _Splitter:
         if not all(_is_whole(part) for part in slices):
             return self._add_code(start, start)
         if changed & asked:
-            if not self._is_guard(inside):
+            if not self._is_guard(group):
                 return self._add(start, end, "region", inside)
             self.passed.update((start, group.directives[-1].start))
             return self._skip(start, group.directives[0].end)
@@ -234,18 +234,13 @@ class _Splitter:
         self.stack.append(Condition((group.directives[0].line,)))
         return self._skip(group.start, group.directives[0].end)
 
-    def _is_guard(self, inside: tuple[Directive, ...]) -> bool:
-        """`#ifndef X`, `#define X` around a part of a file: within one document it always holds."""
-        opening, define, *rest = inside
-        asked = opening.macro
-        branches = len(self.groups[opening.start].directives)
-        once = [d for d in rest if d.keyword in (b"define", b"undef") and d.macro == asked]
-        return (opening.keyword, define.keyword, define.macro, branches, once) == (
-            b"ifndef",
-            b"define",
-            asked,
-            2,
-            [],
+    def _is_guard(self, group: Group) -> bool:
+        """`#ifndef X` around a part of a file that defines X: within one document it always holds."""
+        opening = group.directives[0]
+        return (
+            opening.keyword == b"ifndef"
+            and len(group.directives) == 2
+            and defined_in(group, opening.macro, self.lexed.directives) is not None
         )
 
     # -- code ----------------------------------------------------------------------------------------------
