@@ -6,9 +6,10 @@ an item that names one of the operand types, or that needs all of them: `EXPECT_
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
 
 from cpplm.corpus.items import Item, Kind
 from cpplm.corpus.lexing import IDENTIFIER
@@ -17,46 +18,49 @@ _OPERANDS = re.compile(rb"\boperator\b[^\w(]*\w*\s*\(([^{;]*)")
 _TYPES = (Kind.TYPE, Kind.FORWARD, Kind.ALIAS)
 
 
-class Operator(NamedTuple):
-    """Which item declares an operator, and the types of the unit that its operands name."""
-
-    item: int
-    types: frozenset[bytes]
-
-
 class Operators:
     """The free operators among items in source order."""
 
     def __init__(self, items: Sequence[Item]) -> None:
-        self._by_symbol: dict[bytes, list[Operator]] = {}
-        self._by_operands: list[tuple[int, list[int]]] = []  # each operand type as the bits of its items
-        names = [tuple(name for name in item.names if name.startswith(b"operator")) for item in items]
-        if not any(names):
+        self._by_symbol: dict[bytes, list[int]] = defaultdict(list)
+        self._by_type: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)  # with their symbols
+        self._of_no_type: list[tuple[int, bytes]] = []
+        self._operands: list[tuple[int, list[int]]] = []  # each operand type as the bits of its items
+        declared = [(index, name) for index, item in enumerate(items) for name in item.names]
+        found = [(index, name) for index, name in declared if name.startswith(b"operator")]
+        if not found:
             return
         types: dict[bytes, int] = {}
-        for index, item in enumerate(items):
-            for name in item.names if item.kind in _TYPES else ():
+        for index, name in declared:
+            if items[index].kind in _TYPES:
                 types[name] = types.get(name, 0) | 1 << index
-        for index, declared in enumerate(names):
-            if not declared:
+        for index, name in found:
+            if name.endswith((b"()", b"[]")):
                 continue
-            operator = Operator(index, frozenset(_operands(items[index]) & types.keys()))
-            if operator.types:
-                self._by_operands.append((index, [types[name] for name in operator.types]))
-            for name in declared:
-                if not name.endswith((b"()", b"[]")):
-                    symbol = name.removeprefix(b"operator").lstrip(b'"')
-                    self._by_symbol.setdefault(symbol, []).append(operator)
+            symbol = name.removeprefix(b"operator")
+            operands = _operands(items[index]) & types.keys()
+            self._by_symbol[symbol].append(index)
+            for operand in operands:
+                self._by_type[operand].append((index, symbol))
+            if operands:
+                self._operands.append((index, [types[operand] for operand in operands]))
+            else:
+                self._of_no_type.append((index, symbol))
 
-    def before(self, index: int, text: bytes) -> Iterator[Operator]:
-        """Those declared before an item whose symbol its text contains."""
+    def before(self, index: int, text: bytes, mentions: Set[bytes]) -> tuple[set[int], set[int]]:
+        """The last earlier operator of each symbol in an item's text, and all that the item needs."""
+        last: set[int] = set()
         for symbol, found in self._by_symbol.items():
-            if found[0].item < index and symbol in text:
-                yield from (operator for operator in found if operator.item < index)
+            if found[0] < index and symbol in text:
+                last.add(found[bisect.bisect_left(found, index) - 1])
+        if not last:
+            return last, last
+        near = [self._of_no_type, *(self._by_type[name] for name in self._by_type.keys() & mentions)]
+        return last, {other for each in near for other, symbol in each if other < index and symbol in text}
 
     def of(self, needed: int) -> Iterator[int]:
         """Those all of whose operand types are among these items, given as bits."""
-        for index, types in self._by_operands:
+        for index, types in self._operands:
             if all(needed & bits for bits in types):
                 yield index
 

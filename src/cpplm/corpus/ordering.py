@@ -51,9 +51,8 @@ class Graph:
         self.phase = [_PHASE[item.kind] for item in items]
         self.hard: list[set[int]] = [set() for _ in items]
         self.named: list[set[int]] = [set() for _ in items]  # of `hard`, what must be in one document
-        self.soft: list[set[int]] = [set() for _ in items]
-        self.ahead: list[set[int]] = [set() for _ in items]
         self._bodies = _macro_mentions(items)
+        self._expansions: dict[bytes, set[bytes]] = {}
         self.mentions = [self._expanded(item) for item in items]
         self._names = (resolver.names if resolver is not None else plain_names)(items, self.mentions)
         self._operators = Operators(items)
@@ -62,21 +61,25 @@ class Graph:
         self._macro_edges()
         self._operator_edges()
         self._barrier_edges()
-        self._call_edges()
-        self._type_edges()
         self._needs: dict[tuple[int, bool], int] = {}
 
     def _expanded(self, item: Item) -> frozenset[bytes]:
         """What an item mentions once the unit's own macros are expanded."""
         if item.kind == Kind.MACRO or self._bodies.keys().isdisjoint(item.mentions):
             return item.mentions
-        seen: set[bytes] = set()
-        waiting = set(item.mentions)
-        while waiting:
-            name = waiting.pop()
-            seen.add(name)
-            waiting |= self._bodies.get(name, frozenset()) - seen
-        return frozenset(seen)
+        return item.mentions.union(*(self._expansion(name) for name in item.mentions & self._bodies.keys()))
+
+    def _expansion(self, macro: bytes) -> set[bytes]:
+        """All that the body of a macro mentions, expanded."""
+        found = self._expansions.get(macro)
+        if found is None:
+            found = self._expansions[macro] = set()
+            waiting = set(self._bodies[macro])
+            while waiting:
+                name = waiting.pop()
+                found.add(name)
+                waiting |= self._bodies.get(name, frozenset()) - found
+        return found
 
     def _name_edges(self) -> None:
         """Each item after the last earlier declaration of what it mentions; those of one name in order."""
@@ -136,10 +139,9 @@ class Graph:
         for index, item in enumerate(self.items):
             if self.phase[index] == PREAMBLE:
                 continue
-            operators = list(self._operators.before(index, item.text))
-            self.hard[index].update(operator.item for operator in operators)
-            mentions = self.mentions[index]
-            self._need(index, (o.item for o in operators if not o.types or not mentions.isdisjoint(o.types)))
+            last, needed = self._operators.before(index, item.text, self.mentions[index])
+            self.hard[index] |= last
+            self._need(index, needed)
 
     def _barrier_edges(self) -> None:
         """Items that may declare anything, and those whose place matters, split the unit."""
@@ -185,8 +187,10 @@ class Graph:
             if self.phase[index] != PREAMBLE:
                 started.setdefault(item.file, index)
 
-    def _call_edges(self) -> None:
+    @cached_property
+    def soft(self) -> list[set[int]]:
         """Functions to the functions that they name, wherever those stand."""
+        soft: list[set[int]] = [set() for _ in self.items]
         candidates: dict[bytes, list[int]] = {}
         for index, item in enumerate(self.items):
             for name in self._names.callables[index] if item.kind == Kind.FUNCTION else ():
@@ -197,22 +201,25 @@ class Graph:
             names = self._names.mentioned[index] | self._names.accessed[index]
             for name in names & candidates.keys():
                 if len(candidates[name]) <= _MOST_CANDIDATES:
-                    self.soft[index].update(callee for callee in candidates[name] if callee != index)
+                    soft[index].update(callee for callee in candidates[name] if callee != index)
             for bracket, sign in _OWN_OPERATOR.findall(item.text) if item.qualifier else ():
                 operator = b"operator" + (_CLOSED.get(bracket) or sign)
-                self.soft[index].update(
+                soft[index].update(
                     callee
                     for callee in candidates.get(operator, ())
                     if callee != index and self.items[callee].qualifier == item.qualifier
                 )
             for sign in set(_PREFIX_OPERATOR.findall(item.text)):
-                self.soft[index].update(set(candidates.get(b"operator" + sign, ())) - {index})
+                soft[index].update(set(candidates.get(b"operator" + sign, ())) - {index})
+        return soft
 
-    def _type_edges(self) -> None:
+    @cached_property
+    def ahead(self) -> list[set[int]]:
         """Items to the types defined after them that they name: by a forward declaration before both.
 
         A specialisation counts from where it stands on, so no type is moved over one.
         """
+        ahead: list[set[int]] = [set() for _ in self.items]
         later: dict[bytes, list[int]] = {}
         end = len(self.items)
         for index in range(end - 1, -1, -1):
@@ -220,12 +227,13 @@ class Graph:
             if self.phase[index] == PREAMBLE:
                 continue
             for name in self._names.mentioned[index] & later.keys():
-                self.ahead[index].update(type_ for type_ in later[name] if type_ < end)
+                ahead[index].update(type_ for type_ in later[name] if type_ < end)
             if item.kind == Kind.TYPE and _SPECIAL.search(item.text):
                 end = index
             elif item.kind == Kind.TYPE:
                 for name in self._names.declared[index]:
                     later.setdefault(name, []).append(index)
+        return ahead
 
     @cached_property
     def _reached(self) -> list[int]:
