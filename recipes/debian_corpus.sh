@@ -16,7 +16,7 @@ set -eu
 
 DEV="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 abseil box2d catch2 cpp-httplib double-conversion
 libyaml lz4 zlib"
-BLIND="nlohmann-json3 range-v3 jansson lua5.4 tinyxml googletest ninja-build yaml-cpp pugixml htop"
+BLIND="bzip2 cmark glm libsndfile mbedtls rtmidi simdjson soundtouch taglib"
 HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 libfmt-dev"
 # BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.
 LARGE="$DEV protobuf grpc rocksdb flatbuffers capnproto bullet onetbb openexr imath
