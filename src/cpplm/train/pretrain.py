@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.compiling import compiled_loss
 from cpplm.train.resume import find_checkpoint, restore_state
 from cpplm.train.settings import TrainSettings
 from cpplm.train.tracking import make_trackers, require_trackers
@@ -74,7 +74,8 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
                 return _summary(settings, state, config, trained_now=False)
             say(f"continuing {settings.out} from step {state.step}")
         model, optimizer = _model_and_optimizer(settings, config, checkpoint, device)
-        loss_function = _compiled(model, settings)
+        shape = (settings.device_batch_size, settings.max_seq_len)
+        loss_function = model.loss if settings.no_compile else compiled_loss(model, shape)
 
         bar = stack.enter_context(ProgressLog.open_bar(horizon.progress(state)))
         batches = stack.enter_context(closing(Prefetcher(_train_loader(settings, reader, tokenizer, state))))
@@ -210,22 +211,6 @@ def _open_log(settings: TrainSettings, state: TrainState, model: Transformer, ho
         environment=environment(),
     )
     return log
-
-
-def _compiled(model: Transformer, settings: TrainSettings) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss, compiled where that works."""
-    if settings.no_compile or model.device.type == "mps":
-        return model.loss
-    if model.device.type == "cpu" and shutil.which("g++") is None:
-        say("no g++ found: training without torch.compile, which is slower")
-        return model.loss
-    compiled = torch.compile(model.loss, dynamic=False)
-    shape = (settings.device_batch_size, settings.max_seq_len)
-    say("compiling the model, which takes 10 to 30 seconds")
-    nothing = torch.zeros(shape, dtype=torch.int64, device=model.device)
-    compiled(nothing, nothing).backward()  # now, so that no step's time contains it
-    model.zero_grad(set_to_none=True)
-    return compiled
 
 
 def _summary(

@@ -1,0 +1,73 @@
+"""torch.compile for the loss, before the first step and in spite of what an earlier run left in its cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from cpplm.core.progress import say
+from cpplm.model.transformer import Transformer
+
+
+def compiled_loss(model: Transformer, shape: tuple[int, int]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss, compiled where that works.
+
+    Args:
+        model: whose loss it is; its gradients are None afterwards.
+        shape: batch and time of the batches that will come.
+    """
+    if model.device.type == "mps":
+        return model.loss
+    if model.device.type == "cpu" and shutil.which("g++") is None:
+        say("no g++ found: training without torch.compile, which is slower")
+        return model.loss
+    say("compiling the model, which takes 10 to 30 seconds")
+    compiled = torch.compile(model.loss, dynamic=False)
+    nothing = torch.zeros(shape, dtype=torch.int64, device=model.device)
+    _remove_damaged_libraries()
+    try:
+        compiled(nothing, nothing).backward()  # now, so that no step's time contains it
+    except BackendCompilerFailed as error:
+        if not isinstance(error.inner_exception, ImportError):
+            raise
+        _remove_damaged_libraries()  # of a run that was killed just now
+        torch.compiler.reset()
+        compiled(nothing, nothing).backward()
+    model.zero_grad(set_to_none=True)
+    return compiled
+
+
+def _remove_damaged_libraries() -> None:
+    """Clear torch's cache of what a killed compiler left: loading half a library ends the process."""
+    for path in Path(cache_dir()).rglob("*.so"):
+        if not _is_whole(path):
+            say(f"{path} was cut short; it will be compiled again")
+            path.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an ELF file of 64 bits is as long as its header says; other files are taken for whole.
+
+    The section headers come last: e_shoff, e_shentsize and e_shnum (System V ABI, ELF-64 object files, 1.5).
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return True
+    if len(head) < 64 or not head.strip(b"\0"):
+        return False
+    if head[:6] != b"\x7fELF\x02\x01":
+        return True
+    (offset,) = struct.unpack_from("<Q", head, 0x28)
+    entry_size, count = struct.unpack_from("<HH", head, 0x3A)
+    return bool(offset) and size >= offset + entry_size * count

@@ -1,0 +1,44 @@
+"""Compiling goes on where an earlier run was killed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import torch
+from cpplm.model.config import ModelConfig
+from cpplm.model.transformer import Transformer
+from cpplm.train.compiling import compiled_loss
+
+sizes = dict(num_layers=1, model_dim=32, num_heads=2, num_kv_heads=2, head_dim=16)
+model = Transformer(ModelConfig(vocab_size=320, **sizes))
+loss = compiled_loss(model, (2, 8))
+assert loss is not model.loss
+assert all(parameter.grad is None for parameter in model.parameters())
+assert torch.isfinite(loss(torch.ones(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="nothing is compiled without it")
+def test_libraries_that_a_killed_compiler_left_are_made_again(tmp_path: Path) -> None:
+    def run() -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        return subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False
+        )
+
+    first = run()
+    assert first.returncode == 0, first.stderr
+    libraries = sorted(path for path in tmp_path.rglob("*.main.so"))
+    assert libraries
+    for number, library in enumerate(libraries):
+        library.write_bytes(library.read_bytes()[: 2_000 * (number % 2)])
+    second = run()
+    assert second.returncode == 0, second.stderr
+    assert "was cut short" in second.stderr
+    assert all(library.stat().st_size > 2_000 for library in libraries)
