@@ -19,8 +19,8 @@ libyaml lz4 zlib"
 BLIND="bzip2 cmark glm libsndfile mbedtls rtmidi simdjson soundtouch taglib"
 HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 libfmt-dev"
 # BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.
-LARGE="$DEV protobuf grpc rocksdb flatbuffers capnproto bullet onetbb openexr imath
-google-glog gflags benchmark"
+LARGE="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 protobuf grpc abseil rocksdb flatbuffers capnproto bullet
+onetbb openexr imath catch2 double-conversion google-glog gflags benchmark rapidjson box2d"
 
 fail() {
     echo "debian_corpus.sh: $1" >&2
