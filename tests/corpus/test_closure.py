@@ -381,36 +381,3 @@ def test_c_projects(tmp_path):
     )
     assert compile_errors(document.text, language="c") == ""
     in_order(document.text, "typedef struct list", "int list_length(", "int main(void)")
-
-
-def test_macros_in_conditions_inside_a_shortened_class_come_along(tmp_path):
-    long = "\n".join(f"  int filler{n}() const {{ return {n}; }}  // never called" for n in range(60))
-    document = closed(
-        tmp_path,
-        {
-            "config.h": "#pragma once\n#define HAS_LONG\n",
-            "value.h": '#pragma once\n#include "config.h"\nclass Value {\n public:\n'
-            "  Value(int) {}\n#ifdef HAS_LONG\n  Value(long) {}\n#endif\n  Value(double) {}\n"
-            f"{long}\n}};\n",
-            "use.cc": '#include "value.h"\nValue use(long a) { return a; }\n',
-        },
-        generous=False,
-    )
-    in_order(document.text, "#define HAS_LONG", "class Value")
-    assert "filler" not in document.text
-
-
-def test_member_functions_that_a_loop_calls_stay_in_a_skeleton(tmp_path):
-    long = "\n".join(f"  int filler{n}() const {{ return {n}; }}  // never called" for n in range(60))
-    document = closed(
-        tmp_path,
-        {
-            "fleet.h": "#pragma once\nclass Fleet {\n public:\n"
-            f"  int* begin() {{ return ships; }}\n  int* end() {{ return ships + 3; }}\n{long}\n"
-            " private:\n  int ships[3];\n};\n",
-            "use.cc": '#include "fleet.h"\nint use(Fleet& fleet) {\n  int sum = 0;\n'
-            "  for (int ship : fleet) sum += ship;\n  return sum;\n}\n",
-        },
-        generous=False,
-    )
-    assert "filler" not in document.text

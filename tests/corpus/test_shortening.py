@@ -1,10 +1,13 @@
 """What is left of a borrowed item, and that it still compiles with the code that uses it."""
 
+from pathlib import Path
+
 import pytest
 
 from cpplm.corpus.items import Item, Kind, read_items
 from cpplm.corpus.lexing import lex
 from cpplm.corpus.masking import MacroTable, macro_bodies
+from cpplm.corpus.records import Document
 from cpplm.corpus.shortening import Detail, Shortener, without_comments
 from tests.corpus.cpp import compile_errors, documents_of, in_order, needs_gxx, write_files
 
@@ -178,3 +181,43 @@ def test_the_ladder_gives_up_comments_first_then_bodies_then_members(tmp_path):
         (False, True, False, True),  # comments
         (True, True, False, True),
     ]
+
+
+def skeleton(folder: Path, files: dict[str, str]) -> Document:
+    """The document of use.cc, which borrows skeletons; it compiles."""
+    (document,), _ = documents_of(write_files(folder, files), of="use.cc", generous=False)
+    assert compile_errors(document.text) == "", document.text
+    return document
+
+
+@needs_gxx
+def test_macros_in_conditions_inside_a_shortened_class_come_along(tmp_path):
+    long = "\n".join(f"  int filler{n}() const {{ return {n}; }}  // never called" for n in range(60))
+    document = skeleton(
+        tmp_path,
+        {
+            "config.h": "#pragma once\n#define HAS_LONG\n",
+            "value.h": '#pragma once\n#include "config.h"\nclass Value {\n public:\n'
+            "  Value(int) {}\n#ifdef HAS_LONG\n  Value(long) {}\n#endif\n  Value(double) {}\n"
+            f"{long}\n}};\n",
+            "use.cc": '#include "value.h"\nValue use(long a) { return a; }\n',
+        },
+    )
+    in_order(document.text, "#define HAS_LONG", "class Value")
+    assert "filler" not in document.text
+
+
+@needs_gxx
+def test_member_functions_that_a_loop_calls_stay_in_a_skeleton(tmp_path):
+    long = "\n".join(f"  int filler{n}() const {{ return {n}; }}  // never called" for n in range(60))
+    document = skeleton(
+        tmp_path,
+        {
+            "fleet.h": "#pragma once\nclass Fleet {\n public:\n"
+            f"  int* begin() {{ return ships; }}\n  int* end() {{ return ships + 3; }}\n{long}\n"
+            " private:\n  int ships[3];\n};\n",
+            "use.cc": '#include "fleet.h"\nint use(Fleet& fleet) {\n  int sum = 0;\n'
+            "  for (int ship : fleet) sum += ship;\n  return sum;\n}\n",
+        },
+    )
+    assert "filler" not in document.text

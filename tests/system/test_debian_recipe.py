@@ -16,7 +16,7 @@ case "$*" in
 *indextargets*)
     echo "Debian http://archive.example/debian/ stable main"
     echo "Other http://elsewhere.example/ stable main" ;;
-*source*)
+*" source "*)
     for name; do :; done
     [ "$name" != "$BROKEN" ] || exit 100
     printf 'Version: 1.0\\n' >"$name.dsc" ;;
