@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from cpplm.core.hardware import environment
-from cpplm.corpus.parts import worker_pool
+from cpplm.core.workers import worker_pool
 
 # What numeric libraries read before they start threads of their own.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")

@@ -6,6 +6,8 @@
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers for `corpus check`    -> FOLDER/headers
 #   recipes/debian_corpus.sh large FOLDER     60 MB and more, permissive licences       -> FOLDER/large, and
 #                                             a corpus built from them                  -> FOLDER/corpus
+#   recipes/debian_corpus.sh tokenizer FOLDER  what the published tokenizers are trained on, chosen on and
+#                                             measured on   -> FOLDER/tok-train, FOLDER/tok-dev, FOLDER/tok-blind
 #   recipes/debian_corpus.sh measure FOLDER   build and check dev and blind, with headers
 #
 # Needs no root: package lists and downloads stay in FOLDER/apt. A package that is there already is not fetched
@@ -21,13 +23,20 @@ HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 libfmt-dev"
 # BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.
 LARGE="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 protobuf grpc abseil rocksdb flatbuffers capnproto bullet
 onetbb openexr imath catch2 double-conversion google-glog gflags benchmark rapidjson box2d"
+# The tokenizer's: no project of one list is in another. The first is 300 MB of C++.
+TOK_TRAIN="abseil benchmark box2d bullet cpp-httplib flatbuffers gflags google-glog grpc imath onetbb openexr protobuf
+rapidjson libjsoncpp boost1.74 ceres-solver cmake eigen3 ogre-1.12 opencv qtbase-opensource-src
+thrift vtk9 z3 googletest llvm-toolchain-14"
+TOK_DEV="catch2 fmtlib glm keepassxc leveldb libphonenumber libtorrent-rasterbar ninja-build nlohmann-json3 openscad
+poco re2 rocksdb spdlog tinyxml2 yaml-cpp"
+TOK_BLIND="aria2 capnproto double-conversion exiv2 mosh snappy taglib"
 
 fail() {
     echo "debian_corpus.sh: $1" >&2
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|headers|large|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -119,6 +128,14 @@ large)
     # shellcheck disable=SC2086
     sources large $LARGE
     build large "$folder/corpus" --licences permissive
+    ;;
+tokenizer)
+    # shellcheck disable=SC2086
+    sources tok-blind $TOK_BLIND
+    # shellcheck disable=SC2086
+    sources tok-dev $TOK_DEV
+    # shellcheck disable=SC2086
+    sources tok-train $TOK_TRAIN
     ;;
 measure)
     # shellcheck disable=SC2086

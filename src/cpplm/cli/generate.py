@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from cpplm.generate.load import ModelSource, load_engine
 from cpplm.generate.samples import example_completions
 from cpplm.generate.sampling import SamplingSettings
 from cpplm.tokenizer.special import BOS
+from cpplm.tokenizer.streaming import StreamDecoder
 from cpplm.train.pretrain import run_folder
 
 
@@ -87,16 +87,16 @@ def _from_stdin() -> str:
 
 def _print_as_written(engine: Engine, prompt: str, sampling: SamplingSettings) -> str:
     """Print the prompt and each token at once, never half a UTF-8 character; returns the completion."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = StreamDecoder(engine.tokenizer)
     pieces: list[str] = []
     for (token,) in engine.stream(engine.tokenizer.encode(prompt, prepend=BOS), sampling):
         if not pieces:  # the prompt was not refused
             sys.stdout.write(prompt)
         if token is None:
             break
-        pieces.append(decoder.decode(engine.tokenizer.decode_bytes([token])))
+        pieces.append(decoder.push(token))
         sys.stdout.write(pieces[-1])
         sys.stdout.flush()
-    pieces.append(decoder.decode(b"", final=True))
+    pieces.append(decoder.finish())
     sys.stdout.write(pieces[-1] + "\n")
     return "".join(pieces)

@@ -41,6 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "cpplm.cli.tokenizer:evaluate",
         "bytes per token and encoding speed on held-out code",
     ),
+    "tokenizer show": ("cpplm.cli.tokenizer:show", "where tokens begin and end, in colours"),
+    "tokenizer export": ("cpplm.cli.tokenizer:export", "a tokenizer for Hugging Face's libraries"),
     "train": ("cpplm.cli.train:train", "pre-train a model"),
     "evaluate": ("cpplm.cli.evaluate:everything", "bits per byte, then the C++ problems"),
     "evaluate bpb": ("cpplm.cli.evaluate:bpb", "bits per byte on the validation documents"),

@@ -1,18 +1,71 @@
-"""`cpplm tokenizer train|evaluate`."""
+"""`cpplm tokenizer train|evaluate|show|export`."""
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
 from cpplm.cli.report import Report
-from cpplm.tokenizer.measure import MeasureSettings, measure
-from cpplm.tokenizer.train import TokenizerSettings, train_tokenizer
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
+from cpplm.corpus.plain_files import find_batches
+from cpplm.tokenizer.conversations import render_conversation
+from cpplm.tokenizer.export import export_hf
+from cpplm.tokenizer.measure import MeasureSettings, measure, validation_texts
+from cpplm.tokenizer.show import to_html, to_terminal
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus, train_tokenizer
+
+
+@dataclass(frozen=True)
+class ShowSettings:
+    """Settings of `cpplm tokenizer show`."""
+
+    tokenizer: Path
+    """Tokenizer file."""
+    file: Path | None = None
+    """Show this file (default: what comes on standard input)."""
+    conversation: Path | None = None
+    """Show this conversation instead: JSON with `messages`; what an assistant learns to write is green."""
+    with_ids: bool = False
+    """Write each token's id behind it."""
+    html: Path | None = None
+    """Write a piece of HTML to this file instead of colours to the terminal."""
+
+    def __post_init__(self) -> None:
+        if self.file is not None and self.conversation is not None:
+            raise UserError("--file and --conversation exclude each other", fix="Give one of them.")
+        if self.html is not None and self.with_ids:
+            raise UserError(
+                "--with_ids is for the terminal", fix="In HTML the ids show under the pointer; leave it out."
+            )
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Settings of `cpplm tokenizer export`."""
+
+    tokenizer: Path
+    """Tokenizer file."""
+    out: Path
+    """Folder to write to."""
+    to: Literal["hf"] = "hf"
+    """hf: what `transformers.AutoTokenizer.from_pretrained` loads."""
 
 
 def train(settings: TokenizerSettings) -> Report:
     """Train, or report the tokenizer that is already there."""
-    tokenizer, now = train_tokenizer(settings)
+    if settings.projects_dir is None:
+        tokenizer, now = train_on_corpus(settings)
+    else:
+        batches, digest = find_batches(settings.projects_dir, settings.max_project_bytes)
+        tokenizer, now = train_tokenizer(settings, batches, {"files": digest})
     text = (
         f"{settings.out}: {tokenizer.vocab_size:,} tokens, hash {tokenizer.hash[:12]}"
-        f"{'' if now else ' (already trained on this corpus)'}"
+        f"{'' if now else ' (already trained on this text)'}"
     )
     figures = {
         "out": str(settings.out),
@@ -25,16 +78,55 @@ def train(settings: TokenizerSettings) -> Report:
 
 def evaluate(settings: MeasureSettings) -> Report:
     """Bytes per token by project, and speed."""
-    result = measure(settings)
+    tokenizer = Tokenizer.load(settings.tokenizer)
+    if settings.projects_dir is None:
+        texts = validation_texts(settings.data_dir)
+    else:
+        batches, _ = find_batches(settings.projects_dir, sys.maxsize, prose=False)
+        texts = [text for batch in batches for text in batch.texts()]
+    result = measure(tokenizer, texts, settings.threads)
     rows = [f"{project:30} {ratio:6.3f} bytes/token" for project, ratio in sorted(result.by_project.items())]
     rows.append(f"{'mean over projects':30} {result.bytes_per_token:6.3f} bytes/token")
-    rows.append(
-        f"encoding {result.megabytes_per_second:.1f} MB/s on one thread, {result.documents:,} documents"
-    )
-    figures = {
-        "bytes_per_token": result.bytes_per_token,
-        "by_project": result.by_project,
-        "megabytes_per_second": result.megabytes_per_second,
-        "documents": result.documents,
-    }
-    return Report("\n".join(rows), figures)
+    rows += [
+        f"encoding on {threads} thread{'s' * (threads > 1)}: {speed:.1f} MB/s"
+        for threads, speed in result.megabytes_per_second.items()
+    ]
+    rows.append(f"{result.documents:,} documents, {result.bytes / 1e6:.1f} MB, all decoded to what they were")
+    return Report("\n".join(rows), {**asdict(result), "hash": tokenizer.hash})
+
+
+def show(settings: ShowSettings) -> Report:
+    """Tokens in colours."""
+    tokenizer = Tokenizer.load(settings.tokenizer)
+    mask = None
+    if settings.conversation is not None:
+        rendered = render_conversation(tokenizer, _json(settings.conversation), max_tokens=sys.maxsize)
+        ids, mask = rendered.ids, rendered.mask
+    else:
+        ids = tokenizer.encode(_read(settings.file))
+    figures: dict[str, Any] = {"ids": ids} if mask is None else {"ids": ids, "mask": mask}
+    if settings.html is not None:
+        html = settings.html.expanduser()
+        Storage(html.parent, create=True).write(html.name, to_html(tokenizer, ids, mask).encode())
+        return Report(f"{html}: {len(ids):,} tokens", figures)
+    return Report(to_terminal(tokenizer, ids, mask, with_ids=settings.with_ids), figures)
+
+
+def export(settings: ExportSettings) -> Report:
+    """Write the files of another library."""
+    files = export_hf(Tokenizer.load(settings.tokenizer), settings.out.expanduser())
+    return Report("\n".join(files), {"files": files, "format": settings.to})
+
+
+def _read(path: Path | None) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if path is None else path.expanduser().read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", fix='Write {"messages": [...]}.') from error

@@ -29,12 +29,13 @@ from cpplm.core.locking import only_writer
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest
 from cpplm.core.storage import Storage, is_bucket, sha256
+from cpplm.core.workers import worker_pool
 from cpplm.corpus import engine, jsonl
 from cpplm.corpus.curation import Curation, Found, curate
 from cpplm.corpus.decontamination import load_problems
 from cpplm.corpus.finish import write_splits
 from cpplm.corpus.labels import Labelling, plan_labels
-from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs, worker_pool
+from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs
 from cpplm.corpus.project import Discovered, Plan
 from cpplm.corpus.semantic import plan_semantics
 from cpplm.corpus.settings import CorpusSettings

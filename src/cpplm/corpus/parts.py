@@ -9,25 +9,18 @@ twice, even at the same time, does no harm.
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from cpplm import __version__
-from cpplm.core.errors import UserError
 from cpplm.core.shards import write_table
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage, sha256
+from cpplm.core.workers import worker_pool
 from cpplm.corpus.docstrings import DOCSTRINGS_COLUMN, Pair
 from cpplm.corpus.project import Discovered, Plan, build_project
 
@@ -56,8 +49,6 @@ PART_SCHEMA = pa.schema(
 PART_BYTES = 8_000_000
 # Projects up to this size are one task each; larger ones are spread over the workers batch by batch.
 _SMALL_PROJECT = 1_000_000
-# Windows cannot wait for more processes than this at once.
-_MOST_WORKERS = 61
 
 
 @dataclass(frozen=True)
@@ -173,48 +164,3 @@ def write_parts(
     if waiting:
         flush()
     storage.write_json(job.record, {"parts": parts, "figures": figures})
-
-
-def _start_worker() -> None:
-    """Ctrl-C reaches the whole process group, but only the parent acts on it; a worker never outlives it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    # An index is millions of objects that stay; looking through them for cycles as often as usual costs 7 %.
-    gc.set_threshold(100_000, 50, 100)
-
-
-def _follow_parent() -> None:
-    """End this worker when its parent is gone, however that ended."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-@contextmanager
-def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Worker processes that are gone when the block is left, whatever the reason.
-
-    Raises:
-        UserError: the operating system killed a worker.
-    """
-    pool = ProcessPoolExecutor(
-        min(workers, _MOST_WORKERS),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-    )
-    others = set(multiprocessing.active_children())
-    try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a worker process was killed, most likely for lack of memory",
-            fix="Run the same command with fewer --workers; finished projects are kept.",
-        ) from error
-    except BaseException:
-        for worker in set(multiprocessing.active_children()) - others:
-            worker.terminate()  # what they were doing is not wanted any more
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

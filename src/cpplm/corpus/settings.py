@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from cpplm.core.errors import UserError
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import sha256
+from cpplm.core.workers import available_cores
 from cpplm.corpus.licences import check_names
 
 Mode = Literal["compilable", "cross-file", "inlined", "file"]
@@ -177,9 +177,7 @@ class CorpusSettings:
     @property
     def worker_count(self) -> int:
         """Processes to start."""
-        if self.workers:
-            return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.workers or available_cores()
 
     def identity(self, tokenizer_hash: str) -> dict[str, Any]:
         """The settings that decide the documents, to compare two builds."""

@@ -111,13 +111,7 @@ def find_projects(settings: CorpusSettings) -> list[Project]:
     """
     folders = [path.expanduser() for path in settings.projects]
     if settings.projects_dir is not None:
-        parent = _folder(settings.projects_dir.expanduser(), "--projects_dir")
-        inside = sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
-        if not inside:
-            raise UserError(
-                f"--projects_dir {parent} has no sub-folders", fix="Use --projects for a single project."
-            )
-        folders += inside
+        folders += subfolders(settings.projects_dir)
     if settings.projects_list is not None:
         folders += _listed(settings.projects_list.expanduser())
     roots = [_folder(path, "project").resolve() for path in folders]
@@ -128,6 +122,19 @@ def find_projects(settings: CorpusSettings) -> list[Project]:
     if settings.cxx_headers:
         projects.append(Project("libstdc++", tuple(find_cxx_headers()), bare_headers=True))
     return sorted(projects, key=lambda project: project.name)
+
+
+def subfolders(projects_dir: Path) -> list[Path]:
+    """The projects in a folder, sorted.
+
+    Raises:
+        UserError: it is missing, or has no sub-folders.
+    """
+    parent = _folder(projects_dir.expanduser(), "--projects_dir")
+    inside = sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not inside:
+        raise UserError(f"--projects_dir {parent} has no sub-folders", fix="Put each project into one.")
+    return inside
 
 
 def _folder(path: Path, what: str) -> Path:
@@ -202,7 +209,7 @@ def find_files(project: Project, rules: Rules | None = None) -> tuple[list[Sourc
     taken: set[str] = set()
     for number, root in enumerate(project.roots):
         licences = LicenceFiles(root)
-        for path in _walk(root, skips):
+        for path in walk(root, skips):
             name = os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "replace")
             if not _is_cpp(path, project.bare_headers):
                 continue
@@ -257,7 +264,7 @@ def _leave_out_vendored(files: list[SourceFile], reasons: dict[str, str]) -> Non
         reasons.update({name: "vendored" for name in vendored if not reasons[name]})
 
 
-def _walk(root: Path, skips: Skips) -> Iterator[Path]:
+def walk(root: Path, skips: Skips) -> Iterator[Path]:
     """All files below `root`, sorted, hidden ones and linked folders left out."""
     for folder, inside, names in os.walk(
         root, onerror=lambda e: skips.add("unreadable folder", str(e.filename))

@@ -1,9 +1,10 @@
-"""How densely and how fast a tokenizer encodes held-out code."""
+"""How densely and how fast a tokenizer encodes held-out code, and that it loses none of it."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,47 +19,89 @@ class MeasureSettings:
 
     tokenizer: Path
     """Tokenizer file."""
-    data_dir: str
+    data_dir: str = ""
     """Corpus; its validation documents are encoded."""
+    projects_dir: Path | None = None
+    """Encode the C++ files of the projects in this folder instead, one project a sub-folder."""
+    threads: int = 2
+    """Measure the speed with this many threads too."""
+
+    def __post_init__(self) -> None:
+        if bool(self.data_dir) == (self.projects_dir is not None):
+            raise UserError(
+                "there is nothing to encode, or two things", fix="Give either --data_dir or --projects_dir."
+            )
+        if self.threads < 1:
+            raise UserError(f"--threads {self.threads} must be at least 1")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """`bytes_per_token` is the mean over projects, so that one large project does not decide it."""
+    """What encoding held-out text gave.
+
+    Attributes:
+        bytes_per_token: the mean over projects, so that one large project does not decide it.
+        by_project: bytes per token of each.
+        megabytes_per_second: by number of threads.
+        documents: that were encoded, and decoded to what they were.
+        bytes: of their text.
+    """
 
     bytes_per_token: float
     by_project: dict[str, float]
-    megabytes_per_second: float
+    megabytes_per_second: dict[int, float]
     documents: int
+    bytes: int
 
 
-def measure(settings: MeasureSettings) -> Measurement:
-    """Encode every validation document once.
+def validation_texts(data_dir: str) -> list[tuple[str, bytes]]:
+    """The validation documents of a corpus, as (project, text).
 
     Raises:
-        UserError: no such files, no validation documents, or a document that does not come back as it was.
+        UserError: no corpus there.
     """
-    tokenizer = Tokenizer.load(settings.tokenizer)
-    documents = list(ShardReader(settings.data_dir).texts("val"))
-    if not documents:
-        raise UserError(f"{settings.data_dir} has no validation documents")
+    return [(project, text.encode()) for project, text in ShardReader(data_dir).texts("val")]
+
+
+def measure(tokenizer: Tokenizer, texts: Iterable[tuple[str, bytes]], threads: int) -> Measurement:
+    """Encode every text with one thread, decode it, then encode all with `threads`.
+
+    Raises:
+        UserError: there is no text, or one does not come back as it was.
+    """
     num_bytes: Counter[str] = Counter()
     num_tokens: Counter[str] = Counter()
-    seconds = 0.0
-    for project, text in documents:
+    seconds = {1: 0.0}
+    kept: list[str | bytes] = []
+    for project, data in texts:
+        text = _text(data)
         begin = time.perf_counter()
         ids = tokenizer.encode(text)
-        seconds += time.perf_counter() - begin
-        if tokenizer.decode_bytes(ids) != text.encode():
-            raise UserError(
-                f"{settings.tokenizer} loses text of project {project}", fix="Train the tokenizer again."
-            )
-        num_bytes[project] += len(text.encode())
+        seconds[1] += time.perf_counter() - begin
+        if tokenizer.decode_bytes(ids) != data:
+            raise UserError(f"the tokenizer loses text of project {project}", fix="Train it again.")
+        num_bytes[project] += len(data)
         num_tokens[project] += len(ids)
+        kept.append(text)
+    if not kept:
+        raise UserError("there are no documents to encode", fix="Use a corpus with validation documents.")
+    if threads > 1:
+        begin = time.perf_counter()
+        tokenizer.encode_batch(kept, threads=threads)
+        seconds[threads] = time.perf_counter() - begin
     by_project = {project: num_bytes[project] / max(1, num_tokens[project]) for project in num_bytes}
     return Measurement(
         bytes_per_token=sum(by_project.values()) / len(by_project),
         by_project=by_project,
-        megabytes_per_second=num_bytes.total() / 1e6 / max(seconds, 1e-9),
-        documents=len(documents),
+        megabytes_per_second={count: num_bytes.total() / 1e6 / spent for count, spent in seconds.items()},
+        documents=len(kept),
+        bytes=num_bytes.total(),
     )
+
+
+def _text(data: bytes) -> str | bytes:
+    """As a string where it is one: that is how documents reach the encoder."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

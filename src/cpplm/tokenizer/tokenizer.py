@@ -5,13 +5,16 @@
     text = tokenizer.decode(ids[1:])
 
 Invariants: `decode_bytes(encode(x)) == x` for every text and every byte string; ordinary text never gives a
-special id; one JSON file holds everything, and its hash names the tokenizer in shards and checkpoints.
-Id layout: 0-63 special tokens, 64-319 the bytes, then merges in the order in which they were learned.
+special id; one JSON file holds everything, and its hash names the tokenizer in shards and checkpoints. Id
+layout: 0-63 special tokens, 64-319 the bytes, then merges in the order in which they were learned, and at the
+end the core names of C++ that no merge gave. Encoding is tiktoken's, with our ranks.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +26,12 @@ import tiktoken
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
-from cpplm.tokenizer.pattern import split_bytes
+from cpplm.tokenizer.reference import ReferenceEncoder
 from cpplm.tokenizer.special import ALIASES, BOS, NAMED_TOKENS, NUM_SPECIAL, SPECIAL_IDS, SPECIAL_TOKENS
 
 FORMAT = "cpplm-tokenizer"
 VERSION = 1
+_PICKLE = b"\x80"  # how every pickle of protocol 2 or later begins
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,22 @@ class Tokenizer:
         )
 
     @cached_property
+    def ids(self) -> dict[bytes, int]:
+        """The id of every token that is not special, by its bytes."""
+        return {token: id_ for id_, token in enumerate(self.tokens, NUM_SPECIAL)}
+
+    @cached_property
     def _encoding(self) -> tiktoken.Encoding:
         return tiktoken.Encoding(
             name=f"cpplm-{self.hash[:12]}",
             pat_str=self.pattern,
-            mergeable_ranks={token: NUM_SPECIAL + rank for rank, token in enumerate(self.tokens)},
+            mergeable_ranks=self.ids,
             special_tokens=SPECIAL_IDS,
         )
+
+    @cached_property
+    def _reference(self) -> ReferenceEncoder:
+        return ReferenceEncoder(self.pattern, self.ids)
 
     # ---- text to ids ----------------------------------------------------------------------------------
 
@@ -77,30 +90,31 @@ class Tokenizer:
             prepend: special token, by id or name, to put before.
             append: special token, by id or name, to put after.
         """
-        ids = self._encode_bytes(_to_bytes(text))
-        if prepend is not None:
-            ids.insert(0, self.encode_special(prepend))
-        if append is not None:
-            ids.append(self.encode_special(append))
-        return ids
+        before = [] if prepend is None else [self.encode_special(prepend)]
+        after = [] if append is None else [self.encode_special(append)]
+        return [*before, *self._encode(text), *after]
 
     def encode_batch(
-        self, texts: list[str], *, prepend: int | str | None = None, threads: int = 2
+        self,
+        texts: Sequence[str | bytes],
+        *,
+        prepend: int | str | None = None,
+        append: int | str | None = None,
+        threads: int = 2,
     ) -> list[list[int]]:
-        """Ids of many texts, on `threads` threads (the encoder releases Python's lock)."""
-        rows = self._encoding.encode_ordinary_batch(texts, num_threads=threads)
-        if prepend is not None:
-            first = self.encode_special(prepend)
-            for row in rows:
-                row.insert(0, first)
-        return rows
+        """Ids of many texts, on `threads` threads (the encoder releases Python's lock); see `encode`."""
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(lambda text: self.encode(text, prepend=prepend, append=append), texts))
 
-    def _encode_bytes(self, data: bytes) -> list[int]:
-        try:  # tiktoken replaces what is not UTF-8, so such data takes the slow exact path
-            return self._encoding.encode_ordinary(data.decode("utf-8"))
-        except UnicodeDecodeError:
-            encode_piece = self._encoding._encode_single_piece  # the merge loop alone: takes any bytes
-            return [token for piece in split_bytes(self.pattern, data) for token in encode_piece(piece)]
+    def _encode(self, text: str | bytes) -> list[int]:
+        # tiktoken replaces what is not UTF-8; such text takes the slow path, where bytes stay what they are.
+        data = text if isinstance(text, bytes) else _to_bytes(text)
+        try:
+            valid = data.decode() if isinstance(text, bytes) else text
+            valid.isascii() or valid.encode()
+        except UnicodeError:
+            return self._reference.encode(data)
+        return self._encoding.encode_ordinary(valid)
 
     def encode_special(self, token: int | str) -> int:
         """The id of a special token given by id, name (`<BOS>`) or alias (`<|bos|>`).
@@ -117,7 +131,7 @@ class Tokenizer:
 
     # ---- ids to text ----------------------------------------------------------------------------------
 
-    def decode_bytes(self, ids: list[int]) -> bytes:
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """The exact bytes; special tokens appear by name.
 
         Raises:
@@ -128,7 +142,7 @@ class Tokenizer:
         except (KeyError, OverflowError) as error:
             raise UserError(f"token id {error} is outside the vocabulary of {self.vocab_size:,}") from error
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Text; bytes that are not valid UTF-8 (a generated half character) become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
@@ -141,6 +155,12 @@ class Tokenizer:
     def token_bytes(self) -> npt.NDArray[np.int32]:
         """Length in bytes of each id, shape (vocab_size,); special tokens count 0."""
         return np.array([0] * NUM_SPECIAL + [len(token) for token in self.tokens], dtype=np.int32)
+
+    @cached_property
+    def sorted_tokens(self) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+        """All tokens that are not special in the order of their bytes, and their ids."""
+        pairs = sorted(self.ids.items())
+        return [token for token, _ in pairs], np.array([id_ for _, id_ in pairs], dtype=np.int64)
 
     # ---- file -----------------------------------------------------------------------------------------
 
@@ -164,6 +184,12 @@ class Tokenizer:
         Raises:
             UserError: not such a file, of a newer version, truncated, or edited by hand.
         """
+        if data.startswith(_PICKLE):
+            raise UserError(
+                f"{where} is a pickle, such as nanochat's tokenizer.pkl; loading one runs what its author "
+                "put into it, so cpplm never does",
+                fix="Train a tokenizer on the same text: 'cpplm tokenizer train' (see docs/tokenizer.md).",
+            )
         try:
             content = json.loads(data)
             if content["format"] != FORMAT or content["version"] != VERSION:
@@ -177,7 +203,8 @@ class Tokenizer:
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{where} is not a tokenizer file: {error!r}", fix="Train it again.") from error
         is_bytes = tokenizer.tokens[:256] == tuple(bytes([value]) for value in range(256))
-        if tokenizer.hash != stored or specials != SPECIAL_TOKENS or not is_bytes:
+        unique = len(tokenizer.ids) == len(tokenizer.tokens)
+        if tokenizer.hash != stored or specials != SPECIAL_TOKENS or not is_bytes or not unique:
             raise UserError(
                 f"{where} was altered after training: the hash is {tokenizer.hash[:12]}, not {stored[:12]}",
                 fix="Restore the file or train again.",

@@ -1,129 +1,151 @@
-"""Train a tokenizer on the training split of a corpus.
+"""Train a tokenizer: count the words of a corpus, learn merges, write one file.
 
-Pieces are counted and merged by the `tokenizers` library. The result depends on the documents as a set,
-not on their order or on the number of threads: counts are summed, ties go to the smaller pair.
+The result depends on the texts as a set: not on their order, on how they are spread over shards, or on the
+number of workers. Memory is bounded by `max_bytes`: a larger corpus is sampled, text by text, by a hash of
+the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+import numpy as np
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
+from cpplm.core.workers import available_cores
+from cpplm.tokenizer.core_names import forced_tokens
+from cpplm.tokenizer.merges import NUM_BYTES, PairMerger, learn_tokens
 from cpplm.tokenizer.pattern import PATTERN
 from cpplm.tokenizer.special import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.tokenizer.words import Batch, ShardBatch, Words, count_words
 
-NUM_BYTES = 256
+# Longer tokens are separator lines and tables: each would be one place lost.
+_MAX_TOKEN_BYTES = 64
+# Pairs with less weight, in twentieths of an occurrence, are not even looked at: first the rare ones of a
+# large corpus, then, when the vocabulary does not fill, only those that occur once.
+_MIN_WEIGHTS = (400, 20)
+# Core names take at most this share of a vocabulary; all fit from 4,096 tokens on.
+_MOST_FORCED = 1 / 8
+MAX_VOCAB_SIZE = 65_536
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
     """Settings of `cpplm tokenizer train`."""
 
-    data_dir: str
-    """Corpus to train on: a folder or bucket URL written by `cpplm corpus build`."""
     out: Path
     """Tokenizer file to write (.json)."""
+    data_dir: str = ""
+    """Corpus to train on: a folder or bucket URL written by `cpplm corpus build`; its training documents."""
+    projects_dir: Path | None = None
+    """Train on the C++ files of the projects in this folder instead, one project a sub-folder."""
     vocab_size: int = 32_768
-    """Number of token ids in all: 64 special tokens, 256 bytes, the rest learned."""
+    """Number of token ids in all: 64 special tokens, 256 bytes, core names of C++, the rest learned."""
     max_bytes: int = 1_000_000_000
-    """Read at most this many bytes of text; memory grows with the number of distinct words in them."""
+    """Learn from at most about this much text; memory grows with it."""
+    max_project_bytes: int = 60_000_000
+    """With --projects_dir: take at most this much of each project, chosen by a hash of the files' names."""
+    workers: int = 0
+    """Processes that count (0 = one per core)."""
 
     def __post_init__(self) -> None:
-        if self.vocab_size <= NUM_SPECIAL + NUM_BYTES:
+        if bool(self.data_dir) == (self.projects_dir is not None):
             raise UserError(
-                f"--vocab_size {self.vocab_size} leaves no room for merges",
-                fix=f"{NUM_SPECIAL} special tokens and {NUM_BYTES} bytes are fixed; use 4096 or more.",
+                "a tokenizer is trained on a corpus or on a folder of projects",
+                fix="Give either --data_dir or --projects_dir.",
             )
-        if self.max_bytes < 1:
-            raise UserError(f"--max_bytes {self.max_bytes} is not positive")
+        fixed = NUM_SPECIAL + NUM_BYTES
+        if not fixed < self.vocab_size <= MAX_VOCAB_SIZE:
+            raise UserError(
+                f"--vocab_size {self.vocab_size:,} is not between {fixed + 1:,} and {MAX_VOCAB_SIZE:,}",
+                fix=f"{NUM_SPECIAL} special tokens and {NUM_BYTES} bytes are fixed; "
+                "use 4096, 16384, 32768 or 65536.",
+            )
+        for name in ("max_bytes", "max_project_bytes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)} is not positive")
+        if self.workers < 0:
+            raise UserError(f"--workers {self.workers}", fix="Use 0 for one per core.")
 
 
-def train_tokenizer(settings: TokenizerSettings) -> tuple[Tokenizer, bool]:
+def train_on_corpus(settings: TokenizerSettings) -> tuple[Tokenizer, bool]:
+    """`train_tokenizer` on the training documents of `data_dir`.
+
+    Raises:
+        UserError: no corpus there, or as `train_tokenizer`.
+    """
+    reader = ShardReader(settings.data_dir)
+    batches = [ShardBatch(reader.storage.location, shard) for shard in reader.shards("train")]
+    return train_tokenizer(settings, batches, {"corpus": reader.fingerprint()})
+
+
+def train_tokenizer(
+    settings: TokenizerSettings, batches: Sequence[Batch], source: dict[str, Any]
+) -> tuple[Tokenizer, bool]:
     """Train and save, or load what an equal earlier call saved.
+
+    Args:
+        settings: everything but where the text comes from.
+        batches: the text.
+        source: identifies the text.
 
     Returns:
         The tokenizer, and whether it was trained now.
 
     Raises:
-        UserError: no corpus, too little text for the vocabulary, or `out` holds another tokenizer.
+        UserError: no text, too little for the vocabulary, or `out` holds another tokenizer.
     """
-    reader = ShardReader(settings.data_dir)
-    provenance = {
-        "corpus": reader.fingerprint(),
-        "vocab_size": settings.vocab_size,
-        "max_bytes": settings.max_bytes,
-        "tokenizers": version("tokenizers"),
-    }
+    provenance = {**source, "vocab_size": settings.vocab_size, "max_bytes": settings.max_bytes}
     out = settings.out.expanduser()
     if out.exists():
         found = Tokenizer.load(out)
-        if found.provenance == provenance and found.pattern == PATTERN:
+        if provenance.items() <= found.provenance.items() and found.pattern == PATTERN:
             return found, False
         raise UserError(
             f"{out} holds a tokenizer of another corpus or other settings",
             fix="Delete it or name another --out.",
         )
-    tokens = learn_merges(_texts(reader, settings.max_bytes), settings.vocab_size)
-    tokenizer = Tokenizer(pattern=PATTERN, tokens=tokens, provenance=provenance)
+    total = sum(batch.size for batch in batches)
+    words = count_words(
+        batches,
+        PATTERN,
+        workers=settings.workers or available_cores(),
+        share=min(1.0, settings.max_bytes / max(1, total)),
+    )
+    tokens = learn_vocabulary(words, settings.vocab_size)
+    figures = {"bytes": words.num_bytes, "projects": words.num_projects, "words": len(words.words)}
+    tokenizer = Tokenizer(PATTERN, tokens, {**provenance, **figures})
     Storage(out.parent, create=True).write(out.name, tokenizer.to_json())
     return tokenizer, True
 
 
-def _texts(reader: ShardReader, max_bytes: int) -> Iterator[str]:
-    total = min(max_bytes, sum(shard.bytes for shard in reader.shards("train")))
-    with progress_bar(total, "counting words", "B", unit_scale=True) as bar:
-        for _, text in reader.texts("train"):
-            if bar.n >= total:
-                return
-            yield text
-            bar.update(len(text.encode()))
-
-
-def learn_merges(texts: Iterator[str], vocab_size: int) -> tuple[bytes, ...]:
-    """All tokens behind the special ones: the 256 bytes, then merges by rank.
+def learn_vocabulary(words: Words, vocab_size: int) -> tuple[bytes, ...]:
+    """All tokens behind the special ones: the 256 bytes, merges in the order learned, core names left over.
 
     Raises:
-        UserError: the texts do not have enough repeated pairs for `vocab_size`.
+        UserError: the words do not have enough repeated pairs for `vocab_size`.
     """
-    model = tokenizers.Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - NUM_SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    model.train_from_iterator(texts, trainer)
-    byte_of = {character: value for value, character in _byte_characters().items()}
-    learned = sorted((rank, token) for token, rank in model.get_vocab().items() if len(token) > 1)
-    tokens = [bytes([value]) for value in range(NUM_BYTES)]
-    tokens += [bytes(byte_of[character] for character in token) for _, token in learned]
-    if NUM_SPECIAL + len(tokens) != vocab_size:
-        raise UserError(
-            f"the corpus gives only {NUM_SPECIAL + len(tokens):,} tokens, not --vocab_size {vocab_size:,}",
-            fix="Use a smaller vocabulary or more code.",
+    single = [bytes([value]) for value in range(NUM_BYTES)]
+    symbols = np.frombuffer(b"".join(words.words), dtype=np.uint8)
+    lengths = np.fromiter(map(len, words.words), dtype=np.int64, count=len(words.words))
+    room = vocab_size - NUM_SPECIAL
+    forced = forced_tokens()[: int((room - NUM_BYTES) * _MOST_FORCED)]
+    for min_weight in _MIN_WEIGHTS:
+        merger = PairMerger(
+            symbols, lengths, words.weights, single, max_token_bytes=_MAX_TOKEN_BYTES, min_weight=min_weight
         )
-    return tuple(tokens)
-
-
-def _byte_characters() -> dict[int, str]:
-    """The printable character by which the `tokenizers` library writes each byte (the GPT-2 alphabet)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [value for value in range(NUM_BYTES) if value not in printable]
-    return {value: chr(value) for value in printable} | {
-        value: chr(256 + i) for i, value in enumerate(others)
-    }
+        with progress_bar(room - NUM_BYTES, "learning merges", "token") as bar:
+            tokens = learn_tokens(merger, room, forced, bar.update)
+        if tokens is not None:
+            return tuple(tokens)
+    raise UserError(
+        f"the corpus gives only {NUM_SPECIAL + len(merger.tokens):,} tokens, not --vocab_size {vocab_size:,}",
+        fix="Use a smaller vocabulary or more code.",
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpplm.batches.loader import TrainLoader, validation_batches
+from cpplm.batches.loader import Batch, TrainLoader, validation_batches
 from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype, environment
@@ -25,6 +25,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.muon import MuonAdamW
+from cpplm.tokenizer.checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint import Checkpoint
@@ -78,7 +79,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
         loss_function = model.loss if settings.no_compile else compiled_loss(model, shape)
 
         bar = stack.enter_context(ProgressLog.open_bar(horizon.progress(state)))
-        batches = stack.enter_context(closing(Prefetcher(_train_loader(settings, reader, tokenizer, state))))
+        loader = stack.enter_context(closing(Prefetcher(_train_loader(settings, reader, tokenizer, state))))
         log = stack.enter_context(_open_log(settings, state, model, horizon))
         # Saved before all else: what fails after it cannot take the step along.
         callbacks: list[Callback] = [ProgressLog(bar), CheckpointCallback(storage, provenance)]
@@ -88,7 +89,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
             model=model,
             optimizer=optimizer,
             tokenizer=tokenizer,
-            batches=batches,
+            batches=_checked(loader, reader, tokenizer),
             horizon=horizon,
             settings=settings,
             state=state,
@@ -173,6 +174,20 @@ def _train_loader(
         state=state.loader,
         threads=settings.tokenizer_threads,
     )
+
+
+def _checked(batches: Iterator[Batch], reader: ShardReader, tokenizer: Tokenizer) -> Iterator[Batch]:
+    """The same batches; with the first come warnings about what does not fit together."""
+    first = next(batches)
+    counted_with = reader.manifest.get("identity", {}).get("tokenizer_hash", "")
+    for warning in (
+        *check_vocabulary(tokenizer),
+        *check_hashes(tokenizer, counted_with),
+        *check_batch(tokenizer, first.inputs.tolist()),
+    ):
+        say(f"warning: {warning}")
+    yield first
+    yield from batches
 
 
 def _validation_passes(

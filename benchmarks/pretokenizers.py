@@ -1,0 +1,182 @@
+"""Which pre-tokeniser gives the better model: bits per byte of small models, equal in all but the tokenizer.
+
+    python benchmarks/pretokenizers.py CORPUS WORK_FOLDER [--seeds 3] [--steps 240] [--vocab_size 8192]
+
+Every variant gets a vocabulary of the same size from the same text, and the same model is trained for the
+same number of tokens, so all cost the same floating-point operations. Bits per byte are measured on the same
+held-out text, and all text counts. Models are kept in WORK_FOLDER: run the command again, and it goes on.
+With 18 models it takes hours; figures that it gave are in LOG.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from measuring import describe_machine, progress, publish
+
+from cpplm.core.shards import ShardReader, write_manifest, write_shard_table
+from cpplm.core.storage import Storage
+from cpplm.tokenizer.core_names import forced_tokens
+from cpplm.tokenizer.merges import NUM_BYTES, PairMerger, learn_tokens
+from cpplm.tokenizer.pattern import NEWLINES, OPENER, PATTERN, PUNCTUATION, WORD
+from cpplm.tokenizer.special import NUM_SPECIAL
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.tokenizer.words import ShardBatch, Words, count_words
+
+TRAIN_BYTES, VAL_BYTES = 20_000_000, 750_000
+SETTINGS = ("--total_batch_size", "4096", "--eval_every", "-1", "--save_minutes", "5")
+
+LETTER = r"[^\x00-@\[-`{-\x7f]"
+LOWER = r"[^\x00-`{-\x7f]"
+PART = rf"(?:_{{0,8}}(?:[A-Z]?{LOWER}{{1,64}}|[A-Z]{{1,64}})[0-9]{{0,8}}|_{{1,64}})"
+BLANK = r"[ \t\r\n\f\v]"
+# Superwords (Liu et al. 2025, https://arxiv.org/abs/2503.13423): the last quarter of the vocabulary is
+# learned over whole lines, from the tokens that are there.
+SUPERWORDS, FIRST_STAGE, MAX_SUPERWORD = "superwords", 0.75, 32
+LINE = rf"[^\r\n]{{1,512}}(?:{NEWLINES}{OPENER}?)?|{NEWLINES}{OPENER}?"
+
+# Ours with one thing changed at a time, and GPT-4's in ASCII classes.
+VARIANTS = {
+    "cpplm": PATTERN,
+    "gpt4": "|".join(
+        (
+            r"'(?:[sdmtSDMT]|ll|ve|re)",
+            rf"[^\r\n0-9A-Za-z]?{LETTER}{{1,64}}",
+            r"[0-9]{1,3}",
+            r" ?[!-/:-@\[-`{-\x7f\x00-\x08\x0e-\x1f]{1,64}[\r\n]{0,16}",
+            r"[ \t\f\v]{0,96}[\r\n]{1,16}",
+            rf"{BLANK}{{1,96}}(?![^ \t\r\n\f\v])",
+            rf"{BLANK}{{1,96}}",
+        )
+    ),
+    # A line break ends a piece, and the indentation after it is a piece of its own.
+    "clean lines": PATTERN.replace(rf"{NEWLINES}{OPENER}?", r"(?:[ \t]{0,96}\r?\n){1,16}"),
+    # Names are cut at underscores and humps, and before each `::`.
+    "parts of names": PATTERN.replace(rf"{WORD}(?:::{WORD}){{0,16}}", PART),
+    # Punctuation takes in neither line breaks nor single spaces.
+    "plain punctuation": PATTERN.replace(rf"(?: {PUNCTUATION}){{0,16}}(?:{NEWLINES}{OPENER}?| )?", ""),
+    SUPERWORDS: LINE,
+}
+
+
+def subset(reader: ShardReader, folder: Path) -> None:
+    """A corpus of a size that fits the models: documents by the hash of their text, of all projects."""
+    storage = Storage(folder, create=True)
+    if storage.exists("_COMPLETE"):
+        return
+    shards = []
+    for split, wanted in (("train", TRAIN_BYTES), ("val", VAL_BYTES)):
+        share = min(1.0, wanted / sum(shard.bytes for shard in reader.shards(split)))
+        tables = []
+        for shard in reader.shards(split):
+            table = reader.table(shard, ["id", "project", "text"])
+            kept = [zlib.crc32(text.encode()) < share * 2**32 for text in table["text"].to_pylist()]
+            tables.append(table.filter(pa.array(kept)))
+        shards.append(write_shard_table(storage, split, 0, pa.concat_tables(tables)))
+    write_manifest(storage, shards)
+
+
+def learn(
+    words: Words, ids: list[list[int]] | None, tokens: list[bytes], room: int, longest: int
+) -> list[bytes]:
+    """Tokens learned from words, given as bytes or, for the second stage, as ids of `tokens`."""
+    if ids is None:
+        symbols = np.frombuffer(b"".join(words.words), dtype=np.uint8)
+        lengths = np.array([len(word) for word in words.words])
+    else:
+        symbols = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int64)
+        lengths = np.array([len(row) for row in ids])
+    merger = PairMerger(symbols, lengths, words.weights, tokens, max_token_bytes=longest, min_weight=40)
+    learned = learn_tokens(merger, room, forced_tokens())
+    if learned is None:
+        raise SystemExit("the corpus is too small for this vocabulary")
+    return learned
+
+
+def make_tokenizer(variant: str, reader: ShardReader, vocab_size: int) -> Tokenizer:
+    """Learn the variant's vocabulary from the training documents."""
+    batches = [ShardBatch(reader.storage.location, shard) for shard in reader.shards("train")]
+    room = vocab_size - NUM_SPECIAL
+    single = [bytes([value]) for value in range(NUM_BYTES)]
+    pattern = VARIANTS[variant]
+    if variant != SUPERWORDS:
+        return Tokenizer(
+            pattern, tuple(learn(count_words(batches, pattern, workers=1), None, single, room, 128))
+        )
+    words = count_words(batches, PATTERN, workers=1)
+    first = Tokenizer(PATTERN, tuple(learn(words, None, single, int(room * FIRST_STAGE), 128)))
+    lines = count_words(batches, LINE, workers=1)
+    ids = [[id_ - NUM_SPECIAL for id_ in first.encode(line)] for line in lines.words]
+    return Tokenizer(LINE, tuple(learn(lines, ids, list(first.tokens), room, MAX_SUPERWORD)))
+
+
+def cpplm(*arguments: str) -> dict[str, Any]:
+    """Run a command in a process of its own; returns the object that it prints."""
+    command = [str(Path(sys.executable).with_name("cpplm")), *arguments, "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{result.stderr[-2000:]}")
+    return dict(json.loads(result.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("corpus")
+    parser.add_argument("work_folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--vocab_size", type=int, default=8192)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    options = parser.parse_args()
+    work: Path = options.work_folder
+    subset(ShardReader(options.corpus), work / "corpus")
+    reader = ShardReader(work / "corpus")
+    size = sum(shard.bytes for shard in reader.shards("val"))
+    figures: dict[str, dict[str, Any]] = {}
+    for variant in options.variants:
+        path = work / f"{variant.replace(' ', '_')}.json"
+        if not path.exists():
+            path.write_bytes(
+                make_tokenizer(variant, ShardReader(options.corpus), options.vocab_size).to_json()
+            )
+        tokenizer = Tokenizer.load(path)
+        texts = [text for _, text in reader.texts("val")]
+        assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts), variant
+        tokens = sum(len(row) for row in tokenizer.encode_batch(texts))
+        figures[variant] = {"bytes_per_token": size / tokens, "bits_per_byte": []}
+        progress(f"{variant}: {size / tokens:.3f} bytes per token")
+    for seed in range(options.seeds):
+        for variant in options.variants:
+            name = variant.replace(" ", "_")
+            run = work / f"{name}_{seed}"
+            cpplm(
+                "train", "--config", "recipes/demo.toml", *SETTINGS, "--data_dir", str(work / "corpus"),
+                "--tokenizer", str(work / f"{name}.json"), "--out", str(run), "--seed", str(seed),
+                "--depth", str(options.depth),
+                "--num_iterations", str(options.steps),
+            )  # fmt: skip
+            result = cpplm("evaluate", "bpb", "--run", str(run), "--data_dir", str(work / "corpus"))["bpb"]
+            figures[variant]["bits_per_byte"].append(result["bits_per_byte"])
+            progress(f"{variant}, seed {seed}: {result['bits_per_byte']:.4f} bits per byte")
+    for variant, found in figures.items():
+        bits = found["bits_per_byte"]
+        spread = f"{statistics.mean(bits):.4f} ({min(bits):.4f}-{max(bits):.4f})" if bits else ""
+        progress(f"{variant:20} {found['bytes_per_token']:.3f} bytes/token {spread} bits/byte")
+    publish({"machine": describe_machine(), "steps": options.steps, "variants": figures})
+
+
+if __name__ == "__main__":
+    main()

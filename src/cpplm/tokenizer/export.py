@@ -1,0 +1,119 @@
+"""A tokenizer in the form that Hugging Face's libraries load.
+
+    FOLDER/tokenizer.json          the `tokenizers` library's file: vocabulary, merges, pre-tokeniser
+    FOLDER/tokenizer_config.json   for `transformers`: special tokens by role, the chat template
+
+Ids are the same, with one difference that is their convention: there, the name of a special token inside a
+text gives that token. With `split_special_tokens=True` it is text, as here.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
+from cpplm.tokenizer.special import SPECIAL_TOKENS
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+_NUM_BYTES = 256
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def export_hf(tokenizer: Tokenizer, folder: Path) -> list[str]:
+    """Write both files; returns their paths.
+
+    Raises:
+        UserError: the folder holds such files already.
+    """
+    storage = Storage(folder, create=True)
+    for name in FILES:
+        if storage.exists(name):
+            raise UserError(f"{storage.path(name)} exists", fix="Delete it or name another --out.")
+    for name, content in zip(FILES, (_tokenizer_file(tokenizer), _config_file()), strict=True):
+        storage.write(name, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+    return [storage.path(name) for name in FILES]
+
+
+def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
+    character_of = _byte_characters()
+    names = ["".join(character_of[byte] for byte in token) for token in tokenizer.tokens]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": tokenizer.pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": id_,
+                "content": name,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for id_, name in enumerate(SPECIAL_TOKENS)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,  # a piece that is a token is that token, whether or not merges lead to it
+            "vocab": {name: id_ for id_, name in enumerate((*SPECIAL_TOKENS, *names))},
+            "merges": _merges(names),
+        },
+    }
+
+
+def _merges(names: list[str]) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes a token, by the id that it makes.
+
+    The encoder joins any two neighbours that together are a token; this format wants each such pair named.
+    """
+    ids = {name: id_ for id_, name in enumerate(names)}
+    return [
+        (name[:cut], name[cut:])
+        for name in names[_NUM_BYTES:]
+        for cut in range(1, len(name))
+        if name[:cut] in ids and name[cut:] in ids
+    ]
+
+
+def _config_file() -> dict[str, Any]:
+    template = files("cpplm.tokenizer").joinpath("chat_template.jinja").read_text(encoding="utf-8")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<BOS>",
+        "eos_token": "<EOS>",
+        "pad_token": "<PAD>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 10**30,  # the model's own configuration knows
+        "chat_template": template,
+    }
+
+
+def _byte_characters() -> dict[int, str]:
+    """The printable character by which this format writes each byte (the GPT-2 alphabet)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [value for value in range(_NUM_BYTES) if value not in printable]
+    return {value: chr(value) for value in printable} | {
+        value: chr(_NUM_BYTES + number) for number, value in enumerate(others)
+    }

@@ -1,0 +1,88 @@
+"""Token healing: prompts that end in the middle of a token.
+
+Most places where an editor asks for a completion lie inside a token: after a line break, say, since the token
+goes on with the next line's indentation. A model never saw a token begin there in training. So the last
+pieces of the prompt are taken back, and the first tokens that are generated have to spell the bytes that were
+taken:
+
+    healed = heal(tokenizer, prompt)
+    ids, constraint = [BOS, *healed.ids], PrefixConstraint(tokenizer, healed.taken)
+    while not constraint.done:
+        token = choose among constraint.allowed()
+        constraint.advance(token)
+    text = prompt + decode(generated)[len(healed.taken):]
+
+The same holds for the prefix of fill-in-the-middle. Idea: guidance, "The art of prompt design: prompt
+boundaries and token healing" (Lundberg 2023).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cpplm.core.errors import UserError
+from cpplm.tokenizer.pattern import UNSETTLED_PIECES, split_bytes
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Healed:
+    """A prompt without its end.
+
+    Attributes:
+        ids: what any text that begins with the prompt begins with when it is encoded.
+        taken: the bytes of the prompt behind them.
+    """
+
+    ids: list[int]
+    taken: bytes
+
+
+def heal(tokenizer: Tokenizer, prompt: str | bytes) -> Healed:
+    """Take back the pieces of a prompt that a continuation could change."""
+    data = prompt.encode() if isinstance(prompt, str) else prompt
+    pieces = split_bytes(tokenizer.pattern, data)
+    taken = b"".join(pieces[-UNSETTLED_PIECES:])
+    return Healed(tokenizer.encode(data[: len(data) - len(taken)]), taken)
+
+
+class PrefixConstraint:
+    """Which tokens can come next while generated text has to begin with given bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, prefix: bytes) -> None:
+        self._tokenizer = tokenizer
+        self._rest = prefix
+
+    @property
+    def done(self) -> bool:
+        """Whether all of the prefix is spelt, so that any token may come."""
+        return not self._rest
+
+    def allowed(self) -> npt.NDArray[np.int64]:
+        """Ids of the tokens that begin the rest of the prefix or begin with it, sorted, shape (count,).
+
+        Never empty before `done`: every single byte has a token.
+        """
+        ids, rest = self._tokenizer.ids, self._rest
+        shorter = [ids[rest[:length]] for length in range(1, len(rest)) if rest[:length] in ids]
+        by_bytes, order = self._tokenizer.sorted_tokens
+        first = bisect_left(by_bytes, rest)
+        end = first
+        while end < len(by_bytes) and by_bytes[end].startswith(rest):
+            end += 1
+        return np.sort(np.concatenate([np.array(shorter, dtype=np.int64), order[first:end]]))
+
+    def advance(self, token: int) -> None:
+        """Take a token as generated.
+
+        Raises:
+            UserError: the prefix cannot go on with that token.
+        """
+        spelt = self._tokenizer.decode_bytes([token])
+        if not (spelt.startswith(self._rest) or self._rest.startswith(spelt)):
+            raise UserError(f"token {token} ({spelt!r}) does not go on with {self._rest!r}")
+        self._rest = self._rest[len(spelt) :]

@@ -1,0 +1,30 @@
+"""Text from tokens that arrive one by one."""
+
+from __future__ import annotations
+
+import codecs
+
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+
+class StreamDecoder:
+    """Gives out text as soon as it is whole: never half a UTF-8 character.
+
+    The texts of all calls together are `tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, *ids: int) -> str:
+        """The text that is whole now; "" while a character is not.
+
+        Raises:
+            UserError: an id outside the vocabulary.
+        """
+        return self._decoder.decode(self._tokenizer.decode_bytes(ids))
+
+    def finish(self) -> str:
+        """What is left when no more tokens come: U+FFFD for a character that was never completed."""
+        return self._decoder.decode(b"", final=True)
