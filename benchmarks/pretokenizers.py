@@ -1,22 +1,23 @@
 """Which pre-tokeniser gives the better model: bits per byte of small models, equal in all but the tokenizer.
 
-    python benchmarks/pretokenizers.py CORPUS WORK_FOLDER [--seeds 3] [--steps 240] [--vocab_size 8192]
+    recipes/debian_corpus.sh tokenizer FOLDER
+    python benchmarks/pretokenizers.py FOLDER/tok-train FOLDER/tok-dev WORK_FOLDER [--seeds 3] [--steps 400]
 
 Every variant gets a vocabulary of the same size from the same text, and the same model is trained for the
 same number of tokens, so all cost the same floating-point operations. Bits per byte are measured on the same
-held-out text, and all text counts. Models are kept in WORK_FOLDER: run the command again, and it goes on.
-With 18 models it takes hours; figures that it gave are in LOG.md.
+text of projects that were not trained on, the same amount of each. Models are kept in WORK_FOLDER: run the
+command again, and it goes on. With 18 models it takes hours; figures that it gave are in LOG.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import statistics
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,18 @@ import numpy as np
 import pyarrow as pa
 from measuring import describe_machine, progress, publish
 
-from cpplm.core.shards import ShardReader, write_manifest, write_shard_table
+from cpplm.core.shards import COMPLETE, ShardReader, write_manifest, write_shard
 from cpplm.core.storage import Storage
+from cpplm.corpus.plain_files import find_batches
 from cpplm.tokenizer.core_names import forced_tokens
 from cpplm.tokenizer.merges import NUM_BYTES, PairMerger, learn_tokens
 from cpplm.tokenizer.pattern import NEWLINES, OPENER, PATTERN, PUNCTUATION, WORD
 from cpplm.tokenizer.special import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.words import ShardBatch, Words, count_words
+from cpplm.tokenizer.words import FileBatch, Words, count_words
 
-TRAIN_BYTES, VAL_BYTES = 20_000_000, 750_000
+TRAIN_BYTES, VAL_BYTES, MAX_PROJECT_BYTES, VOCABULARY_SHARE = 20_000_000, 800_000, 60_000_000, 0.3
+SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
 SETTINGS = ("--total_batch_size", "4096", "--eval_every", "-1", "--save_minutes", "5")
 
 LETTER = r"[^\x00-@\[-`{-\x7f]"
@@ -69,21 +72,47 @@ VARIANTS = {
 }
 
 
-def subset(reader: ShardReader, folder: Path) -> None:
-    """A corpus of a size that fits the models: documents by the hash of their text, of all projects."""
+def write_corpus(train: list[FileBatch], val: list[FileBatch], folder: Path) -> None:
+    """Files of the training projects, and as much of every held-out project, chosen by their hashes."""
     storage = Storage(folder, create=True)
-    if storage.exists("_COMPLETE"):
+    if storage.exists(COMPLETE):
         return
-    shards = []
-    for split, wanted in (("train", TRAIN_BYTES), ("val", VAL_BYTES)):
-        share = min(1.0, wanted / sum(shard.bytes for shard in reader.shards(split)))
-        tables = []
-        for shard in reader.shards(split):
-            table = reader.table(shard, ["id", "project", "text"])
-            kept = [zlib.crc32(text.encode()) < share * 2**32 for text in table["text"].to_pylist()]
-            tables.append(table.filter(pa.array(kept)))
-        shards.append(write_shard_table(storage, split, 0, pa.concat_tables(tables)))
+    held_out = {batch.project for batch in val}
+    shards = [
+        write_shard(storage, "train", 0, rows(train, TRAIN_BYTES), SCHEMA),
+        write_shard(
+            storage,
+            "val",
+            0,
+            [
+                row
+                for project in sorted(held_out)
+                for row in rows([b for b in val if b.project == project], VAL_BYTES // len(held_out))
+            ],
+            SCHEMA,
+        ),
+    ]
     write_manifest(storage, shards)
+
+
+def rows(batches: list[FileBatch], wanted: int) -> list[dict[str, str]]:
+    """The texts with the smallest hashes, up to so many bytes."""
+    found = sorted(
+        (hashlib.sha256(data).hexdigest(), project, data)
+        for batch in batches
+        for project, data in batch.texts()
+        if len(data) < 100_000
+    )
+    kept, size = [], 0
+    for digest, project, data in found:
+        try:
+            kept.append({"text": data.decode(), "id": digest, "project": project})
+        except UnicodeDecodeError:
+            continue
+        size += len(data)
+        if size >= wanted:
+            break
+    return kept
 
 
 def learn(
@@ -97,25 +126,25 @@ def learn(
         symbols = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int64)
         lengths = np.array([len(row) for row in ids])
     merger = PairMerger(symbols, lengths, words.weights, tokens, max_token_bytes=longest, min_weight=40)
-    learned = learn_tokens(merger, room, forced_tokens())
+    learned = learn_tokens(merger, room, forced_tokens()[: room // 8])
     if learned is None:
         raise SystemExit("the corpus is too small for this vocabulary")
     return learned
 
 
-def make_tokenizer(variant: str, reader: ShardReader, vocab_size: int) -> Tokenizer:
-    """Learn the variant's vocabulary from the training documents."""
-    batches = [ShardBatch(reader.storage.location, shard) for shard in reader.shards("train")]
+def make_tokenizer(variant: str, batches: list[FileBatch], vocab_size: int) -> Tokenizer:
+    """Learn the variant's vocabulary from a share of the training projects."""
     room = vocab_size - NUM_SPECIAL
     single = [bytes([value]) for value in range(NUM_BYTES)]
     pattern = VARIANTS[variant]
+
+    def count(by: str) -> Words:
+        return count_words(batches, by, workers=1, share=VOCABULARY_SHARE)
+
     if variant != SUPERWORDS:
-        return Tokenizer(
-            pattern, tuple(learn(count_words(batches, pattern, workers=1), None, single, room, 128))
-        )
-    words = count_words(batches, PATTERN, workers=1)
-    first = Tokenizer(PATTERN, tuple(learn(words, None, single, int(room * FIRST_STAGE), 128)))
-    lines = count_words(batches, LINE, workers=1)
+        return Tokenizer(pattern, tuple(learn(count(pattern), None, single, room, 64)))
+    first = Tokenizer(PATTERN, tuple(learn(count(PATTERN), None, single, int(room * FIRST_STAGE), 64)))
+    lines = count(LINE)
     ids = [[id_ - NUM_SPECIAL for id_ in first.encode(line)] for line in lines.words]
     return Tokenizer(LINE, tuple(learn(lines, ids, list(first.tokens), room, MAX_SUPERWORD)))
 
@@ -133,16 +162,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("corpus")
+    parser.add_argument("train", type=Path)
+    parser.add_argument("held_out", type=Path)
     parser.add_argument("work_folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--vocab_size", type=int, default=8192)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     options = parser.parse_args()
     work: Path = options.work_folder
-    subset(ShardReader(options.corpus), work / "corpus")
+    batches, _ = find_batches(options.train, MAX_PROJECT_BYTES, prose=False)
+    held_out, _ = find_batches(options.held_out, sys.maxsize, prose=False)
+    write_corpus(batches, held_out, work / "corpus")
     reader = ShardReader(work / "corpus")
     size = sum(shard.bytes for shard in reader.shards("val"))
     figures: dict[str, dict[str, Any]] = {}
@@ -150,7 +182,7 @@ def main() -> None:
         path = work / f"{variant.replace(' ', '_')}.json"
         if not path.exists():
             path.write_bytes(
-                make_tokenizer(variant, ShardReader(options.corpus), options.vocab_size).to_json()
+                make_tokenizer(variant, batches, options.vocab_size).to_json()
             )
         tokenizer = Tokenizer.load(path)
         texts = [text for _, text in reader.texts("val")]

@@ -10,9 +10,8 @@ import torch
 
 from cpplm.core.shards import write_manifest, write_shard
 from cpplm.core.storage import Storage
-from cpplm.tokenizer.pattern import PATTERN
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.train import learn_merges
+from tests.texts import cpp_document, make_tokenizer
 
 # A busy machine is no failure; CI tries the same examples each time, a developer new ones.
 hypothesis.settings.register_profile("cpplm", deadline=None, derandomize="CI" in os.environ)
@@ -20,15 +19,6 @@ hypothesis.settings.load_profile("cpplm")
 torch.set_num_threads(1)  # the models here are tiny: more threads only wait for each other
 
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
-
-
-def cpp_document(number: int) -> str:
-    """A small C++ file, different for each number, of very different lengths."""
-    functions = "\n".join(
-        f"int shift_{number}_{i}(int value) {{\n    return (value << {i % 7}) + {number * i};\n}}\n"
-        for i in range(1 + number % 5 * 4)
-    )
-    return f"#include <vector>\n\nnamespace part_{number} {{\n\n{functions}\n}}  // namespace part_{number}\n"
 
 
 def write_corpus(folder: Path, per_shard: dict[str, list[int]]) -> Path:
@@ -53,8 +43,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    texts = (cpp_document(number) for number in range(100))
-    return Tokenizer(pattern=PATTERN, tokens=learn_merges(texts, 512))
+    return make_tokenizer((cpp_document(number) for number in range(100)), 512)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.train import TokenizerSettings, train_tokenizer
+from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus
 from tests.commands import assert_one_line_error, cpplm
 from tests.conftest import write_corpus
 
@@ -28,7 +28,7 @@ def test_training_twice_trains_once(corpus: Path, tmp_path: Path) -> None:
     assert second.returncode == 0
     text, again = second.stdout.splitlines()
     assert json.loads(again) == {**json.loads(figures), "trained_now": False}
-    assert text.endswith("(already trained on this corpus)")
+    assert text.endswith("(already trained on this text)")
     assert out.read_bytes() == written
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
@@ -36,7 +36,7 @@ def test_training_twice_trains_once(corpus: Path, tmp_path: Path) -> None:
 def test_the_same_corpus_gives_the_same_file(corpus: Path, tmp_path: Path) -> None:
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path in paths:
-        assert train_tokenizer(TokenizerSettings(data_dir=str(corpus), out=path, vocab_size=400))[1]
+        assert train_on_corpus(TokenizerSettings(data_dir=str(corpus), out=path, vocab_size=400))[1]
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -45,7 +45,7 @@ def test_a_tilde_is_the_home_folder_both_times(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     settings = TokenizerSettings(data_dir=str(corpus), out=Path("~/tokenizer.json"), vocab_size=400)
-    assert [train_tokenizer(settings)[1] for _ in range(2)] == [True, False]
+    assert [train_on_corpus(settings)[1] for _ in range(2)] == [True, False]
     assert (tmp_path / "tokenizer.json").exists()
 
 
@@ -104,12 +104,15 @@ def test_evaluate_measures_the_validation_documents(corpus: Path, tokenizer_path
     result = cpplm("tokenizer", "evaluate", "--tokenizer", tokenizer_path, "--data_dir", corpus, "--json")
     assert result.returncode == 0, result.stderr
     figures = json.loads(result.stdout.splitlines()[-1])
-    assert set(figures) == {"bytes_per_token", "by_project", "megabytes_per_second", "documents"}
+    assert set(figures) == {
+        "bytes_per_token", "by_project", "megabytes_per_second", "documents", "bytes", "hash",
+    }  # fmt: skip
     assert figures["documents"] == 8
     assert set(figures["by_project"]) == {"p0", "p1", "p2"}
     assert figures["bytes_per_token"] == pytest.approx(sum(figures["by_project"].values()) / 3)
     assert 1.5 < figures["bytes_per_token"] < 30
-    assert figures["megabytes_per_second"] > 0
+    assert set(figures["megabytes_per_second"]) == {"1", "2"}
+    assert min(figures["megabytes_per_second"].values()) > 0
 
 
 def test_evaluate_refuses_bad_input(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
@@ -122,4 +125,4 @@ def test_evaluate_refuses_bad_input(corpus: Path, tokenizer_path: Path, tmp_path
     altered.write_bytes(tokenizer_path.read_bytes().replace(b'"7d"', b'"7e"', 1))
     assert_one_line_error(cpplm(*evaluate(altered, corpus)), "altered.json")
     only_train = write_corpus(tmp_path / "corpus", {"train": [5]})
-    assert_one_line_error(cpplm(*evaluate(tokenizer_path, only_train)), "no validation documents")
+    assert_one_line_error(cpplm(*evaluate(tokenizer_path, only_train)), "no documents to encode")

@@ -2,8 +2,10 @@
 
 import itertools
 import json
-import random
+import pickle
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from cpplm.core.errors import UserError
 from cpplm.tokenizer.pattern import PATTERN, split_bytes
 from cpplm.tokenizer.special import BOS, NUM_SPECIAL, SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.train import learn_merges
+from tests.texts import make_tokenizer
 
 CODE = """\
 #include <vector>
@@ -31,10 +33,10 @@ SAMPLES = [CODE.replace("area", f"area_{i}").replace("sum", f"total{i % 7}") for
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer(pattern=PATTERN, tokens=learn_merges(iter(SAMPLES), 512))
+    return make_tokenizer(SAMPLES, 512)
 
 
-def reference_encode(tokenizer: Tokenizer, data: bytes) -> list[int]:
+def defined_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
     """Byte-pair encoding as the definition says it: merge the pair of lowest rank until none is left."""
     rank = {token: NUM_SPECIAL + index for index, token in enumerate(tokenizer.tokens)}
     ids = []
@@ -58,7 +60,7 @@ def test_text_round_trip(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode_bytes(ids) == text.encode()
     assert all(id_ >= NUM_SPECIAL for id_ in ids)
-    assert ids == reference_encode(tokenizer, text.encode())
+    assert ids == defined_ids(tokenizer, text.encode())
 
 
 @settings(max_examples=300, deadline=None)
@@ -66,7 +68,7 @@ def test_text_round_trip(tokenizer: Tokenizer, text: str) -> None:
 def test_any_bytes_round_trip(tokenizer: Tokenizer, data: bytes) -> None:
     ids = tokenizer.encode(data)
     assert tokenizer.decode_bytes(ids) == data
-    assert ids == reference_encode(tokenizer, data)
+    assert ids == defined_ids(tokenizer, data)
 
 
 def test_bytes_and_text_give_the_same_ids(tokenizer: Tokenizer) -> None:
@@ -95,19 +97,8 @@ def test_token_bytes_sum_to_the_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes[ids].sum() == len(CODE.encode())
 
 
-def test_training_does_not_depend_on_order() -> None:
-    shuffled = SAMPLES.copy()
-    random.Random(0).shuffle(shuffled)
-    assert learn_merges(iter(SAMPLES), 512) == learn_merges(iter(shuffled), 512)
-
-
 def test_training_compresses(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(CODE)) < len(CODE.encode()) / 2.5
-
-
-def test_too_little_text() -> None:
-    with pytest.raises(UserError, match="smaller vocabulary"):
-        learn_merges(iter(["int x;"]), 4096)
 
 
 def test_file_round_trip_and_damage(tokenizer: Tokenizer, tmp_path) -> None:
@@ -130,13 +121,71 @@ def test_file_round_trip_and_damage(tokenizer: Tokenizer, tmp_path) -> None:
         Tokenizer.load(path)
     with pytest.raises(UserError, match="cannot read"):
         Tokenizer.load(tmp_path / "absent.json")
+    content = json.loads(tokenizer.to_json())
+    content["tokens"][300] = content["tokens"][299]
+    twice = Tokenizer(tokenizer.pattern, tuple(bytes.fromhex(token) for token in content["tokens"]))
+    path.write_text(json.dumps(content | {"hash": twice.hash}))
+    with pytest.raises(UserError, match="altered"):
+        Tokenizer.load(path)
+
+
+def test_a_pickle_is_refused_unread(tmp_path) -> None:
+    path = tmp_path / "tokenizer.pkl"
+    for protocol in (2, 3, 4, 5):
+        path.write_bytes(pickle.dumps(Trap(tmp_path / "opened"), protocol=protocol))
+        with pytest.raises(UserError, match=r"is a pickle.*tokenizer train"):
+            Tokenizer.load(path)
+    assert not (tmp_path / "opened").exists()
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
 
 
 def test_ids_outside_the_vocabulary(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="outside the vocabulary"):
-        tokenizer.decode([tokenizer.vocab_size])
+    for id_ in (tokenizer.vocab_size, -1, 2**40):
+        with pytest.raises(UserError, match="outside the vocabulary"):
+            tokenizer.decode([id_])
 
 
 def test_every_byte_lies_in_one_piece() -> None:
     data = bytes(range(256)) * 3 + CODE.encode()
     assert b"".join(split_bytes(PATTERN, data)) == data
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", " ", "\n", "-", "/", "\t", "0", "a::", "- ", " \n", "\n#", "\n*", "\u4e2d"]
+)
+def test_the_time_for_a_monotonous_text_grows_with_its_length_only(tokenizer: Tokenizer, unit: str) -> None:
+    """No piece is long, so neither the engine's automaton nor the merging of a piece can take long."""
+    longest = max(map(len, split_bytes(PATTERN, (unit * 20_000).encode())))
+    assert longest < 4_500
+    text = unit * (1_000_000 // len(unit))
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "/", "\xff"])
+def test_fifty_megabytes_of_one_character(tokenizer: Tokenizer, unit: str) -> None:
+    text = unit * 50_000_000 if unit.isascii() else unit.encode("latin-1") * 5_000_000
+    assert tokenizer.decode_bytes(tokenizer.encode(text)) == (
+        text if isinstance(text, bytes) else text.encode()
+    )
+
+
+@pytest.mark.slow
+def test_a_million_random_byte_strings_round_trip(tokenizer: Tokenizer) -> None:
+    random_ = np.random.default_rng(0)
+    lengths = random_.integers(0, 12, size=1_000_000)
+    data = random_.bytes(int(lengths.sum()))
+    stops = np.cumsum(lengths).tolist()
+    for start, stop in zip([0, *stops], stops, strict=False):
+        piece = data[start:stop]
+        assert tokenizer.decode_bytes(tokenizer.encode(piece)) == piece
