@@ -181,9 +181,7 @@ def main() -> None:
     for variant in options.variants:
         path = work / f"{variant.replace(' ', '_')}.json"
         if not path.exists():
-            path.write_bytes(
-                make_tokenizer(variant, batches, options.vocab_size).to_json()
-            )
+            path.write_bytes(make_tokenizer(variant, batches, options.vocab_size).to_json())
         tokenizer = Tokenizer.load(path)
         texts = [text for _, text in reader.texts("val")]
         assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts), variant

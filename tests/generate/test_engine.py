@@ -8,6 +8,7 @@ from cpplm.generate.engine import Engine
 from cpplm.generate.sampling import SamplingSettings, generators, sample
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
+from cpplm.tokenizer.healing import heal
 from cpplm.tokenizer.special import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.model.test_transformer import random_model
@@ -23,7 +24,7 @@ def engine(tokenizer: Tokenizer) -> Engine:
 
 
 def naive(model: Transformer, ids: list[int], count: int) -> list[int]:
-    """Greedy decoding that reads everything anew for each token."""
+    """Greedy decoding, without healing, that reads everything anew for each token."""
     ids = ids.copy()
     start = len(ids)
     for _ in range(count):
@@ -40,8 +41,43 @@ def naive(model: Transformer, ids: list[int], count: int) -> list[int]:
 def test_greedy_equals_the_naive_loop(engine: Engine, prompt: str) -> None:
     settings = SamplingSettings(max_new_tokens=20, temperature=0)
     ids = engine.tokenizer.encode(prompt, prepend=BOS)
-    found = engine.complete(prompt, settings, num_samples=3)
-    assert [list(c.ids) for c in found] == [naive(engine.model, ids, 20)] * 3
+    steps = list(engine.stream(ids, settings, num_samples=3))
+    expected = naive(engine.model, ids, 20)
+    assert [[step[row] for step in steps if step[row] is not None] for row in range(3)] == [expected] * 3
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 3))
+def test_a_prompt_may_end_anywhere(engine: Engine, cut: int) -> None:
+    """What is written goes on with the prompt, byte for byte, and the tokens together spell both."""
+    prompt = "#include <vector>\n\nnamespace part_3 {\n\nint shift_3_1(int value) {"[:cut]
+    healed = heal(engine.tokenizer, prompt)
+    for settings in (SamplingSettings(8, 0), SamplingSettings(8, 1.0, 5, seed=cut)):
+        for completion in engine.complete(prompt, settings, num_samples=2):
+            written = engine.tokenizer.decode([*healed.ids, *completion.ids])
+            assert written == prompt + completion.text or len(written) < len(prompt)
+            spelling = len(completion.ids) - 8
+            assert (completion.reason == "length") == (
+                len(engine.tokenizer.decode_bytes(completion.ids[:spelling])) >= len(healed.taken)
+            )
+
+
+def test_healing_takes_the_likeliest_token_that_spells_the_end(engine: Engine) -> None:
+    """Token by token the same as the plain loop whose logits know only what begins with the rest."""
+    prompt = "int shift_3_1(int value) {\n"
+    healed = heal(engine.tokenizer, prompt)
+    completion = engine.complete(prompt, SamplingSettings(6, 0))[0]
+    ids, rest = [BOS, *healed.ids], healed.taken
+    for token in completion.ids:
+        logits = engine.model(torch.tensor([ids]))[0, -1]
+        if rest:
+            for id_, spelt in enumerate(engine.tokenizer.tokens, 64):
+                if not (spelt.startswith(rest) or rest.startswith(spelt)):
+                    logits[id_] = float("-inf")
+            logits[:64] = float("-inf")
+        assert token == int(logits.argmax())
+        ids.append(token)
+        rest = rest[len(engine.tokenizer.decode_bytes([token])) :]
+    assert rest == b""
 
 
 def test_a_sample_does_not_depend_on_its_neighbours(engine: Engine) -> None:

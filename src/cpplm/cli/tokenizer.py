@@ -25,7 +25,7 @@ class ShowSettings:
     """Settings of `cpplm tokenizer show`."""
 
     tokenizer: Path
-    """Tokenizer file."""
+    """Tokenizer file, or `cpp-32k` or `cpp-65k`, which come with cpplm."""
     file: Path | None = None
     """Show this file (default: what comes on standard input)."""
     conversation: Path | None = None
@@ -49,7 +49,7 @@ class ExportSettings:
     """Settings of `cpplm tokenizer export`."""
 
     tokenizer: Path
-    """Tokenizer file."""
+    """Tokenizer file, or `cpp-32k` or `cpp-65k`, which come with cpplm."""
     out: Path
     """Folder to write to."""
     to: Literal["hf"] = "hf"

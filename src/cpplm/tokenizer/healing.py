@@ -82,6 +82,8 @@ class PrefixConstraint:
         Raises:
             UserError: the prefix cannot go on with that token.
         """
+        if self.done:
+            return
         spelt = self._tokenizer.decode_bytes([token])
         if not (spelt.startswith(self._rest) or self._rest.startswith(spelt)):
             raise UserError(f"token {token} ({spelt!r}) does not go on with {self._rest!r}")

@@ -10,11 +10,11 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 class StreamDecoder:
     """Gives out text as soon as it is whole: never half a UTF-8 character.
 
-    The texts of all calls together are `tokenizer.decode` of all ids.
+    The texts of all calls together are `tokenizer.decode` of all ids, without the first `skip` bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, skip: int = 0) -> None:
+        self._tokenizer, self._skip = tokenizer, skip
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, *ids: int) -> str:
@@ -23,7 +23,9 @@ class StreamDecoder:
         Raises:
             UserError: an id outside the vocabulary.
         """
-        return self._decoder.decode(self._tokenizer.decode_bytes(ids))
+        data = self._tokenizer.decode_bytes(ids)
+        shown, self._skip = data[self._skip :], max(0, self._skip - len(data))
+        return self._decoder.decode(shown)
 
     def finish(self) -> str:
         """What is left when no more tokens come: U+FFFD for a character that was never completed."""

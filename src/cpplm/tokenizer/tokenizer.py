@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from cpplm.tokenizer.special import ALIASES, BOS, NAMED_TOKENS, NUM_SPECIAL, SPE
 
 FORMAT = "cpplm-tokenizer"
 VERSION = 1
+# Trained on 300 MB and more of C++, see docs/tokenizer.md; files in the folder `published`.
+PUBLISHED = ("cpp-32k", "cpp-65k")
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later begins
 
 
@@ -213,16 +216,20 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer file.
+        """Read a tokenizer file, or one that comes with cpplm, by its name: `cpp-32k` or `cpp-65k`.
 
         Raises:
             UserError: missing, unreadable, or anything `from_json` refuses.
         """
+        if str(path) in PUBLISHED:
+            data = files("cpplm.tokenizer").joinpath("published", f"{path}.json").read_bytes()
+            return cls.from_json(data, where=str(path))
         try:
             data = Path(path).expanduser().read_bytes()
         except OSError as error:
             raise UserError(
-                f"cannot read the tokenizer {path}: {error}", fix="Run 'cpplm tokenizer train'."
+                f"cannot read the tokenizer {path}: {error}",
+                fix=f"Run 'cpplm tokenizer train', or use {' or '.join(PUBLISHED)}.",
             ) from error
         return cls.from_json(data, where=str(path))
 
