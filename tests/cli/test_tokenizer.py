@@ -1,4 +1,5 @@
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus
 from tests.commands import assert_one_line_error, cpplm
 from tests.conftest import write_corpus
+from tests.texts import cpp_document
 
 
 def train(corpus: Path, out: Path, *more: str | Path) -> list[str | Path]:
@@ -126,3 +128,93 @@ def test_evaluate_refuses_bad_input(corpus: Path, tokenizer_path: Path, tmp_path
     assert_one_line_error(cpplm(*evaluate(altered, corpus)), "altered.json")
     only_train = write_corpus(tmp_path / "corpus", {"train": [5]})
     assert_one_line_error(cpplm(*evaluate(tokenizer_path, only_train)), "no documents to encode")
+
+
+def test_training_on_plain_projects(tmp_path: Path) -> None:
+    for number in range(40):
+        path = tmp_path / "projects" / f"p{number % 5}" / f"f{number}.cpp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(cpp_document(number))
+    out = tmp_path / "tokenizer.json"
+    command = [
+        "tokenizer",
+        "train",
+        "--projects_dir",
+        tmp_path / "projects",
+        "--out",
+        out,
+        "--vocab_size",
+        "500",
+    ]
+    first = cpplm(*command, "--json")
+    assert first.returncode == 0, first.stderr
+    provenance = Tokenizer.load(out).provenance
+    assert provenance["projects"] == 5
+    assert provenance["bytes"] == sum(path.stat().st_size for path in tmp_path.rglob("*.cpp"))
+    assert "already trained on this text" in cpplm(*command).stdout
+    evaluated = cpplm(
+        "tokenizer", "evaluate", "--tokenizer", out, "--projects_dir", tmp_path / "projects", "--json"
+    )
+    assert json.loads(evaluated.stdout.splitlines()[-1])["documents"] == 40
+    (tmp_path / "projects" / "p0" / "f0.cpp").write_text("int changed;\n")
+    refused = cpplm(*command)
+    assert refused.returncode == 2
+    assert "another corpus" in refused.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("which", [[], ["--data_dir", "a", "--projects_dir", "b"]])
+def test_one_source_of_text(which: list[str], tmp_path: Path) -> None:
+    result = cpplm("tokenizer", "train", "--out", tmp_path / "t.json", *which)
+    assert_one_line_error(result, "--data_dir or --projects_dir")
+    result = cpplm("tokenizer", "evaluate", "--tokenizer", "cpp-32k", *which)
+    assert_one_line_error(result, "--data_dir or --projects_dir")
+
+
+def test_show(tokenizer_path: Path, tmp_path: Path) -> None:
+    source = tmp_path / "a.cpp"
+    source.write_bytes(b"int main() {\n  return 0; // \xff\n}\n")
+    show = ["tokenizer", "show", "--tokenizer", tokenizer_path]
+    result = cpplm(*show, "--file", source, "--json")
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert Tokenizer.load(tokenizer_path).decode_bytes(figures["ids"]) == source.read_bytes()
+    assert "\x1b[48;5;" in result.stdout
+    page = tmp_path / "new" / "page.html"
+    assert cpplm(*show, "--file", source, "--html", page).returncode == 0
+    assert page.read_text().startswith("<pre")
+    chat = tmp_path / "chat.json"
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "int x;"}]
+    chat.write_text(json.dumps({"messages": messages}))
+    result = cpplm(*show, "--conversation", chat, "--with_ids", "--json")
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert len(figures["ids"]) == len(figures["mask"])
+    assert 0 < sum(figures["mask"]) < len(figures["mask"])
+
+
+def test_show_refuses_bad_input(tokenizer_path: Path, tmp_path: Path) -> None:
+    show = ["tokenizer", "show", "--tokenizer", tokenizer_path]
+    assert_one_line_error(cpplm(*show, "--file", tmp_path / "gone"), "gone")
+    chat = tmp_path / "chat.json"
+    chat.write_text("{")
+    assert_one_line_error(cpplm(*show, "--conversation", chat), "chat.json is not JSON")
+    chat.write_text('{"messages": [{"role": "assistant", "content": "x"}]}')
+    assert_one_line_error(cpplm(*show, "--conversation", chat), "take turns")
+    assert_one_line_error(cpplm(*show, "--file", chat, "--conversation", chat), "exclude each other")
+    assert_one_line_error(cpplm(*show, "--file", chat, "--html", "x", "--with_ids"), "--with_ids")
+
+
+def test_export(tokenizer_path: Path, tmp_path: Path) -> None:
+    export = ["tokenizer", "export", "--tokenizer", tokenizer_path, "--out", tmp_path / "hf"]
+    result = cpplm(*export, "--to", "hf", "--json")
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == [
+        "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert_one_line_error(cpplm(*export), "tokenizer.json exists")
+
+
+def test_a_pickled_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.pkl"
+    path.write_bytes(pickle.dumps({"pat_str": "x"}))
+    evaluated = cpplm("tokenizer", "evaluate", "--tokenizer", path, "--data_dir", corpus)
+    assert_one_line_error(evaluated, "is a pickle", "cpplm tokenizer train")
