@@ -6,8 +6,9 @@
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers for `corpus check`    -> FOLDER/headers
 #   recipes/debian_corpus.sh large FOLDER     60 MB and more, permissive licences       -> FOLDER/large, and
 #                                             a corpus built from them                  -> FOLDER/corpus
-#   recipes/debian_corpus.sh tokenizer FOLDER  what the published tokenizers are trained on, chosen on and
-#                                             measured on   -> FOLDER/tok-train, FOLDER/tok-dev, FOLDER/tok-blind
+#   recipes/debian_corpus.sh tokenizer FOLDER  projects to train, choose and measure tokenizers on, 3 GB unpacked
+#                                             -> FOLDER/tok-train, tok-dev, tok-blind, and the two tokenizers that
+#                                             come with cpplm   -> FOLDER/cpp-32k.json, cpp-65k.json
 #   recipes/debian_corpus.sh measure FOLDER   build and check dev and blind, with headers
 #
 # Needs no root: package lists and downloads stay in FOLDER/apt. A package that is there already is not fetched
@@ -23,7 +24,7 @@ HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 libfmt-dev"
 # BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.
 LARGE="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 protobuf grpc abseil rocksdb flatbuffers capnproto bullet
 onetbb openexr imath catch2 double-conversion google-glog gflags benchmark rapidjson box2d"
-# The tokenizer's: no project of one list is in another. The first is 300 MB of C++.
+# The tokenizer's: no project of one list is in another.
 TOK_TRAIN="abseil benchmark box2d bullet cpp-httplib flatbuffers gflags google-glog grpc imath onetbb openexr protobuf
 rapidjson libjsoncpp boost1.74 ceres-solver cmake eigen3 ogre-1.12 opencv qtbase-opensource-src
 thrift vtk9 z3 googletest llvm-toolchain-14"
@@ -136,6 +137,8 @@ tokenizer)
     sources tok-dev $TOK_DEV
     # shellcheck disable=SC2086
     sources tok-train $TOK_TRAIN
+    "$CPPLM" tokenizer train --projects_dir "$folder/tok-train" --vocab_size 32768 --out "$folder/cpp-32k.json"
+    "$CPPLM" tokenizer train --projects_dir "$folder/tok-train" --vocab_size 65536 --out "$folder/cpp-65k.json"
     ;;
 measure)
     # shellcheck disable=SC2086

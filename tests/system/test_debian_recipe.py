@@ -85,6 +85,24 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path, environment: dic
     assert not (folder / "unpacking").exists()
 
 
+def test_the_tokenizers_lists_are_apart_and_both_are_trained(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    lists = [names("TOK_TRAIN"), names("TOK_DEV"), names("TOK_BLIND")]
+    assert len(set.union(*lists)) == sum(map(len, lists))
+    calls = tmp_path / "trained"
+    trainer = tmp_path / "cpplm"
+    trainer.write_text(f'#!/bin/sh\necho "$@" >>"{calls}"\n')
+    trainer.chmod(0o755)
+    folder = tmp_path / "out"
+    assert run({**environment, "CPPLM": str(trainer)}, "tokenizer", folder).returncode == 0
+    assert {path.name for path in (folder / "tok-train").iterdir()} == lists[0]
+    assert [line.split()[-3:] for line in calls.read_text().splitlines()] == [
+        ["32768", "--out", f"{folder}/cpp-32k.json"],
+        ["65536", "--out", f"{folder}/cpp-65k.json"],
+    ]
+
+
 def test_only_the_distributions_own_archives(tmp_path: Path, environment: dict[str, str]) -> None:
     assert run(environment, "dev", tmp_path / "out").returncode == 0
     sources = (tmp_path / "out" / "apt" / "sources.list").read_text()

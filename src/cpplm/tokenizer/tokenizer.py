@@ -93,9 +93,12 @@ class Tokenizer:
             prepend: special token, by id or name, to put before.
             append: special token, by id or name, to put after.
         """
-        before = [] if prepend is None else [self.encode_special(prepend)]
-        after = [] if append is None else [self.encode_special(append)]
-        return [*before, *self._encode(text), *after]
+        ids = self._encode(text)
+        if prepend is not None:
+            ids.insert(0, self.encode_special(prepend))
+        if append is not None:
+            ids.append(self.encode_special(append))
+        return ids
 
     def encode_batch(
         self,
