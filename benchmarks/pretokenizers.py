@@ -30,7 +30,7 @@ from cpplm.core.storage import Storage
 from cpplm.corpus.plain_files import find_batches
 from cpplm.tokenizer.core_names import forced_tokens
 from cpplm.tokenizer.merges import NUM_BYTES, PairMerger, learn_tokens
-from cpplm.tokenizer.pattern import NEWLINES, OPENER, PATTERN, PUNCTUATION, WORD
+from cpplm.tokenizer.pattern import LEAD, LINE_ENDS, NEWLINES, OPENER, PATTERNS, PUNCTUATION, WORD
 from cpplm.tokenizer.special import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.words import FileBatch, Words, count_words
@@ -45,12 +45,16 @@ PART = rf"(?:_{{0,8}}(?:[A-Z]?{LOWER}{{1,64}}|[A-Z]{{1,64}})[0-9]{{0,8}}|_{{1,64
 BLANK = r"[ \t\r\n\f\v]"
 # Superwords (Liu et al. 2025, https://arxiv.org/abs/2503.13423): the last quarter of the vocabulary is
 # learned over whole lines, from the tokens that are there.
+DENSE = PATTERNS["dense"]
 SUPERWORDS, FIRST_STAGE, MAX_SUPERWORD = "superwords", 0.75, 32
 LINE = rf"[^\r\n]{{1,512}}(?:{NEWLINES}{OPENER}?)?|{NEWLINES}{OPENER}?"
 
-# Ours with one thing changed at a time, and GPT-4's in ASCII classes.
+INDENT = r"(?:[ \t]{1,96})"
+
+# Ours, the dense one with one thing changed at a time, and GPT-4's in ASCII classes.
 VARIANTS = {
-    "cpplm": PATTERN,
+    "lines": PATTERNS["lines"],
+    "dense": PATTERNS["dense"],
     "gpt4": "|".join(
         (
             r"'(?:[sdmtSDMT]|ll|ve|re)",
@@ -62,12 +66,24 @@ VARIANTS = {
             rf"{BLANK}{{1,96}}",
         )
     ),
-    # A line break ends a piece, and the indentation after it is a piece of its own.
-    "clean lines": PATTERN.replace(rf"{NEWLINES}{OPENER}?", r"(?:[ \t]{0,96}\r?\n){1,16}"),
+    # Line breaks as in `lines`, and indentation leads what comes first in its line.
+    "leading indentation": "|".join(
+        (
+            rf"(?:{INDENT}|{LEAD})?{WORD}(?:::{WORD}){{0,16}}",
+            r"#[ \t]{0,8}[a-z]{1,16}(?: [<\x22])?",
+            r"0[xX][0-9a-fA-F]{1,2}",
+            r"[0-9]{1,3}",
+            rf"{INDENT}?{PUNCTUATION}(?: {PUNCTUATION}){{0,16}}(?:{LINE_ENDS}| )?",
+            LINE_ENDS,
+            rf"{BLANK}{{1,96}}",
+        )
+    ),
     # Names are cut at underscores and humps, and before each `::`.
-    "parts of names": PATTERN.replace(rf"{WORD}(?:::{WORD}){{0,16}}", PART),
+    "parts of names": PATTERNS["dense"].replace(rf"{WORD}(?:::{WORD}){{0,16}}", PART),
     # Punctuation takes in neither line breaks nor single spaces.
-    "plain punctuation": PATTERN.replace(rf"(?: {PUNCTUATION}){{0,16}}(?:{NEWLINES}{OPENER}?| )?", ""),
+    "plain punctuation": PATTERNS["dense"].replace(
+        rf"(?: {PUNCTUATION}){{0,16}}(?:{NEWLINES}{OPENER}?| )?", ""
+    ),
     SUPERWORDS: LINE,
 }
 
@@ -143,7 +159,7 @@ def make_tokenizer(variant: str, batches: list[FileBatch], vocab_size: int) -> T
 
     if variant != SUPERWORDS:
         return Tokenizer(pattern, tuple(learn(count(pattern), None, single, room, 64)))
-    first = Tokenizer(PATTERN, tuple(learn(count(PATTERN), None, single, int(room * FIRST_STAGE), 64)))
+    first = Tokenizer(DENSE, tuple(learn(count(DENSE), None, single, int(room * FIRST_STAGE), 64)))
     lines = count(LINE)
     ids = [[id_ - NUM_SPECIAL for id_ in first.encode(line)] for line in lines.words]
     return Tokenizer(LINE, tuple(learn(lines, ids, list(first.tokens), room, MAX_SUPERWORD)))

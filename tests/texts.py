@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cpplm.tokenizer.pattern import PATTERN
+from cpplm.tokenizer.pattern import PATTERNS, Pieces
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import learn_vocabulary
 from cpplm.tokenizer.words import count_words
@@ -33,7 +33,8 @@ class TextBatch:
         return ((self.project, text) for text in self.texts_)
 
 
-def make_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def make_tokenizer(texts: Iterable[str], vocab_size: int, pieces: Pieces = "lines") -> Tokenizer:
     """Trained on these texts alone."""
     batch = TextBatch(tuple(text.encode() for text in texts))
-    return Tokenizer(PATTERN, learn_vocabulary(count_words([batch], PATTERN, workers=1), vocab_size))
+    words = count_words([batch], PATTERNS[pieces], workers=1)
+    return Tokenizer(PATTERNS[pieces], learn_vocabulary(words, vocab_size))

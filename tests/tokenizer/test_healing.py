@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.healing import PrefixConstraint, heal
+from cpplm.tokenizer.pattern import PATTERN
 from cpplm.tokenizer.tokenizer import Tokenizer
-from tests.texts import cpp_document
+from tests.texts import cpp_document, make_tokenizer
 
 CODE = "\n".join(
     (
@@ -17,6 +18,11 @@ CODE = "\n".join(
         "#  include <map>\n/* a\n * b\n */\nstd::map<int, a::b> m{{0x1F, 2}};   \n\n\t// x->y\r\n",
     )
 )
+
+
+@pytest.fixture(scope="module", params=["lines", "dense"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return make_tokenizer((cpp_document(number) for number in range(100)), 512, request.param)
 
 
 def test_every_cut_of_real_code(tokenizer: Tokenizer) -> None:
@@ -67,14 +73,20 @@ def test_the_constraint_lets_through_what_spells_the_prefix_and_nothing_else(tok
 
 
 def test_healing_lets_the_whole_token_come_back(tokenizer: Tokenizer) -> None:
-    """After a line break the next token holds the break and the indentation behind it."""
     text = "int f() {\n    return (1);\n}\n"
-    prompt = text[: text.index("\n") + 1]
+    prompt = "int f() {\n    retu"
     healed = heal(tokenizer, prompt)
     whole = tokenizer.encode(text)
+    assert whole[: len(tokenizer.encode(prompt))] != tokenizer.encode(prompt)
     expected = whole[len(healed.ids) :]
     constraint = PrefixConstraint(tokenizer, healed.taken)
     while not constraint.done:
         assert expected[0] in constraint.allowed()
         constraint.advance(expected.pop(0))
-    assert whole[: len(tokenizer.encode(prompt))] != tokenizer.encode(prompt)
+
+
+def test_a_line_break_ends_a_token_unless_they_are_dense(tokenizer: Tokenizer) -> None:
+    lines = tokenizer.pattern == PATTERN
+    prompt, rest = "int f() {\n", "    return 1;\n}\n"
+    apart = [*tokenizer.encode(prompt), *tokenizer.encode(rest)]
+    assert (apart == tokenizer.encode(prompt + rest)) == lines

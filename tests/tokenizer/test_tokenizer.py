@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.tokenizer.pattern import PATTERN, split_bytes
+from cpplm.tokenizer.pattern import PATTERNS, split_bytes
 from cpplm.tokenizer.special import BOS, NUM_SPECIAL, SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.texts import make_tokenizer
@@ -156,7 +156,8 @@ def test_ids_outside_the_vocabulary(tokenizer: Tokenizer) -> None:
 
 def test_every_byte_lies_in_one_piece() -> None:
     data = bytes(range(256)) * 3 + CODE.encode()
-    assert b"".join(split_bytes(PATTERN, data)) == data
+    for pattern in PATTERNS.values():
+        assert b"".join(split_bytes(pattern, data)) == data
 
 
 @pytest.mark.parametrize(
@@ -164,8 +165,8 @@ def test_every_byte_lies_in_one_piece() -> None:
 )
 def test_the_time_for_a_monotonous_text_grows_with_its_length_only(tokenizer: Tokenizer, unit: str) -> None:
     """No piece is long, so neither the engine's automaton nor the merging of a piece can take long."""
-    longest = max(map(len, split_bytes(PATTERN, (unit * 20_000).encode())))
-    assert longest < 4_500
+    for pattern in PATTERNS.values():
+        assert max(map(len, split_bytes(pattern, (unit * 20_000).encode()))) < 4_500
     text = unit * (1_000_000 // len(unit))
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text

@@ -21,7 +21,7 @@ from cpplm.core.storage import Storage
 from cpplm.core.workers import available_cores
 from cpplm.tokenizer.core_names import forced_tokens
 from cpplm.tokenizer.merges import NUM_BYTES, PairMerger, learn_tokens
-from cpplm.tokenizer.pattern import PATTERN
+from cpplm.tokenizer.pattern import PATTERNS, Pieces
 from cpplm.tokenizer.special import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.words import Batch, ShardBatch, Words, count_words
@@ -48,6 +48,9 @@ class TokenizerSettings:
     """Train on the C++ files of the projects in this folder instead, one project a sub-folder."""
     vocab_size: int = 32_768
     """Number of token ids in all: 64 special tokens, 256 bytes, core names of C++, the rest learned."""
+    pieces: Pieces = "lines"
+    """lines: a line break ends a token. dense: it takes the next line's indentation along, for 7 % fewer
+    tokens but 2 % more bits per byte in the models that were compared."""
     max_bytes: int = 1_000_000_000
     """Learn from at most about this much text; memory grows with it."""
     max_project_bytes: int = 60_000_000
@@ -103,10 +106,11 @@ def train_tokenizer(
         UserError: no text, too little for the vocabulary, or `out` holds another tokenizer.
     """
     provenance = {**source, "vocab_size": settings.vocab_size, "max_bytes": settings.max_bytes}
+    pattern = PATTERNS[settings.pieces]
     out = settings.out.expanduser()
     if out.exists():
         found = Tokenizer.load(out)
-        if provenance.items() <= found.provenance.items() and found.pattern == PATTERN:
+        if provenance.items() <= found.provenance.items() and found.pattern == pattern:
             return found, False
         raise UserError(
             f"{out} holds a tokenizer of another corpus or other settings",
@@ -115,13 +119,13 @@ def train_tokenizer(
     total = sum(batch.size for batch in batches)
     words = count_words(
         batches,
-        PATTERN,
+        pattern,
         workers=settings.workers or available_cores(),
         share=min(1.0, settings.max_bytes / max(1, total)),
     )
     tokens = learn_vocabulary(words, settings.vocab_size)
     figures = {"bytes": words.num_bytes, "projects": words.num_projects, "words": len(words.words)}
-    tokenizer = Tokenizer(PATTERN, tokens, {**provenance, **figures})
+    tokenizer = Tokenizer(pattern, tokens, {**provenance, **figures})
     Storage(out.parent, create=True).write(out.name, tokenizer.to_json())
     return tokenizer, True
 
