@@ -7,8 +7,8 @@
 #   recipes/debian_corpus.sh large FOLDER     60 MB and more, permissive licences       -> FOLDER/large, and
 #                                             a corpus built from them                  -> FOLDER/corpus
 #   recipes/debian_corpus.sh tokenizer FOLDER  projects to train, choose and measure tokenizers on, 3 GB unpacked
-#                                             -> FOLDER/tok-train, tok-dev, tok-blind, and the two tokenizers that
-#                                             come with cpplm   -> FOLDER/cpp-32k.json, cpp-65k.json
+#                                             -> FOLDER/tok-train, tok-dev, tok-blind, and the tokenizers that come
+#                                             with cpplm   -> FOLDER/cpp-32k.json, ...
 #   recipes/debian_corpus.sh measure FOLDER   build and check dev and blind, with headers
 #
 # Needs no root: package lists and downloads stay in FOLDER/apt. A package that is there already is not fetched
@@ -137,8 +137,14 @@ tokenizer)
     sources tok-dev $TOK_DEV
     # shellcheck disable=SC2086
     sources tok-train $TOK_TRAIN
-    "$CPPLM" tokenizer train --projects_dir "$folder/tok-train" --vocab_size 32768 --out "$folder/cpp-32k.json"
-    "$CPPLM" tokenizer train --projects_dir "$folder/tok-train" --vocab_size 65536 --out "$folder/cpp-65k.json"
+    for size in 32 65; do
+        for pieces in lines dense; do
+            name=cpp-${size}k
+            [ "$pieces" = lines ] || name=$name-$pieces
+            "$CPPLM" tokenizer train --projects_dir "$folder/tok-train" --pieces "$pieces" \
+                --vocab_size "$((size == 32 ? 32768 : 65536))" --out "$folder/$name.json"
+        done
+    done
     ;;
 measure)
     # shellcheck disable=SC2086

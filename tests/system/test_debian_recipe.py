@@ -85,7 +85,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path, environment: dic
     assert not (folder / "unpacking").exists()
 
 
-def test_the_tokenizers_lists_are_apart_and_both_are_trained(
+def test_the_tokenizers_lists_are_apart_and_all_are_trained(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     lists = [names("TOK_TRAIN"), names("TOK_DEV"), names("TOK_BLIND")]
@@ -99,7 +99,9 @@ def test_the_tokenizers_lists_are_apart_and_both_are_trained(
     assert {path.name for path in (folder / "tok-train").iterdir()} == lists[0]
     assert [line.split()[-3:] for line in calls.read_text().splitlines()] == [
         ["32768", "--out", f"{folder}/cpp-32k.json"],
+        ["32768", "--out", f"{folder}/cpp-32k-dense.json"],
         ["65536", "--out", f"{folder}/cpp-65k.json"],
+        ["65536", "--out", f"{folder}/cpp-65k-dense.json"],
     ]
 
 

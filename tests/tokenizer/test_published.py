@@ -11,19 +11,19 @@ from cpplm.corpus.sources import find_cxx_headers
 from cpplm.tokenizer.checks import check_vocabulary
 from cpplm.tokenizer.core_names import forced_tokens
 from cpplm.tokenizer.export import export_hf
-from cpplm.tokenizer.pattern import PATTERN
+from cpplm.tokenizer.pattern import PATTERNS
 from cpplm.tokenizer.reference import ReferenceEncoder
 from cpplm.tokenizer.tokenizer import PUBLISHED, Tokenizer
 from tests.corpus.cpp import needs_gxx
 
-SIZES = {"cpp-32k": 32_768, "cpp-65k": 65_536}
+SIZES = {"32k": 32_768, "65k": 65_536}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_sizes_and_names(name: str) -> None:
     tokenizer = Tokenizer.load(name)
-    assert tokenizer.vocab_size == SIZES[name]
-    assert tokenizer.pattern == PATTERN
+    assert tokenizer.vocab_size == SIZES[name.split("-")[1]]
+    assert tokenizer.pattern == PATTERNS["dense" if name.endswith("dense") else "lines"]
     assert tokenizer.provenance["bytes"] > 200_000_000
     assert check_vocabulary(tokenizer) == []
     assert all(token in tokenizer.ids for token in forced_tokens())

@@ -25,7 +25,7 @@ class ShowSettings:
     """Settings of `cpplm tokenizer show`."""
 
     tokenizer: Path
-    """Tokenizer file, or `cpp-32k` or `cpp-65k`, which come with cpplm."""
+    """Tokenizer file, or the name of one that comes with cpplm, such as `cpp-32k`."""
     file: Path | None = None
     """Show this file (default: what comes on standard input)."""
     conversation: Path | None = None
@@ -49,7 +49,7 @@ class ExportSettings:
     """Settings of `cpplm tokenizer export`."""
 
     tokenizer: Path
-    """Tokenizer file, or `cpp-32k` or `cpp-65k`, which come with cpplm."""
+    """Tokenizer file, or the name of one that comes with cpplm, such as `cpp-32k`."""
     out: Path
     """Folder to write to."""
     to: Literal["hf"] = "hf"

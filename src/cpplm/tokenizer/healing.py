@@ -1,9 +1,8 @@
 """Token healing: prompts that end in the middle of a token.
 
-Most places where an editor asks for a completion lie inside a token: after a line break, say, since the token
-goes on with the next line's indentation. A model never saw a token begin there in training. So the last
-pieces of the prompt are taken back, and the first tokens that are generated have to spell the bytes that were
-taken:
+Many places where an editor asks for a completion lie inside a token: in the middle of a name, behind `std::`.
+In training a model never saw the next token begin there. So the last pieces of the prompt are taken back, and
+the first tokens that are generated have to spell the bytes that were taken:
 
     healed = heal(tokenizer, prompt)
     ids, constraint = [BOS, *healed.ids], PrefixConstraint(tokenizer, healed.taken)

@@ -18,7 +18,7 @@ class MeasureSettings:
     """Settings of `cpplm tokenizer evaluate`."""
 
     tokenizer: Path
-    """Tokenizer file, or `cpp-32k` or `cpp-65k`, which come with cpplm."""
+    """Tokenizer file, or the name of one that comes with cpplm, such as `cpp-32k`."""
     data_dir: str = ""
     """Corpus; its validation documents are encoded."""
     projects_dir: Path | None = None

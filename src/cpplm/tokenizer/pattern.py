@@ -12,7 +12,7 @@ at a line break:
 were
   tried this gives the best models, by bits per byte at equal cost (LOG.md), and a prompt that ends behind a
   line break ends with a token.
-- `dense`: a line break, the indentation behind it and the opener of a comment or directive are one piece: 7 %
+- `dense`: a line break, the indentation behind it and the opener of a comment or directive are one piece: 9 %
 fewer
   tokens, 2 % more bits per byte.
 

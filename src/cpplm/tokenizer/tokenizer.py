@@ -33,7 +33,7 @@ from cpplm.tokenizer.special import ALIASES, BOS, NAMED_TOKENS, NUM_SPECIAL, SPE
 FORMAT = "cpplm-tokenizer"
 VERSION = 1
 # Trained on 300 MB and more of C++, see docs/tokenizer.md; files in the folder `published`.
-PUBLISHED = ("cpp-32k", "cpp-65k")
+PUBLISHED = ("cpp-32k", "cpp-65k", "cpp-32k-dense", "cpp-65k-dense")
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later begins
 
 
@@ -219,7 +219,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer file, or one that comes with cpplm, by its name: `cpp-32k` or `cpp-65k`.
+        """Read a tokenizer file, or one that comes with cpplm, by its name (`PUBLISHED`).
 
         Raises:
             UserError: missing, unreadable, or anything `from_json` refuses.
@@ -232,7 +232,7 @@ class Tokenizer:
         except OSError as error:
             raise UserError(
                 f"cannot read the tokenizer {path}: {error}",
-                fix=f"Run 'cpplm tokenizer train', or use {' or '.join(PUBLISHED)}.",
+                fix=f"Run 'cpplm tokenizer train', or use one that comes with cpplm: {', '.join(PUBLISHED)}.",
             ) from error
         return cls.from_json(data, where=str(path))
 

@@ -18,7 +18,7 @@ class TrainSettings:
     data_dir: str
     """Corpus: a folder or bucket URL written by `cpplm corpus build`."""
     tokenizer: Path
-    """Tokenizer file written by `cpplm tokenizer train`, or `cpp-32k` or `cpp-65k`, which come with cpplm."""
+    """File of `cpplm tokenizer train`, or the name of one that comes with cpplm, such as `cpp-32k`."""
     out: Path
     """Folder of the run: log, checkpoints, page. Holding a checkpoint, it is continued."""
 
