@@ -1,7 +1,7 @@
 """Tokenizers against public ones: density on held-out projects and on prose, and encoding speed.
 
     recipes/debian_corpus.sh tokenizer FOLDER
-    python benchmarks/tokenizer.py FOLDER tokenizers/cpp_32k.json tokenizers/cpp_65k.json \
+    python benchmarks/tokenizer.py FOLDER cpp-32k cpp-65k cpp-32k-dense cpp-65k-dense \
         --peers o200k_base.json cl100k_base.json
 
 Peers are files of the npm package `tiktoken` (in `encoders/`) or tokenizer.json files; they are measured,

@@ -1,8 +1,7 @@
 """Words that are single tokens in every vocabulary: keywords, directives and the core of namespace std.
 
-A few hundred, no more: forcing thousands of library names costs 0.7 % of the bytes per token at 65,536 tokens
-and 2.6 % at 32,768, and merging finds those that matter by itself. `core_names.json` says where each list is
-from.
+A few hundred, no more: thousands of library names would take places that code in general needs, and merging
+finds those that matter by itself. `core_names.json` says where each list is from.
 """
 
 from __future__ import annotations

@@ -9,12 +9,10 @@ line break behind them; hexadecimal digits go in pairs and decimal digits in thr
 at a line break:
 
 - `lines`: a line break ends its piece, and the next line's indentation is a piece of its own. Of all that
-were
-  tried this gives the best models, by bits per byte at equal cost (LOG.md), and a prompt that ends behind a
-  line break ends with a token.
-- `dense`: a line break, the indentation behind it and the opener of a comment or directive are one piece: 9 %
-fewer
-  tokens, 2 % more bits per byte.
+  were tried this gives the best models, by bits per byte at equal cost (LOG.md), and few prompts that end
+  behind a line break end inside a token.
+- `dense`: a line break, the indentation behind it and the opener of a comment or directive are one piece,
+  for 9 % fewer tokens.
 
 Two properties make both fast and safe. They look neither ahead nor behind, so an engine runs them as one
 automaton. And every repetition is bounded, so no text, however long and monotonous, makes a long piece:
