@@ -37,7 +37,7 @@ Encode = Callable[[str], list[int]]
 SPLITS = ("tok-dev", "tok-blind")
 # Only lines that say something: a brace alone is in every file.
 _LEAST_LINE = 12
-_COMMENT = re.compile(r"(?:^[ \t]*//.*\n){3,}|/\*.*?\*/", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"(?:^[ \t]*//.*\n){3,}|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/", re.MULTILINE)
 _LEAST_PROSE = 5_000
 _MOST_SPEED_BYTES = 12_000_000
 TURNS = 7

@@ -89,7 +89,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
             model=model,
             optimizer=optimizer,
             tokenizer=tokenizer,
-            batches=_checked(loader, reader, tokenizer),
+            batches=checked(loader, reader, tokenizer),
             horizon=horizon,
             settings=settings,
             state=state,
@@ -176,7 +176,7 @@ def _train_loader(
     )
 
 
-def _checked(batches: Iterator[Batch], reader: ShardReader, tokenizer: Tokenizer) -> Iterator[Batch]:
+def checked(batches: Iterator[Batch], reader: ShardReader, tokenizer: Tokenizer) -> Iterator[Batch]:
     """The same batches; with the first come warnings about what does not fit together."""
     first = next(batches)
     counted_with = reader.manifest.get("identity", {}).get("tokenizer_hash", "")
