@@ -47,7 +47,7 @@ from cpplm.corpus.build import build
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import SourceFile, find_files, find_projects, read_source
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.train import TokenizerSettings, train_tokenizer
+from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus
 
 SIZES_MB = (1.0, 5.0, 15.0, 60.0)
 MEMORY_MB = 15.0
@@ -97,7 +97,7 @@ def build_by_stage(settings: CorpusSettings) -> dict[str, float]:
 def make_tokenizer(sources: CorpusSettings, tokenizer: Path, vocabulary: int) -> None:
     """Train a tokenizer on the documents of the sources."""
     build(sources)
-    train_tokenizer(TokenizerSettings(data_dir=sources.out, out=tokenizer, vocab_size=vocabulary))
+    train_on_corpus(TokenizerSettings(data_dir=sources.out, out=tokenizer, vocab_size=vocabulary))
 
 
 def read_and_encode(settings: CorpusSettings, tokenizer: Path) -> dict[str, float]:

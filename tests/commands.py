@@ -14,6 +14,8 @@ from cpplm.cli.main import COMMANDS
 NEEDED: dict[str, dict[str, Any]] = {
     "CorpusSettings": {"projects": (Path("a"), Path("b c"))},
     "ExportSettings": {"to": "some.jsonl"},
+    "TokenizerSettings": {"data_dir": "some/corpus"},
+    "MeasureSettings": {"data_dir": "some/corpus"},
 }
 BY_TYPE: dict[Any, Any] = {str: "some text", Path: Path("some/path"), int: 3}
 

@@ -48,9 +48,11 @@ def test_every_document_once_per_epoch_whole_and_shuffled(corpus: Path, tokenize
     counts = Counter(tokenizer.decode(ids) for lane in lanes for ids in lane)
     epochs = sum(counts.values()) / len(texts)
     assert set(counts) == set(texts)
-    # Open documents are in no count yet, and lanes run up to an epoch apart: nobody is a whole epoch behind.
+    # Open documents are in no count yet, and while a long one keeps its lane the others go on.
+    lengths = [len(tokenizer.encode(text)) for text in texts]
     assert epochs > 3
-    assert max(counts.values()) - min(counts.values()) <= 1 + LANES / len(texts) + 1
+    longest = max(lengths) / (sum(lengths) / len(lengths))
+    assert max(counts.values()) - min(counts.values()) <= 2 + LANES / len(texts) * longest
     first = [tokenizer.decode(lane[0]) for lane in lanes]
     assert len(set(first)) == LANES  # all lanes began with different documents
     assert first != texts[:LANES]

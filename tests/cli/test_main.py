@@ -112,7 +112,7 @@ def test_each_command_is_one_function_of_one_settings_class(command: str) -> Non
         ([""], ["no command"]),
         (["--josn"], ["no command"]),
         (["tokenizer", "train", "--vocab_sise", "9"], ["'vocab_sise'", "Did you mean 'vocab_size'?"]),
-        (["tokenizer", "train"], ["Missing", "--data_dir", "--out"]),
+        (["tokenizer", "train"], ["Missing", "--out"]),
         (["tokenizer", "train", "--data_dir", "x"], ["Missing", "--out"]),
         (
             ["tokenizer", "train", "--data_dir=x", "--out=y", "--vocab_size", "many"],
@@ -146,7 +146,7 @@ def test_wrong_use_is_one_line_and_exit_2(
 
 def test_wrong_use_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert_one_line_error(cpplm("corpus", "buidl"), "no command 'cpplm corpus buidl'")
-    assert_one_line_error(cpplm("tokenizer", "train", "--out", "x", cwd=tmp_path), "Missing", "--data_dir")
+    assert_one_line_error(cpplm("tokenizer", "train", "--data_dir", "x", cwd=tmp_path), "Missing", "--out")
     assert list(tmp_path.iterdir()) == []
 
 

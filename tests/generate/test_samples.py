@@ -32,7 +32,7 @@ def test_every_example_is_completed(tokenizer: Tokenizer) -> None:
 def test_prompts_that_do_not_fit_are_left_out(tokenizer: Tokenizer) -> None:
     lengths = sorted(len(tokenizer.encode(prompt)) + 1 for prompt in EXAMPLE_PROMPTS)
     fits_one = example_completions(engine_with_context(tokenizer, lengths[0] + 1), SHORT)
-    assert len(fits_one) == 1
+    assert len(fits_one) == lengths.count(lengths[0])
     assert example_completions(engine_with_context(tokenizer, lengths[0]), SHORT) == []
 
 

@@ -45,7 +45,7 @@ class ShowSettings:
 
 
 @dataclass(frozen=True)
-class ExportSettings:
+class TokenizerExportSettings:
     """Settings of `cpplm tokenizer export`."""
 
     tokenizer: Path
@@ -112,7 +112,7 @@ def show(settings: ShowSettings) -> Report:
     return Report(to_terminal(tokenizer, ids, mask, with_ids=settings.with_ids), figures)
 
 
-def export(settings: ExportSettings) -> Report:
+def export(settings: TokenizerExportSettings) -> Report:
     """Write the files of another library."""
     files = export_hf(Tokenizer.load(settings.tokenizer), settings.out.expanduser())
     return Report("\n".join(files), {"files": files, "format": settings.to})

@@ -114,12 +114,11 @@ class Tokenizer:
 
     def _encode(self, text: str | bytes) -> list[int]:
         # tiktoken replaces what is not UTF-8; such text takes the slow path, where bytes stay what they are.
-        data = text if isinstance(text, bytes) else _to_bytes(text)
         try:
-            valid = data.decode() if isinstance(text, bytes) else text
-            valid.isascii() or valid.encode()
+            valid = text.decode() if isinstance(text, bytes) else text
+            valid.encode()  # fails on half of a surrogate pair
         except UnicodeError:
-            return self._reference.encode(data)
+            return self._reference.encode(_to_bytes(text))
         return self._encoding.encode_ordinary(valid)
 
     def encode_special(self, token: int | str) -> int:
