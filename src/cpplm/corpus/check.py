@@ -14,7 +14,6 @@ one with `__has_include`; the others could not tell the difference.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import tyro
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import SPLITS, ShardReader
+from cpplm.core.workers import available_cores
 from cpplm.corpus.check_report import Checked, report
 from cpplm.corpus.compiling import (
     STANDARDS,
@@ -182,7 +182,7 @@ class _Work:
     def _all(self, what: str, jobs: list[Any], work: Callable[[Any], Verdict]) -> list[Verdict | None]:
         """Map in threads, under a progress bar."""
         with (
-            ThreadPoolExecutor(self.settings.workers or os.cpu_count()) as pool,
+            ThreadPoolExecutor(self.settings.workers or available_cores()) as pool,
             progress_bar(len(jobs), what, "document") as bar,
         ):
 

@@ -7,7 +7,6 @@ is a function that is passed in; nothing here knows what it is.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Protocol
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
+from cpplm.core.workers import available_cores
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.scoring import CppReport, Outcome, SampleResult, function_body, summarise
 from cpplm.sandbox.compiler import COMPILE_LIMITS, require_compiler
@@ -150,7 +150,7 @@ def evaluate_completions(
     require_compiler(sandbox)
     jobs = [(problem, text) for problem in problems for text in completions[problem.name]]
     with (
-        ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool,
+        ThreadPoolExecutor(workers or available_cores()) as pool,
         progress_bar(len(jobs), "compile and run", "program") as bar,
     ):
 

@@ -102,9 +102,7 @@ class Words:
     num_projects: int
 
 
-def count_words(
-    batches: Sequence[Batch], pattern: str, *, workers: int, share: float = 1.0, weighted: bool = True
-) -> Words:
+def count_words(batches: Sequence[Batch], pattern: str, *, workers: int, share: float = 1.0) -> Words:
     """Count the pieces into which `pattern` cuts the texts.
 
     Args:
@@ -112,7 +110,6 @@ def count_words(
         pattern: see `cpplm.tokenizer.pattern`.
         workers: processes; 1 counts in this one.
         share: of the texts to count, from 0 to 1; which ones depends on their contents alone.
-        weighted: count words of one or two projects less.
 
     Raises:
         UserError: the texts have no word.
@@ -130,7 +127,7 @@ def count_words(
     total = by_project.group_by("word").aggregate([("count_sum", "sum"), ("project", "count")])
     counts = total["count_sum_sum"].to_numpy()
     projects = total["project_count"].to_numpy()
-    if weighted and num_projects >= _FEWEST_PROJECTS:
+    if num_projects >= _FEWEST_PROJECTS:
         weights = counts * WEIGHTS[np.minimum(projects, len(WEIGHTS)) - 1]
     else:
         weights = counts * WEIGHTS[-1]
@@ -163,7 +160,7 @@ def _count(batch: Batch, pattern: str, share: float) -> tuple[pa.Table, int]:
         pa.table(
             {
                 "word": pa.array([word.encode("utf-8", "surrogateescape") for word in words], pa.binary()),
-                "project": pa.array([project] * len(words), pa.string()).dictionary_encode(),
+                "project": pa.array([project] * len(words), pa.string()),
                 "count": pa.array(list(words.values()), pa.int64()),
             }
         )
