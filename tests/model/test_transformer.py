@@ -1,43 +1,26 @@
-"""Causality, cached decoding, windows, initial loss, parameter and operation counts."""
+"""Windows, presets, padding, ignored targets, refused shapes. Features: test_features.py."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict, to_dict
+from cpplm.model.attention import Context
 from cpplm.model.cache import KVCache
-from cpplm.model.config import ModelConfig
+from cpplm.model.config import EngramConfig, ModelConfig, SparseAttentionConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special import IGNORED
+from tests.model.features import CONFIGS, PLAIN, random_ids, random_model
 
-CONFIG = ModelConfig(
-    vocab_size=100, num_layers=4, model_dim=32, num_heads=4, num_kv_heads=2, head_dim=8, max_seq_len=16
-)
-
-
-def random_model(config: ModelConfig, seed: int = 0) -> Transformer:
-    """A model whose every weight matters (the real initialisation has zeros)."""
-    model = Transformer(config)
-    model.init_weights(seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
-
-
-def random_ids(batch: int, length: int, config: ModelConfig = CONFIG) -> torch.Tensor:
-    return torch.randint(config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(7))
+CONFIG = PLAIN
 
 
 @pytest.mark.parametrize("pattern", ["L", "SL", "SSSL"])
-def test_causal(pattern: str) -> None:
-    model = random_model(dataclasses.replace(CONFIG, window_pattern=pattern))
+@pytest.mark.parametrize("short_window", ["half", "quarter"])
+def test_windows_are_causal(pattern: str, short_window: str) -> None:
+    model = random_model(dataclasses.replace(CONFIG, window_pattern=pattern, short_window=short_window))
     ids = random_ids(2, 16)
     before = model(ids)
     changed = ids.clone()
@@ -47,15 +30,6 @@ def test_causal(pattern: str) -> None:
     assert not torch.allclose(before[:, 9:], after[:, 9:])
 
 
-@pytest.mark.parametrize("chunks", [[16], [1] * 16, [5, 1, 1, 9], [15, 1]])
-def test_cached_decoding_gives_the_training_logits(chunks: list[int]) -> None:
-    model = random_model(CONFIG)
-    ids = random_ids(3, 16)
-    cache = KVCache(CONFIG, 3, 16, device=model.device, dtype=torch.float32)
-    pieces = [model(piece, cache) for piece in ids.split(chunks, dim=1)]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids), atol=1e-5, rtol=1e-5)
-
-
 def test_cache_is_sized_by_key_value_heads_and_refuses_overflow() -> None:
     cache = KVCache(CONFIG, 1, 4, device=torch.device("cpu"), dtype=torch.float32)
     assert cache.keys.shape == (4, 1, 2, 4, 8)
@@ -63,37 +37,26 @@ def test_cache_is_sized_by_key_value_heads_and_refuses_overflow() -> None:
         random_model(CONFIG)(random_ids(1, 5), cache)
 
 
-def test_expanded_cache_continues_each_row_alone() -> None:
-    model = random_model(CONFIG)
-    prompt, continuations = random_ids(1, 6), random_ids(3, 4)
-    cache = KVCache(CONFIG, 1, 16, device=model.device, dtype=torch.float32)
-    model(prompt, cache)
-    logits = model(continuations, cache.expand(3))
-    whole = model(torch.cat([prompt.expand(3, -1), continuations], dim=1))
-    torch.testing.assert_close(logits, whole[:, 6:], atol=1e-5, rtol=1e-5)
-
-
 def test_window_limits_the_receptive_field() -> None:
     # One short layer below the last would mix further, so look at a model of one S layer under one L layer.
     config = dataclasses.replace(CONFIG, num_layers=2, window_pattern="SL", max_seq_len=8)
     assert config.windows() == [4, None]
     model = random_model(config)
-    layer, ids = model.blocks[0].attention, random_ids(1, 12, config)
+    ids = random_ids(1, 12, config)
     x = torch.nn.functional.one_hot(ids % 32, 32).float()
-    angles = tuple(torch.ones(12, 4) for _ in range(2))
-    before = layer(x, angles, None)
+    context = Context(ids, (torch.ones(12, 4), torch.ones(12, 4)))
+    before, _ = model.blocks[0].attention(x, context)
     x[:, 3] += 1.0
-    after = layer(x, angles, None)
+    after, _ = model.blocks[0].attention(x, context)
     moved = (before - after).abs().sum(-1)[0] > 0
     assert moved.tolist() == [False] * 3 + [True] * 5 + [False] * 4  # itself and the 4 after it
 
 
-def test_untrained_loss_is_uniform() -> None:
-    for vocab_size in (100, 128, 4096):
-        model = Transformer(dataclasses.replace(CONFIG, vocab_size=vocab_size))
-        model.init_weights()
-        ids = random_ids(4, 16)
-        assert model.loss(ids, ids.roll(1)).item() == pytest.approx(math.log(vocab_size), rel=0.01)
+def test_spans_of_short_windows() -> None:
+    def first(length: int, span: str) -> int | None:
+        return dataclasses.replace(CONFIG, max_seq_len=length, short_window=span).windows()[0]
+
+    assert (first(2048, "half"), first(2048, "quarter"), first(2049, "quarter")) == (1024, 512, 640)
 
 
 def test_padding_rows_never_matter() -> None:
@@ -117,38 +80,30 @@ def test_ignored_targets_count_nothing() -> None:
     torch.testing.assert_close(model.loss(ids, targets), each[:, :10].mean())
 
 
-def test_initialisation_is_the_same_from_meta() -> None:
-    direct = Transformer(CONFIG)
-    direct.init_weights(3)
-    with torch.device("meta"):
-        deferred = Transformer(CONFIG)
-    deferred.to_empty(device="cpu")
-    deferred.init_weights(3)
-    for (name, a), (_, b) in zip(direct.named_parameters(), deferred.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
-
-
-def test_parameter_count_by_part() -> None:
-    model = Transformer(CONFIG)
-    parts = CONFIG.num_parameters()
-    assert parts["total"] == sum(p.numel() for p in model.parameters())
-    assert parts["matrices"] == sum(p.numel() for p in model.blocks.parameters())
-
-
-def test_operation_count_matches_the_counter_of_torch() -> None:
-    config = dataclasses.replace(CONFIG, window_pattern="L", num_kv_heads=4)
-    model, ids = random_model(config), random_ids(2, 16)
-    # The counter knows the plain formulation of attention, not the fused CPU kernel.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model.loss(ids, ids).backward()
-    assert counter.get_total_flops() == config.flops_per_token() * ids.numel()
-
-
 def test_depth_dial() -> None:
-    config = ModelConfig.from_depth(12, vocab_size=32_768)
-    assert (config.model_dim, config.num_heads, config.head_dim) == (768, 6, 128)
-    assert ModelConfig.from_depth(3, vocab_size=4096).model_dim == 256  # rounded up to whole heads
-    assert from_dict(ModelConfig, to_dict(config), where="test") == config
+    for preset in (ModelConfig.from_depth, ModelConfig.seed, ModelConfig.nanochat):
+        config = preset(12, vocab_size=32_768)
+        assert (config.model_dim, config.num_heads, config.head_dim) == (768, 6, 128)
+        assert preset(3, vocab_size=4096).model_dim == 256  # rounded up to whole heads
+
+
+def test_presets() -> None:
+    """Facts of the two recipes that ours is measured against."""
+    seed = ModelConfig.seed(4, vocab_size=100)
+    assert (seed.rope_base, seed.qk_scale, seed.value_embeddings, seed.smear) == (10_000, 1.0, False, False)
+    nanochat = ModelConfig.nanochat(4, vocab_size=100)
+    assert (nanochat.rope_base, nanochat.qk_scale, nanochat.short_window) == (100_000, 1.2, "quarter")
+    assert [nanochat.has_value_embedding(layer) for layer in range(4)] == [False, True, False, True]
+    model = Transformer(nanochat)
+    model.init_weights()
+    assert model.residual_scales.tolist() == pytest.approx([1.15, 1.15 - 0.1 / 3, 1.15 - 0.2 / 3, 1.05])
+    torch.testing.assert_close(model.embedding_scales.detach(), torch.tensor([0.2, 0.15, 0.1, 0.05]))
+    assert model.embedding.weight.std().item() == pytest.approx(0.8, rel=0.05)
+
+
+def test_a_record_holds_every_feature() -> None:
+    for config in CONFIGS.values():
+        assert from_dict(ModelConfig, to_dict(config), where="test") == config
 
 
 @pytest.mark.parametrize(
@@ -159,6 +114,8 @@ def test_depth_dial() -> None:
         ({"head_dim": 7}, "odd"),
         ({"version": 2}, "format 2"),
         ({"num_layers": 0}, "num_layers is 0"),
+        ({"engram": EngramConfig(layers=(1, 4))}, "layers 0 to 3"),
+        ({"dsa": SparseAttentionConfig(start_layer=7)}, "begins at layer 7"),
     ],
 )
 def test_bad_shapes_are_refused(change: dict, message: str) -> None:

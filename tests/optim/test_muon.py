@@ -1,13 +1,26 @@
-"""The optimizer against a plain float64 reference, step by step."""
+"""The optimizer on one rank: against a plain float64 reference step by step, and its state."""
 
-import numpy as np
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from cpplm.optim.muon import POLAR_EXPRESS, Group, MuonAdamW, orthogonalize
-
-BETA, RATE, DECAY = 0.9, 0.02, 0.3
+from cpplm.optim.muon import Group, MuonAdamW
+from cpplm.optim.rules import normalize_variance, orthogonalize
+from tests.optim.reference import (
+    GROUPS,
+    PLAIN,
+    SHAPES,
+    STEPS,
+    Reference,
+    Toy,
+    gradient,
+    make,
+    reference_polar,
+    train,
+)
 
 
 def test_orthogonalize_brings_singular_values_to_one() -> None:
@@ -22,89 +35,205 @@ def test_orthogonalize_brings_singular_values_to_one() -> None:
         assert (orthogonalize(matrix) * polar).sum() / (polar * polar).sum() > 0.95
 
 
-class Toy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.a = nn.Parameter(torch.randn(12, 6, generator=generator, dtype=torch.float64))
-        self.b = nn.Parameter(torch.randn(12, 6, generator=generator, dtype=torch.float64))
-        self.c = nn.Parameter(torch.randn(4, 9, generator=generator, dtype=torch.float64))
-        self.v = nn.Parameter(torch.randn(5, generator=generator, dtype=torch.float64))
+@pytest.mark.parametrize("shape", [(6, 6), (5, 9), (9, 5)])
+def test_orthogonalize_is_polar_express(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    matrices = torch.randn((2, *shape), generator=generator, dtype=torch.float64)
+    for matrix, got in zip(matrices, orthogonalize(matrices), strict=True):
+        torch.testing.assert_close(got, torch.from_numpy(reference_polar(matrix.numpy()).copy()))
 
 
-def optimizer_of(model: Toy) -> MuonAdamW:
-    return MuonAdamW(
-        model,
-        [
-            Group(("a", "b", "c"), muon=True, learning_rate=RATE, beta1=BETA, weight_decay=DECAY),
-            Group(("v",), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95),
-        ],
-        product_dtype=torch.float64,
-    )
+def test_variance_is_evened_out_and_the_norm_kept() -> None:
+    directions = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(3))
+    second_moment = torch.zeros(2, 8, 1)
+    normal = normalize_variance(directions, second_moment, 0.9)
+    torch.testing.assert_close(normal.norm(dim=(1, 2)), directions.norm(dim=(1, 2)))
+    rows = normal.norm(dim=2)
+    torch.testing.assert_close(rows, rows.mean(dim=1, keepdim=True).expand_as(rows))
+    torch.testing.assert_close(second_moment, 0.1 * directions.square().mean(dim=2, keepdim=True))
 
 
-def reference_polar(matrix: np.ndarray) -> np.ndarray:
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = x / (np.sqrt((x**2).sum()) * 1.02 + 1e-6)
-    for a, b, c in POLAR_EXPRESS:
-        x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
-
-
-def gradient(name: str, step: int, shape: torch.Size) -> torch.Tensor:
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(ord(name) * 100 + step), dtype=torch.float64
-    )
-
-
-def run(model: Toy, optimizer: MuonAdamW, steps: range) -> None:
-    for step in steps:
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradient(name, step, parameter.shape)
-        optimizer.lr_multiplier = 1.0 - 0.1 * step
-        optimizer.weight_decay_multiplier = 1.0 - 0.05 * step
-        optimizer.step()
-
-
-def test_matches_the_reference() -> None:
-    model = Toy()
-    weights = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
-    momentum = {name: np.zeros_like(w) for name, w in weights.items()}
-    second = np.zeros(5)
-    run(model, optimizer_of(model), range(6))
-    for step in range(6):
-        for name in "abc":
-            grad = gradient(name, step, weights[name].shape).numpy()
-            momentum[name] = BETA * momentum[name] + (1 - BETA) * grad
-            direction = reference_polar((1 - BETA) * grad + BETA * momentum[name])
-            rows, columns = grad.shape
-            rate = RATE * (1.0 - 0.1 * step) * max(1, rows / columns) ** 0.5
-            shrink = DECAY * (1.0 - 0.05 * step) * rate * weights[name] * (direction * weights[name] > 0)
-            weights[name] = weights[name] - shrink - rate * direction
-        grad = gradient("v", step, weights["v"].shape).numpy()
-        momentum["v"] = 0.8 * momentum["v"] + 0.2 * grad
-        second = 0.95 * second + 0.05 * grad**2
-        corrected = momentum["v"] / (1 - 0.8 ** (step + 1))
-        scale = np.sqrt(second / (1 - 0.95 ** (step + 1))) + 1e-10
-        weights["v"] = weights["v"] - 0.1 * (1.0 - 0.1 * step) * corrected / scale
-    for name, parameter in model.named_parameters():
-        np.testing.assert_allclose(parameter.detach().numpy(), weights[name], rtol=1e-9, atol=1e-11)
+@pytest.mark.parametrize(
+    "matrices",
+    [
+        PLAIN,
+        replace(PLAIN, beta2=0.9),
+        replace(PLAIN, equilibrate_rows=True),
+        replace(PLAIN, snap_norm=True),
+        GROUPS[0],
+    ],
+    ids=["plain", "normuon", "equilibrated", "snapped", "all"],
+)
+def test_matches_the_reference(matrices: Group) -> None:
+    groups = [matrices, *GROUPS[1:]]
+    model, reference = Toy(), Reference(groups)
+    optimizer = make(model, groups)
+    for step in range(STEPS):
+        norms = train(model, optimizer, range(step, step + 1))
+        reference.train(range(step, step + 1))
+        reference.assert_equal(dict(model.named_parameters()))
+        whole = torch.cat([gradient(name, step).flatten() for name in SHAPES])
+        assert norms == pytest.approx([float(whole.norm())], rel=1e-6)
 
 
 def test_state_round_trip_is_exact() -> None:
     whole, halves = Toy(), Toy()
-    run(whole, optimizer_of(whole), range(6))
-    first = optimizer_of(halves)
-    run(halves, first, range(3))
+    train(whole, make(whole), range(6))
+    first = make(halves)
+    train(halves, first, range(3))
     saved = {key: value.clone() for key, value in first.named_state().items()}
-    second = optimizer_of(halves)
+    second = make(halves)
     second.load_named_state(saved)
-    run(halves, second, range(3, 6))
+    train(halves, second, range(3, 6))
     for a, b in zip(whole.parameters(), halves.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_every_parameter_needs_one_group() -> None:
+def test_names_and_shapes_of_the_state() -> None:
+    shapes = {key: tuple(value.shape) for key, value in make(Toy()).named_state().items()}
+    assert {key: shape for key, shape in shapes.items() if key[0] in "adv"} == {
+        "a/momentum": (12, 6),
+        "a/second_moment": (12, 1),
+        "d/momentum": (4, 9),
+        "d/second_moment": (1, 9),
+        "v/step": (),
+        "v/first_moment": (5,),
+        "v/second_moment": (5,),
+    }
+
+
+def test_plain_muon_and_normuon_load_each_other() -> None:
+    plain_groups = [PLAIN, *GROUPS[1:]]
+    plain, normuon = make(Toy(), plain_groups), make(Toy())
+    train_model = Toy()
+    trained = make(train_model)
+    train(train_model, trained, range(2))
+    state = trained.named_state()
+    plain.load_named_state(state)
+    assert torch.equal(plain.named_state()["a/momentum"], state["a/momentum"])
+    assert "a/second_moment" not in plain.named_state()
+    normuon.load_named_state(state)
+    normuon.load_named_state(plain.named_state())
+    assert not normuon.named_state()["a/second_moment"].any()
+    assert torch.equal(normuon.named_state()["v/second_moment"], state["v/second_moment"])
+    normuon.load_named_state({})
+    assert not any(value.any() for value in normuon.named_state().values())
+
+
+def without(state: dict[str, torch.Tensor], start: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in state.items() if not key.startswith(start)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: without(state, "a/"),
+        lambda state: without(state, "a/momentum"),
+        lambda state: without(state, "v/second_moment"),
+        lambda state: state | {"other/momentum": torch.zeros(1)},
+        lambda state: state | {"t/first_moment": torch.zeros(4098, 16)},
+    ],
+)
+def test_a_state_of_something_else_is_refused(damage: Callable[[dict], dict]) -> None:
     model = Toy()
+    optimizer = make(model)
+    train(model, optimizer, range(1))
+    before = {key: value.clone() for key, value in optimizer.named_state().items()}
+    with pytest.raises(ValueError, match="the optimizer state"):
+        optimizer.load_named_state(damage({key: 2 * value for key, value in before.items()}))
+    for key, value in optimizer.named_state().items():
+        assert torch.equal(value, before[key])
+
+
+def test_a_parameter_without_gradient_stays() -> None:
+    model = Toy()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for name in ("a", "c", "w"):
+        getattr(model, name).grad = gradient(name, 0)
+    make(model).step()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"a", "c", "w"}
+
+
+def test_a_gradient_in_another_layout_is_read_in_order() -> None:
+    model, other = Toy(), Toy()
+    transposed = lambda name, step: gradient(name, step).T.contiguous().T  # noqa: E731
+    train(model, make(model), range(2))
+    train(other, make(other), range(2), lambda n, step: (transposed if n in "wt" else gradient)(n, step))
+    assert torch.equal(model.w, other.w)
+    assert torch.equal(model.t, other.t)
+
+
+def table_steps(batches: list[list[int]], sparse: bool) -> tuple[nn.Embedding, MuonAdamW]:
+    """Training of an embedding on batches of row numbers, each in two accumulated halves."""
+    torch.manual_seed(0)
+    table = nn.Embedding(10, 3, sparse=sparse)
+    group = Group(("weight",), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
+    optimizer = MuonAdamW(table, [group])
+    for batch in batches:
+        for half in (batch[::2], batch[1::2]):
+            rows = torch.tensor(half)
+            (table(rows) * torch.arange(1.0, 4.0) * (1 + rows[:, None])).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return table, optimizer
+
+
+def test_sparse_rows_step_as_dense_ones_do() -> None:
+    batches = [[1, 4, 4, 7], [7, 1, 4, 1], [4, 7, 7, 1]]  # the same rows each time, some twice
+    (sparse, lazy), (dense, full) = table_steps(batches, True), table_steps(batches, False)
+    touched = [1, 4, 7]
+    torch.testing.assert_close(sparse.weight[touched], dense.weight[touched])
+    assert lazy.gradient_norm == pytest.approx(float(full.gradient_norm))
+    for key, value in full.named_state().items():
+        torch.testing.assert_close(lazy.named_state()[key], value)  # other rows: 0 in both
+    start, _ = table_steps([], True)
+    others = [0, 2, 3, 5, 6, 8, 9]
+    assert torch.equal(sparse.weight[others], start.weight[others])
+    assert not torch.equal(sparse.weight[touched], start.weight[touched])
+
+
+def test_untouched_rows_keep_their_moments() -> None:
+    _, early = table_steps([[1, 4]], True)
+    late_table, late = table_steps([[1, 4], [4, 5]], True)
+    moment = late.named_state()["weight/first_moment"]
+    assert torch.equal(moment[1], early.named_state()["weight/first_moment"][1])
+    assert moment[1].any()
+    # By hand: row 5 is new in step 2, whose bias correction is that of the whole table.
+    start, _ = table_steps([], True)
+    grad = 2 * start.weight[5] * (6 * torch.arange(1.0, 4.0)) ** 2
+    first, second = 0.2 * grad / (1 - 0.8**2), 0.05 * grad**2 / (1 - 0.95**2)
+    expected = start.weight[5] * (1 - 0.1 * 0.5) - 0.1 * first / second.sqrt()
+    torch.testing.assert_close(late_table.weight[5], expected)
+
+
+def test_a_sparse_gradient_of_a_matrix_under_muon_is_refused() -> None:
+    table = nn.Embedding(10, 3, sparse=True)
+    optimizer = MuonAdamW(table, [Group(("weight",), muon=True, learning_rate=0.1)])
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="weight has a sparse gradient"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c", "d", "e", "v", "v"), ("nothing",)])
+def test_every_parameter_needs_one_group(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="each parameter once"):
-        MuonAdamW(model, [Group(("a", "b", "c"), muon=True, learning_rate=RATE)])
+        make(Toy(), [replace(PLAIN, names=names), Group(("t", "w"), muon=False, learning_rate=1, beta2=0.9)])
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 2, 2)])
+def test_muon_takes_matrices_only(shape: tuple[int, ...]) -> None:
+    model = nn.Module()
+    model.register_parameter("odd", nn.Parameter(torch.zeros(shape)))
+    with pytest.raises(ValueError, match="odd has the shape"):
+        MuonAdamW(model, [Group(("odd",), muon=True, learning_rate=0.1)])
+
+
+def test_adamw_needs_a_second_moment() -> None:
+    with pytest.raises(ValueError, match="beta2"):
+        Group(("v",), muon=False, learning_rate=0.1)
+
+
+def test_closures_are_refused() -> None:
+    with pytest.raises(ValueError, match="closures"):
+        make(Toy()).step(lambda: 0.0)

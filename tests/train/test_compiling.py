@@ -12,14 +12,15 @@ PROGRAM = """
 import torch
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.train.compiling import compiled_loss
+from cpplm.train.compiling import compiled_losses
 
 sizes = dict(num_layers=1, model_dim=32, num_heads=2, num_kv_heads=2, head_dim=16)
 model = Transformer(ModelConfig(vocab_size=320, **sizes))
-loss = compiled_loss(model, (2, 8))
-assert loss is not model.loss
+loss = compiled_losses(model, (2, 8))
+assert loss is not model.training_losses
 assert all(parameter.grad is None for parameter in model.parameters())
-assert torch.isfinite(loss(torch.ones(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64)))
+ones = torch.ones(2, 8, dtype=torch.int64)
+assert torch.isfinite(loss(ones, ones, torch.zeros(())).total)
 """
 
 

@@ -16,8 +16,10 @@ from cpplm.core.errors import UserError
 from cpplm.core.locking import only_writer
 from cpplm.core.runlog import read_run_log
 from cpplm.core.storage import Storage
+from cpplm.model.counting import count_flops, count_parameters
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates
+from cpplm.optim.muon import MuonAdamW
 from cpplm.train.checkpoint import open_run
 from cpplm.train.pretrain import horizon_of, model_config, pretrain
 from cpplm.train.settings import TrainSettings
@@ -125,7 +127,7 @@ def test_finished_run_is_left_alone(settings: TrainSettings) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"depth": 3}, "depth was 2, is 3"),
+        ({"depth": 3}, "num_layers was 2, is 3"),
         ({"seed": 9}, "seed was 0, is 9"),
     ],
 )
@@ -250,10 +252,16 @@ def test_a_stop_is_heard_during_validation_and_saves(
     assert pretrain(settings).step == 8
 
 
-def test_a_bad_gradient_is_not_applied(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_gradient_is_not_saved(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     pretrain(dataclasses.replace(settings, num_iterations=2))
     before = weights(settings.out)
-    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda gradients: torch.tensor(math.nan))
+    step = MuonAdamW.step
+
+    def diverge(optimizer: MuonAdamW) -> None:
+        step(optimizer)
+        optimizer.gradient_norm = torch.tensor(math.nan)
+
+    monkeypatch.setattr(MuonAdamW, "step", diverge)
     with pytest.raises(UserError, match="gradient nan"):
         pretrain(settings)
     for name, tensor in weights(settings.out).items():
@@ -296,8 +304,8 @@ def test_horizons(settings: TrainSettings) -> None:
     def horizon(**change: float) -> Horizon:
         return horizon_of(dataclasses.replace(settings, num_iterations=-1, **change), config)
 
-    total = config.num_parameters()["total"]
+    total = count_parameters(config)["total"]
     assert horizon(target_param_data_ratio=3.0).steps == round(3 * total / 256)
-    assert horizon(target_flops=1e9).steps == round(1e9 / config.flops_per_token() / 256)
+    assert horizon(target_flops=1e9).steps == round(1e9 / count_flops(config)["total"] / 256)
     assert horizon(max_minutes=2.0) == Horizon(seconds=120.0)
     assert Horizon(seconds=120.0).progress(TrainState(seconds=30.0)) == 0.25

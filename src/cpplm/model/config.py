@@ -1,17 +1,118 @@
-"""The shape of a model: pure data, the contract between trainer, engine and checkpoint.
+"""The shape of a model: pure data, the contract between trainer, engine, checkpoint and backends.
 
 No torch here, so that any backend can read it. One dial, the depth, sets everything else:
-`model_dim = 64 * depth`, heads of 128, learning rates and horizon follow in the trainer.
+`model_dim = 64 * depth`, heads of 128; learning rates and horizon follow in the trainer.
+
+A field's default is the plain choice, so that a record written before the field existed means what it meant.
+The presets turn features on: `ModelConfig.from_depth` is what we found best (LOG.md says how),
+`ModelConfig.seed` and `ModelConfig.nanochat` are the recipes that it is measured against.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from cpplm.core.errors import UserError
 
 VERSION = 1
 VOCAB_MULTIPLE = 64  # tensor cores want matrix sides that are multiples of this
+WINDOW_MULTIPLE = 128  # the tile of flash kernels; quarter windows are rounded up to it
+VALUE_GATE_INPUTS = 12  # channels of the residual stream that gate value embeddings, as in nanochat
+SMEAR_GATE_INPUTS = 24  # channels that gate the token before, likewise
+
+
+def _at_least(settings: object, least: int, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < least:
+            owner = type(settings).__name__
+            raise UserError(f"{owner}: {name} is {getattr(settings, name)}, it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class EngramConfig:
+    """Memory of n-grams beside the transformer's own, read in some layers.
+
+    "memory" is the conditional memory of Cheng et al. 2026 (arXiv 2601.07372): hashed n-grams address tables
+    of embeddings. "local" is a causal branch without tables: weighted sums of the last n states in a
+    bottleneck.
+    """
+
+    kind: Literal["memory", "local"] = "memory"
+    """Tables of hashed n-grams, or a branch over the last states."""
+    layers: tuple[int, ...] = (1,)
+    """Layers, from 0, before whose attention it is read."""
+    ngram_orders: tuple[int, ...] = (2, 3)
+    """Lengths of the n-grams."""
+    bottleneck_dim: int = 64
+    """Width of the local branch."""
+    num_heads: int = 8
+    """Memory: hash functions, each with a table, per order."""
+    head_dim: int = 16
+    """Memory: width of one embedding."""
+    table_size: int = 20_000
+    """Memory: least rows of a table; each table has another prime number of rows."""
+    kernel_size: int = 4
+    """Memory: taps of the convolution behind the gate."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "bottleneck_dim", "num_heads", "head_dim", "table_size", "kernel_size")
+        if not self.layers or min(self.layers) < 0 or len(set(self.layers)) < len(self.layers):
+            raise UserError(f"engram layers {self.layers}", fix="Name each layer once, counted from 0.")
+        if not self.ngram_orders or not all(2 <= order <= 8 for order in self.ngram_orders):
+            raise UserError(f"engram orders {self.ngram_orders}", fix="Use lengths from 2 to 8.")
+
+
+@dataclass(frozen=True)
+class HyperConnectionsConfig:
+    """Residual streams, mixed by doubly stochastic matrices (mHC, Xie et al. 2025, arXiv 2512.24880)."""
+
+    num_streams: int = 4
+    """Copies of the residual stream."""
+    sinkhorn_iterations: int = 20
+    """Alternating normalisations of rows and columns."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 2, "num_streams")
+        _at_least(self, 1, "sinkhorn_iterations")
+
+
+@dataclass(frozen=True)
+class MultiTokenConfig:
+    """Heads that predict tokens further ahead (MTP, DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
+
+    depth: int = 1
+    """Additional tokens predicted at each position, one after the other."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "depth")
+
+
+@dataclass(frozen=True)
+class SparseAttentionConfig:
+    """Attention to the keys that an indexer scores highest (DSA, DeepSeek-V3.2, arXiv 2512.02556)."""
+
+    start_layer: int = 7
+    """First layer with it, from 0; all later layers have it too, and look at the whole context."""
+    top_k: int = 1024
+    """Keys that a query attends to, the local window included."""
+    local_window: int = 128
+    """The nearest earlier tokens, which are always among them."""
+    indexer_heads: int = 16
+    """Heads of the indexer."""
+    indexer_dim: int = 32
+    """Width of an indexer head."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "indexer_heads", "indexer_dim")
+        _at_least(self, 0, "start_layer", "local_window")
+        if self.indexer_dim % 2:
+            raise UserError(f"dsa indexer_dim {self.indexer_dim} is odd", fix="Make it even.")
+        if self.top_k <= self.local_window:
+            raise UserError(
+                f"dsa top_k {self.top_k} leaves no choice beside a local window of {self.local_window}",
+                fix="Raise --dsa_top_k_ratio or lower --dsa_local_window.",
+            )
 
 
 @dataclass(frozen=True)
@@ -33,20 +134,45 @@ class ModelConfig:
     max_seq_len: int = 2048
     """Context length trained for."""
     window_pattern: str = "SSSL"
-    """Attention span per layer, tiled: L = full context, S = half of it. The last layer is always L."""
+    """Attention span per layer, tiled: L = full context, S = short. The last layer is always L."""
+    short_window: Literal["half", "quarter"] = "half"
+    """Span of S: half the context, or a quarter of it rounded up to 128."""
     mlp_ratio: int = 4
     """Width of the MLP's hidden layer over `model_dim`."""
     rope_base: float = 10_000.0
     """Base of the rotary position frequencies."""
+    qk_scale: float = 1.0
+    """Normalised queries and keys are multiplied by this, so attention scores by its square."""
     logit_softcap: float = 15.0
     """Logits pass through cap * tanh(logits / cap)."""
+    value_embeddings: bool = False
+    """Every second layer, the last included, adds a gated embedding of the token to its values."""
+    smear: bool = False
+    """Each token's embedding takes in a gated share of the one before it."""
+    backout: bool = False
+    """A learned share of the middle layer's output is taken off the last one's."""
+    residual_scales: tuple[float, float] = (1.0, 1.0)
+    """Initial scale of the residual stream before the first and the last layer; linear between them."""
+    embedding_scales: tuple[float, float] = (0.0, 0.0)
+    """Initial share of the embedding that is mixed in again, likewise."""
+    embedding_init: float = 1.0
+    """Standard deviation of the token embedding at the start."""
+    mlp_init: float = 1.0
+    """Scale of the MLP's first matrix at the start; 1 is a standard deviation of 1/sqrt(model_dim)."""
+    engram: EngramConfig | None = None
+    """N-gram memory."""
+    hyper_connections: HyperConnectionsConfig | None = None
+    """Several residual streams."""
+    mtp: MultiTokenConfig | None = None
+    """Prediction of further tokens."""
+    dsa: SparseAttentionConfig | None = None
+    """Sparse attention."""
     version: int = VERSION
     """Format of this record."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        _at_least(self, 1, "vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "head_dim")
+        _at_least(self, 1, "max_seq_len", "mlp_ratio")
         if self.head_dim % 2:
             raise UserError(
                 f"head_dim {self.head_dim} is odd", fix="Rotary positions turn pairs: make it even."
@@ -58,7 +184,18 @@ class ModelConfig:
             )
         if not self.window_pattern or set(self.window_pattern) - {"S", "L"}:
             raise UserError(
-                f"window pattern {self.window_pattern!r}", fix="Use only L (full) and S (half), as SSSL."
+                f"window pattern {self.window_pattern!r}", fix="Use only L (full) and S (short), as SSSL."
+            )
+        if self.engram and max(self.engram.layers) >= self.num_layers:
+            raise UserError(
+                f"engram layers {list(self.engram.layers)}; the model has layers 0 to {self.num_layers - 1}",
+                fix="Name other --engram_layers.",
+            )
+        if self.dsa and self.dsa.start_layer >= self.num_layers:
+            raise UserError(
+                f"sparse attention begins at layer {self.dsa.start_layer}, "
+                f"but the model has layers 0 to {self.num_layers - 1}",
+                fix="Lower --dsa_start_layer.",
             )
         if self.version != VERSION:
             raise UserError(
@@ -66,29 +203,43 @@ class ModelConfig:
             )
 
     @classmethod
-    def from_depth(
-        cls,
-        depth: int,
-        *,
-        vocab_size: int,
-        max_seq_len: int = 2048,
-        aspect_ratio: int = 64,
-        head_dim: int = 128,
-        num_kv_heads: int | None = None,
-        window_pattern: str = "SSSL",
+    def seed(
+        cls, depth: int, *, vocab_size: int, aspect_ratio: int = 64, head_dim: int = 128, **rest: Any
     ) -> ModelConfig:
-        """The preset of one depth: width `depth * aspect_ratio`, rounded up to whole heads."""
+        """The first recipe: width `depth * aspect_ratio`, rounded up to whole heads, nothing turned on."""
         num_heads = max(1, -(-depth * aspect_ratio // head_dim))
+        rest.setdefault("num_kv_heads", num_heads)
         return cls(
             vocab_size=vocab_size,
             num_layers=depth,
             model_dim=num_heads * head_dim,
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads or num_heads,
             head_dim=head_dim,
-            max_seq_len=max_seq_len,
-            window_pattern=window_pattern,
+            **rest,
         )
+
+    @classmethod
+    def nanochat(cls, depth: int, **rest: Any) -> ModelConfig:
+        """The recipe of nanochat in July 2026: value embeddings, smear, backout, decaying scales."""
+        recipe = cls.seed(depth, **rest)
+        return replace(
+            recipe,
+            short_window="quarter",
+            rope_base=100_000.0,
+            qk_scale=1.2,
+            value_embeddings=True,
+            smear=True,
+            backout=True,
+            residual_scales=(1.15, 1.05),
+            embedding_scales=(0.20, 0.05),
+            embedding_init=0.8,
+            mlp_init=0.4,
+        )
+
+    @classmethod
+    def from_depth(cls, depth: int, **rest: Any) -> ModelConfig:
+        """The preset of one depth that we found best."""
+        return cls.seed(depth, **rest)
 
     @property
     def padded_vocab_size(self) -> int:
@@ -97,29 +248,34 @@ class ModelConfig:
 
     def windows(self) -> list[int | None]:
         """Per layer, how many earlier tokens a token sees besides itself; None is all of them."""
-        half = max(1, self.max_seq_len // 2)
-        pattern = self.window_pattern * (self.num_layers // len(self.window_pattern) + 1)
-        spans = [half if letter == "S" else None for letter in pattern[: self.num_layers]]
-        return [*spans[:-1], None]
+        if self.short_window == "half":
+            short = max(1, self.max_seq_len // 2)
+        else:
+            short = -(-self.max_seq_len // (4 * WINDOW_MULTIPLE)) * WINDOW_MULTIPLE
+        sparse_from = self.dsa.start_layer if self.dsa else self.num_layers
+        return [
+            short if layer < min(self.num_layers - 1, sparse_from) and self._letter(layer) == "S" else None
+            for layer in range(self.num_layers)
+        ]
 
-    def num_parameters(self) -> dict[str, int]:
-        """Parameters by part; `total` is their sum."""
-        attention = self.model_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-        mlp = 2 * self.mlp_ratio * self.model_dim**2
-        parts = {
-            "embedding": self.padded_vocab_size * self.model_dim,
-            "lm_head": self.padded_vocab_size * self.model_dim,
-            "matrices": self.num_layers * (attention + mlp),
-            "scalars": 2 * self.num_layers,
-        }
-        return {**parts, "total": sum(parts.values())}
+    def _letter(self, layer: int) -> str:
+        return self.window_pattern[layer % len(self.window_pattern)]
 
-    def flops_per_token(self, seq_len: int | None = None) -> int:
-        """Floating-point operations of training on one token: forward and backward, 6 per weight of a matrix
-        product (Kaplan et al. 2020, section 2.1) plus 12 * heads * head_dim * visible keys for attention.
-        """
-        seq_len = seq_len or self.max_seq_len
-        parameters = self.num_parameters()
-        spans = [seq_len if window is None else min(window, seq_len) for window in self.windows()]
-        attention = sum(12 * self.num_heads * self.head_dim * span for span in spans)
-        return 6 * (parameters["matrices"] + parameters["lm_head"]) + attention
+    def has_value_embedding(self, layer: int) -> bool:
+        """Whether the layer adds an embedding to its values: every second one, counted from the last."""
+        return self.value_embeddings and layer % 2 == (self.num_layers - 1) % 2
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the layer attends to the indexer's choice."""
+        return self.dsa is not None and layer >= self.dsa.start_layer
+
+    def multi_token_block(self) -> ModelConfig:
+        """The plain transformer block of the heads that predict further tokens."""
+        return replace(
+            self, num_layers=1, window_pattern="L", value_embeddings=False, smear=False, backout=False,
+            engram=None, hyper_connections=None, mtp=None, dsa=None,
+        )  # fmt: skip
+
+    def backout_layer(self) -> int:
+        """The layer whose output is taken off the last one's."""
+        return self.num_layers // 2

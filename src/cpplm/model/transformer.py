@@ -2,9 +2,11 @@
 
 Rotary positions, normalised queries and keys, untied embedding and output head, squared ReLU, RMSNorm without
 weights (also right after the embedding), no biases, grouped-query attention, capped logits, sliding windows,
-and per layer two learned scalars: one scales the residual stream, one mixes the embedding back in.
+and per layer two learned scalars: one scales the residual stream, one mixes the embedding back in. What
+else a model has, its configuration says: value embeddings, smear, backout, n-gram memory (`engram`), several
+residual streams (`hyper_connections`), heads that predict further tokens (`multi_token`), sparse attention.
 
-Shapes: B batch, T tokens, C model_dim, H query heads, G key-value heads, D head_dim, V vocabulary.
+Shapes: B batch, T tokens, C model_dim, V vocabulary. `x` is the residual stream BTC, or streams BTNC.
 
 Weights are kept in float32; matrix products run in `compute_dtype`. Built under `torch.device("meta")`, the
 model takes no memory until `to_empty` and `init_weights`.
@@ -13,119 +15,77 @@ model takes no memory until `to_empty` and `init_weights`.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from cpplm.model.cache import KVCache
-from cpplm.model.config import ModelConfig
-from cpplm.model.kernels.attention import attention
+from cpplm.model.attention import Context
+from cpplm.model.block import Block
+from cpplm.model.cache import KVCache, with_recent
+from cpplm.model.config import SMEAR_GATE_INPUTS, ModelConfig
+from cpplm.model.engram import EngramMemory, NgramBranch
+from cpplm.model.hyper_connections import HyperConnection, from_streams, to_streams
+from cpplm.model.layers import Linear, norm, rotary_angles
+from cpplm.model.multi_token import MultiTokenHead, shifted_targets
+from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
 from cpplm.tokenizer.special import IGNORED
 
-
-class Linear(nn.Linear):
-    """A bias-free matrix product in the dtype of its input."""
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) to (..., out_features)."""
-        return F.linear(x, self.weight.to(x.dtype))
+BACKOUT_INIT = 0.2
+# Matrices that start random; those that write to the residual stream, and what is not named, start at zero.
+RANDOM_WEIGHTS = (
+    ".query.weight", ".key.weight", ".value.weight", ".head_weights.weight", ".up.weight", ".reduce.weight",
+    ".merge.weight", ".value_embedding.weight",
+)  # fmt: skip
 
 
-def norm(x: Tensor) -> Tensor:
-    """RMSNorm over the last dimension, without weights (Zhang and Sennrich 2019)."""
-    return F.rms_norm(x, (x.size(-1),))
+class Losses(NamedTuple):
+    """Scalars in nats per token. `total` is what training minimises; the parts are detached."""
 
-
-def rotary_angles(
-    start: int, length: int, head_dim: int, base: float, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of shape (length, head_dim / 2) for positions from `start` on, float32."""
-    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    positions = torch.arange(start, start + length, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, base**-exponents)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn pairs (i, i + D/2) by the position's angles (RoFormer, Su et al. 2021, section 3.2)."""
-    first, second = x_BHTD.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
-    return turned.to(x_BHTD.dtype)
-
-
-class Attention(nn.Module):
-    """Causal self-attention with rotary positions and query-key normalisation."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.window = config.windows()[layer]
-        self.head_dim = config.head_dim
-        self.query = Linear(config.model_dim, config.num_heads * config.head_dim)
-        self.key = Linear(config.model_dim, config.num_kv_heads * config.head_dim)
-        self.value = Linear(config.model_dim, config.num_kv_heads * config.head_dim)
-        self.output = Linear(config.num_heads * config.head_dim, config.model_dim)
-
-    def forward(self, x_BTC: Tensor, angles: tuple[Tensor, Tensor], cache: KVCache | None) -> Tensor:
-        """BTC to BTC; with a cache, the tokens follow those it holds."""
-        batch, length, _ = x_BTC.shape
-
-        def heads(projection: Linear) -> Tensor:
-            return projection(x_BTC).view(batch, length, -1, self.head_dim).transpose(1, 2)
-
-        query_BHTD = norm(rotate(heads(self.query), *angles))
-        key_BGTD = norm(rotate(heads(self.key), *angles))
-        value_BGTD = heads(self.value)
-        if cache is not None:
-            key_BGTD, value_BGTD = cache.append(self.layer, key_BGTD, value_BGTD)
-        mixed_BHTD = attention(query_BHTD, key_BGTD, value_BGTD, window=self.window)
-        return self.output(mixed_BHTD.transpose(1, 2).reshape(batch, length, -1))
-
-
-class MLP(nn.Module):
-    """Two matrices around a squared ReLU (Primer, So et al. 2021)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.up = Linear(config.model_dim, config.mlp_ratio * config.model_dim)
-        self.down = Linear(config.mlp_ratio * config.model_dim, config.model_dim)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        """BTC to BTC, each token alone."""
-        return self.down(F.relu(self.up(x_BTC)).square())
-
-
-class Block(nn.Module):
-    """Attention, then MLP, each on the normalised residual stream."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.attention = Attention(config, layer)
-        self.mlp = MLP(config)
-
-    def forward(self, x_BTC: Tensor, angles: tuple[Tensor, Tensor], cache: KVCache | None) -> Tensor:
-        """The residual stream, BTC, after this layer."""
-        x_BTC = x_BTC + self.attention(norm(x_BTC), angles, cache)
-        return x_BTC + self.mlp(norm(x_BTC))
+    total: Tensor
+    next_token: Tensor
+    multi_token: Tensor
+    indexer: Tensor
 
 
 class Transformer(nn.Module):
     """A causal language model over token ids."""
 
-    def __init__(self, config: ModelConfig, *, compute_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        compute_dtype: torch.dtype = torch.float32,
+        kernels: KernelSettings = DEFAULT_KERNELS,
+    ) -> None:
+        """Uninitialised: `init_weights` or a checkpoint fills it.
+
+        Args:
+            config: its shape. compute_dtype: of matrix products. kernels: how attention and loss are
+            computed, and whether each block's activations are computed again
+                in the backward pass (Chen et al. 2016, arXiv 1604.06174).
+        """
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
+        self.kernels = kernels
+        self.dense_attention = False
+        """Sparse layers attend to everything, as in the warm-up of their indexers."""
         self.embedding = nn.Embedding(config.padded_vocab_size, config.model_dim)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.lm_head = Linear(config.model_dim, config.padded_vocab_size)
         self.residual_scales = nn.Parameter(torch.empty(config.num_layers))
         self.embedding_scales = nn.Parameter(torch.empty(config.num_layers))
+        if config.smear:
+            self.smear_gate = Linear(min(SMEAR_GATE_INPUTS, config.model_dim), 1)
+            self.smear_scale = nn.Parameter(torch.empty(()))
+        if config.backout:
+            self.backout_scale = nn.Parameter(torch.empty(()))
+        self.multi_token = nn.ModuleList(
+            MultiTokenHead(config) for _ in range(config.mtp.depth if config.mtp else 0)
+        )
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:
@@ -135,39 +95,107 @@ class Transformer(nn.Module):
         the head starts small, so an untrained model's loss is ln(vocab_size).
         """
         generator = torch.Generator().manual_seed(seed)
-        bound = math.sqrt(3.0 / self.config.model_dim)  # uniform with standard deviation 1/sqrt(model_dim)
+        config = self.config
+        bound = math.sqrt(3.0 / config.model_dim)  # uniform with standard deviation 1/sqrt(model_dim)
         for name, parameter in self.named_parameters():
             value = torch.zeros(parameter.shape)
-            if name == "residual_scales":
-                value.fill_(1.0)
-            elif name == "embedding.weight":
-                value.normal_(0.0, 1.0, generator=generator)
+            if name == "embedding.weight":
+                value.normal_(0.0, config.embedding_init, generator=generator)
             elif name == "lm_head.weight":
                 value.normal_(0.0, 0.001, generator=generator)
-            elif name.endswith((".query.weight", ".key.weight", ".value.weight", ".up.weight")):
+            elif name.endswith(RANDOM_WEIGHTS):
                 value.uniform_(-bound, bound, generator=generator)
+                if name.endswith(".mlp.up.weight"):
+                    value.mul_(config.mlp_init)
+            elif name.endswith("_gate.weight"):
+                value.uniform_(0.0, 0.02, generator=generator)  # a little above the middle, as in nanochat
             parameter.copy_(value)
+        self.residual_scales.copy_(torch.linspace(*config.residual_scales, config.num_layers))
+        self.embedding_scales.copy_(torch.linspace(*config.embedding_scales, config.num_layers))
+        if config.backout:
+            self.backout_scale.fill_(BACKOUT_INIT)
+        for module in self.modules():
+            if isinstance(module, EngramMemory | NgramBranch | HyperConnection):
+                module.init_constants()
+
+    def set_canonical_ids(self, canonical_V: Tensor) -> None:
+        """Tell n-gram memories which ids stand for the same text (`cpplm.tokenizer.canonical`)."""
+        for module in self.modules():
+            if isinstance(module, EngramMemory):
+                module.canonical_V.copy_(canonical_V)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.embedding.weight.device
 
-    def hidden_states(self, ids_BT: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Normalised output of the last block, shape BTC, for tokens that follow those in the cache."""
-        config = self.config
-        start, length = (0 if cache is None else cache.length), ids_BT.size(1)
-        cos, sin = rotary_angles(start, length, config.head_dim, config.rope_base, ids_BT.device)
-        embedded_BTC = norm(self.embedding(ids_BT).to(self.compute_dtype))
-        x_BTC = embedded_BTC
+    def hidden_states(
+        self, ids_BT: Tensor, cache: KVCache | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """Normalised output of the last block, shape BTC, for tokens that follow those in the cache.
+
+        Args:
+            ids_BT: the tokens. cache: what came before them. documents_BT: with it, attention stays inside
+            the document that each token names; without a cache only.
+        """
+        return self._states(self._context(ids_BT, cache, documents_BT, self.look_up(ids_BT, cache)))[0]
+
+    def look_up(self, ids_BT: Tensor, cache: KVCache | None = None) -> dict[int, Tensor]:
+        """What the n-gram memories hold about these tokens, by layer."""
+        return {
+            layer: block.engram.look_up(ids_BT, cache)
+            for layer, block in enumerate(self.blocks)
+            if isinstance(block.engram, EngramMemory)
+        }
+
+    def _context(
+        self,
+        ids_BT: Tensor,
+        cache: KVCache | None = None,
+        documents_BT: Tensor | None = None,
+        found: dict[int, Tensor] | None = None,
+    ) -> Context:
+        start = 0 if cache is None else cache.length
+        angles = rotary_angles(
+            start, ids_BT.size(1), self.config.head_dim, self.config.rope_base, ids_BT.device
+        )
+        dense, backend = self.dense_attention, self.kernels.attention
+        return Context(ids_BT, angles, cache, documents_BT, dense, backend, found or {})
+
+    def _states(self, context: Context) -> tuple[Tensor, Tensor]:
+        """Normalised states BTC, and the mean divergence of the indexers."""
+        config, ids_BT, cache = self.config, context.ids_BT, context.cache
+        embedded = to_streams(self._smear(self._embed(ids_BT), cache), config.hyper_connections)
         residual_scales = self.residual_scales.to(self.compute_dtype)
         embedding_scales = self.embedding_scales.to(self.compute_dtype)
+        divergence = torch.zeros((), device=ids_BT.device)
+        x = middle = embedded
         for layer, block in enumerate(self.blocks):
-            x_BTC = residual_scales[layer] * x_BTC + embedding_scales[layer] * embedded_BTC
-            x_BTC = block(x_BTC, (cos, sin), cache)
+            x = residual_scales[layer] * x + embedding_scales[layer] * embedded
+            if self.kernels.gradient_checkpointing and torch.is_grad_enabled():
+                x, of_layer = checkpoint(block, x, context, use_reentrant=False)
+            else:
+                x, of_layer = block(x, context)
+            divergence = divergence + of_layer
+            if layer == config.backout_layer():
+                middle = x
+        if config.backout:
+            x = x - self.backout_scale.to(x.dtype) * middle
         if cache is not None:
-            cache.advance(length)
-        return norm(x_BTC)
+            cache.advance(ids_BT.size(1))
+        sparse_layers = sum(config.is_sparse(layer) for layer in range(config.num_layers))
+        return norm(from_streams(x, config.hyper_connections)), divergence / max(1, sparse_layers)
+
+    def _embed(self, ids_BT: Tensor) -> Tensor:
+        return norm(self.embedding(ids_BT).to(self.compute_dtype))
+
+    def _smear(self, embedded_BTC: Tensor, cache: KVCache | None) -> Tensor:
+        """Each token's embedding with a gated share of the one before it."""
+        if not self.config.smear:
+            return embedded_BTC
+        before_BTC = with_recent(cache, "smear", embedded_BTC, 1)[:, :-1]
+        gate_BT1 = self.smear_gate(embedded_BTC[..., : self.smear_gate.in_features]).sigmoid()
+        return embedded_BTC + self.smear_scale.to(embedded_BTC.dtype) * gate_BT1 * before_BTC
 
     def logits(self, hidden_BTC: Tensor) -> Tensor:
         """Capped float32 logits of the real vocabulary, shape BTV: padding rows never enter a softmax."""
@@ -179,8 +207,57 @@ class Transformer(nn.Module):
         """Logits of the next token at every position, shape BTV."""
         return self.logits(self.hidden_states(ids_BT, cache))
 
+    def draft_states(
+        self, head: int, hidden_BTC: Tensor, next_ids_BT: Tensor, cache: KVCache | None = None
+    ) -> Tensor:
+        """States, BTC, whose logits predict one token further than `hidden_BTC`.
+
+        Args:
+            head: of the multi-token heads, from 0.
+            hidden_BTC: what `hidden_states`, or the head before this one, gave for these positions.
+            next_ids_BT: the tokens that follow those that `hidden_BTC` was computed from.
+            cache: this head's own, made for `config.multi_token_block()`.
+        """
+        context = self._context(next_ids_BT, cache)
+        return self.multi_token[head](hidden_BTC, self._embed(next_ids_BT), context)
+
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """Cross-entropy in nats: a scalar, or shape BT with 0 where the target is `IGNORED`."""
-        logits_NV = self(ids_BT).flatten(0, 1)
-        loss = F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORED, reduction=reduction)
+        """Cross-entropy of the next token in nats: a scalar, or BT with 0 where the target is `IGNORED`."""
+        loss = self._cross_entropy(self.hidden_states(ids_BT), targets_BT, reduction)
         return loss if reduction == "mean" else loss.view_as(targets_BT)
+
+    def training_losses(
+        self,
+        ids_BT: Tensor,
+        targets_BT: Tensor,
+        multi_token_weight: Tensor | float = 0.0,
+        documents_BT: Tensor | None = None,
+        found: dict[int, Tensor] | None = None,
+    ) -> Losses:
+        """What training minimises, and its parts.
+
+        Args:
+            ids_BT: tokens. targets_BT: the token that follows each; `IGNORED` ones count nothing.
+            multi_token_weight: of the mean loss of the heads that predict further tokens (lambda); a tensor,
+            so
+                that a schedule may change it without compiling again.
+            documents_BT: see `hidden_states`.
+            found: what `look_up` gave for these tokens, when it was called before.
+        """
+        found = self.look_up(ids_BT) if found is None else found
+        hidden_BTC, divergence = self._states(self._context(ids_BT, None, documents_BT, found))
+        next_token = self._cross_entropy(hidden_BTC, targets_BT, "mean")
+        further = torch.zeros((), device=ids_BT.device)
+        told = shifted_targets(targets_BT, len(self.multi_token))
+        context = self._context(ids_BT, documents_BT=documents_BT)
+        for head, (next_ids_BT, further_BT) in zip(self.multi_token, told, strict=True):
+            hidden_BTC = head(hidden_BTC, self._embed(next_ids_BT), context)
+            further = further + self._cross_entropy(hidden_BTC, further_BT, "mean") / len(self.multi_token)
+        total = next_token + multi_token_weight * further + divergence
+        return Losses(total, next_token.detach(), further.detach(), divergence.detach())
+
+    def _cross_entropy(
+        self, hidden_BTC: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"]
+    ) -> Tensor:
+        logits_NV = self.logits(hidden_BTC).flatten(0, 1)
+        return F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORED, reduction=reduction)

@@ -7,6 +7,7 @@ root of the batch, AdamW's also by width^-0.5, weight decay by 1/depth^2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from cpplm.core.errors import UserError
 from cpplm.model.transformer import Transformer
@@ -29,6 +30,8 @@ class Rates:
     """AdamW's learning rate for the output head."""
     scalar_lr: float = 0.5
     """AdamW's learning rate for the per-layer scalars."""
+    muon_beta2: float = 0.0
+    """Muon's decay of the second moment, which evens out rows (NorMuon); 0 turns it off."""
     weight_decay: float = 0.2
     """Cautious weight decay of the matrices at depth 12; scales with 1/depth^2."""
     adam_beta1: float = 0.8
@@ -42,33 +45,68 @@ class Rates:
                 raise UserError(
                     f"--{name} {getattr(self, name)} is not a rate", fix="Use a number from 0 up."
                 )
-        for name in ("adam_beta1", "adam_beta2"):
+        for name in ("adam_beta1", "adam_beta2", "muon_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(
                     f"--{name} {getattr(self, name)}", fix="Use a number from 0 up to, but below, 1."
                 )
 
 
+# Which rule a parameter learns by, by the first pattern that its name matches. What matches none is a matrix
+# of the transformer, and learns by Muon. Numbers are shares of the rate that is named.
+ROLES: tuple[tuple[str, str, float], ...] = (
+    ("embedding.weight", "embedding", 1.0),
+    ("*.value_embedding.weight", "embedding", 0.5),  # as nanochat has it
+    ("*.engram.table.weight", "embedding", 1.0),
+    ("lm_head.weight", "unembedding", 1.0),
+    ("*.connections.*.scores.weight", "unembedding", 1.0),
+    ("embedding_scales", "scalar", 1.0),
+    ("residual_scales", "scalar", 0.01),  # it multiplies through all layers
+    ("*.connections.*", "scalar", 0.05),
+    ("*.engram.taps", "scalar", 0.1),
+    ("smear_*", "scalar", 0.4),
+    ("backout_scale", "scalar", 0.4),
+)
+MATRIX = ("", "matrix", 1.0)
+SLOW_FIRST_MOMENT = {"embedding_scales": 0.96}  # these gradients change sign from batch to batch
+
+
+def role(name: str) -> tuple[str, str, float]:
+    """Pattern, which rate, and share of it, for a parameter's name."""
+    return next((entry for entry in ROLES if fnmatchcase(name, entry[0])), MATRIX)
+
+
 def build_optimizer(model: Transformer, rates: Rates, *, batch_tokens: int) -> MuonAdamW:
     """The optimizer for one model; `batch_tokens` is the number of tokens per step."""
     config = model.config
     batch_scale = (batch_tokens / REFERENCE_BATCH) ** 0.5
-    adam_scale = batch_scale * (config.model_dim / REFERENCE_DIM) ** -0.5
+    width_scale = (config.model_dim / REFERENCE_DIM) ** -0.5
     decay = rates.weight_decay * (REFERENCE_DEPTH / config.num_layers) ** 2
-
-    def adamw(*names: str, learning_rate: float, beta1: float = rates.adam_beta1) -> Group:
-        return Group(names, muon=False, learning_rate=learning_rate, beta1=beta1, beta2=rates.adam_beta2)
-
-    matrices = tuple(name for name, _ in model.named_parameters() if name.startswith("blocks."))
-    return MuonAdamW(
-        model,
-        [
-            Group(matrices, muon=True, learning_rate=rates.matrix_lr * batch_scale, weight_decay=decay),
-            adamw("embedding.weight", learning_rate=rates.embedding_lr * adam_scale),
-            adamw("lm_head.weight", learning_rate=rates.unembedding_lr * adam_scale),
-            # A residual scale multiplies through all layers: a hundredth of the rate.
-            adamw("residual_scales", learning_rate=0.01 * rates.scalar_lr * batch_scale),
-            adamw("embedding_scales", learning_rate=rates.scalar_lr * batch_scale, beta1=0.96),
-        ],
-        product_dtype=model.compute_dtype,
-    )
+    base_rates = {
+        "matrix": rates.matrix_lr * batch_scale,
+        "embedding": rates.embedding_lr * batch_scale * width_scale,
+        "unembedding": rates.unembedding_lr * batch_scale * width_scale,
+        "scalar": rates.scalar_lr * batch_scale,
+    }
+    names_by_role: dict[tuple[str, str, float], list[str]] = {}
+    for name, _ in model.named_parameters():
+        names_by_role.setdefault(role(name), []).append(name)
+    groups = []
+    for (pattern, rate, share), names in names_by_role.items():
+        learning_rate = base_rates[rate] * share
+        if rate == "matrix":
+            groups.append(
+                Group(
+                    tuple(names),
+                    muon=True,
+                    learning_rate=learning_rate,
+                    weight_decay=decay,
+                    beta2=rates.muon_beta2 or None,
+                )
+            )
+            continue
+        beta1 = SLOW_FIRST_MOMENT.get(pattern, rates.adam_beta1)
+        groups.append(
+            Group(tuple(names), muon=False, learning_rate=learning_rate, beta1=beta1, beta2=rates.adam_beta2)
+        )
+    return MuonAdamW(model, groups, product_dtype=model.compute_dtype)

@@ -18,6 +18,7 @@ from cpplm.core.hardware import peak_memory_bytes
 from cpplm.core.progress import progress_bar, say
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
+from cpplm.model.counting import count_flops
 from cpplm.train.checkpoint import committed_steps, folder, save_checkpoint, to_bytes
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
@@ -55,12 +56,13 @@ class ProgressLog(Callback):
             seconds=round(state.seconds, 3),
             progress=round(trainer.progress, 5),
             loss=round(metrics.loss, 5),
+            **_present(multi_token_loss=metrics.multi_token_loss, indexer_loss=metrics.indexer_loss),
             gradient_norm=round(metrics.gradient_norm, 5),
             lr_multiplier=round(metrics.lr_multiplier, 5),
             step_seconds=round(metrics.seconds, 4),
             data_seconds=round(metrics.data_seconds, 4),
             tokens_per_second=round(rate, 1),
-            flops_per_second=round(rate * trainer.model.config.flops_per_token()),
+            flops_per_second=round(rate * count_flops(trainer.model.config)["total"]),
             peak_memory_bytes=peak_memory_bytes(trainer.model.device),
         )
         self._bar.set_postfix_str(
@@ -141,6 +143,11 @@ class CheckpointCallback(Callback):
         save_checkpoint(self._storage, state.step, files, keep_last=trainer.settings.keep_last)
         self._saved_time = time.monotonic()
         trainer.log.write("checkpoint", step=state.step, path=self._storage.path(folder(state.step)))
+
+
+def _present(**losses: float) -> dict[str, float]:
+    """Those that the model has."""
+    return {name: round(value, 5) for name, value in losses.items() if value}
 
 
 def _json(value: Any) -> bytes:

@@ -30,6 +30,7 @@ from cpplm.core.runlog import LOG, read_run_log
 from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.model.config import ModelConfig
+from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -74,16 +75,22 @@ class Checkpoint:
         """The tokenizer that the model was trained with."""
         return Tokenizer.from_json(self.read("tokenizer.json"), where=self.storage.path(folder(self.step)))
 
-    def model(self, *, device: torch.device, compute_dtype: torch.dtype) -> Transformer:
+    def config(self) -> ModelConfig:
+        """The shape of the model."""
+        where = f"{self.storage.path(folder(self.step))}/config.json"
+        return from_dict(ModelConfig, self.json("config.json"), where=where)
+
+    def model(
+        self, *, device: torch.device, compute_dtype: torch.dtype, kernels: KernelSettings = DEFAULT_KERNELS
+    ) -> Transformer:
         """The model with its weights, on `device`.
 
         Raises:
             UserError: the weights are not those of the configuration.
         """
         where = self.storage.path(folder(self.step))
-        config = from_dict(ModelConfig, self.json("config.json"), where=f"{where}/config.json")
         with torch.device("meta"):
-            model = Transformer(config, compute_dtype=compute_dtype)
+            model = Transformer(self.config(), compute_dtype=compute_dtype, kernels=kernels)
         model.to_empty(device=device)
         try:
             model.load_state_dict(self.tensors("model.safetensors"), strict=True)

@@ -14,35 +14,48 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from cpplm.core.progress import say
-from cpplm.model.transformer import Transformer
+from cpplm.model.transformer import Losses, Transformer
 
 
-def compiled_loss(model: Transformer, shape: tuple[int, int]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss, compiled where that works.
+def compiled_losses(model: Transformer, shape: tuple[int, int]) -> Callable[[Tensor, Tensor, Tensor], Losses]:
+    """The training losses, compiled where that works.
 
     Args:
-        model: whose loss it is; its gradients are None afterwards.
+        model: whose losses they are; its gradients are None afterwards.
         shape: batch and time of the batches that will come.
     """
     if model.device.type == "mps":
-        return model.loss
+        return model.training_losses
     if model.device.type == "cpu" and shutil.which("g++") is None:
         say("no g++ found: training without torch.compile, which is slower")
-        return model.loss
+        return model.training_losses
     say("compiling the model, which takes 10 to 30 seconds")
-    compiled = torch.compile(model.loss, dynamic=False)
-    nothing = torch.zeros(shape, dtype=torch.int64, device=model.device)
+    compiled = torch.compile(model.training_losses, dynamic=False, fullgraph=True)
+
+    def losses(ids_BT: Tensor, targets_BT: Tensor, multi_token_weight: Tensor) -> Losses:
+        return compiled(ids_BT, targets_BT, multi_token_weight, found=model.look_up(ids_BT))
+
     _remove_damaged_libraries()
     try:
-        compiled(nothing, nothing).backward()  # now, so that no step's time contains it
+        _run_once(losses, model, shape)
     except BackendCompilerFailed as error:
         if not isinstance(error.inner_exception, ImportError):
             raise
         _remove_damaged_libraries()  # of a run that was killed just now
         torch.compiler.reset()
-        compiled(nothing, nothing).backward()
-    model.zero_grad(set_to_none=True)
-    return compiled
+        _run_once(losses, model, shape)
+    return losses
+
+
+def _run_once(
+    losses: Callable[[Tensor, Tensor, Tensor], Losses], model: Transformer, shape: tuple[int, int]
+) -> None:
+    """Compile now, so that no step's time contains it: for each mode that the run will be in."""
+    nothing = torch.zeros(shape, dtype=torch.int64, device=model.device)
+    for dense in (True, False) if model.config.dsa else (False,):
+        model.dense_attention = dense
+        losses(nothing, nothing, torch.zeros((), device=model.device)).total.backward()
+        model.zero_grad(set_to_none=True)
 
 
 def _remove_damaged_libraries() -> None:

@@ -22,14 +22,16 @@ from cpplm.core.settings import to_dict
 from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
+from cpplm.model.counting import count_flops, count_parameters, count_scaling_parameters
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.muon import MuonAdamW
+from cpplm.tokenizer.canonical import canonical_ids
 from cpplm.tokenizer.checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint import Checkpoint
-from cpplm.train.compiling import compiled_loss
+from cpplm.train.compiling import compiled_losses
 from cpplm.train.resume import find_checkpoint, restore_state
 from cpplm.train.settings import TrainSettings
 from cpplm.train.tracking import make_trackers, require_trackers
@@ -67,16 +69,16 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
         storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
         storage.remove_leftovers()
         provenance = {"corpus": reader.fingerprint(), "tokenizer": tokenizer.hash}
-        checkpoint = find_checkpoint(settings, storage, provenance)
+        checkpoint = find_checkpoint(settings, config, storage, provenance)
         state = TrainState() if checkpoint is None else restore_state(checkpoint)
         if checkpoint is not None:
             if horizon.progress(state) >= 1:
                 say(f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on")
                 return _summary(settings, state, config, trained_now=False)
             say(f"continuing {settings.out} from step {state.step}")
-        model, optimizer = _model_and_optimizer(settings, config, checkpoint, device)
+        model, optimizer = _model_and_optimizer(settings, config, tokenizer, checkpoint, device)
         shape = (settings.device_batch_size, settings.max_seq_len)
-        loss_function = model.loss if settings.no_compile else compiled_loss(model, shape)
+        loss_function = model.training_losses if settings.no_compile else compiled_losses(model, shape)
 
         bar = stack.enter_context(ProgressLog.open_bar(horizon.progress(state)))
         loader = stack.enter_context(closing(Prefetcher(_train_loader(settings, reader, tokenizer, state))))
@@ -102,14 +104,14 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
 
 def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
     """The model that the settings describe."""
-    return ModelConfig.from_depth(
+    return settings.architecture.config(
         settings.depth,
         vocab_size=vocab_size,
         max_seq_len=settings.max_seq_len,
         aspect_ratio=settings.aspect_ratio,
         head_dim=settings.head_dim,
-        num_kv_heads=settings.num_kv_heads if settings.num_kv_heads > 0 else None,
         window_pattern=settings.window_pattern,
+        **({"num_kv_heads": settings.num_kv_heads} if settings.num_kv_heads > 0 else {}),
     )
 
 
@@ -120,9 +122,9 @@ def horizon_of(settings: TrainSettings, config: ModelConfig) -> Horizon:
     if settings.num_iterations > 0:
         return Horizon(steps=settings.num_iterations)
     if settings.target_flops > 0:
-        tokens = settings.target_flops / config.flops_per_token()
+        tokens = settings.target_flops / count_flops(config)["total"]
     else:
-        tokens = settings.target_param_data_ratio * config.num_parameters()["total"]
+        tokens = settings.target_param_data_ratio * count_scaling_parameters(config)
     return Horizon(steps=max(1, round(tokens / settings.total_batch_size)))
 
 
@@ -147,15 +149,22 @@ def _make_folder(out: Path) -> None:
 
 
 def _model_and_optimizer(
-    settings: TrainSettings, config: ModelConfig, checkpoint: Checkpoint | None, device: torch.device
+    settings: TrainSettings,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    checkpoint: Checkpoint | None,
+    device: torch.device,
 ) -> tuple[Transformer, MuonAdamW]:
     """New, or as the checkpoint left them."""
     dtype = choose_dtype(settings.precision, device)
     if checkpoint is None:
-        model = Transformer(config, compute_dtype=dtype).to(device)
+        with torch.device("meta"):
+            model = Transformer(config, compute_dtype=dtype, kernels=settings.kernels)
+        model.to_empty(device=device)
         model.init_weights(settings.seed)
+        model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
     else:
-        model = checkpoint.model(device=device, compute_dtype=dtype)
+        model = checkpoint.model(device=device, compute_dtype=dtype, kernels=settings.kernels)
     optimizer = build_optimizer(model, settings.rates, batch_tokens=settings.total_batch_size)
     if checkpoint is not None:
         optimizer.load_named_state(checkpoint.tensors("optimizer.safetensors"))
@@ -219,8 +228,8 @@ def _open_log(settings: TrainSettings, state: TrainState, model: Transformer, ho
         step=state.step,
         settings=to_dict(settings),
         config=to_dict(model.config),
-        parameters=model.config.num_parameters(),
-        flops_per_token=model.config.flops_per_token(),
+        parameters=count_parameters(model.config),
+        flops_per_token=count_flops(model.config)["total"],
         horizon={"steps": horizon.steps, "seconds": horizon.seconds},
         precision=str(model.compute_dtype).removeprefix("torch."),
         environment=environment(),
@@ -236,7 +245,7 @@ def _summary(
         step=state.step,
         tokens=state.tokens,
         seconds=state.seconds,
-        parameters=config.num_parameters()["total"],
+        parameters=count_parameters(config)["total"],
         trained_now=trained_now,
         validation=measured[-1] if measured else None,
     )

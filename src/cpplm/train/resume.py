@@ -6,22 +6,23 @@ from cpplm.batches.loader import LoaderState
 from cpplm.core.errors import UserError
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
+from cpplm.model.config import ModelConfig
 from cpplm.train.checkpoint import Checkpoint, committed_steps, open_checkpoint
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import TrainState
 
-# A continued run must agree in these; the other settings may change between sessions.
-FIXED = ("depth", "aspect_ratio", "head_dim", "num_kv_heads", "max_seq_len", "window_pattern",
-         "total_batch_size", "seed")  # fmt: skip
+# A continued run must agree in these and in the model; the other settings may change between sessions.
+FIXED = ("total_batch_size", "seed")
 
 
 def find_checkpoint(
-    settings: TrainSettings, storage: Storage, provenance: dict[str, str]
+    settings: TrainSettings, config: ModelConfig, storage: Storage, provenance: dict[str, str]
 ) -> Checkpoint | None:
     """The checkpoint that `settings` continues, the newest; None to start anew.
 
     Args:
         settings: of this session.
+        config: the model that they describe.
         storage: where the checkpoints are.
         provenance: hashes of corpus and tokenizer, by name.
 
@@ -33,8 +34,12 @@ def find_checkpoint(
     checkpoint = open_checkpoint(storage)
     then, now = checkpoint.json("settings.json"), to_dict(settings)
     then_provenance = checkpoint.json("state.json")
+    then_model, now_model = to_dict(checkpoint.config()), to_dict(config)
     differences = [
-        f"{name} was {then.get(name)}, is {now[name]}" for name in FIXED if then.get(name) != now[name]
+        f"{name} was {before[name]}, is {after[name]}"
+        for before, after, names in ((then_model, now_model, now_model), (then, now, FIXED))
+        for name in names
+        if before[name] != after[name]
     ]
     differences += [
         f"{name} was {then_provenance[name][:12]}, is {value[:12]}"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import Precision
+from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.optim.groups import Rates
 
 
@@ -33,7 +34,11 @@ class TrainSettings:
     max_seq_len: int = 2048
     """Context length."""
     window_pattern: str = "SSSL"
-    """Attention span per layer, tiled: L = full, S = half the context; the last layer is always L."""
+    """Attention span per layer, tiled: L = full, S = short; the last layer is always L."""
+    architecture: ArchitectureSettings = field(default_factory=ArchitectureSettings)
+    """Features of the model."""
+    kernels: KernelSettings = field(default_factory=KernelSettings)
+    """How it is computed."""
 
     num_iterations: int = -1
     """Train for this many optimizer steps (-1 = decide by the settings below)."""

@@ -22,7 +22,7 @@ from cpplm.batches.loader import Batch, LoaderState
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.runlog import RunLog
-from cpplm.model.transformer import Transformer
+from cpplm.model.transformer import Losses, Transformer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.schedules import learning_rate_multiplier, muon_momentum, weight_decay_multiplier
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -55,9 +55,14 @@ class Horizon:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One optimizer step: loss in nats per token, times in seconds."""
+    """One optimizer step: losses in nats per token, times in seconds.
+
+    `loss` is that of the next token; the others are 0 for a model that does not have them.
+    """
 
     loss: float
+    multi_token_loss: float
+    indexer_loss: float
     gradient_norm: float
     lr_multiplier: float
     seconds: float
@@ -82,7 +87,8 @@ class Callback:
 class Trainer:
     """A model, its optimizer, its data and how far it has come.
 
-    `loss_function` is `model.loss`, possibly compiled. `stopping` turns true when the run is asked to stop.
+    `loss_function` is `model.training_losses`, possibly compiled. `stopping` turns true when the run is asked
+    to stop.
     """
 
     model: Transformer
@@ -94,7 +100,7 @@ class Trainer:
     state: TrainState
     log: RunLog
     callbacks: Sequence[Callback]
-    loss_function: Callable[[Tensor, Tensor], Tensor]
+    loss_function: Callable[[Tensor, Tensor, Tensor], Losses]
     stopping: bool = False
 
     @property
@@ -126,7 +132,8 @@ class Trainer:
         """One optimizer step over `total_batch_size` tokens."""
         begin = time.perf_counter()
         progress, count = self.progress, self.settings.accumulation_steps
-        total = torch.zeros((), device=self.model.device)
+        multiplier, weight = self._schedule(progress)
+        parts = torch.zeros(4, device=self.model.device)
         waited = 0.0
         for _ in range(count):
             asked = time.perf_counter()
@@ -134,32 +141,34 @@ class Trainer:
             waited += time.perf_counter() - asked
             inputs_BT = batch.inputs.to(self.model.device, non_blocking=True)
             targets_BT = batch.targets.to(self.model.device, non_blocking=True)
-            loss = self.loss_function(inputs_BT, targets_BT) / count
-            loss.backward()
-            total += loss.detach()
+            losses = self.loss_function(inputs_BT, targets_BT, weight)
+            (losses.total / count).backward()
+            parts += torch.stack([part.detach() for part in losses]) / count
             self.state.loader = batch.state
-        multiplier = self._schedule(progress)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        if not (math.isfinite(float(total)) and math.isfinite(float(norm))):
+        total, next_token, multi_token, indexer = parts.tolist()
+        self.optimizer.step()
+        norm = float(self.optimizer.gradient_norm)
+        if not (math.isfinite(total) and math.isfinite(norm)):
             raise UserError(
-                f"the loss is {float(total)} and its gradient {float(norm)} at step {self.state.step}",
+                f"the loss is {total} and its gradient {norm} at step {self.state.step}",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
-        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.state.step += 1
         self.state.tokens += self.settings.total_batch_size
         return StepMetrics(
-            loss=float(total),
-            gradient_norm=float(norm),
+            loss=next_token,
+            multi_token_loss=multi_token,
+            indexer_loss=indexer,
+            gradient_norm=norm,
             lr_multiplier=multiplier,
             seconds=time.perf_counter() - begin,
             data_seconds=waited,
             tokens=self.settings.total_batch_size,
         )
 
-    def _schedule(self, progress: float) -> float:
-        """Set the optimizer's rates for this step; returns the learning-rate multiplier."""
+    def _schedule(self, progress: float) -> tuple[float, Tensor]:
+        """Set rates and modes for this step; returns the rate multiplier and the multi-token weight."""
         settings = self.settings
         self.optimizer.lr_multiplier = learning_rate_multiplier(
             progress,
@@ -169,7 +178,9 @@ class Trainer:
         )
         self.optimizer.muon_momentum = muon_momentum(self.state.step)
         self.optimizer.weight_decay_multiplier = weight_decay_multiplier(progress)
-        return self.optimizer.lr_multiplier
+        self.model.dense_attention = settings.architecture.dense_attention(progress)
+        weight = torch.tensor(settings.architecture.multi_token_weight(progress), device=self.model.device)
+        return self.optimizer.lr_multiplier, weight
 
     @contextmanager
     def _stop_at_step_end(self) -> Iterator[None]:

@@ -1,0 +1,59 @@
+"""Layers that every part of the model is made of.
+
+Shapes: B batch, T tokens, C model_dim, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """A bias-free matrix product in the dtype of its input."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features)."""
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+def norm(x: Tensor) -> Tensor:
+    """RMSNorm over the last dimension, without weights (Zhang and Sennrich 2019)."""
+    return F.rms_norm(x, (x.size(-1),))
+
+
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines, each of shape (T, D / 2), float32."""
+
+
+def rotary_angles(start: int, length: int, head_dim: int, base: float, device: torch.device) -> Angles:
+    """Angles of the positions from `start` on."""
+    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    positions = torch.arange(start, start + length, device=device, dtype=torch.float32)
+    angles = torch.outer(positions, base**-exponents)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x_BHTD: Tensor, angles: Angles) -> Tensor:
+    """Turn pairs (i, i + D/2) by the position's angles (RoFormer, Su et al. 2021, section 3.2)."""
+    cos, sin = angles
+    first, second = x_BHTD.to(torch.promote_types(x_BHTD.dtype, cos.dtype)).chunk(2, dim=-1)
+    turned = torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
+    return turned.to(x_BHTD.dtype)
+
+
+class MLP(nn.Module):
+    """Two matrices around a squared ReLU (Primer, So et al. 2021)."""
+
+    def __init__(self, model_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.up = Linear(model_dim, hidden_dim)
+        self.down = Linear(hidden_dim, model_dim)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """BTC to BTC, each token alone."""
+        return self.down(F.relu(self.up(x_BTC)).square())

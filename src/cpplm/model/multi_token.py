@@ -1,0 +1,58 @@
+"""Heads that predict tokens further ahead (MTP, DeepSeek-V3, arXiv 2412.19437, section 2.2).
+
+Head k joins the state at position i with the embedding of token i+k, passes both through a transformer block,
+and predicts token i+k+1 with the model's own output head. The heads keep the causal chain, so at inference
+they draft what the model then checks.
+
+Shapes: B batch, T tokens, C model_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from cpplm.model.attention import Context
+from cpplm.model.block import Block
+from cpplm.model.config import ModelConfig
+from cpplm.model.layers import Linear, norm
+from cpplm.tokenizer.special import IGNORED
+
+
+class MultiTokenHead(nn.Module):
+    """One step further ahead."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.merge = Linear(2 * config.model_dim, config.model_dim)
+        self.block = Block(config.multi_token_block(), 0)
+
+    def forward(self, hidden_BTC: Tensor, next_embedded_BTC: Tensor, context: Context) -> Tensor:
+        """Normalised states, shape BTC, that predict one token further than `hidden_BTC`.
+
+        Args:
+            hidden_BTC: normalised states of the model, or of the head before this one.
+            next_embedded_BTC: normalised embeddings of the tokens that `hidden_BTC` predicts.
+            context: of the positions of `hidden_BTC`; its cache, if any, is this head's own.
+        """
+        merged_BTC = self.merge(torch.cat((hidden_BTC, next_embedded_BTC), dim=-1))
+        states_BTC, _ = self.block(merged_BTC, context)
+        if context.cache is not None:
+            context.cache.advance(hidden_BTC.size(1))
+        return norm(states_BTC)
+
+
+def shifted_targets(targets_BT: Tensor, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each head, the ids that it is told and the targets that it has, both BT.
+
+    A head has a target where all tokens up to it are known: none is ignored, none lies behind the row's end.
+    """
+    known_BT = targets_BT
+    for _ in range(depth):
+        beyond_BT = torch.full_like(known_BT, IGNORED)
+        beyond_BT[:, :-1] = known_BT[:, 1:]
+        target_BT = torch.where(known_BT == IGNORED, IGNORED, beyond_BT)
+        yield known_BT.clamp(min=0), target_BT
+        known_BT = target_BT

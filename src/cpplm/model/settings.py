@@ -1,0 +1,198 @@
+"""What `cpplm train` lets its user choose about the model, beyond the depth."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cpplm.core.errors import UserError
+from cpplm.model.config import (
+    EngramConfig,
+    HyperConnectionsConfig,
+    ModelConfig,
+    MultiTokenConfig,
+    SparseAttentionConfig,
+)
+
+Switch = Literal["preset", "on", "off"]
+
+
+@dataclass(frozen=True)
+class ArchitectureSettings:
+    """Features of the model; what is not said follows from the preset."""
+
+    preset: Literal["cpplm", "seed", "nanochat"] = "cpplm"
+    """Recipe behind the depth: ours, the first one without additions, or nanochat's of July 2026."""
+    short_window: Literal["preset", "half", "quarter"] = "preset"
+    """Span of the S layers of --window_pattern: half or a quarter of the context."""
+    rope_base: float = -1.0
+    """Base of the rotary frequencies (-1 = the preset's)."""
+    qk_scale: float = -1.0
+    """Factor on normalised queries and keys (-1 = the preset's)."""
+    value_embeddings: Switch = "preset"
+    """Gated embeddings of the token among the values of every second layer."""
+    smear: Switch = "preset"
+    """Each embedding takes in a share of the one before it."""
+    backout: Switch = "preset"
+    """A share of the middle layer's output is taken off the last one's."""
+
+    engram: Literal["preset", "off", "memory", "local"] = "preset"
+    """N-gram memory: hashed tables (memory), or a branch over the last states (local)."""
+    engram_layers: tuple[int, ...] = ()
+    """Layers with it, from 0 (none = the second and the middle one)."""
+    engram_ngram_orders: tuple[int, ...] = ()
+    """Lengths of n-grams (none = 2 3 for memory, 2 3 4 for local)."""
+    engram_bottleneck_dim: int = 0
+    """Width of the local branch (0 = a quarter of the model's)."""
+    engram_heads: int = 8
+    """Hash functions per order."""
+    engram_head_dim: int = 0
+    """Width of one table's embedding (0 = so that all together are as wide as the model)."""
+    engram_table_size: int = 20_000
+    """Least rows of each table."""
+
+    mhc: bool = False
+    """Several residual streams with doubly stochastic mixing (hyper-connections)."""
+    mhc_num_branches: int = 4
+    """Residual streams."""
+    mhc_sinkhorn_iters: int = 20
+    """Normalisations of rows and columns."""
+
+    mtp: bool = False
+    """Also train to predict further tokens."""
+    mtp_depth: int = 1
+    """Further tokens."""
+    mtp_lambda: float = 0.3
+    """Weight of their loss."""
+    mtp_final_lambda: float = 0.1
+    """Weight in the last third of the run."""
+
+    dsa: bool = False
+    """Sparse attention: an indexer chooses the keys."""
+    dsa_start_layer: int = 7
+    """First layer with it, from 0."""
+    dsa_top_k_ratio: float = 0.5
+    """Share of the context that a query attends to."""
+    dsa_local_window: int = 128
+    """Nearest tokens that are always attended to."""
+    dsa_indexer_heads: int = 16
+    """Heads of the indexer."""
+    dsa_indexer_dim: int = 32
+    """Width of an indexer head."""
+    dsa_warmup_ratio: float = 0.1
+    """Share of the run, at its start, with full attention while the indexer learns it."""
+
+    def __post_init__(self) -> None:
+        for feature in ("mhc", "mtp", "dsa"):
+            self._refuse_idle(feature, getattr(self, feature), f"--{feature}")
+        self._refuse_idle("engram", self.engram in ("memory", "local"), "--engram memory")
+        for name in ("rope_base", "qk_scale"):
+            value = getattr(self, name)
+            if not (0 < value < float("inf") or value == -1):
+                raise UserError(f"--{name} {value}", fix="Use a positive number, or -1 for the preset's.")
+        for name in ("dsa_top_k_ratio", "dsa_warmup_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a share from 0 to 1.")
+        for name in ("mtp_lambda", "mtp_final_lambda"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+
+    def _refuse_idle(self, feature: str, on: bool, switch: str) -> None:
+        """A value of a feature that is off would do nothing."""
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name) != field.default
+            if not on and given and field.name.startswith(f"{feature}_"):
+                raise UserError(
+                    f"--{field.name} does nothing without {switch}", fix=f"Add {switch}, or leave it out."
+                )
+
+    def config(self, depth: int, **shape: Any) -> ModelConfig:
+        """The model of these settings.
+
+        Args:
+            depth: layers.
+            shape: vocab_size, and what else of `ModelConfig` the command line names.
+        """
+        presets = {
+            "cpplm": ModelConfig.from_depth,
+            "seed": ModelConfig.seed,
+            "nanochat": ModelConfig.nanochat,
+        }
+        base: ModelConfig = presets[self.preset](depth, **shape)
+        changes: dict[str, Any] = {}
+        if self.rope_base > 0:
+            changes["rope_base"] = self.rope_base
+        if self.qk_scale > 0:
+            changes["qk_scale"] = self.qk_scale
+        if self.value_embeddings != "preset":
+            changes["value_embeddings"] = self.value_embeddings == "on"
+        if self.smear != "preset":
+            changes["smear"] = self.smear == "on"
+        if self.backout != "preset":
+            changes["backout"] = self.backout == "on"
+        if self.short_window != "preset":
+            changes["short_window"] = self.short_window
+        if self.engram != "preset":
+            changes["engram"] = None if self.engram == "off" else self._engram(base, self.engram)
+        if self.mhc:
+            changes["hyper_connections"] = HyperConnectionsConfig(
+                self.mhc_num_branches, self.mhc_sinkhorn_iters
+            )
+        if self.mtp:
+            changes["mtp"] = MultiTokenConfig(self.mtp_depth)
+        if self.dsa:
+            changes["dsa"] = SparseAttentionConfig(
+                start_layer=self.dsa_start_layer,
+                top_k=round(self.dsa_top_k_ratio * base.max_seq_len),
+                local_window=self.dsa_local_window,
+                indexer_heads=self.dsa_indexer_heads,
+                indexer_dim=self.dsa_indexer_dim,
+            )
+        return dataclasses.replace(base, **changes)
+
+    def _engram(self, base: ModelConfig, kind: Literal["memory", "local"]) -> EngramConfig:
+        orders = self.engram_ngram_orders or ((2, 3) if kind == "memory" else (2, 3, 4))
+        tables = len(orders) * self.engram_heads
+        return EngramConfig(
+            kind=kind,
+            layers=self.engram_layers or tuple(sorted({min(1, base.num_layers - 1), base.num_layers // 2})),
+            ngram_orders=orders,
+            bottleneck_dim=self.engram_bottleneck_dim or max(1, base.model_dim // 4),
+            num_heads=self.engram_heads,
+            head_dim=self.engram_head_dim or max(1, base.model_dim // max(1, tables)),
+            table_size=self.engram_table_size,
+        )
+
+    def multi_token_weight(self, progress: float) -> float:
+        """Weight of the further tokens' loss: high first, low in the last third (as DeepSeek-V3)."""
+        if not self.mtp:
+            return 0.0
+        return self.mtp_lambda if progress < 2 / 3 else self.mtp_final_lambda
+
+    def dense_attention(self, progress: float) -> bool:
+        """Whether sparse layers still attend to everything."""
+        return self.dsa and progress < self.dsa_warmup_ratio
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """How the model is computed; none of it changes what is computed, but for rounding."""
+
+    kernel: Literal["auto", "native", "chunked", "cce", "liger"] = "auto"
+    """Loss kernel; `cpplm doctor` shows what auto is here."""
+    attention: Literal["auto", "sdpa", "flex", "flash2", "flash3", "chunked"] = "auto"
+    """Attention kernel, likewise."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, more time."""
+    fp8: bool = False
+    """Matrix products of the blocks in 8 bits by torchao, on GPUs that have them."""
+    fp8_recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
+    """One scale per tensor (faster) or per row (more exact)."""
+
+    def __post_init__(self) -> None:
+        if self.fp8_recipe != "tensorwise" and not self.fp8:
+            raise UserError("--fp8_recipe does nothing without --fp8", fix="Add --fp8, or leave it out.")
+
+
+DEFAULT_KERNELS = KernelSettings()

@@ -1,0 +1,179 @@
+"""The arithmetic of one update, on plain tensors: no schedules, no state of its own, no ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+# Five steps for singular values down to about 1e-3, safety factor 2 % (arXiv 2505.16932, appendix).
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """The orthogonal polar factor, approximately: singular values near 1, singular vectors kept.
+
+    Polar Express (Amsel et al. 2025, arXiv 2505.16932): x becomes a x + (b g + c g^2) x with g = x x^T, five
+    times. Tall matrices multiply from the right instead, so that g is always the smaller square.
+
+    Args:
+        matrices: shape (..., rows, columns). bfloat16 is enough; float32 where it is faster.
+    """
+    rows, columns = matrices.shape[-2:]
+    x = matrices.reshape(-1, rows, columns)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
+    for a, b, c in POLAR_EXPRESS:
+        gram = x @ x.mT if rows <= columns else x.mT @ x
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # one pass: sums ride on the products
+        left, right = (factor, x) if rows <= columns else (x, factor)
+        x = torch.baddbmm(x, left, right, beta=a)
+    return x.view(matrices.shape)
+
+
+def equilibrate_rows(matrices: Tensor) -> Tensor:
+    """Every row scaled to the matrix' mean row norm (MuonEq, arXiv 2603.28254, variant R).
+
+    Polar Express stops after five steps, and gets further when no row is far smaller than the others.
+
+    Args:
+        matrices: shape (..., rows, columns); rows of zeros stay.
+    """
+    norms = matrices.norm(dim=-1, keepdim=True)
+    return matrices * (norms.mean(dim=-2, keepdim=True) / norms.clamp_min(1e-10))
+
+
+def snap_norm(matrices: Tensor) -> Tensor:
+    """Frobenius norms brought to that of an orthogonal matrix, sqrt(min(rows, columns)).
+
+    Five steps of Polar Express leave singular values around 1, not at 1. A coarser form of the normalisation
+    after the polar factor in Muon+ (arXiv 2602.21545), which is by row or column.
+
+    Args:
+        matrices: shape (..., rows, columns); a matrix of zeros stays.
+    """
+    norms = matrices.norm(dim=(-2, -1), keepdim=True)
+    return matrices * (min(matrices.shape[-2:]) ** 0.5 / norms.clamp_min(1e-10))
+
+
+def normalize_variance(directions: Tensor, second_moment: Tensor, beta2: float) -> Tensor:
+    """Each row (of wide matrices: column) over the root of its running mean square (NorMuon, Li et al. 2025,
+    arXiv 2510.05491, algorithm 1), then the whole scaled back to the Frobenius norm that it came with.
+
+    The paper always takes rows and a fixed norm. Here the longer side has one value per line, and the norm is
+    kept, so that a learning rate means the same with and without.
+
+    Args:
+        directions: shape (count, rows, columns).
+        second_moment: as `variance_like` gives it; updated in place.
+        beta2: its decay per step. It needs no bias correction: the rescaling divides any common factor out.
+    """
+    dim = _reduced(directions)
+    mean_square = directions.norm(dim=dim, keepdim=True).square() / directions.size(dim)
+    second_moment.lerp_(mean_square, 1 - beta2)
+    inverse = second_moment.clamp_min(1e-10).reciprocal()  # the square of each line's factor
+    before = mean_square.sum(dim=(-2, -1), keepdim=True)
+    after = (mean_square * inverse).sum(dim=(-2, -1), keepdim=True)
+    return directions * (inverse * before / after.clamp_min(1e-10)).sqrt()
+
+
+def variance_like(matrix: Tensor) -> Tensor:
+    """Zeros for NorMuon's second moment of one matrix: shape (rows, 1), of a wide one (1, columns)."""
+    return torch.zeros_like(matrix.narrow(_reduced(matrix), 0, 1), memory_format=torch.contiguous_format)
+
+
+def _reduced(matrices: Tensor) -> int:
+    """The dimension along which squares are averaged: the shorter one."""
+    return -1 if matrices.size(-2) >= matrices.size(-1) else -2
+
+
+def cautious_step_(parameter: Tensor, direction: Tensor, *, rate: float, decay: float) -> None:
+    """Against `direction` by `rate`, and towards 0 by the share `decay` wherever both have the same sign.
+
+    Cautious weight decay (arXiv 2510.12402): decay never works against the update.
+    """
+    if decay:
+        together = (direction * parameter).gt_(0)
+        parameter.addcmul_(parameter, together, value=-decay)
+    parameter.sub_(direction, alpha=rate)
+
+
+def adamw_(
+    parameter: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    *,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+) -> None:
+    """One step of AdamW (Loshchilov and Hutter 2019, algorithm 2) in place, in one pass over memory.
+
+    Args:
+        parameter: any shape.
+        gradient: as `parameter`.
+        state: "first_moment" and "second_moment" as `parameter`, and "step", a float32 scalar beside it.
+        rate: learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        weight_decay: per step and unit of rate.
+    """
+    if gradient.stride() != parameter.stride():  # torch's fused kernel walks memory and looks at no strides
+        gradient = torch.empty_like(parameter).copy_(gradient)
+    adamw(
+        [parameter],
+        [gradient],
+        [state["first_moment"]],
+        [state["second_moment"]],
+        [],
+        [state["step"]],
+        fused=True,
+        amsgrad=False,
+        maximize=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=rate,
+        weight_decay=weight_decay,
+        eps=1e-10,
+    )
+
+
+def adamw_rows_(
+    parameter: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    *,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+) -> None:
+    """`adamw_` on the rows that a sparse gradient names; all else, moments included, stays untouched.
+
+    As torch.optim.SparseAdam: the count of steps is that of the whole table. Weight decay is lazy too.
+
+    Args:
+        parameter: shape (rows, ...).
+        gradient: sparse over the rows, coalesced.
+        state: as for `adamw_`, and so are the rates.
+    """
+    rows = gradient.indices()[0]
+    tables = [parameter, state["first_moment"], state["second_moment"]]
+    touched, first, second = (table.index_select(0, rows) for table in tables)
+    adamw_(
+        touched,
+        gradient.values(),
+        {"first_moment": first, "second_moment": second, "step": state["step"]},
+        rate=rate,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+    )
+    for table, values in zip(tables, (touched, first, second), strict=True):
+        table.index_copy_(0, rows, values)

@@ -1,0 +1,50 @@
+"""Small models with each feature alone and all of them together, for tests."""
+
+import dataclasses
+
+import torch
+
+from cpplm.model.config import (
+    EngramConfig,
+    HyperConnectionsConfig,
+    ModelConfig,
+    MultiTokenConfig,
+    SparseAttentionConfig,
+)
+from cpplm.model.transformer import Transformer
+
+PLAIN = ModelConfig(
+    vocab_size=100, num_layers=4, model_dim=32, num_heads=4, num_kv_heads=2, head_dim=8, max_seq_len=16
+)
+MEMORY = EngramConfig(layers=(0, 2), num_heads=2, head_dim=4, table_size=50, kernel_size=3)
+LOCAL = EngramConfig(kind="local", layers=(1, 3), ngram_orders=(2, 3, 4), bottleneck_dim=8)
+SPARSE = SparseAttentionConfig(start_layer=2, top_k=5, local_window=2, indexer_heads=2, indexer_dim=4)
+
+CHANGES = {
+    "plain": {},
+    "values": {"value_embeddings": True, "qk_scale": 1.2},
+    "smear": {"smear": True},
+    "backout": {"backout": True, "residual_scales": (1.15, 1.05), "embedding_scales": (0.2, 0.05)},
+    "memory": {"engram": MEMORY},
+    "local": {"engram": LOCAL},
+    "streams": {"hyper_connections": HyperConnectionsConfig(num_streams=3)},
+    "further": {"mtp": MultiTokenConfig(depth=2)},
+    "sparse": {"dsa": SPARSE},
+}
+ALL = {key: value for change in CHANGES.values() for key, value in change.items()} | {"engram": MEMORY}
+CONFIGS = {name: dataclasses.replace(PLAIN, **change) for name, change in {**CHANGES, "all": ALL}.items()}
+
+
+def random_model(config: ModelConfig, seed: int = 0) -> Transformer:
+    """A model whose every weight matters (the real initialisation has zeros)."""
+    model = Transformer(config)
+    model.init_weights(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def random_ids(batch: int, length: int, config: ModelConfig = PLAIN) -> torch.Tensor:
+    return torch.randint(config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(7))

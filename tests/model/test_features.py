@@ -1,0 +1,169 @@
+"""Every feature alone, and all together: causal, the same in training and in decoding, counted right."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from cpplm.model.cache import KVCache
+from cpplm.model.config import ModelConfig
+from cpplm.model.counting import count_flops, count_parameters
+from cpplm.model.settings import KernelSettings
+from cpplm.model.transformer import Transformer
+from cpplm.tokenizer.special import IGNORED
+from tests.model.features import CONFIGS, random_ids, random_model
+
+EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+
+
+def cache_for(config: ModelConfig, batch: int, capacity: int = 16) -> KVCache:
+    return KVCache(config, batch, capacity, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def gradients(model: Transformer) -> dict[str, torch.Tensor]:
+    dense = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        dense[name] = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+    return dense
+
+
+@EACH
+@torch.no_grad()
+def test_causal_in_training(config: ModelConfig) -> None:
+    model, ids = random_model(config), random_ids(2, 16)
+    before = model(ids)
+    changed = ids.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % config.vocab_size
+    after = model(changed)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert not torch.allclose(before[:, 9:], after[:, 9:])
+
+
+@EACH
+@torch.no_grad()
+def test_causal_in_decoding(config: ModelConfig) -> None:
+    model, ids = random_model(config), random_ids(2, 16)
+    changed = ids.clone()
+    changed[:, 9:] = (changed[:, 9:] + 1) % config.vocab_size
+    for other in (ids, changed):
+        cache = cache_for(config, 2)
+        early = [model(piece, cache) for piece in other[:, :9].split([6, 1, 2], dim=1)]
+        late = model(other[:, 9:], cache)
+        if other is ids:
+            expected, unlike = torch.cat(early, dim=1), late
+    assert torch.equal(expected, torch.cat(early, dim=1))
+    assert not torch.allclose(unlike, late)
+
+
+@EACH
+@pytest.mark.parametrize("chunks", [[16], [1] * 16, [5, 1, 1, 9], [15, 1]], ids=str)
+@torch.no_grad()
+def test_cached_decoding_gives_the_training_logits(config: ModelConfig, chunks: list[int]) -> None:
+    model, ids, cache = random_model(config), random_ids(3, 16), cache_for(config, 3)
+    pieces = [model(piece, cache) for piece in ids.split(chunks, dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids), atol=1e-4, rtol=1e-4)
+
+
+@EACH
+@torch.no_grad()
+def test_expanded_cache_continues_each_row_alone(config: ModelConfig) -> None:
+    model, prompt, continuations = random_model(config), random_ids(1, 6), random_ids(3, 4)
+    cache = cache_for(config, 1)
+    model(prompt, cache)
+    logits = model(continuations, cache.expand(3))
+    whole = model(torch.cat([prompt.expand(3, -1), continuations], dim=1))
+    torch.testing.assert_close(logits, whole[:, 6:], atol=1e-4, rtol=1e-4)
+
+
+@EACH
+def test_untrained_loss_is_uniform(config: ModelConfig) -> None:
+    for vocab_size in (100, 128, 4096):
+        model = Transformer(dataclasses.replace(config, vocab_size=vocab_size))
+        model.init_weights()
+        ids = random_ids(4, 16)
+        losses = model.training_losses(ids, ids.roll(1), 0.3)
+        assert losses.next_token.item() == pytest.approx(math.log(vocab_size), rel=0.01)
+        if config.mtp:
+            assert losses.multi_token.item() == pytest.approx(math.log(vocab_size), rel=0.01)
+
+
+@EACH
+def test_every_parameter_learns_and_ignored_targets_do_not_count(config: ModelConfig) -> None:
+    model, ids = random_model(config), random_ids(2, 16)
+    targets = ids.roll(-1, dims=1)
+    targets[0, 10:] = IGNORED
+    model.training_losses(ids, targets, 0.3).total.backward()
+    for name, gradient in gradients(model).items():
+        assert torch.isfinite(gradient).all(), name
+        assert gradient.abs().max() > 0, name
+
+
+@EACH
+def test_gradient_checkpointing_changes_nothing(config: ModelConfig) -> None:
+    ids = random_ids(2, 16)
+    seen = []
+    for again in (False, True):
+        model = random_model(config)
+        model.kernels = KernelSettings(gradient_checkpointing=again)
+        losses = model.training_losses(ids, ids.roll(-1, dims=1), 0.3)
+        losses.total.backward()
+        seen.append((losses.total, gradients(model)))
+    assert torch.equal(seen[0][0], seen[1][0])
+    for name, gradient in seen[0][1].items():
+        torch.testing.assert_close(seen[1][1][name], gradient, msg=name)
+
+
+@EACH
+def test_initialisation_is_the_same_from_meta(config: ModelConfig) -> None:
+    direct = Transformer(config)
+    direct.init_weights(3)
+    with torch.device("meta"):
+        deferred = Transformer(config)
+    deferred.to_empty(device="cpu")
+    deferred.init_weights(3)
+    for (name, a), (_, b) in zip(direct.state_dict().items(), deferred.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@EACH
+def test_parameter_count(config: ModelConfig) -> None:
+    parts = count_parameters(config)
+    assert parts["total"] == sum(p.numel() for p in Transformer(config).parameters())
+    assert parts["total"] == sum(count for name, count in parts.items() if name != "total")
+
+
+@EACH
+def test_operation_count_matches_the_counter_of_torch(config: ModelConfig) -> None:
+    config = dataclasses.replace(config, window_pattern="L", num_kv_heads=config.num_heads)
+    model, ids = random_model(config), random_ids(2, 16)
+    # The counter knows the plain formulation of attention, not the fused CPU kernel.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model.training_losses(ids, ids, 0.3).total.backward()
+    parts = count_flops(config)
+    unseen = 0  # the counter does not look into our operator for sparse attention
+    if config.dsa:
+        layers = config.num_layers - config.dsa.start_layer
+        unseen = layers * 16 * 12 * config.num_heads * config.head_dim
+        unseen += parts["indexer"] - 4 * count_parameters(config)["indexer"]
+    assert counter.get_total_flops() == (parts["total"] - unseen) * ids.numel()
+
+
+@pytest.mark.slow
+def test_one_graph_and_no_second_compilation() -> None:
+    """All features at once compile into one graph, which a new weight of the further tokens does not undo."""
+    config = CONFIGS["all"]
+    model, ids = random_model(config), random_ids(2, 16)
+    eager = model.training_losses(ids, ids.roll(-1, dims=1), 0.1)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model.training_losses, dynamic=False, fullgraph=True)
+    for weight in (0.3, 0.2, 0.1):
+        losses = compiled(ids, ids.roll(-1, dims=1), torch.tensor(weight), found=model.look_up(ids))
+        losses.total.backward()
+    torch.testing.assert_close(losses, eager, atol=1e-4, rtol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]

@@ -1,0 +1,146 @@
+"""Sparse attention against its definition in float64, and its indexer's training."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpplm.model.kernels import sparse
+from cpplm.model.kernels.attention import attention
+from cpplm.model.kernels.sparse import Choice, sparse_attention
+from tests.model.features import CONFIGS, random_ids, random_model
+
+NAMES = ("query", "key", "value", "index_query", "index_key", "index_weight")
+
+
+def inputs(queries: int, keys: int, *, batch: int = 2, heads: int = 4, groups: int = 2, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    return (
+        random(batch, heads, queries, 8), random(batch, groups, keys, 8), random(batch, groups, keys, 8),
+        random(batch, 3, queries, 6), random(batch, keys, 6), random(batch, queries, 3),
+    )  # fmt: skip
+
+
+def reference(query, key, value, index_query, index_key, index_weight, choice, documents=None):
+    """One query at a time, as the report defines it (equations 1 to 4); ties are all taken."""
+    (batch, heads, num_queries, width), (_, groups, num_keys, _) = query.shape, key.shape
+    mixed, divergence = torch.zeros_like(query), torch.zeros(batch, num_queries, dtype=torch.float64)
+    for b in range(batch):
+        for t in range(num_queries):
+            i = num_keys - num_queries + t
+            seen = [s for s in range(i + 1) if documents is None or documents[b, s] == documents[b, i]]
+            scores = torch.stack(
+                [(index_weight[b, t] * (index_query[b, :, t] @ index_key[b, s]).relu()).sum() for s in seen]
+            )
+            ranked = [
+                math.inf if i - s <= choice.local_window else float(x.detach())
+                for s, x in zip(seen, scores, strict=True)
+            ]
+            least = -math.inf if choice.dense else sorted(ranked, reverse=True)[: choice.top_k][-1]
+            taken = [n for n, rank in enumerate(ranked) if rank >= least]
+            rows = [seen[n] for n in taken]
+            target = torch.zeros(len(rows), dtype=torch.float64)
+            for head in range(heads):
+                group = head // (heads // groups)
+                weights = (key[b, group, rows] @ query[b, head, t] / width**0.5).softmax(-1)
+                mixed[b, head, t] = weights @ value[b, group, rows]
+                target = target + weights.detach() / heads
+            divergence[b, t] = (target * (target.log() - scores[taken].log_softmax(-1))).sum()
+    return mixed, divergence
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    keys=st.integers(1, 14),
+    queries=st.integers(1, 14),
+    top_k=st.integers(2, 16),
+    window=st.integers(0, 3),
+    dense=st.booleans(),
+    documents=st.booleans(),
+    groups=st.sampled_from([1, 2, 4]),
+    block=st.sampled_from([1, 200, 2**24]),
+)
+def test_matches_the_reference(keys, queries, top_k, window, dense, documents, groups, block) -> None:
+    queries = min(queries, keys)
+    tensors = inputs(queries, keys, groups=groups, seed=keys * 20 + queries)
+    choice = Choice(top_k, window, dense)
+    own = torch.arange(keys).div(4, rounding_mode="floor").expand(2, -1) if documents else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "BLOCK_ELEMENTS", block)
+        ours = sparse_attention(*tensors, choice, own)
+        truth = reference(*tensors, choice, own)
+        # The divergence comes out of float32 scores of the indexer.
+        torch.testing.assert_close(ours[0], truth[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours[1].double(), truth[1], atol=1e-5, rtol=1e-4)
+        generator = torch.Generator().manual_seed(0)
+        weights = [torch.randn(x.shape, dtype=torch.float64, generator=generator) for x in truth]
+        got = torch.autograd.grad(sum((x * w).sum() for x, w in zip(ours, weights, strict=True)), tensors)
+        want = torch.autograd.grad(sum((x * w).sum() for x, w in zip(truth, weights, strict=True)), tensors)
+    for name, a, b in zip(NAMES, got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("queries", [1, 5, 40])
+def test_all_keys_are_full_attention(queries: int) -> None:
+    query, key, value, *index = inputs(queries, 40)
+    mixed, _ = sparse_attention(query, key, value, *index, Choice(40, 2, dense=False))
+    torch.testing.assert_close(mixed, attention(query, key, value), atol=1e-6, rtol=1e-6)
+    dense, _ = sparse_attention(query, key, value, *index, Choice(3, 2, dense=True))
+    torch.testing.assert_close(dense, mixed)
+
+
+@torch.no_grad()
+def test_decoding_reads_only_the_chosen_keys() -> None:
+    query, key, value, *index = inputs(1, 60)
+    choice = Choice(8, 2, dense=False)
+    before, _ = sparse_attention(query, key, value, *index, choice)
+    with torch.enable_grad():  # the other path
+        training, _ = sparse_attention(query, key, value, *index, choice)
+    torch.testing.assert_close(before, training.detach(), atol=1e-6, rtol=1e-6)
+    others = [_with_other_value(position, query, key, value, index, choice) for position in range(60)]
+    changed = [position for position, other in enumerate(others) if not torch.equal(before, other)]
+    assert {57, 58, 59} <= set(changed)  # the local window
+    assert len(changed) <= 2 * choice.top_k  # eight in each of the two rows
+
+
+def _with_other_value(position, query, key, value, index, choice):
+    value = value.clone()
+    value[:, :, position] += 1
+    return sparse_attention(query, key, value, *index, choice)[0]
+
+
+def test_the_indexer_learns_attention_and_nothing_else_learns_from_it() -> None:
+    """In the dense warm-up the divergence falls; other weights have no gradient from it."""
+    config = dataclasses.replace(CONFIGS["sparse"], max_seq_len=64)
+    model, ids = random_model(config), random_ids(4, 48)
+    model.dense_attention = True
+    indexers = [p for name, p in model.named_parameters() if ".indexer." in name]
+    optimizer = torch.optim.Adam(indexers, lr=0.01)
+    seen = []
+    for _ in range(60):
+        model.zero_grad()
+        _, divergence = model._states(model._context(ids))
+        divergence.backward()
+        assert all(
+            parameter.grad is None or not parameter.grad.any()
+            for name, parameter in model.named_parameters()
+            if ".indexer." not in name
+        )
+        optimizer.step()
+        seen.append(divergence.item())
+    assert seen[-1] < 0.6 * seen[0]
+
+
+def test_the_language_model_gives_the_indexer_no_gradient() -> None:
+    model, ids = random_model(CONFIGS["sparse"]), random_ids(2, 16)
+    model.loss(ids, ids.roll(-1, dims=1)).backward()
+    for name, parameter in model.named_parameters():
+        if ".indexer." in name:
+            assert parameter.grad is None or not parameter.grad.any()

@@ -1,0 +1,211 @@
+"""The optimizer written down most literally, in float64 with loops; a toy model; what ranks do in tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cpplm.optim.muon import Group, MuonAdamW
+from cpplm.optim.rules import POLAR_EXPRESS
+
+STEPS = 12
+TABLE = (4099, 16)  # large enough to be dealt to the ranks, and a prime number of rows
+SHAPES = {
+    "a": (12, 6),
+    "b": (12, 6),
+    "c": (12, 6),
+    "d": (4, 9),
+    "e": (7, 7),
+    "v": (5,),
+    "w": (3, 2),
+    "t": TABLE,
+}
+PLAIN = Group(("a", "b", "c", "d", "e"), muon=True, learning_rate=0.02, beta1=0.9, weight_decay=0.3)
+GROUPS = [
+    replace(PLAIN, beta2=0.9, equilibrate_rows=True, snap_norm=True),
+    Group(("v", "t"), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95),
+    Group(("w",), muon=False, learning_rate=0.05, beta1=0.7, beta2=0.99, weight_decay=0.4),
+]
+
+
+class Toy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for index, (name, shape) in enumerate(SHAPES.items()):
+            generator = torch.Generator().manual_seed(index)
+            value = torch.randn(shape, generator=generator, dtype=torch.float64)
+            self.register_parameter(name, nn.Parameter(value))
+
+
+def make(model: nn.Module, groups: Iterable[Group] = GROUPS, **options: Any) -> MuonAdamW:
+    return MuonAdamW(model, groups, product_dtype=torch.float64, **options)
+
+
+def gradient(name: str, step: int, rank: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(ord(name) * 10_000 + step * 100 + rank)
+    return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
+
+
+def mean_gradient(ranks: int) -> Callable[[str, int], torch.Tensor]:
+    return lambda name, step: sum(gradient(name, step, rank) for rank in range(ranks)) / ranks
+
+
+def multipliers(step: int) -> tuple[float, float, float]:
+    """Of learning rate and weight decay, and the momentum: all change."""
+    return 1.0 - 0.05 * step, 1.0 - 0.08 * step, 0.85 + 0.01 * step
+
+
+def train(
+    model: nn.Module,
+    optimizer: MuonAdamW,
+    steps: range,
+    gradient_of: Callable[[str, int], torch.Tensor] = gradient,
+) -> list[float]:
+    """Steps with the given gradients; returns the gradient norms that the optimizer saw."""
+    norms = []
+    for step in steps:
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradient_of(name, step)
+        rate, decay, momentum = multipliers(step)
+        optimizer.lr_multiplier, optimizer.weight_decay_multiplier = rate, decay
+        optimizer.muon_momentum = momentum
+        optimizer.step()
+        norms.append(float(optimizer.gradient_norm))
+    return norms
+
+
+class Reference:
+    """Weights and state by name; nothing here comes from the optimizer but the table of coefficients."""
+
+    def __init__(self, groups: Iterable[Group] = GROUPS) -> None:
+        self.groups = {name: group for group in groups for name in group.names}
+        self.weights = {name: p.detach().numpy().copy() for name, p in Toy().named_parameters()}
+        self.first = {name: np.zeros_like(weight) for name, weight in self.weights.items()}
+        self.second = {name: np.zeros_like(weight) for name, weight in self.weights.items()}
+        self.variance = {name: np.zeros(max(weight.shape)) for name, weight in self.weights.items()}
+
+    def train(self, steps: range, gradient_of: Callable[[str, int], torch.Tensor] = gradient) -> None:
+        for step in steps:
+            for name, group in self.groups.items():
+                update = self.muon if group.muon else self.adamw
+                update(name, group, gradient_of(name, step).numpy(), step)
+
+    def muon(self, name: str, group: Group, grad: np.ndarray, step: int) -> None:
+        rate, decay, momentum = multipliers(step)
+        self.first[name] = momentum * self.first[name] + (1 - momentum) * grad
+        update = momentum * self.first[name] + (1 - momentum) * grad
+        rows, columns = grad.shape
+        if group.equilibrate_rows:
+            norms = [math.sqrt(sum(x * x for x in row)) for row in update]
+            update = np.array(
+                [row * (sum(norms) / rows) / norm for row, norm in zip(update, norms, strict=True)]
+            )
+        update = reference_polar(update)
+        if group.snap_norm:
+            update = update * math.sqrt(min(rows, columns)) / frobenius(update)
+        if group.beta2 is not None:
+            update = self.normuon(name, update, group.beta2)
+        rate = group.learning_rate * rate * math.sqrt(max(1, rows / columns))
+        weight = self.weights[name]
+        for i in range(rows):
+            for j in range(columns):
+                shrink = group.weight_decay * decay * rate if weight[i, j] * update[i, j] > 0 else 0
+                weight[i, j] = weight[i, j] - shrink * weight[i, j] - rate * update[i, j]
+
+    def normuon(self, name: str, update: np.ndarray, beta2: float) -> np.ndarray:
+        lines = update if update.shape[0] >= update.shape[1] else update.T
+        scaled = np.zeros_like(lines)
+        for i, line in enumerate(lines):
+            mean_square = sum(x * x for x in line) / len(line)
+            self.variance[name][i] = beta2 * self.variance[name][i] + (1 - beta2) * mean_square
+            scaled[i] = line / math.sqrt(self.variance[name][i])
+        scaled = scaled * frobenius(update) / frobenius(scaled)
+        return scaled if update.shape[0] >= update.shape[1] else scaled.T
+
+    def adamw(self, name: str, group: Group, grad: np.ndarray, step: int) -> None:
+        rate, decay, _ = multipliers(step)
+        rate *= group.learning_rate
+        beta1, beta2 = group.beta1, group.beta2
+        self.first[name] = beta1 * self.first[name] + (1 - beta1) * grad
+        self.second[name] = beta2 * self.second[name] + (1 - beta2) * grad**2
+        first = self.first[name] / (1 - beta1 ** (step + 1))
+        second = self.second[name] / (1 - beta2 ** (step + 1))
+        shrunk = self.weights[name] * (1 - rate * group.weight_decay * decay)
+        self.weights[name] = shrunk - rate * first / (np.sqrt(second) + 1e-10)
+
+    def assert_equal(self, weights: dict[str, torch.Tensor]) -> None:
+        assert weights.keys() == self.weights.keys()
+        for name, weight in weights.items():
+            np.testing.assert_allclose(
+                weight.detach().numpy(), self.weights[name], rtol=1e-8, atol=1e-10, err_msg=name
+            )
+
+
+def frobenius(matrix: np.ndarray) -> float:
+    return math.sqrt(sum(x * x for row in matrix for x in row))
+
+
+def reference_polar(matrix: np.ndarray) -> np.ndarray:
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / (frobenius(x) * 1.02 + 1e-6)
+    for a, b, c in POLAR_EXPRESS:
+        x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def rank_main(rank: int, folder: Path) -> None:
+    """One of three ranks: first the first two train together, then all. Runs in its own process.
+
+    Writes to `folder` what the tests look at.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=3)
+    try:
+        for count, group in ((2, dist.new_group([0, 1])), (3, dist.group.WORLD)):
+            if rank < count:
+                found = observe(rank, group, torch.load(folder / f"one_rank_of_{count}.pt"))
+                torch.save(found, folder / f"rank{rank}_of_{count}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def observe(rank: int, group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[str, Any]:
+    """One rank trains from the start, continues what one rank saved, and meets what must be refused."""
+
+    def own_gradient(name: str, step: int) -> torch.Tensor:
+        return gradient(name, step, rank)
+
+    first, second = range(STEPS // 2), range(STEPS // 2, STEPS)
+    found: dict[str, Any] = {"refused": []}
+    model = Toy()
+    optimizer = make(model, process_group=group)
+    norms = train(model, optimizer, first, own_gradient)
+    found["half"] = {name: p.detach().clone() for name, p in model.named_parameters()}
+    found["state"] = {key: value.clone() for key, value in optimizer.named_state().items()}
+    found["norms"] = norms + train(model, optimizer, second, own_gradient)
+    found["weights"] = dict(model.named_parameters())
+    found["elements"] = sum(value.numel() for state in optimizer.state.values() for value in state.values())
+
+    model = Toy()
+    model.load_state_dict(saved["half"])
+    optimizer = make(model, process_group=group)
+    optimizer.load_named_state(saved["state"])
+    found["loaded"] = {key: value.clone() for key, value in optimizer.named_state().items()}
+    train(model, optimizer, second, own_gradient)
+    found["continued"] = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    for wrong in (None, gradient("t", 0).to_sparse(1)):
+        model.t.grad = wrong
+        try:
+            optimizer.step()
+        except ValueError as error:
+            found["refused"].append(str(error))
+    return found
