@@ -10,6 +10,7 @@ import pytest
 
 PROGRAM = """
 import torch
+import torch._dynamo.utils
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.train.compiling import compiled_losses
@@ -19,8 +20,11 @@ model = Transformer(ModelConfig(vocab_size=320, **sizes))
 loss = compiled_losses(model, (2, 8))
 assert loss is not model.training_losses
 assert all(parameter.grad is None for parameter in model.parameters())
-ones = torch.ones(2, 8, dtype=torch.int64)
-assert torch.isfinite(loss(ones, ones, torch.zeros(())).total)
+ids, targets = torch.ones(2, 8, dtype=torch.int64), torch.full((2, 8), 2)
+graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+for weight in (0.3, 0.1):
+    assert torch.isfinite(loss(ids, targets, torch.tensor(weight)).total)
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs  # compiled before the first step
 """
 
 

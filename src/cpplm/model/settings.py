@@ -87,6 +87,14 @@ class ArchitectureSettings:
         for feature in ("mhc", "mtp", "dsa"):
             self._refuse_idle(feature, getattr(self, feature), f"--{feature}")
         self._refuse_idle("engram", self.engram in ("memory", "local"), "--engram memory")
+        if self.engram == "memory" and self.engram_bottleneck_dim:
+            raise UserError(
+                "--engram_bottleneck_dim does nothing with --engram memory", fix="Use --engram local."
+            )
+        if self.engram == "local":
+            for name in ("engram_heads", "engram_head_dim", "engram_table_size"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise UserError(f"--{name} does nothing with --engram local", fix="Use --engram memory.")
         for name in ("rope_base", "qk_scale"):
             value = getattr(self, name)
             if not (0 < value < float("inf") or value == -1):

@@ -51,10 +51,11 @@ def _run_once(
     losses: Callable[[Tensor, Tensor, Tensor], Losses], model: Transformer, shape: tuple[int, int]
 ) -> None:
     """Compile now, so that no step's time contains it: for each mode that the run will be in."""
-    nothing = torch.zeros(shape, dtype=torch.int64, device=model.device)
+    # Two tensors: a graph compiled for one that is both would not do for a batch.
+    ids_BT, targets_BT = torch.zeros(2, *shape, dtype=torch.int64, device=model.device).unbind()
     for dense in (True, False) if model.config.dsa else (False,):
         model.dense_attention = dense
-        losses(nothing, nothing, torch.zeros((), device=model.device)).total.backward()
+        losses(ids_BT, targets_BT, torch.zeros((), device=model.device)).total.backward()
         model.zero_grad(set_to_none=True)
 
 

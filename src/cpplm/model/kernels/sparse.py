@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 2**24  # of the scores of one block, all heads and the indexer's together: 64 MiB in float32
+# Scores of one block, all heads and the indexer's together: what stays in a CPU's caches, what fills a GPU.
+BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 LOWEST = -1e30  # instead of -inf, which makes NaN of what is multiplied by 0
 
 
@@ -42,7 +43,7 @@ class _Block:
 
     rows: slice
     num_keys: int
-    products_BJQS: Tensor
+    positive_BQJS: Tensor
     index_BQS: Tensor
     chosen_BQS: Tensor
     weights_BGRQS: Tensor
@@ -64,7 +65,7 @@ def sparse_attention(
         The mixed values, shape BHTD, and the indexer's divergence in nats, shape BT, float32.
     """
     if query_BHTD.size(2) == 1 and not torch.is_grad_enabled() and documents_BS is None:
-        index_B1S = index_scores(index_query_BJTE @ index_key_BSE.unsqueeze(1).mT, index_weight_BTJ)
+        _, index_B1S = index_scores(index_query_BJTE, index_key_BSE, index_weight_BTJ)
         mixed = _decode(query_BHTD, key_BGSD, value_BGSD, index_B1S, choice)
         return mixed, mixed.new_zeros(mixed.size(0), 1, dtype=torch.float32)
     documents_BS = query_BHTD.new_empty(0, dtype=torch.int64) if documents_BS is None else documents_BS
@@ -74,9 +75,14 @@ def sparse_attention(
     )  # fmt: skip
 
 
-def index_scores(products_BJQS: Tensor, weight_BQJ: Tensor) -> Tensor:
-    """Scores BQS, float32, from the products of the indexer's queries and keys."""
-    return (products_BJQS.float().relu() * weight_BQJ.float().mT.unsqueeze(-1)).sum(1)
+def index_scores(
+    index_query_BJQE: Tensor, index_key_BSE: Tensor, weight_BQJ: Tensor
+) -> tuple[Tensor, Tensor]:
+    """ReLU(q . k) of each head, shape BQJS, and the scores BQS; both float32."""
+    batch, heads, queries, _ = index_query_BJQE.shape
+    rows = index_query_BJQE.transpose(1, 2).reshape(batch, queries * heads, -1)
+    positive_BQJS = (rows @ index_key_BSE.mT).float().relu_().view(batch, queries, heads, -1)
+    return positive_BQJS, (weight_BQJ.float().unsqueeze(2) @ positive_BQJS).squeeze(2)
 
 
 def choose(index_BQS: Tensor, visible_BQS: Tensor, distance_QS: Tensor, choice: Choice) -> Tensor:
@@ -119,7 +125,8 @@ def _blocks(
     """The scores, block by block of queries; keys behind the block's last query are left out."""
     batch, heads, num_queries, width = query.shape
     groups, num_keys = key.size(1), key.size(2)
-    size = max(1, BLOCK_ELEMENTS // (batch * (heads + index_query.size(1)) * num_keys))
+    most = BLOCK_ELEMENTS.get(query.device.type, BLOCK_ELEMENTS["cpu"])
+    size = max(1, most // (batch * (heads + index_query.size(1)) * num_keys))
     earlier = num_keys - num_queries
     for first in range(0, num_queries, size):
         rows = slice(first, min(first + size, num_queries))
@@ -130,13 +137,14 @@ def _blocks(
         if documents.numel():
             own_BQ1 = documents[:, earlier + rows.start : end].unsqueeze(-1)
             visible_BQS = visible_BQS & (own_BQ1 == documents[:, None, :end])
-        products_BJQS = index_query[:, :, rows] @ index_key[:, None, :end].mT
-        index_BQS = index_scores(products_BJQS, index_weight[:, rows])
+        positive_BQJS, index_BQS = index_scores(
+            index_query[:, :, rows], index_key[:, :end], index_weight[:, rows]
+        )
         chosen_BQS = choose(index_BQS, visible_BQS, distance_QS, choice)
         query_BGRQD = query[:, :, rows].unflatten(1, (groups, heads // groups))
         scores_BGRQS = (query_BGRQD @ key[:, :, None, :end].mT).float() * width**-0.5
         scores_BGRQS.masked_fill_(~chosen_BQS[:, None, None], LOWEST)
-        yield _Block(rows, end, products_BJQS, index_BQS, chosen_BQS, scores_BGRQS.softmax(-1))
+        yield _Block(rows, end, positive_BQJS, index_BQS, chosen_BQS, scores_BGRQS.softmax(-1))
 
 
 def _index_softmax(block: _Block) -> tuple[Tensor, Tensor]:
@@ -196,14 +204,13 @@ def _backward(
         # Indexer: the gradient of the divergence in the index scores is softmax(I) - P over the chosen keys.
         log_BQS, target_BQS = _index_softmax(block)
         of_index_BQS = (log_BQS.exp() - target_BQS) * grad_divergence[:, rows].unsqueeze(-1)
-        positive_BJQS = block.products_BJQS.float().relu()
-        of_index_weight[:, rows] = (
-            (positive_BJQS * of_index_BQS.unsqueeze(1)).sum(-1).mT.to(index_weight.dtype)
-        )
-        of_products = of_index_BQS.unsqueeze(1) * index_weight[:, rows].float().mT.unsqueeze(-1)
-        of_products = (of_products * (positive_BJQS > 0)).to(index_query.dtype)
-        of_index_query[:, :, rows] = of_products @ index_key[:, None, :end]
-        of_index_key[:, :end] += (of_products.mT @ index_query[:, :, rows]).sum(1)
+        positive_BQJS = block.positive_BQJS
+        of_index_weight[:, rows] = (positive_BQJS @ of_index_BQS.unsqueeze(-1)).squeeze(-1)
+        of_products = of_index_BQS.unsqueeze(2) * index_weight[:, rows].float().unsqueeze(-1)
+        of_products = of_products.mul_(positive_BQJS > 0).to(index_query.dtype).flatten(1, 2)
+        of_rows = (of_products @ index_key[:, :end]).unflatten(1, positive_BQJS.shape[1:3])
+        of_index_query[:, :, rows] = of_rows.transpose(1, 2)
+        of_index_key[:, :end] += of_products.mT @ index_query[:, :, rows].transpose(1, 2).flatten(1, 2)
     gradients = (of_query, of_key, of_value, of_index_query, of_index_key, of_index_weight)
     inputs = (query, key, value, index_query, index_key, index_weight)
     return tuple(gradient.to(like.dtype) for gradient, like in zip(gradients, inputs, strict=True))  # type: ignore[return-value]

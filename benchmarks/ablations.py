@@ -1,0 +1,153 @@
+"""What each feature of the model brings in the same time: bits per byte of small models, several seeds.
+
+    make demo                                     # or any corpus and tokenizer of your own
+    python benchmarks/ablations.py runs/demo/corpus runs/demo/tokenizer.json WORK_FOLDER [--only smear mtp]
+
+All models train on the demo's settings for the same number of seconds, each on one thread; schedules follow
+the clock. Seconds are those of the processor, so that other work on the machine costs a model little of its
+training. A variant differs from the base in the flags below and in nothing else. Results are kept in
+WORK_FOLDER: run the command again, and it goes on. With 16 variants and three seeds it takes hours; figures
+that it gave are in LOG.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from measuring import Spread, describe_machine, prepare_environment, progress, publish
+
+from cpplm.core.runlog import LOG, read_run_log
+from cpplm.core.settings import from_command_line
+from cpplm.train import trainer
+from cpplm.train.pretrain import pretrain
+from cpplm.train.settings import TrainSettings
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
+PLAIN = ("--preset", "seed")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "seed": PLAIN,
+    "nanochat": ("--preset", "nanochat"),
+    "value embeddings": (*PLAIN, "--value_embeddings", "on"),
+    "smear": (*PLAIN, "--smear", "on"),
+    "backout": (*PLAIN, "--backout", "on"),
+    "scale of queries and keys 1.2": (*PLAIN, "--qk_scale", "1.2"),
+    "rotary base 100,000": (*PLAIN, "--rope_base", "100000"),
+    "quarter windows": (*PLAIN, "--short_window", "quarter"),
+    "full attention": (*PLAIN, "--window_pattern", "L"),
+    "engram memory": (*PLAIN, "--engram", "memory"),
+    "engram local": (*PLAIN, "--engram", "local"),
+    "mhc": (*PLAIN, "--mhc"),
+    "mtp": (*PLAIN, "--mtp"),
+    "dsa": (*PLAIN, "--dsa", "--dsa_start_layer", "2", "--dsa_local_window", "64"),
+    "normuon": (*PLAIN, "--muon_beta2", "0.9"),
+    "cpplm": ("--preset", "cpplm"),
+}
+
+
+def train_one(arguments: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
+    """Train one model in this process; its seconds are those that the processor worked."""
+    trainer.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[attr-defined]
+    out = Path(arguments.work) / f"{variant.replace(' ', '_')}-{seed}"
+    flags = ["--data_dir", arguments.corpus, "--tokenizer", arguments.tokenizer, "--out", str(out), *VARIANTS[variant],
+             "--seed", str(seed), "--max_minutes", str(arguments.minutes), "--tokenizer_threads", "1",
+             "--eval_every", "1000000", "--eval_tokens", str(arguments.eval_tokens), "--keep_last", "1"]  # fmt: skip
+    settings = from_command_line(TrainSettings, flags, program="cpplm train", description="", recipe=RECIPE)
+    summary = pretrain(settings)
+    steps = [record["step_seconds"] for record in read_run_log(out / LOG) if record["event"] == "step"]
+    assert summary.validation is not None
+    return {
+        "variant": variant,
+        "seed": seed,
+        "bits_per_byte": summary.validation["bits_per_byte"],
+        "steps": summary.step,
+        "step_seconds": sorted(steps)[len(steps) // 2],
+        "parameters": summary.parameters,
+    }
+
+
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train what is not there yet, one seed of all variants after the other."""
+    results = Path(arguments.work) / "results.jsonl"
+    results.parent.mkdir(parents=True, exist_ok=True)
+    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    there = {(result["variant"], result["seed"]) for result in done}
+    wanted = [(variant, seed) for seed in range(arguments.seeds) for variant in arguments.only]
+
+    def train(task: tuple[str, int]) -> None:
+        variant, seed = task
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", variant, str(seed)]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode:
+            progress(f"{variant} {seed}: {finished.stderr[-2000:]}")
+            return
+        line = finished.stdout.splitlines()[-1]
+        with results.open("a") as file:
+            file.write(line + "\n")
+        done.append(json.loads(line))
+        progress(line)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(train, [task for task in wanted if task not in there]))
+    return done
+
+
+def table(done: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
+    """Bits per byte and their difference from the base, seed by seed."""
+    by_variant = {
+        name: {result["seed"]: result for result in done if result["variant"] == name} for name in names
+    }
+    base = by_variant.get("seed", {})
+    figures: dict[str, Any] = {}
+    for name, results in by_variant.items():
+        if not results:
+            continue
+        change = [
+            results[seed]["bits_per_byte"] - base[seed]["bits_per_byte"]
+            for seed in sorted(results)
+            if seed in base
+        ]
+        figures[name] = {
+            "bits_per_byte": Spread.of([result["bits_per_byte"] for result in results.values()], 4),
+            "change": Spread.of(change, 4) if change else None,
+            "steps": Spread.of([result["steps"] for result in results.values()], 0),
+            "parameters": next(iter(results.values()))["parameters"],
+        }
+        progress(f"{name:32} {figures[name]['bits_per_byte']!s:28} {figures[name]['change']!s:30} "
+                 f"{figures[name]['steps']} steps")  # fmt: skip
+    return figures
+
+
+def main() -> None:
+    """Parse, train, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("corpus")
+    parser.add_argument("tokenizer")
+    parser.add_argument("work")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of training, each")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--eval_tokens", type=int, default=131_072)
+    parser.add_argument("--jobs", type=int, default=2, help="models trained at once, one thread each")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        sys.stdout.write(json.dumps(train_one(arguments, arguments.one[0], int(arguments.one[1]))) + "\n")
+        return
+    prepare_environment(threads=1)
+    done = run(arguments)
+    publish({"benchmark": "ablations", "minutes": arguments.minutes, "machine": describe_machine(),
+             "variants": table(done, arguments.only)})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
