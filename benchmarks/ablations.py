@@ -56,9 +56,10 @@ def train_one(arguments: argparse.Namespace, variant: str, seed: int) -> dict[st
     """Train one model in this process; its seconds are those that the processor worked."""
     trainer.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[attr-defined]
     out = Path(arguments.work) / f"{variant.replace(' ', '_')}-{seed}"
-    flags = ["--data_dir", arguments.corpus, "--tokenizer", arguments.tokenizer, "--out", str(out), *VARIANTS[variant],
-             "--seed", str(seed), "--max_minutes", str(arguments.minutes), "--tokenizer_threads", "1",
-             "--eval_every", "1000000", "--eval_tokens", str(arguments.eval_tokens), "--keep_last", "1"]  # fmt: skip
+    flags = ["--data_dir", arguments.corpus, "--tokenizer", arguments.tokenizer, "--out", str(out),
+             *VARIANTS[variant], "--seed", str(seed), "--max_minutes", str(arguments.minutes),
+             "--tokenizer_threads", "1", "--eval_every", "1000000", "--keep_last", "1",
+             "--eval_tokens", str(arguments.eval_tokens)]  # fmt: skip
     settings = from_command_line(TrainSettings, flags, program="cpplm train", description="", recipe=RECIPE)
     summary = pretrain(settings)
     steps = [record["step_seconds"] for record in read_run_log(out / LOG) if record["event"] == "step"]

@@ -2,9 +2,9 @@
 
     python benchmarks/sparse_attention.py [--seq_len 16384] [--top_k 2048] [--heads 4] [--threads 2]
 
-Each contender runs in a process of its own, which starts the clock and the memory watch after its inputs are there.
-"plain" builds all scores, as attention is defined; "fused" is torch's kernel, which never holds them; "sparse" is
-ours, with the indexer and its training. Memory is the growth of the process's peak.
+Each contender runs in a process of its own, which starts the clock and the memory watch after its inputs are
+there. "plain" builds all scores, as attention is defined; "fused" is torch's kernel, which never holds them;
+"sparse" is ours, with the indexer and its training. Memory is the growth of the process's peak.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/train_step.py [--depth 4] [--seq_len 512] [--vocab_size 8192] [--threads 2] [--turns 5]
 
-Three contenders, each in a process of its own, in turn: ours as `cpplm train` runs it (compiled, bfloat16 where
-the processor has it), ours without torch.compile, and `LlamaForCausalLM` with as many layers, heads and parameters,
-untied, the same dtype, compiled as well unless that is slower, and torch's fused AdamW. A turn takes a few steps on random
-tokens; compiling is over before the clock starts.
+Three contenders, each in a process of its own, in turn: ours as `cpplm train` runs it (compiled, bfloat16
+where the processor has it), ours without torch.compile, and `LlamaForCausalLM` with as many layers, heads and
+parameters, untied, the same dtype, compiled as well unless that is slower, and torch's fused AdamW. A turn
+takes a few steps on random tokens; compiling is over before the clock starts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def our_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> 
 
 
 def llama_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> tuple[Step, int]:
-    """The same of transformers: its gated MLP has 8/3 of the width, so as many weights as ours of four times."""
+    """The same of transformers: its gated MLP has 8/3 of the width, as many weights as ours of 4."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import, one contender's)
 
     peer = LlamaForCausalLM(

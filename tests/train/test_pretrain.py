@@ -17,6 +17,7 @@ from cpplm.core.locking import only_writer
 from cpplm.core.runlog import read_run_log
 from cpplm.core.storage import Storage
 from cpplm.model.counting import count_flops, count_parameters
+from cpplm.model.settings import ArchitectureSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates
 from cpplm.optim.muon import MuonAdamW
@@ -83,8 +84,21 @@ def test_it_learns(settings: TrainSettings) -> None:
     assert steps == list(range(1, 41))
 
 
+EVERYTHING = ArchitectureSettings(
+    preset="nanochat", engram="memory", engram_table_size=100, mhc=True, mhc_num_branches=2,
+    mtp=True, mtp_depth=2, dsa=True, dsa_start_layer=1, dsa_local_window=4, dsa_indexer_heads=2,
+    dsa_indexer_dim=4, dsa_warmup_ratio=0.5,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", [ArchitectureSettings(), EVERYTHING], ids=["preset", "everything"])
 @pytest.mark.parametrize("die", [False, True])
-def test_resume_is_bit_exact(settings: TrainSettings, tmp_path: Path, die: bool) -> None:
+def test_resume_is_bit_exact(
+    settings: TrainSettings, tmp_path: Path, die: bool, architecture: ArchitectureSettings
+) -> None:
+    settings = dataclasses.replace(
+        settings, architecture=architecture, rates=dataclasses.replace(settings.rates, muon_beta2=0.9)
+    )
     whole = dataclasses.replace(settings, out=tmp_path / "whole")
     pretrain(whole)
     parts = dataclasses.replace(settings, save_every=2)
@@ -100,6 +114,22 @@ def test_resume_is_bit_exact(settings: TrainSettings, tmp_path: Path, die: bool)
     whole_losses = [r["loss"] for r in read_run_log(whole.out / "log.jsonl") if r["event"] == "step"]
     assert [r["loss"] for r in log if r["event"] == "step"] == whole_losses
     assert summary.trained_now
+
+
+def test_every_feature_trains(settings: TrainSettings) -> None:
+    """And the log says how each part of the loss goes."""
+    pretrain(dataclasses.replace(settings, architecture=EVERYTHING, num_iterations=30))
+    log = read_run_log(settings.out / "log.jsonl")
+    steps = [record for record in log if record["event"] == "step"]
+    bits = [record["bits_per_byte"] for record in log if record["event"] == "validation"]
+    assert bits[-1] < 0.85 * bits[0]
+    for part in ("loss", "multi_token_loss"):
+        assert steps[-1][part] < 0.9 * steps[0][part]
+    assert all(record["indexer_loss"] > 0 for record in steps)
+    model = open_run(settings.out).model(device=torch.device("cpu"), compute_dtype=torch.float32)
+    memory = model.blocks[1].engram
+    assert memory.table.weight.any()
+    assert not torch.equal(memory.canonical_V, torch.arange(memory.canonical_V.numel()))  # the tokenizer's
 
 
 def test_accumulation_gives_the_same_run(settings: TrainSettings, tmp_path: Path) -> None:

@@ -49,6 +49,47 @@ def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     return DTYPES[precision]
 
 
+# Dense bfloat16 operations per second, in 10^12, by a part of the device's name; from the makers' data
+# sheets. The first match counts.
+PEAK_TERAFLOPS = {
+    "B300": 2500.0,
+    "GB200": 2500.0,
+    "B200": 2250.0,
+    "GH200": 989.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "H20": 148.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "A10G": 70.0,
+    "A10": 125.0,
+    "RTX 5090": 209.5,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+}
+
+
+def peak_flops(device: torch.device) -> float:
+    """Operations per second of dense bfloat16 products that the device's maker names.
+
+    Raises:
+        UserError: a device that is not in the table.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    for part, peak in PEAK_TERAFLOPS.items():
+        if part in name:
+            return peak * 1e12
+    raise UserError(
+        f"the peak rate of {name!r} is not known", fix="Add it to PEAK_TERAFLOPS in core/hardware.py."
+    )
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """Most memory held so far: on the GPU for cuda, else resident memory of this process."""
     if device.type == "cuda":

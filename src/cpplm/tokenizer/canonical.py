@@ -29,6 +29,6 @@ def canonical_ids(tokenizer: Tokenizer) -> NDArray[np.int64]:
         except UnicodeDecodeError:
             continue
         text = unicodedata.normalize("NFKC", text).casefold().strip(" \t")
-        if text:
+        if text.strip():
             canonical[token] = first.setdefault(text, token)
     return canonical
