@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -139,17 +140,17 @@ def main() -> None:
     )
     shape = (arguments.batch_size, arguments.seq_len)
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    pools = {name: worker_pool(1) for name in CONTENDERS}
     parameters: dict[str, Any] = {}
-    for name, pool in pools.items():
-        parameters[name] = pool.submit(_prepare, name, config, shape, arguments.threads).result()
-        progress(f"{name}: {parameters[name]:,} parameters, ready")
-    for turn in range(arguments.turns):
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(worker_pool(1)) for name in CONTENDERS}
         for name, pool in pools.items():
-            rates[name].append(pool.submit(_measure, arguments.vocab_size, shape, arguments.steps).result())
-            progress(f"{turn + 1}/{arguments.turns} {name}: {rates[name][-1]:,.0f} tokens/s")
-    for pool in pools.values():
-        pool.shutdown()
+            parameters[name] = pool.submit(_prepare, name, config, shape, arguments.threads).result()
+            progress(f"{name}: {parameters[name]:,} parameters, ready")
+        for turn in range(arguments.turns):
+            for name, pool in pools.items():
+                measured = pool.submit(_measure, arguments.vocab_size, shape, arguments.steps)
+                rates[name].append(measured.result())
+                progress(f"{turn + 1}/{arguments.turns} {name}: {rates[name][-1]:,.0f} tokens/s")
     others = [name for name in CONTENDERS if name != "cpplm"]
     faster = {name: ratios(rates["cpplm"], rates[name]) for name in others}
     for name, ratio in faster.items():

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpplm.core.hardware import peak_memory_bytes
 from cpplm.model.kernels import sparse
 from cpplm.model.kernels.attention import attention
 from cpplm.model.kernels.sparse import Choice, sparse_attention
@@ -144,3 +145,32 @@ def test_the_language_model_gives_the_indexer_no_gradient() -> None:
     for name, parameter in model.named_parameters():
         if ".indexer." in name:
             assert parameter.grad is None or not parameter.grad.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "backward"), [(16_384, True), (65_536, False)])
+def test_long_sequences(length: int, backward: bool) -> None:
+    """A few queries against the definition; memory is a small part of what the scores of all would need."""
+    query, key, value, *index = inputs(length, length, batch=1, heads=2, groups=1)
+    query, key, value, *index = (tensor.detach().float().requires_grad_(backward) for tensor in
+                                 (query, key, value, *index))  # fmt: skip
+    choice = Choice(256, 32, dense=False)
+    before = peak_memory_bytes(torch.device("cpu"))
+    mixed, _ = sparse_attention(query, key, value, *index, choice)
+    if backward:
+        mixed.square().sum().backward()
+        assert torch.isfinite(key.grad).all()
+    assert peak_memory_bytes(torch.device("cpu")) - before < 4 * length**2 / 2
+    for position in (300, length // 2, length - 1):
+        rows, upto = slice(position, position + 1), slice(position + 1)
+        truth, _ = reference(
+            query[:, :, rows].double(), key[:, :, upto].double(), value[:, :, upto].double(),
+            index[0][:, :, rows].double(), index[1][:, upto].double(), index[2][:, rows].double(), choice,
+        )  # fmt: skip
+        torch.testing.assert_close(mixed[:, :, rows].double(), truth, atol=1e-4, rtol=1e-4)
+        with torch.no_grad():
+            decoded, _ = sparse_attention(
+                query[:, :, rows], key[:, :, upto], value[:, :, upto],
+                index[0][:, :, rows], index[1][:, upto], index[2][:, rows], choice,
+            )  # fmt: skip
+        torch.testing.assert_close(decoded, mixed[:, :, rows], atol=1e-5, rtol=1e-5)
