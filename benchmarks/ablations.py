@@ -3,31 +3,38 @@
     make demo                                     # or any corpus and tokenizer of your own
     python benchmarks/ablations.py runs/demo/corpus runs/demo/tokenizer.json WORK_FOLDER [--only smear mtp]
 
-All models train on the demo's settings for the same number of seconds, each on one thread; schedules follow
-the clock. Seconds are those of the processor, so that other work on the machine costs a model little of its
-training. A variant differs from the base in the flags below and in nothing else. Results are kept in
-WORK_FOLDER: run the command again, and it goes on. With 16 variants and three seeds it takes hours; figures
-that it gave are in LOG.md.
+All models train on the demo's settings, each on one thread. First the time of a step is measured for all
+variants, which take turns; then each trains for as many steps as fit into the same time by that measure, so
+that other work on the machine changes no result. A variant differs from the base in the flags below and in
+nothing else. Times and results are kept in WORK_FOLDER: run the command again, and it goes on. With 16
+variants and three seeds it takes hours; figures that it gave are in LOG.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import torch
 from measuring import Spread, describe_machine, prepare_environment, progress, publish
 
-from cpplm.core.runlog import LOG, read_run_log
+from cpplm.core.hardware import choose_dtype
 from cpplm.core.settings import from_command_line
-from cpplm.train import trainer
-from cpplm.train.pretrain import pretrain
+from cpplm.core.workers import worker_pool
+from cpplm.model.transformer import Transformer
+from cpplm.optim.groups import build_optimizer
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.compiling import compiled_losses
+from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.settings import TrainSettings
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
@@ -48,28 +55,88 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "mtp": (*PLAIN, "--mtp"),
     "dsa": (*PLAIN, "--dsa", "--dsa_start_layer", "2", "--dsa_local_window", "64"),
     "normuon": (*PLAIN, "--muon_beta2", "0.9"),
+    "nanochat and engram memory": ("--preset", "nanochat", "--engram", "memory"),
+    "nanochat and normuon": ("--preset", "nanochat", "--muon_beta2", "0.9"),
     "cpplm": ("--preset", "cpplm"),
 }
 
 
-def train_one(arguments: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
-    """Train one model in this process; its seconds are those that the processor worked."""
-    trainer.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[attr-defined]
+def settings_of(arguments: argparse.Namespace, variant: str, seed: int, steps: int) -> TrainSettings:
+    """Of one model."""
     out = Path(arguments.work) / f"{variant.replace(' ', '_')}-{seed}"
     flags = ["--data_dir", arguments.corpus, "--tokenizer", arguments.tokenizer, "--out", str(out),
-             *VARIANTS[variant], "--seed", str(seed), "--max_minutes", str(arguments.minutes),
+             *VARIANTS[variant], "--seed", str(seed), "--num_iterations", str(steps),
              "--tokenizer_threads", "1", "--eval_every", "1000000", "--keep_last", "1",
              "--eval_tokens", str(arguments.eval_tokens)]  # fmt: skip
-    settings = from_command_line(TrainSettings, flags, program="cpplm train", description="", recipe=RECIPE)
-    summary = pretrain(settings)
-    steps = [record["step_seconds"] for record in read_run_log(out / LOG) if record["event"] == "step"]
+    return from_command_line(TrainSettings, flags, program="cpplm train", description="", recipe=RECIPE)
+
+
+_step: Callable[[], None]
+
+
+def _prepare(arguments: argparse.Namespace, variant: str) -> None:
+    """In a process of the variant's own: build, compile, warm up."""
+    global _step  # noqa: PLW0603  (a worker's state)
+    torch.set_num_threads(1)
+    settings = settings_of(arguments, variant, 0, 1)
+    device = torch.device("cpu")
+    config = model_config(settings, Tokenizer.load(settings.tokenizer).vocab_size)
+    model = Transformer(config, compute_dtype=choose_dtype("auto", device))
+    model.init_weights()
+    optimizer = build_optimizer(model, settings.rates, batch_tokens=settings.total_batch_size)
+    shape = (settings.device_batch_size, settings.max_seq_len)
+    losses = compiled_losses(model, shape)
+
+    def step() -> None:
+        # Some tokens are far more frequent than others, as in text: sparse gradients depend on it.
+        ids_BT, targets_BT = (config.vocab_size * torch.rand(2, *shape) ** 4).long().unbind()
+        losses(ids_BT, targets_BT, torch.tensor(0.3)).total.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    _step = step
+    _step()
+
+
+def _measure() -> float:
+    """Seconds of the processor for one step."""
+    begin = time.process_time()
+    _step()
+    return time.process_time() - begin
+
+
+def step_times(arguments: argparse.Namespace) -> dict[str, float]:
+    """Seconds of a step of each variant, measured in turns; those that were measured before stay."""
+    path = Path(arguments.work) / "step_seconds.json"
+    if path.exists():
+        times: dict[str, float] = json.loads(path.read_text())
+        if set(arguments.only) <= set(times):
+            return times
+    measured: dict[str, list[float]] = {name: [] for name in arguments.only}
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(worker_pool(1)) for name in arguments.only}
+        for name, pool in pools.items():
+            pool.submit(_prepare, arguments, name).result()
+        for _ in range(arguments.turns):
+            for name, pool in pools.items():
+                measured[name].append(pool.submit(_measure).result())
+    times = {name: round(statistics.median(seconds), 4) for name, seconds in measured.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(times, indent=1))
+    progress(f"seconds of a step: {times}")
+    return times
+
+
+def train_one(arguments: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
+    """Train one model in this process."""
+    steps = round(60 * arguments.minutes / step_times(arguments)[variant])
+    summary = pretrain(settings_of(arguments, variant, seed, steps))
     assert summary.validation is not None
     return {
         "variant": variant,
         "seed": seed,
         "bits_per_byte": summary.validation["bits_per_byte"],
         "steps": summary.step,
-        "step_seconds": sorted(steps)[len(steps) // 2],
         "parameters": summary.parameters,
     }
 
@@ -77,7 +144,7 @@ def train_one(arguments: argparse.Namespace, variant: str, seed: int) -> dict[st
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Train what is not there yet, one seed of all variants after the other."""
     results = Path(arguments.work) / "results.jsonl"
-    results.parent.mkdir(parents=True, exist_ok=True)
+    step_times(arguments)
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     there = {(result["variant"], result["seed"]) for result in done}
     wanted = [(variant, seed) for seed in range(arguments.seeds) for variant in arguments.only]
@@ -136,6 +203,7 @@ def main() -> None:
     parser.add_argument("work")
     parser.add_argument("--minutes", type=float, default=3.0, help="of training, each")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=15, help="steps measured of each variant")
     parser.add_argument("--eval_tokens", type=int, default=131_072)
     parser.add_argument("--jobs", type=int, default=2, help="models trained at once, one thread each")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from cpplm.cli import doctor as doctor_module
 from cpplm.cli.doctor import LIBRARIES, DoctorSettings, doctor
@@ -50,7 +51,7 @@ def test_with_a_compiler() -> None:
     assert findings["g++"]["ok"]
     assert "g++" in findings["g++"]["value"]
     assert findings["torch.compile"]["value"] == "on"
-    assert {"python", "memory", "device", "attention", "sandbox", *LIBRARIES} <= set(findings)
+    assert {"python", "memory", "device", "attention", "loss", "fp8", "sandbox", *LIBRARIES} <= set(findings)
 
 
 def test_without_a_compiler(path_without_compilers: str) -> None:
@@ -88,6 +89,29 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     assert "tree-sitter" in last
     assert "tiktoken" in last
     assert "wandb" not in last  # a tracker is no need of the demo
+
+
+def test_kernels_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What auto takes, and for each other kernel that it works too or why it does not."""
+    monkeypatch.setattr(doctor_module, "choose_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(doctor_module, "missing_for_fp8", lambda: ["the package torchao"])
+    report = doctor(DoctorSettings())
+    found = report.figures["findings"]
+    assert found["attention"]["value"].startswith("auto -> sdpa; also works: chunked; not here: flex (")
+    windows = found["attention, window"]["value"]
+    assert windows.startswith(
+        "auto -> chunked; also works: sdpa; not here: flex (has no backward pass on cpu)"
+    )
+    assert "flash2 (needs a cuda device, this is cpu), flash3 (needs a cuda device" in windows
+    loss = found["loss"]["value"]
+    assert loss.startswith("auto -> chunked; also works: native; not here: cce (needs a cuda device")
+    assert "liger (needs a cuda device" in loss
+    assert found["fp8"] == {
+        "value": "needs the package torchao",
+        "ok": False,
+        "fix": "pip install 'cpplm[cuda]'",
+    }
+    assert max(map(len, report.text.splitlines())) <= 110
 
 
 def test_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,11 +140,12 @@ def test_parameter_count(config: ModelConfig) -> None:
 def test_operation_count_matches_the_counter_of_torch(config: ModelConfig) -> None:
     config = dataclasses.replace(config, window_pattern="L", num_kv_heads=config.num_heads)
     model, ids = random_model(config), random_ids(2, 16)
-    # The counter knows the plain formulation of attention, not the fused CPU kernel.
+    # The counter knows the plain formulations, neither the fused CPU kernel nor operators of our own.
+    model.kernels = KernelSettings(kernel="native", attention="sdpa")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.training_losses(ids, ids, 0.3).total.backward()
     parts = count_flops(config)
-    unseen = 0  # the counter does not look into our operator for sparse attention
+    unseen = 0
     if config.dsa:
         layers = config.num_layers - config.dsa.start_layer
         unseen = layers * 16 * 12 * config.num_heads * config.head_dim

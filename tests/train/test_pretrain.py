@@ -17,7 +17,7 @@ from cpplm.core.locking import only_writer
 from cpplm.core.runlog import read_run_log
 from cpplm.core.storage import Storage
 from cpplm.model.counting import count_flops, count_parameters
-from cpplm.model.settings import ArchitectureSettings
+from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates
 from cpplm.optim.muon import MuonAdamW
@@ -130,6 +130,32 @@ def test_every_feature_trains(settings: TrainSettings) -> None:
     memory = model.blocks[1].engram
     assert memory.table.weight.any()
     assert not torch.equal(memory.canonical_V, torch.arange(memory.canonical_V.numel()))  # the tokenizer's
+
+
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [
+        (KernelSettings(attention="flash3"), "What works here"),
+        (KernelSettings(fp8=True), "FP8 needs"),
+        (KernelSettings(nvfp4=True), "NVFP4 needs"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have them")
+def test_kernels_that_are_not_here_leave_no_folder(
+    settings: TrainSettings, kernels: KernelSettings, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        pretrain(dataclasses.replace(settings, kernels=kernels))
+    assert not settings.out.exists()
+
+
+def test_a_run_goes_on_with_other_kernels(settings: TrainSettings) -> None:
+    """Kernels change rounding only: they may differ between sessions."""
+    pretrain(dataclasses.replace(settings, num_iterations=2, kernels=KernelSettings(kernel="native")))
+    other = KernelSettings(kernel="chunked", attention="chunked", gradient_checkpointing=True)
+    assert pretrain(dataclasses.replace(settings, kernels=other)).step == 8
+    sessions = [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "session"]
+    assert [session["kernels"]["loss"] for session in sessions] == ["native", "chunked"]
 
 
 def test_accumulation_gives_the_same_run(settings: TrainSettings, tmp_path: Path) -> None:

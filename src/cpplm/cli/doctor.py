@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,9 @@ import psutil
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype, compiler_version, environment, has_fast_bf16
+from cpplm.model.kernels.attention import AttentionRequest, attention_decision
+from cpplm.model.kernels.loss import LossRequest, loss_decision
+from cpplm.model.precision import missing_for_fp8
 from cpplm.sandbox.sandbox import FIX as SANDBOX_FIX
 from cpplm.sandbox.sandbox import Sandbox
 
@@ -25,6 +29,7 @@ LIBRARIES = {
 }  # fmt: skip
 LEAST_MEMORY_GIB = 4
 LEAST_DISK_GIB = 2
+WIDTH = 76  # of a value, before it goes on in the next line
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,18 @@ class Finding:
 
 def doctor(_: DoctorSettings) -> Report:
     """Look at everything and print one line each."""
-    findings = [*_hardware(), *_compilers(), *_sandbox(), *_libraries()]
-    rows = [f"{_mark(f)} {f.name:24} {f.value}" + (f"\n{'':9}-> {f.fix}" if f.fix else "") for f in findings]
+    findings = [*_hardware(), *_kernels(), *_compilers(), *_sandbox(), *_libraries()]
+    rows = [_row(finding) for finding in findings]
     broken = [f.name for f in findings if f.needed and not f.ok]
     rows.append(f"missing: {', '.join(broken)}" if broken else "everything that 'make demo' needs is here")
     figures: dict[str, Any] = {f.name: {"value": f.value, "ok": f.ok, "fix": f.fix} for f in findings}
     return Report("\n".join(rows), {"ready": not broken, "findings": figures})
+
+
+def _row(finding: Finding) -> str:
+    lines = textwrap.wrap(finding.value, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+    text = f"{_mark(finding)} {finding.name:24} " + f"\n{'':33}".join(lines)
+    return text + (f"\n{'':9}-> {finding.fix}" if finding.fix else "")
 
 
 def _mark(finding: Finding) -> str:
@@ -77,7 +88,22 @@ def _hardware() -> Iterator[Finding]:
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
     reason = "in hardware" if has_fast_bf16(device) else "no fast bfloat16 here"
     yield Finding("matrix products", f"{dtype} ({reason}; --precision)")
-    yield Finding("attention", "scaled_dot_product_attention of torch")
+
+
+def _kernels() -> Iterator[Finding]:
+    """What "auto" takes when a model with 128 wide heads trains on 2048 tokens, and why not the others."""
+    device = choose_device()
+    dtype, compiling = choose_dtype("auto", device), device.type != "mps"
+    for name, window in (("attention", None), ("attention, window", 1024)):
+        request = AttentionRequest.training(
+            device, dtype, heads=6, groups=6, head_dim=128, length=2048, window=window, compiling=compiling
+        )
+        yield Finding(name, f"{attention_decision(request).describe()} (--attention)")
+    loss = LossRequest.training(device, dtype, softcap=15.0, compiling=compiling)
+    yield Finding("loss", f"{loss_decision(loss).describe()} (--kernel)")
+    missing = missing_for_fp8()
+    fix = "pip install 'cpplm[cuda]'" if any("torchao" in part for part in missing) else ""
+    yield Finding("fp8", f"needs {' and '.join(missing)}" if missing else "ready", not missing, fix=fix)
 
 
 def _compilers() -> Iterator[Finding]:

@@ -109,7 +109,7 @@ class Attention(nn.Module):
         else:
             mixed_BHTD = attention(
                 query_BHTD, key_BGTD, value_BGTD,
-                window=self.window,
+                window=self.window, documents_BS=context.documents_BS, backend=context.backend,
             )  # fmt: skip
         return self.output(mixed_BHTD.transpose(1, 2).flatten(-2)), divergence
 

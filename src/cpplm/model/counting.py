@@ -57,7 +57,7 @@ def count_flops(config: ModelConfig, seq_len: int | None = None) -> dict[str, in
     per_key = 12 * config.num_heads * config.head_dim
     flops = {
         "matrices": 6 * (parameters["matrices"] + parameters["gates"] + parameters["engram"]),
-        "lm_head": 6 * (1 + depth) * parameters["lm_head"],
+        "lm_head": 6 * (1 + depth) * config.vocab_size * config.model_dim,  # padding is left out
         "multi_token": 6 * parameters["multi_token"],
         "attention": per_key * sum(spans),
         "indexer": 0,

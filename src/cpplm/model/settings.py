@@ -197,10 +197,14 @@ class KernelSettings:
     """Matrix products of the blocks in 8 bits by torchao, on GPUs that have them."""
     fp8_recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
     """One scale per tensor (faster) or per row (more exact)."""
+    nvfp4: bool = False
+    """Matrix products of the blocks in 4 bits by Transformer Engine, on Blackwell GPUs."""
 
     def __post_init__(self) -> None:
         if self.fp8_recipe != "tensorwise" and not self.fp8:
             raise UserError("--fp8_recipe does nothing without --fp8", fix="Add --fp8, or leave it out.")
+        if self.fp8 and self.nvfp4:
+            raise UserError("--fp8 and --nvfp4 exclude each other", fix="Leave one out.")
 
 
 DEFAULT_KERNELS = KernelSettings()

@@ -18,7 +18,6 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -28,10 +27,10 @@ from cpplm.model.cache import KVCache, with_recent
 from cpplm.model.config import SMEAR_GATE_INPUTS, ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection, from_streams, to_streams
+from cpplm.model.kernels.loss import linear_cross_entropy
 from cpplm.model.layers import Linear, norm, rotary_angles
 from cpplm.model.multi_token import MultiTokenHead, shifted_targets
 from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
-from cpplm.tokenizer.special import IGNORED
 
 BACKOUT_INIT = 0.2
 # Matrices that start random; those that write to the residual stream, and what is not named, start at zero.
@@ -259,5 +258,12 @@ class Transformer(nn.Module):
     def _cross_entropy(
         self, hidden_BTC: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"]
     ) -> Tensor:
-        logits_NV = self.logits(hidden_BTC).flatten(0, 1)
-        return F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORED, reduction=reduction)
+        return linear_cross_entropy(
+            hidden_BTC.flatten(0, 1),
+            self.lm_head.weight,
+            targets_BT.flatten(),
+            vocab_size=self.config.vocab_size,
+            softcap=self.config.logit_softcap,
+            reduction=reduction,
+            backend=self.kernels.kernel,
+        )

@@ -24,10 +24,8 @@ def compiled_losses(model: Transformer, shape: tuple[int, int]) -> Callable[[Ten
         model: whose losses they are; its gradients are None afterwards.
         shape: batch and time of the batches that will come.
     """
-    if model.device.type == "mps":
-        return model.training_losses
-    if model.device.type == "cpu" and shutil.which("g++") is None:
-        say("no g++ found: training without torch.compile, which is slower")
+    if not can_compile(model.device):
+        say(f"training without torch.compile, which is slower: no g++ found, or {model.device.type}")
         return model.training_losses
     say("compiling the model, which takes 10 to 30 seconds")
     compiled = torch.compile(model.training_losses, dynamic=False, fullgraph=True)
@@ -45,6 +43,11 @@ def compiled_losses(model: Transformer, shape: tuple[int, int]) -> Callable[[Ten
         torch.compiler.reset()
         _run_once(losses, model, shape)
     return losses
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile works for this device here."""
+    return device.type == "cuda" or (device.type == "cpu" and shutil.which("g++") is not None)
 
 
 def _run_once(

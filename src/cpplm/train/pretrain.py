@@ -23,6 +23,8 @@ from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_flops, count_parameters, count_scaling_parameters
+from cpplm.model.kernels.chosen import training_kernels
+from cpplm.model.precision import convert_to_fp8, convert_to_nvfp4, require_fp8, require_nvfp4
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.muon import MuonAdamW
@@ -31,7 +33,7 @@ from cpplm.tokenizer.checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint import Checkpoint
-from cpplm.train.compiling import compiled_losses
+from cpplm.train.compiling import can_compile, compiled_losses
 from cpplm.train.resume import find_checkpoint, restore_state
 from cpplm.train.settings import TrainSettings
 from cpplm.train.tracking import make_trackers, require_trackers
@@ -63,6 +65,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
     config = model_config(settings, tokenizer.vocab_size)
     horizon = horizon_of(settings, config)
     _check_before_writing(settings, reader)
+    kernels = _check_precision(settings, config, device)
     _make_folder(settings.out)
     with ExitStack() as stack:
         stack.enter_context(only_writer(settings.out))
@@ -82,7 +85,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
 
         bar = stack.enter_context(ProgressLog.open_bar(horizon.progress(state)))
         loader = stack.enter_context(closing(Prefetcher(_train_loader(settings, reader, tokenizer, state))))
-        log = stack.enter_context(_open_log(settings, state, model, horizon))
+        log = stack.enter_context(_open_log(settings, state, model, horizon, kernels))
         # Saved before all else: what fails after it cannot take the step along.
         callbacks: list[Callback] = [ProgressLog(bar), CheckpointCallback(storage, provenance)]
         if settings.eval_every > 0:
@@ -141,6 +144,24 @@ def _check_before_writing(settings: TrainSettings, reader: ShardReader) -> None:
     require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
 
 
+def _check_precision(settings: TrainSettings, config: ModelConfig, device: torch.device) -> dict[str, str]:
+    """The kernels that will run, by what they compute.
+
+    Raises:
+        UserError: kernels or number formats that were asked for are not to be had here.
+    """
+    kernels = settings.kernels
+    if kernels.fp8:
+        require_fp8()
+    if kernels.nvfp4:
+        require_nvfp4()
+    dtype = choose_dtype(settings.precision, device)
+    if (kernels.fp8 or kernels.nvfp4) and dtype != torch.bfloat16:
+        raise UserError("8-bit and 4-bit products need bfloat16 around them", fix="Leave out --precision.")
+    compiling = not settings.no_compile and can_compile(device)
+    return training_kernels(config, kernels, device=device, dtype=dtype, compiling=compiling)
+
+
 def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -165,6 +186,10 @@ def _model_and_optimizer(
         model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
     else:
         model = checkpoint.model(device=device, compute_dtype=dtype, kernels=settings.kernels)
+    if settings.kernels.fp8:
+        convert_to_fp8(model, settings.kernels.fp8_recipe)
+    if settings.kernels.nvfp4:
+        convert_to_nvfp4(model)
     optimizer = build_optimizer(model, settings.rates, batch_tokens=settings.total_batch_size)
     if checkpoint is not None:
         optimizer.load_named_state(checkpoint.tensors("optimizer.safetensors"))
@@ -213,7 +238,13 @@ def _validation_passes(
     )
 
 
-def _open_log(settings: TrainSettings, state: TrainState, model: Transformer, horizon: Horizon) -> RunLog:
+def _open_log(
+    settings: TrainSettings,
+    state: TrainState,
+    model: Transformer,
+    horizon: Horizon,
+    kernels: dict[str, str],
+) -> RunLog:
     """The run log, cut at the step from which the run goes on, with a record of this session."""
     trackers = make_trackers(
         settings.out,
@@ -232,6 +263,7 @@ def _open_log(settings: TrainSettings, state: TrainState, model: Transformer, ho
         flops_per_token=count_flops(model.config)["total"],
         horizon={"steps": horizon.steps, "seconds": horizon.seconds},
         precision=str(model.compute_dtype).removeprefix("torch."),
+        kernels=kernels,
         environment=environment(),
     )
     return log

@@ -1,0 +1,38 @@
+"""The kernels with which a model trains, found out before anything is built or compiled."""
+
+from __future__ import annotations
+
+import torch
+
+from cpplm.model.config import ModelConfig
+from cpplm.model.kernels.attention import AttentionRequest, attention_kernel
+from cpplm.model.kernels.loss import LossRequest, loss_kernel
+from cpplm.model.settings import KernelSettings
+
+
+def training_kernels(
+    config: ModelConfig,
+    kernels: KernelSettings,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    compiling: bool,
+) -> dict[str, str]:
+    """Names of the kernels of the loss and of each kind of attention layer.
+
+    Raises:
+        UserError: one that was named cannot do what the model needs; it says why, and what can.
+    """
+    of_loss = LossRequest.training(device, dtype, softcap=config.logit_softcap, compiling=compiling)
+    chosen = {"loss": loss_kernel(of_loss, kernels.kernel)}
+    for layer, window in enumerate(config.windows()):
+        if config.is_sparse(layer):
+            chosen["sparse attention"] = "blocks of queries"
+            continue
+        request = AttentionRequest.training(
+            device, dtype, heads=config.num_heads, groups=config.num_kv_heads, head_dim=config.head_dim,
+            length=config.max_seq_len, window=window, compiling=compiling,
+        )  # fmt: skip
+        kind = "attention" if window is None else "windowed attention"
+        chosen[kind] = attention_kernel(request, kernels.attention)
+    return chosen

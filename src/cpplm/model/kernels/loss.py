@@ -1,0 +1,209 @@
+"""Cross-entropy of a linear output head, by the fastest kernel that can do what is asked.
+
+    logits = softcap * tanh(hidden @ weight[:vocab_size].T / softcap)
+
+The product is in the dtype of the hidden states, everything behind it in float32 or better.
+
+Shapes: N rows, C width, V vocabulary with its padding.
+
+| backend | where            | logits held at once          | weight gradient is summed in |
+|---------|------------------|------------------------------|------------------------------|
+| chunked | everywhere       | 256 rows, 2048 on a GPU      | float32                      |
+| native  | everywhere       | all, several times           | one product, dtype of hidden |
+| cce     | CUDA, bf16, fp16 | none, tiles in registers     | dtype of hidden              |
+| liger   | CUDA             | some rows                    | float32                      |
+
+Cut cross-entropy is Wijmans et al. 2024, arXiv 2411.09009; Liger is Hsu et al. 2024, arXiv 2410.10989.
+`auto` takes chunked, and native for a softcap above 60. cce and liger run when they are asked for: they were
+written from their documentation and have not been seen to run on a GPU, so nothing says that they are faster.
+They read sizes back from the GPU, which torch.compile cannot trace: use them with --no_compile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cpplm.model.kernels.chunked_loss import MOST_SOFTCAP, chunked_loss, wide
+from cpplm.model.kernels.registry import (
+    HALF,
+    Backend,
+    Decision,
+    Library,
+    Request,
+    capability_of,
+    choose,
+    decide,
+)
+from cpplm.tokenizer.special import IGNORED
+
+Reduction = Literal["mean", "none"]
+PREFERENCE = ("chunked", "native")
+
+
+@dataclass(frozen=True)
+class LossRequest(Request):
+    """One call of `linear_cross_entropy`, without its tensors."""
+
+    softcap: float
+    reduction: Reduction
+
+    @classmethod
+    def training(
+        cls, device: torch.device, dtype: torch.dtype, *, softcap: float, compiling: bool = False
+    ) -> LossRequest:
+        """The call that training makes, to check a person's choice before anything is compiled."""
+        return cls(device.type, dtype, True, compiling, capability_of(device), softcap, "mean")
+
+
+def linear_cross_entropy(
+    hidden_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    *,
+    vocab_size: int,
+    softcap: float,
+    reduction: Reduction = "mean",
+    backend: str = "auto",
+) -> Tensor:
+    """Cross-entropy in nats of capped logits.
+
+    Args:
+        hidden_NC: states before the output head.
+        weight_VC: its weight, any floating dtype; rows from `vocab_size` on are padding and take no part.
+        targets_N: ids below `vocab_size`, or `IGNORED`, which counts nothing.
+        vocab_size: rows of the weight that are tokens.
+        softcap: logits lie between this and its negative.
+        reduction: "mean" over the counted targets, 0 when there are none; "none" for each row, 0 where
+            ignored.
+        backend: "auto", "chunked", "native", "cce" or "liger".
+
+    Returns:
+        A scalar or shape N, float32 (float64 for float64 inputs).
+
+    Raises:
+        UserError: that backend does not exist or cannot do this.
+    """
+    request = LossRequest(
+        device=hidden_NC.device.type,
+        dtype=hidden_NC.dtype,
+        gradient=torch.is_grad_enabled() and (hidden_NC.requires_grad or weight_VC.requires_grad),
+        compiling=torch.compiler.is_compiling(),
+        capability=capability_of(hidden_NC.device),
+        softcap=softcap,
+        reduction=reduction,
+    )
+    run = BACKENDS[loss_kernel(request, backend)].run
+    return run(hidden_NC, weight_VC, targets_N, vocab_size=vocab_size, softcap=softcap, reduction=reduction)
+
+
+def loss_kernel(request: LossRequest, backend: str = "auto") -> str:
+    """The name of the backend that serves a request.
+
+    Raises:
+        UserError: the named one does not exist or cannot serve it.
+    """
+    return choose("loss", BACKENDS, PREFERENCE, request, backend).name
+
+
+def loss_decision(request: LossRequest) -> Decision:
+    """What "auto" takes for a request, and why not the others."""
+    return decide(BACKENDS, PREFERENCE, request)
+
+
+def _native(
+    hidden_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    *,
+    vocab_size: int,
+    softcap: float,
+    reduction: str,
+) -> Tensor:
+    product_NV = F.linear(hidden_NC, weight_VC[:vocab_size].to(hidden_NC.dtype))
+    logits_NV = softcap * torch.tanh(product_NV.to(wide(hidden_NC.dtype)) / softcap)
+    losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
+    return losses_N if reduction == "none" else _mean(losses_N.sum(), targets_N)
+
+
+def _mean(total: Tensor, targets_N: Tensor) -> Tensor:
+    """Over the counted targets; of none it is 0, with gradients that are 0."""
+    return total / (targets_N != IGNORED).sum().clamp(min=1)
+
+
+def _cce(
+    hidden_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    *,
+    vocab_size: int,
+    softcap: float,
+    reduction: str,
+) -> Tensor:
+    """Not seen to run: no GPU was at hand.
+
+    Its filter, which skips small gradients, stays off: it starves rare tokens in pretraining.
+    """
+    loss: Tensor = CCE(
+        hidden_NC,
+        weight_VC[:vocab_size].to(hidden_NC.dtype),
+        targets_N,
+        ignore_index=IGNORED,
+        softcap=softcap,
+        reduction="none" if reduction == "none" else "sum",
+        filter_eps=None,
+    )
+    return loss if reduction == "none" else _mean(loss, targets_N)
+
+
+def _liger(
+    hidden_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    *,
+    vocab_size: int,
+    softcap: float,
+    reduction: str,
+) -> Tensor:
+    """Not seen to run: no GPU was at hand."""
+    function = LIGER(
+        ignore_index=IGNORED,
+        softcap=softcap,
+        reduction="none" if reduction == "none" else "sum",
+        accum_dtype=torch.float32,
+    )
+    loss: Tensor = function(weight_VC[:vocab_size].to(hidden_NC.dtype), hidden_NC, targets_N)
+    return loss if reduction == "none" else _mean(loss, targets_N)
+
+
+def _chunked_refuses(request: LossRequest) -> str:
+    if request.softcap > MOST_SOFTCAP:
+        return f"needs a softcap of at most {MOST_SOFTCAP:g}, not {request.softcap:g}: exp would overflow"
+    return ""
+
+
+def _reads_back(request: LossRequest) -> str:
+    return "reads sizes back from the GPU, which torch.compile cannot trace" if request.compiling else ""
+
+
+def _liger_refuses(request: LossRequest) -> str:
+    if request.gradient and request.reduction == "none":
+        return 'gives wrong gradients for reduction "none" up to at least 0.7 (its issue 968)'
+    return _reads_back(request)
+
+
+CCE = Library.load("cut_cross_entropy", "linear_cross_entropy")
+LIGER = Library.load("liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss")
+BACKENDS: dict[str, Backend[LossRequest]] = {
+    backend.name: backend
+    for backend in (
+        Backend("chunked", chunked_loss, refusal=_chunked_refuses),
+        Backend("native", _native),
+        Backend("cce", _cce, ("cuda",), HALF, (8, 0), CCE, _reads_back),
+        Backend("liger", _liger, ("cuda",), (), (8, 0), LIGER, _liger_refuses),
+    )
+}

@@ -1,0 +1,174 @@
+"""Which implementation of an operation runs, decided from facts that do not change while a model trains.
+
+A backend declares what it needs; a request says what is asked for. `choose` takes the first of an ordered
+preference that can serve the request; for everybody else there is a reason in words, which `cpplm doctor`
+prints. All of it is plain Python on devices, dtypes and sizes, so torch.compile folds a choice away.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from cpplm.core.errors import UserError
+
+Capability = tuple[int, int]
+HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every operation has to know of a call.
+
+    Attributes:
+        device: type of the device: cpu, cuda, mps.
+        dtype: of the inputs.
+        gradient: whether a gradient will be asked for.
+        compiling: whether torch.compile is tracing the call.
+        capability: compute capability of the GPU, (0, 0) without one.
+    """
+
+    device: str
+    dtype: torch.dtype
+    gradient: bool
+    compiling: bool
+    capability: Capability
+
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+@dataclass(frozen=True)
+class Library:
+    """One function of an optional library. `function` is None where it is not; `reason` says why."""
+
+    function: Callable[..., Any] | None
+    reason: str
+
+    @classmethod
+    def load(cls, module: str, function: str) -> Library:
+        """Import it now, outside any traced function; not without a GPU, where it could do nothing."""
+        if not torch.cuda.is_available():
+            return cls(None, "needs a cuda device")
+        try:
+            return cls(getattr(importlib.import_module(module), function), "")
+        except ModuleNotFoundError as error:
+            return cls(None, f"needs {(error.name or module).partition('.')[0]}, which is not installed")
+        except Exception as error:  # a build for another torch or driver may raise anything
+            return cls(None, f"needs {module}, which does not load: {type(error).__name__}: {error}")
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """What the function gives."""
+        assert self.function is not None, self.reason  # noqa: S101  (`choose` has looked)
+        return self.function(*arguments, **options)
+
+
+@dataclass(frozen=True)
+class Backend(Generic[RequestT]):
+    """One implementation of an operation.
+
+    Attributes:
+        name: as on the command line.
+        run: computes it; the arguments are the operation's own.
+        devices, dtypes: those that it works on; empty for any.
+        capability: the least of the GPU.
+        library: what has to be installed.
+        refusal: why it cannot serve a request beyond all this, or an empty string.
+
+    Reasons are verb phrases that continue its name: "needs ...", "computes in ...".
+    """
+
+    name: str
+    run: Callable[..., Tensor]
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    capability: Capability = (0, 0)
+    library: Library | None = None
+    refusal: Callable[[RequestT], str] | None = None
+
+    def why_not(self, request: RequestT) -> str:
+        """The reason why it cannot serve the request, or an empty string."""
+        if self.devices and request.device not in self.devices:
+            return f"needs a {' or '.join(self.devices)} device, this is {request.device}"
+        if self.library is not None and self.library.function is None:
+            return self.library.reason
+        if request.device == "cuda" and request.capability < self.capability:
+            least, here = (f"{major}.{minor}" for major, minor in (self.capability, request.capability))
+            return f"needs compute capability {least} or newer, this GPU has {here}"
+        if self.dtypes and request.dtype not in self.dtypes:
+            return f"computes in {' or '.join(map(_short, self.dtypes))}, not {_short(request.dtype)}"
+        return "" if self.refusal is None else self.refusal(request)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which backend serves a request, and why each of the others does not; empty where it could."""
+
+    chosen: str
+    others: dict[str, str]
+
+    def describe(self) -> str:
+        """One line: `auto -> X; also works: ...; not here: ...`."""
+        able = [name for name, reason in self.others.items() if not reason]
+        unable = [f"{name} ({reason})" for name, reason in self.others.items() if reason]
+        text = f"auto -> {self.chosen}"
+        if able:
+            text += f"; also works: {', '.join(able)}"
+        return text + (f"; not here: {', '.join(unable)}" if unable else "")
+
+
+def choose(
+    operation: str,
+    backends: Mapping[str, Backend[RequestT]],
+    preference: Sequence[str],
+    request: RequestT,
+    name: str = "auto",
+) -> Backend[RequestT]:
+    """The backend of that name, or for "auto" the first of `preference` that can serve the request.
+
+    Raises:
+        UserError: the named one does not exist or cannot serve the request; it says why, and what can. Under
+            torch.compile the error arrives wrapped, so check a person's choice before compiling.
+    """
+    for candidate in preference if name == "auto" else (name,):
+        if candidate in backends and not backends[candidate].why_not(request):
+            return backends[candidate]
+    reasons = {other: backend.why_not(request) for other, backend in backends.items()}
+    able = [other for other, reason in reasons.items() if not reason]
+    wrong = "finds nothing that can do this" if name == "auto" else "does not exist"
+    raise UserError(
+        f"the {operation} kernel {name!r} {reasons.get(name, wrong)}",
+        fix=f"What works here: {', '.join(['auto', *able] if able else ['nothing'])}.",
+    )
+
+
+def decide(
+    backends: Mapping[str, Backend[RequestT]], preference: Sequence[str], request: RequestT
+) -> Decision:
+    """What "auto" means for a request, with the reasons of all others."""
+    reasons = {name: backend.why_not(request) for name, backend in backends.items()}
+    chosen = next((name for name in preference if not reasons[name]), "none")
+    return Decision(chosen, {name: reason for name, reason in reasons.items() if name != chosen})
+
+
+def capability_of(device: torch.device) -> Capability:
+    """Of the GPU; (0, 0) for any other device."""
+    return CAPABILITIES[device.index or 0] if device.type == "cuda" else (0, 0)
+
+
+def _capabilities() -> tuple[Capability, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
+
+
+CAPABILITIES = _capabilities()  # of all GPUs, asked once: torch.compile cannot trace the question
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,334 @@
+"""Every loss kernel that runs here against float64; what each refuses; what auto takes."""
+
+import dataclasses
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpplm.core.errors import UserError
+from cpplm.model.kernels import chunked_loss as chunked_module
+from cpplm.model.kernels import loss as loss_module
+from cpplm.model.kernels.loss import BACKENDS, LossRequest, linear_cross_entropy, loss_decision, loss_kernel
+from cpplm.model.kernels.registry import Library
+from cpplm.tokenizer.special import IGNORED
+
+HERE = ("native", "chunked", "auto")
+REDUCTIONS = ("mean", "none")
+CPU = LossRequest.training(torch.device("cpu"), torch.float32, softcap=15.0)
+GPU = dataclasses.replace(CPU, device="cuda", dtype=torch.bfloat16, capability=(9, 0))
+
+
+def reference(hidden, weight, targets, vocab_size, softcap, reduction):
+    """Row by row, from log_softmax, for float64."""
+    losses = []
+    for row, target in zip(hidden, targets.tolist(), strict=True):
+        logits = softcap * torch.tanh(weight[:vocab_size] @ row / softcap)
+        losses.append(logits.sum() * 0 if target == IGNORED else -logits.log_softmax(0)[target])
+    counted = (targets != IGNORED).sum().clamp(min=1)
+    return torch.stack(losses) if reduction == "none" else torch.stack(losses).sum() / counted
+
+
+def inputs(rows, vocab_size, *, padding=5, width=6, scale=1.0, ignored=0.2, dtype=torch.float64, seed=0):
+    """Hidden states, weight, targets."""
+    generator = torch.Generator().manual_seed(1000 * rows + vocab_size + seed)
+    hidden = scale * torch.randn(rows, width, dtype=torch.float64, generator=generator)
+    weight = scale * torch.randn(vocab_size + padding, width, dtype=torch.float64, generator=generator)
+    targets = torch.randint(0, vocab_size, (rows,), generator=generator)
+    targets[torch.rand(rows, generator=generator) < ignored] = IGNORED
+    master = torch.float64 if dtype == torch.float64 else torch.float32
+    return hidden.to(dtype).requires_grad_(), weight.to(master).requires_grad_(), targets
+
+
+def gradients(loss, *tensors):
+    """Of a sum in which every row has another weight."""
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.randn(loss.shape, dtype=torch.float64, generator=generator)
+    return torch.autograd.grad((loss * weights).sum(), tensors)
+
+
+@settings(max_examples=100)
+@given(
+    rows=st.integers(1, 12),
+    vocab_size=st.integers(1, 20),
+    padding=st.integers(0, 6),
+    softcap=st.sampled_from([1.0, 15.0, 60.0]),
+    scale=st.sampled_from([0.1, 1.0, 10.0]),
+    ignored=st.sampled_from([0.0, 0.3, 1.0]),
+    chunk=st.integers(1, 13),
+    reduction=st.sampled_from(REDUCTIONS),
+    backend=st.sampled_from(HERE),
+)
+def test_matches_the_reference(
+    rows, vocab_size, padding, softcap, scale, ignored, chunk, reduction, backend
+) -> None:
+    hidden, weight, targets = inputs(rows, vocab_size, padding=padding, scale=scale, ignored=ignored)
+    with patch.object(chunked_module, "_CHUNK_ROWS", {"cpu": chunk}):
+        ours = linear_cross_entropy(
+            hidden, weight, targets,
+            vocab_size=vocab_size, softcap=softcap, reduction=reduction, backend=backend,
+        )  # fmt: skip
+        ours_gradients = gradients(ours, hidden, weight)
+    truth = reference(hidden, weight, targets, vocab_size, softcap, reduction)
+    assert ours.shape == (() if reduction == "mean" else (rows,))
+    torch.testing.assert_close(ours, truth)
+    torch.testing.assert_close(ours_gradients, gradients(truth, hidden, weight))
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_padding_takes_no_part(backend: str, reduction: str) -> None:
+    hidden, weight, targets = inputs(7, 11)
+    with torch.no_grad():
+        weight[11:] = torch.nan
+    loss = linear_cross_entropy(
+        hidden, weight, targets, vocab_size=11, softcap=15.0, reduction=reduction, backend=backend
+    )
+    of_hidden, of_weight = gradients(loss, hidden, weight)
+    assert loss.isfinite().all()
+    assert of_hidden.isfinite().all()
+    assert of_weight[:11].isfinite().all()
+    assert torch.all(of_weight[11:] == 0)
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_ignored_rows_count_nothing(backend: str) -> None:
+    hidden, weight, targets = inputs(8, 9, ignored=0.0)
+    targets[:3] = IGNORED
+    each = linear_cross_entropy(
+        hidden, weight, targets, vocab_size=9, softcap=15.0, reduction="none", backend=backend
+    )
+    assert torch.all(each[:3] == 0)
+    mean = linear_cross_entropy(hidden, weight, targets, vocab_size=9, softcap=15.0, backend=backend)
+    torch.testing.assert_close(mean, each[3:].mean())
+    assert torch.all(gradients(each, hidden)[0][:3] == 0)
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_a_counted_target_everything_is_zero(backend: str, dtype: torch.dtype) -> None:
+    hidden, weight, targets = inputs(5, 9, ignored=1.0, dtype=dtype)
+    loss = linear_cross_entropy(hidden, weight, targets, vocab_size=9, softcap=15.0, backend=backend)
+    assert loss.item() == 0
+    assert all(torch.all(gradient == 0) for gradient in gradients(loss, hidden, weight))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_is_as_exact_as_all_logits_at_once(dtype: torch.dtype, reduction: str) -> None:
+    """Both backends round the same products; the chunked one sums the weight's gradient in float32."""
+    hidden, weight, targets = inputs(900, 200, width=32, scale=0.6, dtype=dtype)
+    wide = [hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
+    options = {"vocab_size": 200, "softcap": 15.0, "reduction": reduction}
+    truth = linear_cross_entropy(*wide, targets, **options, backend="native")
+    exact = (truth, *gradients(truth, *wide))
+    errors = {}
+    for backend in ("native", "chunked"):
+        loss = linear_cross_entropy(hidden, weight, targets, **options, backend=backend)
+        found = (loss, *gradients(loss, hidden, weight))
+        assert [one.dtype for one in found] == [torch.float32, dtype, torch.float32]
+        errors[backend] = [((a - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
+    bound = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    assert max(errors["chunked"]) < bound
+    pairs = zip(errors["chunked"], errors["native"], strict=True)
+    assert all(ours < 1.5 * theirs + 1e-6 for ours, theirs in pairs), errors
+
+
+def test_the_target_of_a_sure_token_keeps_its_small_gradient() -> None:
+    """p - 1 is taken before it is rounded to bfloat16, where 0.999 is 1."""
+    hidden = torch.ones(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.tensor([[8.0], [1.0]], requires_grad=True)
+    target = torch.zeros(1, dtype=torch.int64)
+    loss = linear_cross_entropy(hidden, weight, target, vocab_size=2, softcap=60.0, backend="chunked")
+    wide = weight.detach().double().requires_grad_()
+    truth = reference(hidden.detach().double(), wide, target, 2, 60.0, "mean")
+    torch.testing.assert_close(
+        *(torch.autograd.grad(one, w)[0][0].double() for one, w in ((loss, weight), (truth, wide))),
+        rtol=1e-2,
+        atol=0,
+    )
+
+
+def test_never_more_logits_than_a_chunk() -> None:
+    hidden, weight, targets = inputs(1000, 30, dtype=torch.float32)
+    shapes = []
+    whole = chunked_module._softmax_gradient
+
+    def watched(product, scale, softcap):
+        shapes.append(tuple(product.shape))
+        return whole(product, scale, softcap)
+
+    with patch.object(chunked_module, "_softmax_gradient", watched):
+        for reduction in REDUCTIONS:
+            gradients(
+                linear_cross_entropy(
+                    hidden, weight, targets, vocab_size=30, softcap=15.0, reduction=reduction
+                ),
+                weight,
+            )
+    assert shapes == [(256, 30)] * 3 + [(232, 30)] + [(256, 30)] * 3 + [(232, 30)]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_no_gradient_is_computed_that_nobody_asks_for(reduction: str) -> None:
+    hidden, weight, targets = inputs(9, 9)
+    options = {"vocab_size": 9, "softcap": 15.0, "reduction": reduction, "backend": "chunked"}
+    with patch.object(chunked_module, "_softmax_gradient", side_effect=AssertionError):
+        with torch.no_grad():
+            loss = linear_cross_entropy(hidden, weight, targets, **options)
+        linear_cross_entropy(hidden.detach(), weight.detach(), targets, **options)
+    torch.testing.assert_close(loss, reference(hidden, weight, targets, 9, 15.0, reduction).detach())
+
+
+@pytest.mark.parametrize("backend", ["native", "chunked"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_compiles_in_one_graph(backend: str, reduction: str) -> None:
+    torch._dynamo.reset()
+    hidden, weight, targets = inputs(20, 30, dtype=torch.float32)
+
+    def call(hidden, weight, targets):
+        return linear_cross_entropy(
+            hidden, weight, targets, vocab_size=30, softcap=15.0, reduction=reduction, backend=backend
+        )
+
+    fused = {"_compiled_softmax_gradient": lambda: chunked_module._softmax_gradient}
+    with patch.multiple(chunked_module, **fused):  # machine code for it is the next test's
+        compiled = torch.compile(call, fullgraph=True, dynamic=False, backend="aot_eager")
+        loss, plain = compiled(hidden, weight, targets), call(hidden, weight, targets)
+        torch.testing.assert_close(loss, plain)
+        torch.testing.assert_close(gradients(loss, hidden, weight), gradients(plain, hidden, weight))
+
+
+@pytest.mark.slow
+def test_compiled_to_machine_code() -> None:
+    torch._dynamo.reset()
+    hidden, weight, targets = inputs(300, 40, width=16, dtype=torch.bfloat16)
+
+    def call(hidden, weight, targets):
+        return linear_cross_entropy(hidden, weight, targets, vocab_size=40, softcap=15.0)
+
+    calls = []
+    kernel = chunked_module._compiled_softmax_gradient()
+    with patch.object(
+        chunked_module, "_compiled_softmax_gradient", lambda: lambda *a: calls.append(1) or kernel(*a)
+    ):
+        loss = torch.compile(call, fullgraph=True, dynamic=False)(hidden, weight, targets)
+    assert len(calls) == 2  # 256 rows, then 44
+    plain = call(hidden, weight, targets)
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(
+        gradients(loss, hidden, weight), gradients(plain, hidden, weight), atol=1e-4, rtol=1e-2
+    )
+
+
+def test_the_operator_keeps_the_rules_of_torch() -> None:
+    hidden, weight, targets = inputs(5, 7, dtype=torch.float32)
+    scale = torch.ones(5)
+    for wanted in (True, False):
+        arguments = (hidden.detach(), weight.detach(), targets, scale, 7, 15.0, wanted, False)
+        torch.library.opcheck(torch.ops.cpplm.chunked_loss.default, arguments)
+
+
+# ---- which one runs ----------------------------------------------------------------------------------------
+
+
+def test_automatic_choice() -> None:
+    assert loss_kernel(CPU) == "chunked"
+    assert loss_kernel(GPU) == "chunked"
+    assert loss_kernel(dataclasses.replace(CPU, softcap=61.0)) == "native"
+    decision = loss_decision(CPU)
+    assert decision.chosen == "chunked"
+    assert decision.others["native"] == ""
+    assert "cuda" in decision.others["cce"]
+    assert "exp would overflow" in BACKENDS["chunked"].why_not(dataclasses.replace(CPU, softcap=61.0))
+
+
+def test_a_large_softcap_still_gives_the_loss() -> None:
+    hidden, weight, targets = inputs(5, 7, scale=30.0)
+    ours = linear_cross_entropy(hidden, weight, targets, vocab_size=7, softcap=200.0)
+    torch.testing.assert_close(ours, reference(hidden, weight, targets, 7, 200.0, "mean"))
+
+
+@pytest.mark.parametrize("backend", ["cce", "liger", "fastest"])
+def test_a_wrong_choice_says_why_and_what_works(backend: str) -> None:
+    hidden, weight, targets = inputs(5, 7)
+    with pytest.raises(UserError, match=rf"loss kernel '{backend}' (needs a cuda|does not exist)") as raised:
+        linear_cross_entropy(hidden, weight, targets, vocab_size=7, softcap=15.0, backend=backend)
+    assert str(raised.value).endswith("What works here: auto, chunked, native.")
+
+
+def installed(backend: str):
+    return dataclasses.replace(BACKENDS[backend], library=Library(print, ""))
+
+
+def test_liger_is_refused_where_its_gradients_are_wrong() -> None:
+    """Its issue 968: with reduction "none" every gradient is multiplied by the first row's upstream one."""
+    liger = installed("liger")
+    assert liger.why_not(GPU) == ""
+    trap = dataclasses.replace(GPU, reduction="none")
+    assert "wrong gradients" in liger.why_not(trap)
+    assert liger.why_not(dataclasses.replace(trap, gradient=False)) == ""
+
+
+@pytest.mark.parametrize("backend", ["cce", "liger"])
+def test_kernels_that_read_back_are_not_compiled(backend: str) -> None:
+    assert installed(backend).why_not(GPU) == ""
+    assert "torch.compile" in installed(backend).why_not(dataclasses.replace(GPU, compiling=True))
+
+
+def test_cut_cross_entropy_wants_half_precision() -> None:
+    assert "not float32" in installed("cce").why_not(dataclasses.replace(GPU, dtype=torch.float32))
+
+
+class DocumentedLiger:
+    """LigerFusedLinearCrossEntropyLoss as its documentation says: the weight comes first."""
+
+    def __init__(self, *, ignore_index, softcap, reduction, accum_dtype) -> None:
+        assert accum_dtype == torch.float32
+        self.options = (ignore_index, softcap, reduction)
+
+    def __call__(self, lin_weight, _input, target):
+        return documented(_input, lin_weight, target, *self.options)
+
+
+def documented(e, c, targets, ignore_index, softcap, reduction, filter_eps=None):
+    """cut_cross_entropy.linear_cross_entropy as its documentation says."""
+    assert filter_eps is None
+    assert e.dtype == c.dtype
+    logits = softcap * torch.tanh((e @ c.T).float() / softcap)
+    return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(("backend", "function"), [("cce", documented), ("liger", DocumentedLiger)])
+def test_libraries_are_called_as_their_documentation_says(backend, function, reduction) -> None:
+    options = {"vocab_size": 9, "softcap": 15.0, "reduction": reduction}
+    for ignored in (0.3, 1.0):
+        hidden, weight, targets = inputs(8, 9, ignored=ignored, dtype=torch.bfloat16)
+        with patch.object(loss_module, backend.upper(), Library(function, "")):
+            ours = BACKENDS[backend].run(hidden, weight, targets, **options)
+        native = linear_cross_entropy(hidden, weight, targets, **options, backend="native")
+        torch.testing.assert_close(ours, native)
+        torch.testing.assert_close(gradients(ours, hidden, weight), gradients(native, hidden, weight))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("backend", ["native", "chunked", "cce", "liger"])
+def test_on_a_gpu(backend: str, reduction: str) -> None:
+    hidden, weight, targets = inputs(3000, 1000, width=64, padding=24, scale=0.3, dtype=torch.bfloat16)
+    here = [tensor.detach().cuda().requires_grad_() for tensor in (hidden, weight)]
+    options = {"vocab_size": 1000, "softcap": 15.0, "reduction": reduction}
+    try:
+        ours = linear_cross_entropy(*here, targets.cuda(), **options, backend=backend)
+    except UserError as error:
+        pytest.skip(str(error))
+    wide = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    truth = linear_cross_entropy(*wide, targets, **options, backend="native")
+    torch.testing.assert_close(ours.cpu().double(), truth, atol=2e-2, rtol=2e-2)
+    for one, other in zip(gradients(ours.cpu(), *here), gradients(truth, *wide), strict=True):
+        assert ((one.cpu().double() - other).norm() / other.norm()).item() < 2e-2
