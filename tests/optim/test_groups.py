@@ -7,11 +7,15 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates, build_optimizer
 from cpplm.optim.muon import Group
+from tests.model.features import CONFIGS
 
 
 def groups(depth: int, batch_tokens: int) -> dict[str, Group]:
-    model = Transformer(ModelConfig.from_depth(depth, vocab_size=64))
-    optimizer = build_optimizer(model, Rates(), batch_tokens=batch_tokens)
+    return groups_of(ModelConfig.seed(depth, vocab_size=64), batch_tokens)
+
+
+def groups_of(config: ModelConfig, batch_tokens: int = 2**19) -> dict[str, Group]:
+    optimizer = build_optimizer(Transformer(config), Rates(muon_beta2=0.9), batch_tokens=batch_tokens)
     return {name: entry["group"] for entry in optimizer.param_groups for name in entry["group"].names}
 
 
@@ -21,8 +25,21 @@ def test_rules_and_reference_rates() -> None:
         assert group.muon == (name.startswith("blocks.") and name.endswith(".weight"))
     assert by_name["blocks.0.mlp.up.weight"].learning_rate == pytest.approx(0.02)
     assert by_name["blocks.0.mlp.up.weight"].weight_decay == pytest.approx(0.2)
+    assert by_name["blocks.0.mlp.up.weight"].beta2 == 0.9
     assert by_name["embedding.weight"].learning_rate == pytest.approx(0.3)
     assert by_name["residual_scales"].learning_rate == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("config", [CONFIGS["all"], CONFIGS["local"]], ids=["all", "local"])
+def test_tables_gates_and_scalars_do_not_learn_by_muon(config: ModelConfig) -> None:
+    by_name = groups_of(config)
+    parameters = dict(Transformer(config).named_parameters())
+    assert by_name.keys() == parameters.keys()
+    lookups = ("embedding.weight", "table.weight", "lm_head.weight")
+    for name, group in by_name.items():
+        off = name.endswith(lookups) or parameters[name].dim() < 2
+        off |= any(part in name for part in (".connections.", ".taps", "smear_gate"))
+        assert group.muon == (not off), name
 
 
 def test_scaling() -> None:
