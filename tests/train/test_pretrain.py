@@ -16,7 +16,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.locking import only_writer
 from cpplm.core.runlog import read_run_log
 from cpplm.core.storage import Storage
-from cpplm.model.counting import count_flops, count_parameters
+from cpplm.model.counting import count_flops, count_scaling_parameters
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates
@@ -360,7 +360,7 @@ def test_horizons(settings: TrainSettings) -> None:
     def horizon(**change: float) -> Horizon:
         return horizon_of(dataclasses.replace(settings, num_iterations=-1, **change), config)
 
-    total = count_parameters(config)["total"]
+    total = count_scaling_parameters(config)
     assert horizon(target_param_data_ratio=3.0).steps == round(3 * total / 256)
     assert horizon(target_flops=1e9).steps == round(1e9 / count_flops(config)["total"] / 256)
     assert horizon(max_minutes=2.0) == Horizon(seconds=120.0)
