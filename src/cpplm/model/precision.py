@@ -13,6 +13,7 @@ hand.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -45,7 +46,12 @@ def convert_to_fp8(model: nn.Module, recipe: Recipe, *, emulate: bool = False) -
         UserError: torchao or a GPU that can do this is missing, or no layer could be converted.
     """
     require_fp8(emulate=emulate)
-    float8 = importlib.import_module("torchao.float8")
+    try:
+        float8 = importlib.import_module("torchao.float8")
+    except ImportError as error:
+        raise UserError(
+            f"torchao does not load: {error}", fix="pip install --upgrade 'cpplm[cuda]'"
+        ) from error
     config = replace(float8.Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     names = [name for name, module in model.named_modules() if _fits(name, module)]
     if not names:
@@ -88,11 +94,8 @@ def missing_for_fp8() -> list[str]:
 
 
 def _missing_torchao() -> list[str]:
-    try:
-        importlib.import_module("torchao.float8")
-    except ImportError as error:
-        return [f"the package torchao ({error})"]
-    return []
+    """Looked for and not imported: it takes seconds, and prints about each of its parts that does not load."""
+    return [] if importlib.util.find_spec("torchao") else ["the package torchao"]
 
 
 def require_nvfp4() -> Any:

@@ -94,6 +94,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     monkeypatch.setattr(precision.importlib, "import_module", nowhere)
+    with pytest.raises(UserError, match="torchao does not load: No module"):
+        convert_to_fp8(small_model(), "rowwise", emulate=True)
+    monkeypatch.setattr(precision.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="FP8 needs the package torchao"):
         convert_to_fp8(small_model(), "rowwise", emulate=True)
     with pytest.raises(UserError, match=r"NVFP4 needs .*transformer_engine"):

@@ -147,8 +147,8 @@ def _softmax_gradient(product_MU: Tensor, scale_M1: Tensor, softcap: float) -> t
 
 @functools.cache
 def _compiled_softmax_gradient() -> Callable[..., Any]:
-    """One kernel instead of seven; made when first needed, since the compiler takes seconds to import."""
-    return torch.compile(_softmax_gradient, dynamic=False)
+    """One kernel instead of seven, for all shapes; made when first needed: the compiler imports for seconds."""
+    return torch.compile(_softmax_gradient, dynamic=True)
 
 
 def _sum_of_exponentials(product_MU: Tensor, softcap: float) -> Tensor:
