@@ -55,6 +55,32 @@ class EngramConfig:
     kernel_size: int = 4
     """Memory: taps of the convolution behind the gate."""
 
+    @classmethod
+    def for_model(
+        cls,
+        num_layers: int,
+        model_dim: int,
+        *,
+        kind: Literal["memory", "local"] = "memory",
+        layers: tuple[int, ...] = (),
+        ngram_orders: tuple[int, ...] = (),
+        bottleneck_dim: int = 0,
+        num_heads: int = 8,
+        head_dim: int = 0,
+        **rest: Any,
+    ) -> EngramConfig:
+        """What is not given, from the model's size: in its second and its middle layer, as wide as it is."""
+        orders = ngram_orders or ((2, 3) if kind == "memory" else (2, 3, 4))
+        return cls(
+            kind=kind,
+            layers=layers or tuple(sorted({min(1, num_layers - 1), num_layers // 2})),
+            ngram_orders=orders,
+            bottleneck_dim=bottleneck_dim or max(1, model_dim // 4),
+            num_heads=num_heads,
+            head_dim=head_dim or max(1, model_dim // max(1, len(orders) * num_heads)),
+            **rest,
+        )
+
     def __post_init__(self) -> None:
         _at_least(self, 1, "bottleneck_dim", "num_heads", "head_dim", "table_size", "kernel_size")
         if not self.layers or min(self.layers) < 0 or len(set(self.layers)) < len(self.layers):

@@ -160,15 +160,15 @@ class ArchitectureSettings:
         return dataclasses.replace(base, **changes)
 
     def _engram(self, base: ModelConfig, kind: Literal["memory", "local"]) -> EngramConfig:
-        orders = self.engram_ngram_orders or ((2, 3) if kind == "memory" else (2, 3, 4))
-        tables = len(orders) * self.engram_heads
-        return EngramConfig(
+        return EngramConfig.for_model(
+            base.num_layers,
+            base.model_dim,
             kind=kind,
-            layers=self.engram_layers or tuple(sorted({min(1, base.num_layers - 1), base.num_layers // 2})),
-            ngram_orders=orders,
-            bottleneck_dim=self.engram_bottleneck_dim or max(1, base.model_dim // 4),
+            layers=self.engram_layers,
+            ngram_orders=self.engram_ngram_orders,
+            bottleneck_dim=self.engram_bottleneck_dim,
             num_heads=self.engram_heads,
-            head_dim=self.engram_head_dim or max(1, base.model_dim // max(1, tables)),
+            head_dim=self.engram_head_dim,
             table_size=self.engram_table_size,
         )
 

@@ -147,7 +147,7 @@ def _softmax_gradient(product_MU: Tensor, scale_M1: Tensor, softcap: float) -> t
 
 @functools.cache
 def _compiled_softmax_gradient() -> Callable[..., Any]:
-    """One kernel instead of seven, for all shapes; made when first needed: the compiler imports for seconds."""
+    """One kernel instead of seven, for all shapes; made when needed: the compiler takes seconds to import."""
     return torch.compile(_softmax_gradient, dynamic=True)
 
 
