@@ -99,7 +99,7 @@ def _missing_torchao() -> list[str]:
 
 
 def require_nvfp4() -> Any:
-    """The NVFP4 recipe of Transformer Engine (`NVFP4BlockScaling`), and `autocast` to use it: version 2.9 on.
+    """The NVFP4 recipe of Transformer Engine (`NVFP4BlockScaling`), from its version 2.9 on.
 
     Raises:
         UserError: it names everything that is missing.
