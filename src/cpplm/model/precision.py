@@ -94,7 +94,7 @@ def missing_for_fp8() -> list[str]:
 
 
 def _missing_torchao() -> list[str]:
-    """Looked for and not imported: it takes seconds, and prints about each of its parts that does not load."""
+    """Looked for and not imported, which takes seconds and prints about each part that does not load."""
     return [] if importlib.util.find_spec("torchao") else ["the package torchao"]
 
 

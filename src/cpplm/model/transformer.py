@@ -64,8 +64,8 @@ class Transformer(nn.Module):
         Args:
             config: its shape.
             compute_dtype: of matrix products.
-            kernels: how attention and loss are computed, and whether each block's activations are computed again
-                in the backward pass (Chen et al. 2016, arXiv 1604.06174).
+            kernels: how attention and loss are computed, and whether each block's activations are computed
+                again in the backward pass (Chen et al. 2016, arXiv 1604.06174).
         """
         super().__init__()
         self.config = config
@@ -137,7 +137,7 @@ class Transformer(nn.Module):
         Args:
             ids_BT: the tokens.
             cache: what came before them.
-            documents_BT: with it, attention stays inside the document that each token names; not with a cache.
+            documents_BT: attention stays inside the document that each token names; not with a cache.
         """
         return self._states(self._context(ids_BT, cache, documents_BT, self.look_up(ids_BT, cache)))[0]
 
@@ -240,8 +240,8 @@ class Transformer(nn.Module):
         Args:
             ids_BT: tokens.
             targets_BT: the token that follows each; `IGNORED` ones count nothing.
-            multi_token_weight: of the mean loss of the heads that predict further tokens (lambda); a tensor, so
-                that a schedule may change it without compiling again.
+            multi_token_weight: of the mean loss of the heads that predict further tokens (lambda); a
+                tensor, so that a schedule may change it without compiling again.
             documents_BT: see `hidden_states`.
             found: what `look_up` gave for these tokens, when it was called before.
         """
