@@ -2,10 +2,11 @@
 
     python benchmarks/train_step.py [--depth 4] [--seq_len 512] [--vocab_size 8192] [--threads 2] [--turns 5]
 
-Three contenders, each in a process of its own, in turn: ours as `cpplm train` runs it (compiled, bfloat16
-where the processor has it), ours without torch.compile, and `LlamaForCausalLM` with as many layers, heads and
-parameters, untied, the same dtype, compiled as well unless that is slower, and torch's fused AdamW. A turn
-takes a few steps on random tokens; compiling is over before the clock starts.
+Each contender has a process of its own and takes turns: ours as `cpplm train` runs it (compiled, bfloat16
+where the processor has it), with the preset "seed", which has no tables, so that parameters are equal; ours
+without torch.compile and with all logits at once; ours with the default preset; and `LlamaForCausalLM` with
+as many layers, heads and parameters, untied, the same dtype, torch's fused AdamW, as it is and compiled. A
+turn takes a few steps on random tokens; compiling is over before the clock starts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.workers import worker_pool
 from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_parameters
+from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates, build_optimizer
 from cpplm.train.compiling import compiled_losses
@@ -35,7 +37,8 @@ Step = Callable[[torch.Tensor, torch.Tensor], None]
 def our_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> tuple[Step, int]:
     """One optimizer step of ours, and the number of parameters."""
     device = choose_device("cpu")
-    model = Transformer(config, compute_dtype=choose_dtype("auto", device))
+    kernels = KernelSettings() if compiled else KernelSettings(kernel="native", attention="sdpa")
+    model = Transformer(config, compute_dtype=choose_dtype("auto", device), kernels=kernels)
     model.init_weights()
     optimizer = build_optimizer(model, Rates(), batch_tokens=shape[0] * shape[1])
     losses = compiled_losses(model, shape) if compiled else model.training_losses
@@ -84,9 +87,21 @@ def llama_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -
     return step, sum(p.numel() for p in peer.parameters())
 
 
+def preset_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> tuple[Step, int]:
+    """Of our default recipe at the same depth: more parameters, in tables that are only looked up."""
+    preset = ModelConfig.from_depth(
+        config.num_layers,
+        vocab_size=config.vocab_size,
+        max_seq_len=config.max_seq_len,
+        head_dim=config.head_dim,
+    )
+    return our_step(preset, shape, compiled=compiled)
+
+
 CONTENDERS: dict[str, tuple[Callable[..., tuple[Step, int]], bool]] = {
     "cpplm": (our_step, True),
-    "cpplm, not compiled": (our_step, False),
+    "cpplm, not compiled, all logits": (our_step, False),
+    "cpplm, default preset": (preset_step, True),
     "Llama of transformers, compiled": (llama_step, True),
     "Llama of transformers": (llama_step, False),
 }
@@ -132,7 +147,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     arguments = parser.parse_args()
     prepare_environment(threads=arguments.threads)
-    config = ModelConfig.from_depth(
+    config = ModelConfig.seed(
         arguments.depth,
         vocab_size=arguments.vocab_size,
         max_seq_len=arguments.seq_len,

@@ -26,7 +26,7 @@ def test_training_step() -> None:
     sizes = "--depth 1 --seq_len 32 --batch_size 2 --vocab_size 512 --threads 1 --turns 1 --steps 1"
     found = figures("train_step.py", sizes)
     rates = found["tokens_per_second"]
-    assert len(rates) == 4
+    assert len(rates) == 5
     assert all(rate["median"] > 0 for rate in rates.values())
     ours, peer = found["parameters"]["cpplm"], found["parameters"]["Llama of transformers"]
     assert ours == pytest.approx(peer, rel=0.02)

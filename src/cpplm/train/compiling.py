@@ -56,8 +56,8 @@ def _run_once(
     """Compile now, so that no step's time contains it: for each mode that the run will be in."""
     # Two tensors: a graph compiled for one that is both would not do for a batch.
     ids_BT, targets_BT = torch.zeros(2, *shape, dtype=torch.int64, device=model.device).unbind()
-    for dense in (True, False) if model.config.dsa else (False,):
-        model.dense_attention = dense
+    for dense in (True, True, False, False) if model.config.dsa else (False, False):
+        model.dense_attention = dense  # twice each: kernels inside the loss are compiled at their second call
         losses(ids_BT, targets_BT, torch.zeros((), device=model.device)).total.backward()
         model.zero_grad(set_to_none=True)
 
