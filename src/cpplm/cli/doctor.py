@@ -102,7 +102,7 @@ def _kernels() -> Iterator[Finding]:
     loss = LossRequest.training(device, dtype, softcap=15.0, compiling=compiling)
     yield Finding("loss", f"{loss_decision(loss).describe()} (--kernel)")
     missing = missing_for_fp8()
-    fix = "pip install 'cpplm[cuda]'" if any("torchao" in part for part in missing) else ""
+    fix = "pip install 'cpplm[cuda]'" if missing == ["the package torchao"] else ""
     yield Finding("fp8", f"needs {' and '.join(missing)}" if missing else "ready", not missing, fix=fix)
 
 

@@ -260,36 +260,20 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-def _flash2(
-    query_BHTD: Tensor,
-    key_BGSD: Tensor,
-    value_BGSD: Tensor,
-    *,
-    window: int | None,
-    documents_BS: Tensor | None,
-) -> Tensor:
-    """FlashAttention 2 (Dao 2023, arXiv 2307.08691). Not seen to run: no GPU was at hand."""
-    del documents_BS
-    return _flash(FLASH2, query_BHTD, key_BGSD, value_BGSD, window)
-
-
-def _flash3(
-    query_BHTD: Tensor,
-    key_BGSD: Tensor,
-    value_BGSD: Tensor,
-    *,
-    window: int | None,
-    documents_BS: Tensor | None,
-) -> Tensor:
-    """FlashAttention 3 (Shah et al. 2024, arXiv 2407.08608). Not seen to run: no GPU was at hand."""
-    del documents_BS
-    return _flash(FLASH3, query_BHTD, key_BGSD, value_BGSD, window)
-
-
 def _flash(
-    library: Library, query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: int | None
+    library: Library,
+    query_BHTD: Tensor,
+    key_BGSD: Tensor,
+    value_BGSD: Tensor,
+    *,
+    window: int | None,
+    documents_BS: Tensor | None,
 ) -> Tensor:
-    """Both count keys from the last one, as we do, and take time before heads."""
+    """FlashAttention 2 (Dao 2023, arXiv 2307.08691) or 3 (Shah et al. 2024, arXiv 2407.08608).
+
+    Not seen to run: no GPU was at hand. Both count keys from the last one, as we do; time is before heads.
+    """
+    del documents_BS  # refused
     mixed = library(
         query_BHTD.transpose(1, 2),
         key_BGSD.transpose(1, 2),
@@ -331,7 +315,9 @@ BACKENDS: dict[str, Backend[AttentionRequest]] = {
         Backend("sdpa", _sdpa),
         Backend("chunked", chunked_attention),
         Backend("flex", _flex, devices=("cuda", "cpu"), refusal=_flex_refuses),
-        Backend("flash2", _flash2, ("cuda",), HALF, (8, 0), FLASH2, _flash_refuses),
-        Backend("flash3", _flash3, ("cuda",), HALF, (9, 0), FLASH3, _flash3_refuses),
+        Backend("flash2", functools.partial(_flash, FLASH2), ("cuda",), HALF, (8, 0), FLASH2, _flash_refuses),
+        Backend(
+            "flash3", functools.partial(_flash, FLASH3), ("cuda",), HALF, (9, 0), FLASH3, _flash3_refuses
+        ),
     )
 }
