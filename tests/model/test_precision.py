@@ -94,6 +94,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     monkeypatch.setattr(precision.importlib, "import_module", nowhere)
+    monkeypatch.setattr(precision.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(UserError, match="torchao does not load: No module"):
         convert_to_fp8(small_model(), "rowwise", emulate=True)
     monkeypatch.setattr(precision.importlib.util, "find_spec", lambda name: None)
