@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 
 import pytest
 import torch
@@ -135,7 +136,12 @@ def test_four_bit_layers_keep_weights_and_names(monkeypatch: pytest.MonkeyPatch)
     """The wiring only: Transformer Engine itself does not run without a Blackwell GPU."""
     engine, recipe = _FakeEngine(), object()
     monkeypatch.setattr(precision, "require_nvfp4", lambda: lambda: recipe)
-    monkeypatch.setattr(precision.importlib, "import_module", lambda name: engine)
+    really = importlib.import_module
+    monkeypatch.setattr(
+        importlib,
+        "import_module",
+        lambda name, *rest: engine if name.startswith("transformer_engine") else really(name, *rest),
+    )
     model, plain = small_model(), small_model()
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
     converted = convert_to_nvfp4(model)
