@@ -171,7 +171,9 @@ def rank_main(rank: int, folder: Path) -> None:
     try:
         for count, group in ((2, dist.new_group([0, 1])), (3, dist.group.WORLD)):
             if rank < count:
-                found = observe(rank, group, torch.load(folder / f"one_rank_of_{count}.pt"))
+                found = observe(
+                    rank, group, torch.load(folder / f"one_rank_of_{count}.pt", weights_only=True)
+                )
                 torch.save(found, folder / f"rank{rank}_of_{count}.pt")
     finally:
         dist.destroy_process_group()

@@ -32,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
     """What each rank found. Rows of the table are left over, and with fewer matrices of a shape than ranks
     some ranks have none."""
-    return [torch.load(folder / f"rank{rank}_of_{request.param}.pt") for rank in range(request.param)]
+    files = [folder / f"rank{rank}_of_{request.param}.pt" for rank in range(request.param)]
+    return [torch.load(file, weights_only=True) for file in files]
 
 
 def trained(ranks: list[dict[str, Any]]) -> Reference:
