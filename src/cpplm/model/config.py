@@ -4,7 +4,7 @@ No torch here, so that any backend can read it. One dial, the depth, sets everyt
 `model_dim = 64 * depth`, heads of 128; learning rates and horizon follow in the trainer.
 
 A field's default is the plain choice, so that a record written before the field existed means what it meant.
-The presets turn features on: `ModelConfig.from_depth` is what we found best (LOG.md says how),
+The presets turn features on: `ModelConfig.from_depth` is our default (LOG.md says how it was chosen),
 `ModelConfig.seed` and `ModelConfig.nanochat` are the recipes that it is measured against.
 """
 
@@ -264,7 +264,7 @@ class ModelConfig:
 
     @classmethod
     def from_depth(cls, depth: int, **rest: Any) -> ModelConfig:
-        """What we found best: so far nanochat's recipe as it is (LOG.md, 2026-11-21)."""
+        """Our default: so far nanochat's recipe as it is (LOG.md, 2026-11-21)."""
         return cls.nanochat(depth, **rest)
 
     @property
