@@ -48,7 +48,7 @@ bench: $(VENV)/.installed  ## how fast the corpus is built; BENCH=DIR: on the pr
 	$(BIN)/python benchmarks/corpus.py $(BENCH)
 
 lint: $(VENV)/.installed  ## ruff, types, floors
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports

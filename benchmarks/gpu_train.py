@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpplm.model.precision import convert_to_fp8
 from measuring import describe_machine, progress, publish
 
 from cpplm.core.hardware import peak_flops
 from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_flops, count_parameters
+from cpplm.model.precision import convert_to_fp8
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import Rates, build_optimizer
