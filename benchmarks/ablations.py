@@ -34,8 +34,8 @@ from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.compiling import compiled_losses
-from cpplm.train.pretrain import model_config, pretrain
-from cpplm.train.settings import TrainSettings
+from cpplm.train.pretrain import pretrain
+from cpplm.train.settings import TrainSettings, model_config
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
 PLAIN = ("--preset", "seed")

@@ -17,7 +17,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "TokenizerSettings": {"data_dir": "some/corpus"},
     "MeasureSettings": {"data_dir": "some/corpus"},
 }
-BY_TYPE: dict[Any, Any] = {str: "some text", Path: Path("some/path"), int: 3}
+BY_TYPE: dict[Any, Any] = {
+    str: "some text", Path: Path("some/path"), int: 3, tuple[str, ...]: ("some text", "more text"),
+}  # fmt: skip
 
 
 def settings_class(command: str) -> type:

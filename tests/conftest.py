@@ -1,6 +1,7 @@
 """Small real inputs shared by the tests: documents, shards, a tokenizer."""
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -10,13 +11,21 @@ import torch
 
 from cpplm.core.shards import write_manifest, write_shard
 from cpplm.core.storage import Storage
+from cpplm.model.settings import ArchitectureSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.texts import cpp_document, make_tokenizer
 
 # A busy machine is no failure; CI tries the same examples each time, a developer new ones.
 hypothesis.settings.register_profile("cpplm", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("cpplm")
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # of a shell's background job; programs would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # the models here are tiny: more threads only wait for each other
+
+# The default model for tests that train it: its n-gram tables are most of what has to be made and saved.
+SMALL_TABLES = ArchitectureSettings(engram_table_size=100)
 
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
 

@@ -1,10 +1,19 @@
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest, write_shard
+from cpplm.core.shards import (
+    COMPLETE,
+    MANIFEST,
+    ShardReader,
+    describe_shard,
+    shard_names,
+    write_manifest,
+    write_shard,
+)
 from cpplm.core.storage import Storage
 
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
@@ -31,7 +40,16 @@ def test_what_was_written_is_read_in_order(tmp_path):
     assert list(reader.texts("val")) == [("p", "d")]
     assert [(shard.documents, shard.bytes) for shard in reader.shards("train")] == [(2, 3), (1, 1)]
     assert reader.manifest["note"] == "x"
-    assert reader.table(reader.shards("val")[0], ["text"]).to_pylist() == [{"text": "d"}]
+    assert reader.table(reader.shards("val")[0], ["text", "not there"]).to_pylist() == [{"text": "d"}]
+    assert reader.num_train_shards() == 2
+    assert reader.train_shard(1) == reader.shards("train")[1]
+
+
+def test_a_description_follows_from_the_file(tmp_path):
+    written(tmp_path)
+    for shard in ShardReader(tmp_path).shards("train"):
+        data = (tmp_path / shard.name).read_bytes()
+        assert describe_shard(shard.name, data, pq.read_table(pa.BufferReader(data))) == shard
 
 
 def test_the_fingerprint_is_of_the_contents(tmp_path):

@@ -295,3 +295,20 @@ def test_nothing_stays_of_a_file_whose_writer_failed(tmp_path: Path, size: int) 
     assert storage.read("there") == b"before"
     with pytest.raises(UserError, match="cannot write"), storage.writing("there/below") as file:
         file.write(b"x" * size)
+
+
+def test_chunks_are_the_object(storage: Storage) -> None:
+    data = os.urandom(12_000_000)
+    with storage.writing("large") as file:
+        file.write(data)
+    assert b"".join(storage.chunks("large")) == data
+    with pytest.raises(UserError, match=r"no such file: .*/gone"):
+        list(storage.chunks("gone"))
+
+
+def test_what_is_synced_must_be_there(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.write("folder/file", b"1")
+    storage.sync(["folder/file"])
+    with pytest.raises(UserError, match=r"cannot write .*/folder/gone: No such file"):
+        storage.sync(["folder/file", "folder/gone"])

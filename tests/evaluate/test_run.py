@@ -13,6 +13,7 @@ from cpplm.evaluate.run import BpbSettings, Evaluation
 from cpplm.generate.load import ModelSource
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
+from tests.conftest import SMALL_TABLES
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,9 @@ def run(corpus: Path, tokenizer_path: Path, tmp_path_factory: pytest.TempPathFac
     out = tmp_path_factory.mktemp("run")
     pretrain(
         TrainSettings(
-            data_dir=str(corpus), tokenizer=tokenizer_path, out=out, depth=1, head_dim=16, max_seq_len=64,
-            device_batch_size=2, total_batch_size=128, num_iterations=2, no_compile=True, precision="fp32",
+            data_dir=(str(corpus),), tokenizer=tokenizer_path, out=out, depth=1, head_dim=16, max_seq_len=64,
+            device_batch_size=2, total_batch_size=128, num_iterations=2,
+            architecture=SMALL_TABLES, no_compile=True, precision="fp32",
         )
     )  # fmt: skip
     return out

@@ -13,6 +13,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
+from tests.conftest import SMALL_TABLES
 from tests.model.test_transformer import random_model
 
 SHORT = SamplingSettings(max_new_tokens=5)
@@ -41,9 +42,9 @@ def test_samples_join_the_run_and_change_nothing(
     corpus: Path, tokenizer_path: Path, tmp_path: Path, max_seq_len: int
 ) -> None:
     plain = TrainSettings(
-        data_dir=str(corpus), tokenizer=tokenizer_path, out=tmp_path / "plain", depth=1, head_dim=16,
+        data_dir=(str(corpus),), tokenizer=tokenizer_path, out=tmp_path / "plain", depth=1, head_dim=16,
         max_seq_len=max_seq_len, device_batch_size=2, total_batch_size=2 * max_seq_len, num_iterations=4,
-        no_compile=True, eval_every=-1,
+        architecture=SMALL_TABLES, no_compile=True, eval_every=-1,
     )  # fmt: skip
     pretrain(plain)
     sampled = dataclasses.replace(plain, out=tmp_path / "sampled")

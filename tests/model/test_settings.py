@@ -66,7 +66,7 @@ def test_streams_further_tokens_and_sparse_attention() -> None:
         (["--mhc_num_branches", "2"], "does nothing without --mhc"),
         (["--mtp_lambda", "0.1"], "does nothing without --mtp"),
         (["--dsa_top_k_ratio", "0.1"], "does nothing without --dsa"),
-        (["--engram_heads", "2"], "does nothing without --engram memory"),
+        (["--preset", "seed", "--engram_heads", "2"], "does nothing without --engram memory"),
         (["--engram", "off", "--engram_layers", "1"], "does nothing without --engram memory"),
         (["--engram", "memory", "--engram_bottleneck_dim", "8"], "--engram local"),
         (["--engram", "local", "--engram_table_size", "8"], "--engram memory"),

@@ -12,12 +12,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from cpplm.optim.muon import Group, MuonAdamW
+from cpplm.optim.bundles import Group
+from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.rules import POLAR_EXPRESS
 
 STEPS = 12
 TABLE = (4099, 16)  # large enough to be dealt to the ranks, and a prime number of rows
+TABLES = {"large": TABLE, "small": (50, 3)}  # the small one is stepped everywhere
 SHAPES = {
     "a": (12, 6),
     "b": (12, 6),
@@ -186,7 +190,7 @@ def observe(rank: int, group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[
         return gradient(name, step, rank)
 
     first, second = range(STEPS // 2), range(STEPS // 2, STEPS)
-    found: dict[str, Any] = {"refused": []}
+    found: dict[str, Any] = {}
     model = Toy()
     optimizer = make(model, process_group=group)
     norms = train(model, optimizer, first, own_gradient)
@@ -204,10 +208,71 @@ def observe(rank: int, group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[
     train(model, optimizer, second, own_gradient)
     found["continued"] = {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    for wrong in (None, gradient("t", 0).to_sparse(1)):
-        model.t.grad = wrong
-        try:
-            optimizer.step()
-        except ValueError as error:
-            found["refused"].append(str(error))
+    found["sharded"] = observe_sharded(group, saved)
+    found["tables"] = {name: train_table(name, rank, optimizer_of_table(name, group)) for name in TABLES}
+    try:
+        model.t.grad = None
+        optimizer.step()
+    except ValueError as error:
+        found["refused"] = str(error)
     return found
+
+
+def observe_sharded(group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[str, Any]:
+    """Rows of every parameter with two dimensions are divided as by FSDP2, and so is the mean gradient."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    mean, count = mean_gradient(group.size()), group.size()
+    model = Toy()
+    model.load_state_dict(saved["half"])
+    for name, parameter in dict(model.named_parameters()).items():
+        if parameter.dim() == 2:
+            setattr(model, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
+
+    def own_gradient(name: str, step: int) -> torch.Tensor:
+        whole = mean(name, step)
+        return distribute_tensor(whole, mesh, [Shard(0)]) if whole.dim() == 2 else whole
+
+    optimizer = make(model, process_group=group)
+    optimizer.load_named_state(saved["state"])
+    steps = range(STEPS // 2, STEPS)
+    norms = train(model, optimizer, steps, own_gradient)
+    whole = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in model.named_parameters()}
+    return {
+        "norms": norms,
+        "weights": whole,
+        "state": {key: value.clone() for key, value in optimizer.named_state().items()},
+        "on_first": len(optimizer.named_state(on_first=True)),
+        "elements": sum(v.numel() for state in optimizer.state.values() for v in state.values()) * count,
+    }
+
+
+def optimizer_of_table(name: str, group: dist.ProcessGroup | None) -> tuple[nn.Embedding, MuonAdamW]:
+    table = nn.Embedding(*TABLES[name], sparse=True, dtype=torch.float64)
+    with torch.no_grad():
+        table.weight.copy_(torch.randn(TABLES[name], generator=torch.Generator().manual_seed(3)))
+    of_table = Group(("weight",), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
+    return table, MuonAdamW(table, [of_table], process_group=group)
+
+
+def rows_of(name: str, step: int, rank: int) -> torch.Tensor:
+    """Row numbers of one rank's batch: other ones at each step, as many as the rank's number says, some in
+    common with the other ranks."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    own = torch.randint(TABLES[name][0], (5 * rank,), generator=generator)
+    return torch.cat((own, torch.tensor([step, step, 7])[: 3 * (step % 2)]))
+
+
+def table_loss(table: nn.Embedding, rows: torch.Tensor) -> torch.Tensor:
+    return (table(rows) * (1 + rows[:, None])).square().sum()
+
+
+def train_table(name: str, rank: int, table_and_optimizer: tuple[nn.Embedding, MuonAdamW]) -> dict[str, Any]:
+    """Three steps on this rank's rows."""
+    table, optimizer = table_and_optimizer
+    norms = []
+    for step in range(3):
+        table_loss(table, rows_of(name, step, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(float(optimizer.gradient_norm))
+    return {"weight": table.weight.detach(), "norms": norms, **optimizer.named_state()}

@@ -5,8 +5,8 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
+from cpplm.optim.bundles import Group
 from cpplm.optim.groups import Rates, build_optimizer
-from cpplm.optim.muon import Group
 from tests.model.features import CONFIGS
 
 

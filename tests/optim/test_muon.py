@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from cpplm.optim.muon import Group, MuonAdamW
+from cpplm.optim.bundles import Group
+from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.rules import normalize_variance, orthogonalize
 from tests.optim.reference import (
     GROUPS,

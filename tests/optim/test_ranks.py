@@ -7,7 +7,20 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from tests.optim.reference import SHAPES, STEPS, Reference, Toy, make, mean_gradient, rank_main, train
+from tests.optim.reference import (
+    SHAPES,
+    STEPS,
+    TABLES,
+    Reference,
+    Toy,
+    make,
+    mean_gradient,
+    optimizer_of_table,
+    rank_main,
+    rows_of,
+    table_loss,
+    train,
+)
 
 pytestmark = pytest.mark.slow  # three processes that each import torch
 
@@ -90,8 +103,47 @@ def test_several_ranks_continue_what_one_saved(ranks: list[dict[str, Any]]) -> N
         trained(ranks).assert_equal(found["continued"])
 
 
-def test_what_ranks_cannot_average_is_refused_at_once(ranks: list[dict[str, Any]]) -> None:
+def test_a_missing_gradient_is_refused_at_once(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        missing, sparse = found["refused"]
-        assert "t has no gradient" in missing
-        assert "t has a sparse gradient" in sparse
+        assert "t has no gradient" in found["refused"]
+
+
+def test_sharded_parameters_step_as_whole_ones(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        sharded = found["sharded"]
+        trained(ranks).assert_equal(sharded["weights"])
+        assert sharded["norms"] == pytest.approx(found["norms"][HALF:], rel=1e-6)
+
+
+def test_the_state_of_shards_is_divided_and_whole_again(ranks: list[dict[str, Any]]) -> None:
+    model = Toy()
+    optimizer = make(model)
+    train(model, optimizer, range(STEPS), mean_gradient(len(ranks)))
+    expected = optimizer.named_state()
+    whole = sum(value.numel() for value in expected.values())
+    for rank, found in enumerate(ranks):
+        state = found["sharded"]["state"]
+        assert state.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(state[key], value, msg=key)
+        assert found["sharded"]["elements"] < whole * 1.02
+        assert found["sharded"]["on_first"] == (len(expected) if rank == 0 else 0)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_of_several_ranks_step_as_those_of_one(name: str, ranks: list[dict[str, Any]]) -> None:
+    table, optimizer = optimizer_of_table(name, None)
+    norms = []
+    for step in range(3):
+        for rank in range(len(ranks)):
+            (table_loss(table, rows_of(name, step, rank)) / len(ranks)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(float(optimizer.gradient_norm))
+    expected = {"weight": table.weight.detach(), **optimizer.named_state()}
+    for found in ranks:
+        assert found["tables"][name].pop("norms") == pytest.approx(norms, rel=1e-6)
+        assert found["tables"][name].keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found["tables"][name][key], value, msg=key)
+            assert torch.equal(found["tables"][name][key], ranks[0]["tables"][name][key]), key

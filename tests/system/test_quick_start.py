@@ -94,7 +94,7 @@ def test_json_is_the_last_line(tmp_path: Path, corpus: Path, tokenizer_path: Pat
     train = (
         f"train --data_dir {corpus} --tokenizer {tokenizer_path} --out {out} --depth 1 --head_dim 16 "
         "--max_seq_len 64 --device_batch_size 2 --total_batch_size 128 --num_iterations 3 --no_compile "
-        "--eval_tokens 500"
+        "--engram_table_size 100 --eval_tokens 500"
     ).split()
     figures = {}
     for command in (

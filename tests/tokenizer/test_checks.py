@@ -1,19 +1,12 @@
 """The checks at the start of training speak up when something is wrong, and only then."""
 
-from pathlib import Path
-
 import numpy as np
-import pytest
-import torch
 
-from cpplm.batches.loader import Batch, LoaderState
-from cpplm.core.shards import ShardReader
 from cpplm.tokenizer.checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.pattern import PATTERN
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import learn_vocabulary
 from cpplm.tokenizer.words import count_words
-from cpplm.train.pretrain import checked
 from tests.texts import TextBatch, cpp_document, make_tokenizer
 
 CODE = [cpp_document(number) for number in range(20)]
@@ -54,18 +47,3 @@ def test_hashes(tokenizer: Tokenizer) -> None:
     (warning,) = check_hashes(tokenizer, "f" * 64)
     assert "f" * 12 in warning
     assert tokenizer.hash[:12] in warning
-
-
-def test_training_says_the_warnings_once_and_passes_all_batches_on(
-    corpus: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reader = ShardReader(corpus)
-    reader.manifest["identity"] = {"tokenizer_hash": "f" * 64}
-    ids = torch.tensor([tokenizer.encode(PROSE), tokenizer.encode(PROSE)])
-    batches = [Batch(ids, ids, LoaderState(rows)) for rows in range(3)]
-    assert list(checked(iter(batches), reader, tokenizer)) == batches
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 3
-    assert [any(part in line for line in warnings) for part in ("keywords", "f" * 12, "look like C++")] == [
-        True
-    ] * 3

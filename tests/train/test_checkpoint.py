@@ -1,15 +1,20 @@
-"""Committed or not there at all; damage is named; old ones go."""
+"""Committed or not there at all; damage is named."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.core.storage import Storage
-from cpplm.train.checkpoint import committed_steps, open_checkpoint, open_run, save_checkpoint, to_bytes
-
-FILES = {"model.safetensors": to_bytes({"w": torch.arange(6.0).view(2, 3)}), "state.json": b'{"step": 1}'}
+from cpplm.core.storage import Storage, sha256
+from cpplm.train.checkpoint import DamagedError, committed_steps, open_checkpoint, open_run
+from cpplm.train.saving import write_checkpoint
+from tests.train.checkpoints import FILES, assert_whole, save, tensors
 
 
 @pytest.fixture
@@ -18,78 +23,135 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def test_round_trip(storage: Storage) -> None:
-    save_checkpoint(storage, 7, FILES, keep_last=2)
+    save(storage, 7)
     checkpoint = open_checkpoint(storage)
     assert checkpoint.step == 7
-    assert torch.equal(checkpoint.tensors("model.safetensors")["w"], torch.arange(6.0).view(2, 3))
+    assert_whole(checkpoint)
     assert checkpoint.json("state.json") == {"step": 1}
-
-
-def test_keeps_the_newest(storage: Storage) -> None:
-    for step in (10, 200, 30, 1_000_000):
-        save_checkpoint(storage, step, FILES, keep_last=2)
-    assert committed_steps(storage) == [200, 1_000_000]
-    assert {name.split("/")[0] for name in storage.names()} == {"step_000200", "step_1000000"}
+    assert checkpoint.size == sum(
+        len(storage.read(name)) for name in storage.names() if not name.endswith("manifest.json")
+    )
 
 
 def test_without_a_manifest_it_does_not_exist(storage: Storage) -> None:
-    save_checkpoint(storage, 1, FILES, keep_last=3)
+    save(storage, 1)
     storage.write("step_000002/model.safetensors", b"half of one")
+    assert committed_steps(storage) == [1]
     assert open_checkpoint(storage).step == 1
-    save_checkpoint(storage, 3, FILES, keep_last=3)
-    assert not any(name.startswith("step_000002") for name in storage.names())  # leftovers are removed
-
-
-def test_leftovers_of_killed_processes_go(storage: Storage, tmp_path: Path) -> None:
-    half = tmp_path / "checkpoints" / "step_000001" / "model.safetensors#1"
-    half.parent.mkdir()
-    half.write_bytes(b"half of one")
-    for step in range(2, 6):
-        save_checkpoint(storage, step, FILES, keep_last=2)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000004", "step_000005"]
-
-
-@pytest.mark.parametrize("name", list(FILES))
-def test_one_changed_byte_is_named(storage: Storage, tmp_path: Path, name: str) -> None:
-    save_checkpoint(storage, 1, FILES, keep_last=1)
-    path = tmp_path / "checkpoints" / "step_000001" / name
-    data = bytearray(path.read_bytes())
-    data[-2] ^= 4
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=f"{name} is damaged"):
-        open_checkpoint(storage).read(name)
-
-
-def test_killed_between_any_two_writes(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever write is the last before a kill, the newest committed checkpoint is whole."""
-    save_checkpoint(storage, 1, FILES, keep_last=1)
-    real_write = Storage.write
-    for survive in range(len(FILES) + 1):
-        written = 0
-
-        def write(self: Storage, name: str, data: bytes, survive: int = survive) -> None:
-            nonlocal written
-            if written == survive:
-                raise KeyboardInterrupt
-            written += 1
-            real_write(self, name, data)
-
-        monkeypatch.setattr(Storage, "write", write)
-        with pytest.raises(KeyboardInterrupt):
-            save_checkpoint(storage, 2, FILES, keep_last=1)
-        monkeypatch.setattr(Storage, "write", real_write)
-        checkpoint = open_checkpoint(storage)
-        assert checkpoint.step == 1
-        for name in FILES:
-            checkpoint.read(name)
 
 
 def test_nothing_there(storage: Storage, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint in"):
         open_checkpoint(storage)
-    save_checkpoint(storage, 5, FILES, keep_last=1)
+    save(storage, 5)
     with pytest.raises(UserError, match=r"There are: \[5\]"):
         open_checkpoint(storage, 6)
+    with pytest.raises(UserError, match=r"has no settings\.json"):
+        open_checkpoint(storage).read("settings.json")
     with pytest.raises(UserError, match="no such folder"):
         open_run(tmp_path / "nowhere")
     assert open_run(tmp_path).step == open_run(tmp_path / "checkpoints").step == 5
+
+
+# ---- damage -----------------------------------------------------------------------------------------------
+
+
+def use_everything(storage: Storage) -> None:
+    open_checkpoint(storage).verify()
+
+
+@pytest.mark.parametrize("name", [*FILES, *tensors(1)])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_changed_byte_is_named(storage: Storage, name: str, data: st.DataObject) -> None:
+    save(storage, 1)
+    good = storage.read(f"step_000001/{name}")
+    position = data.draw(st.integers(0, len(good) - 1))
+    bad = bytearray(good)
+    bad[position] ^= data.draw(st.integers(1, 255))
+    storage.write(f"step_000001/{name}", bytes(bad))
+    with pytest.raises(DamagedError, match=f"/step_000001/{name} is damaged"):
+        use_everything(storage)
+
+
+def test_every_changed_byte_of_the_manifest_is_named(storage: Storage) -> None:
+    save(storage, 1)
+    good = storage.read("step_000001/manifest.json")
+    for position in range(len(good)):
+        for flip in (1, 32):
+            bad = bytearray(good)
+            bad[position] ^= flip
+            storage.write("step_000001/manifest.json", bytes(bad))
+            with pytest.raises(UserError, match=r"/step_000001/manifest\.json (is damaged|has format [3-9])"):
+                use_everything(storage)
+    storage.write("step_000001/manifest.json", good)
+    use_everything(storage)
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json", "model.safetensors"])
+def test_a_cut_file_is_named(storage: Storage, name: str) -> None:
+    save(storage, 1)
+    path = f"step_000001/{name}"
+    for end in (0, 1, len(storage.read(path)) - 1):
+        storage.write(path, storage.read(path)[:end])
+        with pytest.raises(DamagedError, match=f"/step_000001/{name} is damaged"):
+            use_everything(storage)
+        save(storage, 1)
+
+
+def test_a_lost_file_is_named(storage: Storage) -> None:
+    save(storage, 1)
+    storage.delete(["step_000001/config.json"])
+    with pytest.raises(DamagedError, match=r"/step_000001/config\.json is damaged"):
+        use_everything(storage)
+
+
+def test_a_folder_under_another_name_is_damaged(storage: Storage) -> None:
+    save(storage, 1)
+    shutil.copytree(Path(storage.location, "step_000001"), Path(storage.location, "step_000009"))
+    with pytest.raises(DamagedError, match=r"step_000009/manifest\.json"):
+        open_checkpoint(storage)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["[]", "{}", "null", '{"version": 2}', '{"version": 2, "step": 1, "files": [], "sha256": ""}'],
+)
+def test_a_manifest_of_another_kind_is_damaged(storage: Storage, manifest: str) -> None:
+    storage.write("step_000001/manifest.json", manifest.encode())
+    with pytest.raises(DamagedError, match=r"manifest\.json is damaged"):
+        open_checkpoint(storage)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "a/b", ".", ".."])
+def test_a_manifest_cannot_lead_elsewhere(storage: Storage, name: str) -> None:
+    write_checkpoint(storage, 1, {}, {"state.json": b"{}"})
+    manifest = storage.read_json("step_000001/manifest.json")
+    content = {"version": 2, "step": 1, "files": {name: manifest["files"]["state.json"]}}
+    whole = {**content, "sha256": sha256((json.dumps(content, indent=1, sort_keys=True) + "\n").encode())}
+    storage.write_json("step_000001/manifest.json", whole)
+    with pytest.raises(DamagedError, match=r"manifest\.json is damaged"):
+        open_checkpoint(storage)
+
+
+# ---- other formats ----------------------------------------------------------------------------------------
+
+
+def test_the_first_format_is_still_read(storage: Storage) -> None:
+    files = {"model.safetensors": safetensors.torch.save({"w": torch.arange(3.0)}), "state.json": b"{}\n"}
+    entries = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in files.items()}
+    for name, data in files.items():
+        storage.write(f"step_000003/{name}", data)
+    storage.write_json("step_000003/manifest.json", {"version": 1, "step": 3, "files": entries})
+    checkpoint = open_checkpoint(storage)
+    checkpoint.verify()
+    assert torch.equal(checkpoint.tensors("model.safetensors")["w"], torch.arange(3.0))
+    storage.write("step_000003/state.json", b"{ \n")
+    with pytest.raises(DamagedError, match=r"state\.json"):
+        checkpoint.verify()
+
+
+def test_a_later_format_is_refused(storage: Storage) -> None:
+    storage.write_json("step_000001/manifest.json", {"version": 3, "surprise": 1, "files": {}})
+    with pytest.raises(UserError, match=r"has format 3\. Read it with a newer cpplm"):
+        open_checkpoint(storage)

@@ -49,6 +49,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate cpp": ("cpplm.cli.evaluate:cpp", "C++ problems: compile rate and pass rate, in the sandbox"),
     "generate": ("cpplm.cli.generate:generate", "complete a prompt"),
     "runs page": ("cpplm.cli.runs:page", "one self-contained HTML page about a run"),
+    "runs compare": ("cpplm.cli.runs:compare", "runs side by side: figures, settings, curves"),
+    "runs list": ("cpplm.cli.runs:list_runs", "a table of the runs below a folder"),
+    "checkpoints list": ("cpplm.cli.checkpoints:list_checkpoints", "the checkpoints of a run"),
+    "checkpoints verify": (
+        "cpplm.cli.checkpoints:verify",
+        "compare every file of the checkpoints with its hash",
+    ),
+    "checkpoints import": ("cpplm.cli.checkpoints:import_checkpoint", "a model trained by nanochat"),
     "doctor": (
         "cpplm.cli.doctor:doctor",
         "what was found on this machine, what is missing and how to mend it",

@@ -1,13 +1,20 @@
-"""`cpplm runs page`."""
+"""`cpplm runs [page|compare|list]`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from cpplm.cli.report import Report
-from cpplm.train.page import write_page
+from cpplm.core.errors import UserError
+from cpplm.train.compare import compare as compare_runs
+from cpplm.train.compare import find_runs, read_runs, write_comparison
+from cpplm.train.history import History, figures
+from cpplm.train.page import duration, short, write_page
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,77 @@ class PageSettings:
     """Run folder of `cpplm train`."""
 
 
+@dataclass(frozen=True)
+class CompareSettings:
+    """Settings of `cpplm runs compare`."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
+    """Run folders of `cpplm train`, two or more."""
+    out: Path | None = None
+    """Also write a page with their curves to this file."""
+
+
+@dataclass(frozen=True)
+class ListSettings:
+    """Settings of `cpplm runs list`."""
+
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"
+    """Folder under which the runs lie."""
+
+
 def page(settings: PageSettings) -> Report:
     """Write the page of a run."""
     path = write_page(settings.run)
     return Report(f"{path} (open it in a browser)", {"page": str(path)})
+
+
+def compare(settings: CompareSettings) -> Report:
+    """Lay runs side by side."""
+    histories = read_runs(settings.runs)
+    found = compare_runs(histories)
+    rows = [["", *found.names], *([row.name, *row.cells] for row in found.rows())]
+    text = _table(rows)
+    if found.differences:
+        text += "\n\nsettings in which they differ\n"
+        text += _table([[name, *map(str, values)] for name, values in found.differences.items()])
+    if settings.out is not None:
+        write_comparison(histories, found, settings.out)
+        text += f"\n\n{settings.out} (open it in a browser)"
+    return Report(text, {"runs": found.runs, "common": found.common, "differences": found.differences})
+
+
+def list_runs(settings: ListSettings) -> Report:
+    """One line for each run."""
+    found = []
+    rows = [["run", "state", "steps", "tokens", "bits per byte", "tokens/s", "time"]]
+    for folder in find_runs(settings.folder):
+        try:
+            run = figures(History(folder))
+        except UserError as error:
+            run = {"folder": str(folder), "state": f"unreadable: {error}"}
+        found.append(run)
+        bits = run.get("bits_per_byte")
+        rows.append(
+            [
+                str(folder),
+                run["state"],
+                f"{run.get('step', 0):,}",
+                short(run.get("tokens", 0)),
+                "" if bits is None else f"{bits:.4f}",
+                f"{run.get('tokens_per_second', 0):,.0f}",
+                duration(run.get("seconds", 0)),
+            ]
+        )
+    if not found:
+        raise UserError(f"no runs below {settings.folder}", fix="Name a folder that holds run folders.")
+    return Report(_table(rows), {"runs": found})
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns, the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)

@@ -5,18 +5,29 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from cpplm.cli.report import Report
+from cpplm.core.progress import say
+from cpplm.evaluate.callback import CppEvaluationCallback
 from cpplm.generate.samples import SampleCallback
 from cpplm.generate.sampling import SamplingSettings
+from cpplm.train.dry_run import estimate_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
+from cpplm.train.trainer import Callback
 
 
 def train(settings: TrainSettings) -> Report:
-    """Pre-train, or continue."""
-    samplers = (
-        [SampleCallback(settings.sample_every, SamplingSettings())] if settings.sample_every > 0 else []
-    )
-    summary = pretrain(settings, samplers)
+    """Pre-train, continue, or estimate."""
+    if settings.dry.dry_run:
+        estimated = estimate_run(settings)
+        return Report(estimated.text(), asdict(estimated))
+    extra: list[Callback] = []
+    if settings.shard:
+        say("no samples during training, as no process has the whole model; 'cpplm generate' makes them")
+    elif settings.sample_every > 0:
+        extra.append(SampleCallback(settings.sample_every, SamplingSettings()))
+    if settings.cpp_eval_every > 0:
+        extra.append(CppEvaluationCallback(settings.cpp_eval_every, minutes=settings.cpp_eval_minutes))
+    summary = pretrain(settings, extra)
     figures = asdict(summary)
     text = (
         f"step {summary.step}: {summary.tokens:,} tokens in {summary.seconds:.0f} s, "

@@ -1,7 +1,11 @@
-"""Progress bars on stderr: live on a terminal, one line every ten seconds in a log file."""
+"""Progress bars on stderr: live on a terminal, one line every ten seconds in a log file.
+
+Of several ranks that do the same, the first one speaks.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -25,4 +29,5 @@ def progress_bar(total: float | None, description: str, unit: str, **options: An
 
 def say(message: str) -> None:
     """One line to stderr that does not tear a live progress bar."""
-    tqdm.write(message, file=sys.stderr)
+    if os.environ.get("RANK", "0") == "0":
+        tqdm.write(message, file=sys.stderr)

@@ -51,7 +51,10 @@ def read_run_log(path: Path) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """Appends records `{"event": ..., "time": ..., **values}` to a JSON Lines file."""
+    """Appends records `{"event": ..., "time": ..., **values}` to a JSON Lines file.
+
+    `reached` is the greatest step in the log as it was found.
+    """
 
     def __init__(
         self, path: Path, *, trackers: tuple[Tracker, ...] = (), keep_until_step: int | None = None
@@ -66,9 +69,9 @@ class RunLog:
         Raises:
             UserError: the log is damaged or cannot be written; an older log stays as it was.
         """
-        kept = [
-            r for r in read_run_log(path) if keep_until_step is None or r.get("step", 0) <= keep_until_step
-        ]
+        older = read_run_log(path)
+        kept = [r for r in older if keep_until_step is None or r.get("step", 0) <= keep_until_step]
+        self.reached = max((record.get("step", 0) for record in older), default=0)
         text = "".join(json.dumps(record) + "\n" for record in kept)
         Storage(path.parent, create=True).write(path.name, text.encode())
         self._file = path.open("a", encoding="utf-8")
@@ -104,3 +107,17 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class SilentLog(RunLog):
+    """Takes everything and keeps nothing: for the ranks that do not write the log."""
+
+    def __init__(self) -> None:
+        """Open no file."""
+        self.reached = 0
+
+    def write(self, event: str, **values: Any) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

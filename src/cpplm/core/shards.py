@@ -10,6 +10,7 @@ Columns every reader may rely on: `text` (string), `id` (hex), `project` (string
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,7 +69,12 @@ def read_table(storage: Storage, name: str, columns: list[str] | None = None) ->
 def write_shard_table(storage: Storage, split: Split, number: int, table: pa.Table) -> Shard:
     """Write rows (with a `text` column) as one shard, atomically, and describe it for the manifest."""
     name = f"{split}_{number:05d}.parquet"
-    data = write_table(storage, name, table)
+    return describe_shard(name, write_table(storage, name, table), table)
+
+
+def describe_shard(name: str, data: bytes, table: pa.Table) -> Shard:
+    """What a manifest says of a file `data` that holds `table`."""
+    split: Split = "train" if name.startswith("train") else "val"
     text_bytes = pc.sum(pc.binary_length(table["text"])).as_py() or 0
     return Shard(name=name, split=split, documents=len(table), bytes=text_bytes, sha256=sha256(data))
 
@@ -78,6 +84,21 @@ def write_shard(
 ) -> Shard:
     """`write_shard_table` for rows as dictionaries."""
     return write_shard_table(storage, split, number, pa.Table.from_pylist(rows, schema=schema))
+
+
+def read_shard(storage: Storage, shard: Shard, columns: list[str] | None = None) -> pa.Table:
+    """One shard as an Arrow table, with those of the columns that it has, after comparing its hash.
+
+    Raises:
+        UserError: the shard is missing, truncated or altered; the message names it.
+    """
+    data = storage.read(shard.name)
+    if sha256(data) != shard.sha256:
+        raise UserError(
+            f"{storage.path(shard.name)} is damaged: its hash is not the one in {MANIFEST}",
+            fix="Delete the folder and build the corpus again, or copy the shard again.",
+        )
+    return pq.ParquetFile(pa.BufferReader(data)).read(columns=columns)
 
 
 def shard_names(storage: Storage) -> list[str]:
@@ -91,8 +112,26 @@ def write_manifest(storage: Storage, shards: list[Shard], **figures: Any) -> Non
     storage.write(COMPLETE, b"")
 
 
+def read_manifest(storage: Storage) -> tuple[dict[str, Any], list[Shard]]:
+    """The manifest, and the shards that it lists.
+
+    Raises:
+        UserError: it is missing, or not a manifest.
+    """
+    manifest: dict[str, Any] = storage.read_json(MANIFEST)
+    try:
+        return manifest, [Shard(**entry) for entry in manifest["shards"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{storage.path(MANIFEST)} does not describe shards ({error})", fix="Build the corpus again."
+        ) from error
+
+
 class ShardReader:
     """Reads a finished set of shards, checking each shard against the manifest."""
+
+    # Whether the shards are not to be shuffled in the first epoch: a set that still grows cannot be.
+    first_epoch_in_order = False
 
     def __init__(self, location: str | Path) -> None:
         """Open a folder or bucket URL.
@@ -106,15 +145,7 @@ class ShardReader:
                 f"{self.storage.location} holds no finished documents (no {COMPLETE})",
                 fix="Run 'cpplm corpus build' until it ends, or name another --data_dir.",
             )
-        self.manifest: dict[str, Any] = self.storage.read_json(MANIFEST)
-        try:
-            self._shards = [Shard(**entry) for entry in self.manifest["shards"]]
-        except (KeyError, TypeError) as error:
-            raise UserError(
-                f"{self.storage.path(MANIFEST)} does not describe shards ({error})",
-                fix="Build the corpus again.",
-            ) from error
-
+        self.manifest, self._shards = read_manifest(self.storage)
         missing = {shard.name for shard in self._shards} - set(self.storage.names())
         if missing:
             raise UserError(
@@ -126,19 +157,24 @@ class ShardReader:
         """The shards of a split, in order."""
         return [shard for shard in self._shards if shard.split == split]
 
+    def num_train_shards(self) -> int | None:
+        """How many there will be; None as long as that is not known, in a set that still grows."""
+        return len(self.shards("train"))
+
+    def train_shard(self, number: int) -> Shard | None:
+        """The training shard of that number; None if it has not come yet, in a set that still grows."""
+        return self.shards("train")[number]
+
+    def wait(self, stop: threading.Event) -> None:
+        """Let time pass in which a shard may come; returns when `stop` is set."""
+
     def table(self, shard: Shard, columns: list[str] | None = None) -> pa.Table:
         """One shard as an Arrow table, after comparing its hash with the manifest's.
 
         Raises:
             UserError: the shard is missing, truncated or altered; the message names it.
         """
-        data = self.storage.read(shard.name)
-        if sha256(data) != shard.sha256:
-            raise UserError(
-                f"{self.storage.path(shard.name)} is damaged: its hash is not the one in {MANIFEST}",
-                fix="Delete the folder and build the corpus again, or copy the shard again.",
-            )
-        return pq.read_table(pa.BufferReader(data), columns=columns)
+        return read_shard(self.storage, shard, columns)
 
     def texts(self, split: Split) -> Iterator[tuple[str, str]]:
         """Every document of a split as (project, text), in shard order."""

@@ -50,7 +50,7 @@ class Storage:
         self._store: ObjectStore
         try:
             if is_bucket(location):
-                self._store = from_url(self.location, client_options=_CLIENT, retry_config=_RETRY)
+                self._store = from_url(self.location, client_options=_client(), retry_config=_RETRY)
             else:
                 root = Path(location).expanduser()
                 if create:
@@ -87,6 +87,19 @@ class Storage:
         """
         try:
             return bytes(self._store.get(name).bytes())
+        except _MISSING as error:
+            raise UserError(f"no such file: {self.path(name)}") from error
+        except _FAILED as error:
+            raise UserError(f"cannot read {self.path(name)}: {_reason(error)}") from error
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The object piece by piece, each some megabytes, so that it need not fit into memory.
+
+        Raises:
+            UserError: as `read`, also between two pieces.
+        """
+        try:
+            yield from self._store.get(name).stream()
         except _MISSING as error:
             raise UserError(f"no such file: {self.path(name)}") from error
         except _FAILED as error:
@@ -144,6 +157,25 @@ class Storage:
             except _FAILED as error:
                 raise UserError(f"cannot delete {self.path(name)}: {_reason(error)}") from error
 
+    def sync(self, names: list[str]) -> None:
+        """Wait until these local files would survive a power cut; a bucket keeps what it has accepted.
+
+        Raises:
+            UserError: the disk reports a late failure.
+        """
+        if is_bucket(self.location) or os.name != "posix":  # Windows cannot open folders
+            return
+        paths = [Path(self.location, name) for name in names]
+        for path in [*paths, *{path.parent for path in paths}]:
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise UserError(f"cannot write {path}: {error.strerror}", fix="Free some space.") from error
+
     def remove_leftovers(self) -> None:
         """Delete what a killed process left of its writes and deletions: halves of files, empty folders.
 
@@ -176,6 +208,11 @@ class Storage:
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` as indented JSON with sorted keys, so that equal values give equal bytes."""
         self.write(name, (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def _client() -> ClientConfig:
+    """AWS_ALLOW_HTTP=true lets AWS_ENDPOINT be a plain http:// URL, such as a MinIO server's."""
+    return {**_CLIENT, "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")}
 
 
 def _reason(error: Exception) -> str:

@@ -264,8 +264,9 @@ class ModelConfig:
 
     @classmethod
     def from_depth(cls, depth: int, **rest: Any) -> ModelConfig:
-        """Our default: so far nanochat's recipe as it is (LOG.md, 2026-11-21)."""
-        return cls.nanochat(depth, **rest)
+        """Our default: nanochat's recipe and a memory of n-grams (LOG.md, 2026-11-21)."""
+        recipe = cls.nanochat(depth, **rest)
+        return replace(recipe, engram=EngramConfig.for_model(recipe.num_layers, recipe.model_dim))
 
     @property
     def padded_vocab_size(self) -> int:

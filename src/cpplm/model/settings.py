@@ -86,12 +86,13 @@ class ArchitectureSettings:
     def __post_init__(self) -> None:
         for feature in ("mhc", "mtp", "dsa"):
             self._refuse_idle(feature, getattr(self, feature), f"--{feature}")
-        self._refuse_idle("engram", self.engram in ("memory", "local"), "--engram memory")
-        if self.engram == "memory" and self.engram_bottleneck_dim:
+        kind = self._engram_kind()
+        self._refuse_idle("engram", kind != "off", "--engram memory")
+        if kind == "memory" and self.engram_bottleneck_dim:
             raise UserError(
                 "--engram_bottleneck_dim does nothing with --engram memory", fix="Use --engram local."
             )
-        if self.engram == "local":
+        if kind == "local":
             for name in ("engram_heads", "engram_head_dim", "engram_table_size"):
                 if getattr(self, name) != getattr(type(self), name):
                     raise UserError(f"--{name} does nothing with --engram local", fix="Use --engram memory.")
@@ -105,6 +106,12 @@ class ArchitectureSettings:
         for name in ("mtp_lambda", "mtp_final_lambda"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+
+    def _engram_kind(self) -> Literal["off", "memory", "local"]:
+        """What was asked for, or what the preset has."""
+        if self.engram != "preset":
+            return self.engram
+        return "memory" if self.preset == "cpplm" else "off"
 
     def _refuse_idle(self, feature: str, on: bool, switch: str) -> None:
         """A value of a feature that is off would do nothing."""
@@ -141,8 +148,8 @@ class ArchitectureSettings:
             changes["backout"] = self.backout == "on"
         if self.short_window != "preset":
             changes["short_window"] = self.short_window
-        if self.engram != "preset":
-            changes["engram"] = None if self.engram == "off" else self._engram(base, self.engram)
+        kind = self._engram_kind()
+        changes["engram"] = None if kind == "off" else self._engram(base, kind)
         if self.mhc:
             changes["hyper_connections"] = HyperConnectionsConfig(
                 self.mhc_num_branches, self.mhc_sinkhorn_iters

@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from torch.distributed import ProcessGroup
+
 from cpplm.core.errors import UserError
 from cpplm.model.transformer import Transformer
-from cpplm.optim.muon import Group, MuonAdamW
+from cpplm.optim.bundles import Group
+from cpplm.optim.muon import MuonAdamW
 
 REFERENCE_BATCH = 2**19  # tokens
 REFERENCE_DIM = 768
@@ -30,7 +33,7 @@ class Rates:
     """AdamW's learning rate for the output head."""
     scalar_lr: float = 0.5
     """AdamW's learning rate for the per-layer scalars."""
-    muon_beta2: float = 0.0
+    muon_beta2: float = 0.9
     """Muon's decay of the second moment, which evens out rows (NorMuon); 0 turns it off."""
     weight_decay: float = 0.2
     """Cautious weight decay of the matrices at depth 12; scales with 1/depth^2."""
@@ -76,8 +79,10 @@ def role(name: str) -> tuple[str, str, float]:
     return next((entry for entry in ROLES if fnmatchcase(name, entry[0])), MATRIX)
 
 
-def build_optimizer(model: Transformer, rates: Rates, *, batch_tokens: int) -> MuonAdamW:
-    """The optimizer for one model; `batch_tokens` is the number of tokens per step."""
+def build_optimizer(
+    model: Transformer, rates: Rates, *, batch_tokens: int, process_group: ProcessGroup | None = None
+) -> MuonAdamW:
+    """The optimizer for one model; `batch_tokens` is the number of tokens per step, of all ranks together."""
     config = model.config
     batch_scale = (batch_tokens / REFERENCE_BATCH) ** 0.5
     width_scale = (config.model_dim / REFERENCE_DIM) ** -0.5
@@ -109,4 +114,4 @@ def build_optimizer(model: Transformer, rates: Rates, *, batch_tokens: int) -> M
         groups.append(
             Group(tuple(names), muon=False, learning_rate=learning_rate, beta1=beta1, beta2=rates.adam_beta2)
         )
-    return MuonAdamW(model, groups, product_dtype=model.compute_dtype)
+    return MuonAdamW(model, groups, product_dtype=model.compute_dtype, process_group=process_group)

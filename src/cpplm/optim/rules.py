@@ -31,8 +31,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT if rows <= columns else x.mT @ x
         factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # one pass: sums ride on the products
-        left, right = (factor, x) if rows <= columns else (x, factor)
-        x = torch.baddbmm(x, left, right, beta=a)
+        x = torch.baddbmm(x, factor, x, beta=a) if rows <= columns else torch.baddbmm(x, x, factor, beta=a)
     return x.view(matrices.shape)
 
 
@@ -146,6 +145,7 @@ def adamw_(
 
 def adamw_rows_(
     parameter: Tensor,
+    rows: Tensor,
     gradient: Tensor,
     state: dict[str, Tensor],
     *,
@@ -154,21 +154,21 @@ def adamw_rows_(
     beta2: float,
     weight_decay: float,
 ) -> None:
-    """`adamw_` on the rows that a sparse gradient names; all else, moments included, stays untouched.
+    """`adamw_` on some rows; all else, moments included, stays untouched.
 
     As torch.optim.SparseAdam: the count of steps is that of the whole table. Weight decay is lazy too.
 
     Args:
         parameter: shape (rows, ...).
-        gradient: sparse over the rows, coalesced.
+        rows: which of them have a gradient, each once.
+        gradient: shape (len(rows), ...).
         state: as for `adamw_`, and so are the rates.
     """
-    rows = gradient.indices()[0]
     tables = [parameter, state["first_moment"], state["second_moment"]]
     touched, first, second = (table.index_select(0, rows) for table in tables)
     adamw_(
         touched,
-        gradient.values(),
+        gradient,
         {"first_moment": first, "second_moment": second, "step": state["step"]},
         rate=rate,
         beta1=beta1,

@@ -1,25 +1,81 @@
-"""What changes during training, as functions of progress from 0 (start) to 1 (end)."""
+"""What changes during training, as functions of progress from 0 (start) to 1 (end) and of the step."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Literal
 
-def learning_rate_multiplier(
-    progress: float, *, warmup_ratio: float, warmdown_ratio: float, final_lr_frac: float
-) -> float:
-    """Linear warm-up from 0, constant, linear warm-down to `final_lr_frac`."""
-    if progress < warmup_ratio:
-        return progress / warmup_ratio
-    if warmdown_ratio == 0 or progress <= 1 - warmdown_ratio:
-        return 1.0
-    remaining = max(0.0, 1 - progress) / warmdown_ratio
-    return remaining + (1 - remaining) * final_lr_frac
+from cpplm.core.errors import UserError
 
 
-def muon_momentum(step: int, *, start: float = 0.85, end: float = 0.95, steps: int = 300) -> float:
-    """Momentum rises over the first steps, while gradients still turn quickly."""
-    return start + (end - start) * min(1.0, step / steps)
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate, momentum and weight decay over a run; shares are of the whole run."""
 
+    warmup_ratio: float = 0.0
+    """Share of the run in which the learning rate rises."""
+    warmup_steps: int = 0
+    """The same in optimizer steps."""
+    warmdown_ratio: float = 0.4
+    """Share of the run, at its end, in which the learning rate falls."""
+    final_lr_frac: float = 0.0
+    """Learning rate at the end over its peak."""
+    muon_momentum: float = 0.95
+    """Muon's momentum; it rises to this while gradients still turn quickly."""
+    muon_start_momentum: float = 0.85
+    """Muon's momentum at the first step."""
+    muon_momentum_steps: int = 300
+    """Steps in which it rises."""
+    muon_final_momentum: float = 0.95
+    """Muon's momentum at the end, reached while the learning rate falls."""
+    weight_decay_shape: Literal["linear", "cosine"] = "linear"
+    """How weight decay goes to zero over the run."""
 
-def weight_decay_multiplier(progress: float) -> float:
-    """Linear to 0 at the end."""
-    return max(0.0, 1.0 - progress)
+    def __post_init__(self) -> None:
+        for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(
+                    f"--{name} {getattr(self, name)} is not a share", fix="Use a number from 0 to 1."
+                )
+        for name in ("muon_momentum", "muon_start_momentum", "muon_final_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(
+                    f"--{name} {getattr(self, name)}", fix="Use a number from 0 up to, but below, 1."
+                )
+        for name in ("warmup_steps", "muon_momentum_steps"):
+            if getattr(self, name) < 0:
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+        if self.warmup_ratio and self.warmup_steps:
+            raise UserError("--warmup_ratio and --warmup_steps both set the warm-up", fix="Give one of them.")
+        if self.warmup_ratio + self.warmdown_ratio > 1:
+            raise UserError(
+                f"--warmup_ratio {self.warmup_ratio} and --warmdown_ratio {self.warmdown_ratio} overlap",
+                fix="Their sum may be at most 1.",
+            )
+
+    def learning_rate(self, progress: float, step: int) -> float:
+        """Share of the peak: linear warm-up, constant, linear warm-down to `final_lr_frac`."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if progress < self.warmup_ratio:
+            return progress / self.warmup_ratio
+        return 1 - (1 - self.final_lr_frac) * self._warmed_down(progress)
+
+    def momentum(self, progress: float, step: int) -> float:
+        """Muon's momentum: linear up over the first steps, linear to its end in the warm-down."""
+        rise = min(1.0, step / self.muon_momentum_steps) if self.muon_momentum_steps else 1.0
+        fall = self._warmed_down(progress)
+        reached = self.muon_start_momentum + rise * (self.muon_momentum - self.muon_start_momentum)
+        return (1 - fall) * reached + fall * self.muon_final_momentum
+
+    def weight_decay(self, progress: float) -> float:
+        """Share of the weight decay, from 1 to 0."""
+        done = min(1.0, progress)
+        return 1 - done if self.weight_decay_shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+    def _warmed_down(self, progress: float) -> float:
+        """From 0 where the warm-down begins to 1 at the end."""
+        if self.warmdown_ratio == 0:
+            return 0.0
+        return min(1.0, max(0.0, progress - (1 - self.warmdown_ratio)) / self.warmdown_ratio)

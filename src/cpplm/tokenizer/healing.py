@@ -11,8 +11,8 @@ the first tokens that are generated have to spell the bytes that were taken:
         constraint.advance(token)
     text = prompt + decode(generated)[len(healed.taken):]
 
-The same holds for the prefix of fill-in-the-middle. Idea: guidance, "The art of prompt design: prompt
-boundaries and token healing" (Lundberg 2023).
+Fill-in-the-middle needs none: its parts are encoded alone in training (`cpplm.batches.fim`). Idea: guidance,
+"The art of prompt design: prompt boundaries and token healing" (Lundberg 2023).
 """
 
 from __future__ import annotations

@@ -109,6 +109,8 @@ class Tokenizer:
         threads: int = 2,
     ) -> list[list[int]]:
         """Ids of many texts, on `threads` threads (the encoder releases Python's lock); see `encode`."""
+        if threads == 1:  # a pool costs more than a short text
+            return [self.encode(text, prepend=prepend, append=append) for text in texts]
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(lambda text: self.encode(text, prepend=prepend, append=append), texts))
 

@@ -14,23 +14,28 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from cpplm.batches.state import LoaderState
+from cpplm.core.errors import UserError
 from cpplm.core.hardware import peak_memory_bytes
 from cpplm.core.progress import progress_bar, say
 from cpplm.core.settings import to_dict
-from cpplm.core.storage import Storage
 from cpplm.model.counting import count_flops
-from cpplm.train.checkpoint import committed_steps, folder, save_checkpoint, to_bytes
+from cpplm.train.checkpoint import committed_steps
+from cpplm.train.sharding import whole_state_dict
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
+from cpplm.train.writer import CheckpointWriter
 
 
 class ProgressLog(Callback):
     """Each step into the run log and onto the bar: loss, tokens per second, time left."""
 
-    def __init__(self, bar: tqdm[Any]) -> None:
-        """`bar` counts to 100; whoever opened it closes it."""
+    def __init__(self, bar: tqdm[Any], peak_flops: float) -> None:
+        """`bar` counts to 100, whoever opened it closes it; `peak_flops` of all ranks is an MFU of 1."""
         self._bar = bar
+        self._peak_flops = peak_flops
         self._smooth_loss = math.nan
+        self._begin = (0.0, 0.0)
 
     @staticmethod
     def open_bar(progress: float) -> tqdm[Any]:
@@ -43,12 +48,17 @@ class ProgressLog(Callback):
             bar_format="{desc} {percentage:5.1f}% |{bar:20}| {elapsed}<{remaining}{postfix}",
         )
 
+    def on_start(self, trainer: Trainer) -> None:
+        """The time left is judged by what this session does."""
+        self._begin = trainer.progress, time.monotonic()
+
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Log one step."""
         state = trainer.state
         first = math.isnan(self._smooth_loss)
         self._smooth_loss = metrics.loss if first else 0.9 * self._smooth_loss + 0.1 * metrics.loss
         rate = metrics.tokens / metrics.seconds
+        flops = rate * count_flops(trainer.model.config)["total"]
         trainer.log.write(
             "step",
             step=state.step,
@@ -62,13 +72,22 @@ class ProgressLog(Callback):
             step_seconds=round(metrics.seconds, 4),
             data_seconds=round(metrics.data_seconds, 4),
             tokens_per_second=round(rate, 1),
-            flops_per_second=round(rate * count_flops(trainer.model.config)["total"]),
+            flops_per_second=round(flops),
+            mfu=round(flops / self._peak_flops, 4),
+            eta_seconds=round(self._eta(trainer.progress)),
             peak_memory_bytes=peak_memory_bytes(trainer.model.device),
         )
         self._bar.set_postfix_str(
-            f"step {state.step}, loss {self._smooth_loss:.3f}, {rate:,.0f} tokens/s", refresh=False
+            f"step {state.step}, loss {self._smooth_loss:.3f}, {rate:,.0f} tokens/s, "
+            f"MFU {flops / self._peak_flops:.0%}",
+            refresh=False,
         )
         self._bar.update(100 * trainer.progress - self._bar.n)
+
+    def _eta(self, progress: float) -> float:
+        """Seconds until the end, with what validation, checkpoints and samples take."""
+        begun, since = self._begin
+        return (time.monotonic() - since) * (1 - progress) / (progress - begun)
 
 
 class ValidationCallback(Callback):
@@ -96,9 +115,11 @@ class ValidationCallback(Callback):
 
     def _measure(self, trainer: Trainer) -> None:
         sizes = torch.from_numpy(trainer.tokenizer.token_bytes)
-        wanted = itertools.takewhile(lambda _: not trainer.stopping, self._batches())
-        result = validate(trainer.model, wanted, sizes)
-        if trainer.stopping:
+        batches = self._batches()
+        if trainer.world.size == 1:  # several ranks have to end together
+            batches = itertools.takewhile(lambda _: not trainer.stopping, batches)
+        result = validate(trainer.model, batches, sizes, trainer.world)
+        if trainer.stopping and trainer.world.size == 1:
             return  # half a measurement is none
         self._measured_at = trainer.state.step
         trainer.log.write("validation", step=trainer.state.step, **asdict(result))
@@ -109,40 +130,75 @@ class ValidationCallback(Callback):
 
 
 class CheckpointCallback(Callback):
-    """Saves by steps, by time, and at the end of the session."""
+    """Saves by steps, by time, and at the end of the session. All ranks have one; the first one writes."""
 
-    def __init__(self, storage: Storage, provenance: dict[str, str]) -> None:
-        """`provenance` names corpus and tokenizer by their hashes."""
-        self._storage = storage
+    def __init__(self, writer: CheckpointWriter | None, provenance: dict[str, str]) -> None:
+        """`writer` is None but on the first rank; `provenance` names corpus and tokenizer by their hashes."""
+        self._writer = writer
         self._provenance = provenance
-        self._saved_time = time.monotonic()
+        self._saved_seconds = 0.0
+
+    def on_start(self, trainer: Trainer) -> None:
+        """The time until the first save begins."""
+        self._saved_seconds = trainer.state.seconds
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Save when an interval has passed."""
-        settings = trainer.settings
-        by_step = settings.save_every > 0 and trainer.state.step % settings.save_every == 0
-        minutes = (time.monotonic() - self._saved_time) / 60
-        if by_step or 0 < settings.save_minutes <= minutes:
+        self._log(trainer)
+        settings, state = trainer.settings, trainer.state
+        by_step = settings.save_every > 0 and state.step % settings.save_every == 0
+        if by_step or 0 < settings.save_minutes <= (state.seconds - self._saved_seconds) / 60:
             self._save(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Save what the session reached."""
-        if trainer.state.step not in committed_steps(self._storage):
+        """Save what the session reached; that this is on the disk is part of the run."""
+        if not trainer.world.gather_objects(self._has(trainer.state.step))[0]:
             self._save(trainer)
+        if self._writer is not None:
+            self._writer.join()
+            self._log(trainer)
+            self._writer.wait()
+
+    def _has(self, step: int) -> bool:
+        """Whether this step is saved, as far as this rank knows."""
+        if self._writer is None:
+            return False
+        self._writer.join()
+        return step in committed_steps(self._writer.storage)
+
+    def _log(self, trainer: Trainer) -> None:
+        for event, values in self._writer.events() if self._writer is not None else []:
+            trainer.log.write(event, **values)
 
     def _save(self, trainer: Trainer) -> None:
-        state = trainer.state
+        """What has to be gathered is gathered from all ranks; then the first one writes it."""
+        state, model, world = trainer.state, trainer.model, trainer.world
+        self._saved_seconds = state.seconds
+        weights, optimizer = whole_state_dict(model), trainer.optimizer.named_state(on_first=True)
+        loader = LoaderState.merge(
+            LoaderState.from_json(values) for values in world.gather_objects(state.loader.to_json())
+        )
+        if self._writer is None:
+            return
+        _refuse_spoiled(weights)
+        tensors = {"model.safetensors": weights.items(), "optimizer.safetensors": optimizer.items()}
         files = {
-            "model.safetensors": to_bytes(trainer.model.state_dict()),
-            "optimizer.safetensors": to_bytes(trainer.optimizer.named_state()),
-            "config.json": _json(to_dict(trainer.model.config)),
+            "config.json": _json(to_dict(model.config)),
             "settings.json": _json(to_dict(trainer.settings)),
             "tokenizer.json": trainer.tokenizer.to_json(),
-            "state.json": _json({**asdict(state), "loader": state.loader.to_json(), **self._provenance}),
+            "state.json": _json({**asdict(state), "loader": loader.to_json(), **self._provenance}),
         }
-        save_checkpoint(self._storage, state.step, files, keep_last=trainer.settings.keep_last)
-        self._saved_time = time.monotonic()
-        trainer.log.write("checkpoint", step=state.step, path=self._storage.path(folder(state.step)))
+        self._writer.save(state.step, tensors, files)
+
+
+def _refuse_spoiled(weights: dict[str, Tensor]) -> None:
+    """A step may spoil the weights although its own loss was a number; that must not replace what is good."""
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise UserError(
+                f"{name} holds numbers that are not finite",
+                fix="Lower the learning rates; the last checkpoint is as it was.",
+            )
 
 
 def _present(**losses: float) -> dict[str, float]:

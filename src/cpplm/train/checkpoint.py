@@ -8,14 +8,19 @@
                 state.json             step, tokens, seconds, loader position
                 manifest.json          sizes and sha256 of all of these, written last
 
-A folder without a valid manifest does not exist: a kill at any moment leaves the older checkpoints as they
-are. Every file is checked against the manifest before it is used.
+Large tensors files are split: `model-00001-of-00002.safetensors` and so on; the manifest names the parts.
+A folder without a manifest does not exist: a kill at any moment leaves the older checkpoints as they are.
+Every file is checked against the manifest before it is used, and the manifest against its own hash.
+
+This file reads; `cpplm.train.saving` writes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +40,18 @@ from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 MANIFEST = "manifest.json"
+VERSION = 2  # of the manifest; 1 had no hash of its own and no split files
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+class DamagedError(UserError):
+    """A file of a checkpoint is not what was saved; the message names it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is damaged: it is not the file that the manifest describes",
+            fix="Delete this step's folder to go on from the checkpoint before it.",
+        )
 
 
 @dataclass(frozen=True)
@@ -44,41 +61,80 @@ class Checkpoint:
     storage: Storage
     step: int
     files: dict[str, dict[str, Any]]
+    """Per file name, its "bytes" and "sha256"."""
+
+    def path(self, name: str = "") -> str:
+        """Full path or URL of a file, or of the folder, for messages."""
+        return self.storage.path(f"{folder(self.step)}/{name}").rstrip("/")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(entry["bytes"] for entry in self.files.values())
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """One file, piece by piece; only after the last piece is it known to be right.
+
+        Raises:
+            DamagedError: then, when size or hash are not those of the manifest; or the file is gone.
+            UserError: this checkpoint never had it.
+        """
+        digest, size = hashlib.sha256(), 0
+        inside = f"{folder(self.step)}/{name}"
+        if name not in self.files:
+            raise UserError(f"{self.path()} has no {name}")
+        if not self.storage.exists(inside):
+            raise DamagedError(self.path(name))
+        for chunk in self.storage.chunks(inside):
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+        if self.files[name] != {"bytes": size, "sha256": digest.hexdigest()}:
+            raise DamagedError(self.path(name))
 
     def read(self, name: str) -> bytes:
         """One file, after comparing size and hash with the manifest.
 
         Raises:
-            UserError: missing or damaged; the message names the file.
+            DamagedError: missing or not the file that was saved.
         """
-        path = f"{folder(self.step)}/{name}"
-        data = self.storage.read(path)
-        if name not in self.files or sha256(data) != self.files[name]["sha256"]:
-            raise UserError(
-                f"{self.storage.path(path)} is damaged: it is not the file that the manifest describes",
-                fix="Delete this step's folder to go on from the checkpoint before it.",
-            )
-        return data
+        return b"".join(self.chunks(name))
+
+    def verify(self) -> None:
+        """Read every file, keeping none.
+
+        Raises:
+            DamagedError: names the first one that is missing or not the file that was saved.
+        """
+        for name in self.files:
+            for _ in self.chunks(name):
+                pass
 
     def json(self, name: str) -> Any:
         """A verified JSON file."""
         return json.loads(self.read(name))
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """A verified safetensors file, on the CPU."""
-        try:
-            return safetensors.torch.load(self.read(name))
-        except safetensors.SafetensorError as error:
-            raise UserError(f"{self.storage.path(folder(self.step))}/{name}: {error}") from error
+        """All tensors that were saved as `name`, such as `model.safetensors`, on the CPU.
+
+        They may lie in several files; each is verified.
+        """
+        part = re.compile(rf"{re.escape(name.removesuffix('.safetensors'))}-\d{{5}}-of-\d{{5}}\.safetensors")
+        found: dict[str, Tensor] = {}
+        for file in [file for file in self.files if part.fullmatch(file)] or [name]:
+            try:
+                found |= safetensors.torch.load(self.read(file))
+            except safetensors.SafetensorError as error:
+                raise UserError(f"{self.path(file)}: {error}") from error
+        return found
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the model was trained with."""
-        return Tokenizer.from_json(self.read("tokenizer.json"), where=self.storage.path(folder(self.step)))
+        return Tokenizer.from_json(self.read("tokenizer.json"), where=self.path())
 
     def config(self) -> ModelConfig:
         """The shape of the model."""
-        where = f"{self.storage.path(folder(self.step))}/config.json"
-        return from_dict(ModelConfig, self.json("config.json"), where=where)
+        return from_dict(ModelConfig, self.json("config.json"), where=self.path("config.json"))
 
     def model(
         self, *, device: torch.device, compute_dtype: torch.dtype, kernels: KernelSettings = DEFAULT_KERNELS
@@ -88,14 +144,13 @@ class Checkpoint:
         Raises:
             UserError: the weights are not those of the configuration.
         """
-        where = self.storage.path(folder(self.step))
         with torch.device("meta"):
             model = Transformer(self.config(), compute_dtype=compute_dtype, kernels=kernels)
         model.to_empty(device=device)
         try:
             model.load_state_dict(self.tensors("model.safetensors"), strict=True)
         except RuntimeError as error:
-            raise UserError(f"{where}: weights do not fit the configuration: {error}") from error
+            raise UserError(f"{self.path()}: weights do not fit the configuration: {error}") from error
         return model
 
 
@@ -104,25 +159,14 @@ def folder(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def save_checkpoint(storage: Storage, step: int, files: dict[str, bytes], *, keep_last: int) -> None:
-    """Write all files, then the manifest; then delete what is older or was never finished.
+def manifest_bytes(step: int, files: dict[str, dict[str, Any]]) -> bytes:
+    """The manifest of a step, with the hash of what it says; equal checkpoints have equal ones."""
+    content = {"version": VERSION, "step": step, "files": files}
+    return _json_bytes({**content, "sha256": sha256(_json_bytes(content))})
 
-    Raises:
-        UserError: no space or no permission; the checkpoints before are intact.
-    """
-    manifest = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in files.items()}
-    manifest_name = f"{folder(step)}/{MANIFEST}"
-    storage.delete([manifest_name])  # the same step again: gone first, so that it never covers a mixture
-    for name, data in files.items():
-        storage.write(f"{folder(step)}/{name}", data)
-    storage.write_json(manifest_name, {"version": 1, "step": step, "files": manifest})
-    kept = {folder(s) for s in committed_steps(storage)[-keep_last:]} | {folder(step)}
-    names = [
-        name for name in storage.names() if re.match(r"step_\d+/", name) and name.split("/")[0] not in kept
-    ]
-    manifests_first = sorted(names, key=lambda name: (not name.endswith(MANIFEST), name))
-    storage.delete(manifests_first)
-    storage.remove_leftovers()
+
+def _json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def committed_steps(storage: Storage) -> list[int]:
@@ -135,7 +179,8 @@ def open_checkpoint(storage: Storage, step: int | None = None) -> Checkpoint:
     """The newest checkpoint, or that of `step`.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it was written by a later cpplm.
+        DamagedError: its manifest is not what was saved.
     """
     steps = committed_steps(storage)
     if not steps:
@@ -146,25 +191,43 @@ def open_checkpoint(storage: Storage, step: int | None = None) -> Checkpoint:
         step = steps[-1]
     if step not in steps:
         raise UserError(f"no checkpoint of step {step} in {storage.location}", fix=f"There are: {steps}.")
-    manifest = storage.read_json(f"{folder(step)}/{MANIFEST}")
-    return Checkpoint(storage, step, manifest["files"])
+    return Checkpoint(storage, step, _read_manifest(storage, step))
 
 
-def open_run(run: str | Path, step: int | None = None) -> Checkpoint:
-    """The checkpoint of a run folder, or of a folder or bucket URL that holds checkpoints itself."""
+def _read_manifest(storage: Storage, step: int) -> dict[str, dict[str, Any]]:
+    """The entries of the files. Any changed byte is found: the text must be just what we would write."""
+    name = f"{folder(step)}/{MANIFEST}"
+    data = storage.read(name)
+    try:
+        manifest = json.loads(data)
+        version, files = manifest["version"], manifest["files"]
+        if isinstance(version, int) and version > VERSION:
+            raise UserError(f"{storage.path(name)} has format {version}", fix="Read it with a newer cpplm.")
+        first = {"version": 1, "step": step, "files": files}
+        expected = _json_bytes(first) if version == 1 else manifest_bytes(step, files)
+        sound = all(_FILE_NAME.fullmatch(file) and isinstance(files[file]["bytes"], int) for file in files)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(storage.path(name)) from error
+    if data != expected or not sound:
+        raise DamagedError(storage.path(name))
+    return dict(files)
+
+
+def checkpoint_storage(run: str | Path) -> Storage:
+    """Where the checkpoints of a run folder are, or a folder or bucket URL that holds checkpoints itself.
+
+    Raises:
+        UserError: no such folder.
+    """
     storage = Storage(run)
     sessions = [] if is_bucket(run) else read_run_log(Path(storage.location) / LOG)
     elsewhere = [r["settings"]["checkpoint_dir"] for r in sessions if r["event"] == "session"][-1:]
     inner = Path(storage.location) / "checkpoints"
     if elsewhere and elsewhere[0]:
-        storage = Storage(elsewhere[0])
-    elif inner.is_dir():
-        storage = Storage(inner)
-    return open_checkpoint(storage, step)
+        return Storage(elsewhere[0])
+    return Storage(inner) if inner.is_dir() else storage
 
 
-def to_bytes(tensors: dict[str, Tensor]) -> bytes:
-    """Tensors as one safetensors file."""
-    return safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    )
+def open_run(run: str | Path, step: int | None = None) -> Checkpoint:
+    """The newest checkpoint of a run, or that of `step`; see `checkpoint_storage`."""
+    return open_checkpoint(checkpoint_storage(run), step)

@@ -5,43 +5,61 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch.distributed.fsdp import FSDPModule
 
 from cpplm.core.progress import say
 from cpplm.model.transformer import Losses, Transformer
+from cpplm.train.sharding import compile_blocks
+
+LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], Losses]
+"""`Transformer.training_losses`: ids, targets, weight of further tokens, documents."""
 
 
-def compiled_losses(model: Transformer, shape: tuple[int, int]) -> Callable[[Tensor, Tensor, Tensor], Losses]:
+def compiled_losses(
+    model: Transformer, shapes: Sequence[tuple[int, int]], *, documents: bool = False
+) -> LossFunction:
     """The training losses, compiled where that works.
 
     Args:
         model: whose losses they are; its gradients are None afterwards.
-        shape: batch and time of the batches that will come.
+        shapes: batch and time of all batches that will come.
+        documents: whether they come with documents.
     """
     if not can_compile(model.device):
         say(f"training without torch.compile, which is slower: no g++ found, or {model.device.type}")
         return model.training_losses
     say("compiling the model, which takes 10 to 30 seconds")
-    compiled = torch.compile(model.training_losses, dynamic=False, fullgraph=True)
-
-    def losses(ids_BT: Tensor, targets_BT: Tensor, multi_token_weight: Tensor) -> Losses:
-        return compiled(ids_BT, targets_BT, multi_token_weight, found=model.look_up(ids_BT))
-
+    losses = _compiled(model)
     _remove_damaged_libraries()
     try:
-        _run_once(losses, model, shape)
+        _run_once(losses, model, shapes, documents)
     except BackendCompilerFailed as error:
         if not isinstance(error.inner_exception, ImportError):
             raise
         _remove_damaged_libraries()  # of a run that was killed just now
         torch.compiler.reset()
-        _run_once(losses, model, shape)
+        _run_once(losses, model, shapes, documents)
+    return losses
+
+
+def _compiled(model: Transformer) -> LossFunction:
+    if isinstance(model, FSDPModule):
+        compile_blocks(model)
+        return model.training_losses
+    compiled = torch.compile(model.training_losses, dynamic=False, fullgraph=True)
+
+    def losses(
+        ids_BT: Tensor, targets_BT: Tensor, multi_token_weight: Tensor, documents_BT: Tensor | None = None
+    ) -> Losses:
+        return compiled(ids_BT, targets_BT, multi_token_weight, documents_BT, found=model.look_up(ids_BT))
+
     return losses
 
 
@@ -51,15 +69,19 @@ def can_compile(device: torch.device) -> bool:
 
 
 def _run_once(
-    losses: Callable[[Tensor, Tensor, Tensor], Losses], model: Transformer, shape: tuple[int, int]
+    losses: LossFunction, model: Transformer, shapes: Sequence[tuple[int, int]], documents: bool
 ) -> None:
     """Compile now, so that no step's time contains it: for each mode that the run will be in."""
-    # Two tensors: a graph compiled for one that is both would not do for a batch.
-    ids_BT, targets_BT = torch.zeros(2, *shape, dtype=torch.int64, device=model.device).unbind()
-    for dense in (True, True, False, False) if model.config.dsa else (False, False):
-        model.dense_attention = dense  # twice each: kernels inside the loss are compiled at their second call
-        losses(ids_BT, targets_BT, torch.zeros((), device=model.device)).total.backward()
-        model.zero_grad(set_to_none=True)
+    weight = torch.zeros((), device=model.device)
+    for shape in shapes:
+        # Separate tensors: a graph compiled for one that is all of them would not do for a batch.
+        ids_BT, targets_BT, documents_BT = torch.zeros(
+            3, *shape, dtype=torch.int64, device=model.device
+        ).unbind()
+        for dense in (True, True, False, False) if model.config.dsa else (False, False):
+            model.dense_attention = dense  # twice: kernels inside the loss are compiled at their second call
+            losses(ids_BT, targets_BT, weight, documents_BT if documents else None).total.backward()
+            model.zero_grad(set_to_none=True)
 
 
 def _remove_damaged_libraries() -> None:

@@ -1,31 +1,45 @@
-"""The page of a run: one HTML file that opens offline, with curves, figures, samples and settings.
+"""The page of a run: one HTML file that opens offline, with curves, figures, samples, sessions and settings.
 
 It is made from the files in the run folder alone (`log.jsonl`, `evaluation.json`, `samples.json`), so it can
-be made at any time, also while the run is going on. Text that a model wrote is escaped.
+be made at any time, also while the run is going on. Text that a model wrote is escaped, and the page's own
+policy lets no script run but ours, nor anything be loaded. Curves are drawn by a script in the page:
+a plotting library would be a dependency for this alone, and its pictures cannot be read or zoomed.
 """
 
 from __future__ import annotations
 
-import io
+import secrets
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from cpplm import __version__
-from cpplm.core.errors import UserError
-from cpplm.core.runlog import LOG, read_run_log
 from cpplm.core.storage import Storage
-from cpplm.train.pretrain import run_folder
+from cpplm.train.checkpoint import folder as checkpoint_folder
+from cpplm.train.curves import run_charts
+from cpplm.train.history import AXES, History, Record, Session, defaults, figures, flat
+from cpplm.train.settings import TrainSettings
 
 PAGE = "page.html"
-Series = tuple[Sequence[float], Sequence[float]]
+MOST_SAMPLES = 60
+MOST_DETAILS = 200
+MOST_CHECKPOINTS = 50
+
+
+@dataclass(frozen=True)
+class SessionRow:
+    """One line of the table of sessions."""
+
+    started: str
+    first_step: int
+    last_step: int
+    minutes: float
+    ended: str
+    processor: str
+    changes: list[tuple[str, Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -33,15 +47,28 @@ class PageData:
     """What the template shows."""
 
     name: str
+    state: str
     version: str
     made: str
-    session: dict[str, Any]
-    settings: dict[str, Any]
-    tiles: list[tuple[str, str, str]]
-    curves: list[tuple[str, str]]
-    samples: dict[str, Any]
-    problems: dict[str, Any]
     steps_trained: int
+    session: Record
+    tiles: list[tuple[str, str, str]]
+    charts: list[dict[str, Any]]
+    marks: list[dict[str, Any]]
+    validations: list[Record]
+    samples: list[Record]
+    samples_left_out: int
+    problems: Record
+    evaluations: list[Record]
+    sessions: list[SessionRow]
+    checkpoints: list[dict[str, Any]]
+    profiles: list[Record]
+    memory: dict[str, str]
+    chosen: list[tuple[str, Any, str]]
+    as_default: dict[str, Any]
+    model: dict[str, Any]
+    most_details: int = MOST_DETAILS
+    most_checkpoints: int = MOST_CHECKPOINTS
 
 
 def write_page(run: str | Path) -> Path:
@@ -50,155 +77,183 @@ def write_page(run: str | Path) -> Path:
     Raises:
         UserError: not a run folder, or nothing was trained yet.
     """
-    folder = run_folder(run)
-    html = render(collect(folder))
-    Storage(folder).write(PAGE, html.encode())
-    return folder / PAGE
+    history = History(run)
+    html = render("page.html.jinja", collect(history))
+    Storage(history.folder).write(PAGE, html.encode())
+    return history.folder / PAGE
 
 
-def collect(folder: Path) -> PageData:
+def collect(history: History) -> PageData:
     """Read everything a run folder has to show."""
-    records = read_run_log(folder / LOG)
-    by_event: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        by_event.setdefault(record["event"], []).append(record)
-    if "session" not in by_event:
-        raise UserError(f"{folder / LOG} holds no training session", fix="Run 'cpplm train' first.")
-    storage = Storage(folder)
+    storage = Storage(history.folder)
     evaluation = storage.read_json("evaluation.json") if storage.exists("evaluation.json") else {}
-    samples = storage.read_json("samples.json") if storage.exists("samples.json") else {}
-    if not samples and "samples" in by_event:
-        samples = by_event["samples"][-1]
-    steps, validations = by_event.get("step", []), by_event.get("validation", [])
+    samples = history.events("samples")
+    if storage.exists("samples.json"):
+        samples = [*samples, storage.read_json("samples.json")]
+    shown = some(samples, MOST_SAMPLES)
+    chosen, as_default = _settings(history)
+    session = history.sessions[-1]
     return PageData(
-        name=folder.resolve().name if folder.resolve().name != "run" else folder.resolve().parent.name,
+        name=history.name,
+        state=session.ended,
         version=__version__,
-        made=time.strftime("%Y-%m-%d %H:%M"),
-        session=by_event["session"][-1],
-        settings=_flat(by_event["session"][-1]["settings"]),
-        tiles=_tiles(by_event["session"][-1], steps, validations, evaluation),
-        curves=_curves(steps, validations),
-        samples=samples,
+        made=_local_time(time.time()),
+        steps_trained=session.last_step,
+        session=session.record,
+        tiles=_tiles(history, evaluation),
+        charts=run_charts(history),
+        marks=[_mark(history, later) for later in history.sessions[1:]],
+        validations=history.validations,
+        samples=shown[::-1],
+        samples_left_out=len(samples) - len(shown),
         problems=evaluation.get("cpp", {}),
-        steps_trained=steps[-1]["step"] if steps else 0,
+        evaluations=history.events("cpp_evaluation"),
+        sessions=[_session_row(each) for each in history.sessions],
+        checkpoints=_checkpoints(history),
+        profiles=history.events("profile"),
+        memory=_memory(history),
+        chosen=chosen,
+        as_default=as_default,
+        model=_model(session.record),
     )
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by flag, those of nested groups beside the others."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value) if isinstance(value, dict) else {name: value}
-    return flat
+def some(records: list[Record], most: int) -> list[Record]:
+    """At most that many of the records, evenly spread, the first and the last among them."""
+    if len(records) <= most:
+        return records
+    return [records[number * (len(records) - 1) // (most - 1)] for number in range(most)]
 
 
-def _tiles(
-    session: dict[str, Any],
-    steps: list[dict[str, Any]],
-    validations: list[dict[str, Any]],
-    evaluation: dict[str, Any],
-) -> list[tuple[str, str, str]]:
+def _tiles(history: History, evaluation: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
-    tiles = []
-    measured = evaluation.get("bpb") or (validations[-1] if validations else None)
+    found, tiles = figures(history), []
+    measured = evaluation.get("bpb") or (history.validations[-1] if history.validations else None)
     if measured:
-        untrained = f"untrained: {validations[0]['bits_per_byte']:.3f}" if validations else ""
+        first = history.validations[:1]
+        untrained = f"untrained: {first[0]['bits_per_byte']:.3f}" if first and first[0]["step"] == 0 else ""
         tiles.append(("validation bits per byte", f"{measured['bits_per_byte']:.3f}", untrained))
     if cpp := evaluation.get("cpp"):
         remark = f"of {cpp['problems']} C++ problems"
         tiles.append(("compile rate", f"{cpp['compile_rate']:.1%}", remark))
         tiles.append(("pass@1", f"{cpp['pass@1']:.1%}", remark))
-    parameters = session["parameters"]
-    tiles.append(
-        ("parameters", _short(parameters["total"]), f"{_short(parameters['matrices'])} in the layers")
-    )
-    if steps:
-        last = steps[-1]
-        rates = sorted(record["tokens_per_second"] for record in steps)
-        waited = sum(r["data_seconds"] for r in steps) / sum(r["step_seconds"] for r in steps)
-        tiles.append(("tokens trained on", _short(last["tokens"]), f"{last['step']:,} steps"))
-        speed = f"{rates[len(rates) // 2]:,.0f}"
-        tiles.append(("tokens per second", speed, f"{waited:.1%} of the time waiting for data"))
-        tiles.append(
-            ("training time", f"{last['seconds'] / 60:.1f} min", session["environment"]["processor"])
-        )
-        tiles.append(
-            ("peak memory", f"{max(r['peak_memory_bytes'] for r in steps) / 2**30:.2f} GiB", "of the trainer")
-        )
+    parameters = history.sessions[-1].record["parameters"]
+    tiles.append(("parameters", short(parameters["total"]), f"{short(parameters['matrices'])} in the layers"))
+    if "step" in found:
+        processor = history.sessions[-1].record["environment"]["processor"]
+        wait = f"{found['data_wait']:.1%} of the time waiting for data"
+        tiles += [
+            ("tokens trained on", short(found["tokens"]), f"{found['step']:,} steps"),
+            ("tokens per second", f"{found['tokens_per_second']:,.0f}", wait),
+            ("training time", duration(found["seconds"]), f"{duration(found['wall_seconds'])} on the clock"),
+            ("peak memory", _gib(found["peak_memory_bytes"]), processor),
+        ]
+        if "mfu" in found:
+            tiles.append(("MFU", f"{found['mfu']:.1%}", "of the device's peak rate"))
+        left = history.steps[-1].get("eta_seconds", 0)
+        if left and history.sessions[-1].ended == "running":
+            tiles.append(("time left", duration(left), f"{history.steps[-1]['progress']:.1%} done"))
     return tiles
 
 
-def _short(number: float) -> str:
-    return EngFormatter(places=1, sep="")(number)
+def _settings(history: History) -> tuple[list[tuple[str, Any, str]], dict[str, Any]]:
+    """Settings that differ from the defaults, as (name, value, default), and all the others by name."""
+    default, chosen, same = defaults(TrainSettings), [], {}
+    for name, value in sorted(history.settings.items()):
+        if name in default and value == default[name]:
+            same[name] = value
+        else:
+            chosen.append((name, value, f"default {default[name]}" if name in default else ""))
+    return chosen, same
 
 
-def _curves(steps: list[dict[str, Any]], validations: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(title, svg) of each curve that has points."""
-    curves = []
-    if steps:
-        train = ([r["step"] for r in steps], [r["loss"] for r in steps])
-        series = {"training": train, "smoothed": (train[0], _smooth(train[1]))}
-        if validations:
-            series["validation"] = ([r["step"] for r in validations], [r["loss"] for r in validations])
-        curves.append(("Loss (nats per token)", plot(series, "step")))
-    if validations:
-        bits = ([r["step"] for r in validations], [r["bits_per_byte"] for r in validations])
-        curves.append(("Validation (bits per byte)", plot({"validation": bits}, "step")))
-    if steps:
-        numbers = [r["step"] for r in steps]
-        speed = (numbers, [r["tokens_per_second"] for r in steps])
-        curves.append(("Throughput (tokens per second)", plot({"smoothed": speed}, "step")))
-        rate = (numbers, [r["lr_multiplier"] for r in steps])
-        curves.append(("Learning rate (share of its peak)", plot({"smoothed": rate}, "step")))
-    return curves
+def _mark(history: History, session: Session) -> dict[str, Any]:
+    """Where a later session begins, on every axis."""
+    step = session.record["step"]
+    label = f"{_local_time(session.record['time'])}: went on from step {step:,}"
+    return {"label": label, **{axis: history.place(step, axis) for axis in AXES}}
 
 
-def _smooth(values: list[float], keep: float = 0.95) -> list[float]:
-    """Exponential average, without the pull of its first value."""
-    smooth, total, weight = [], 0.0, 0.0
-    for value in values:
-        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
-        smooth.append(total / weight)
-    return smooth
+def _session_row(session: Session) -> SessionRow:
+    record = session.record
+    return SessionRow(
+        started=_local_time(record["time"]),
+        first_step=record["step"],
+        last_step=session.last_step,
+        minutes=session.wall_seconds / 60,
+        ended=session.ended,
+        processor=f"{record['environment']['processor']}, {record['environment']['device']}",
+        changes=session.changes,
+    )
 
 
-STYLES: dict[str, dict[str, Any]] = {
-    "training": {"color": "#8aa4c8", "linewidth": 0.7, "alpha": 0.7},
-    "smoothed": {"color": "#2f6fbf", "linewidth": 1.6},
-    "validation": {"color": "#d9772b", "linewidth": 1.6, "marker": "o", "markersize": 4},
-}
+def _checkpoints(history: History) -> list[dict[str, Any]]:
+    """Newest first. Whether one is still there is known only where it lies in the run folder."""
+    local = not history.settings["checkpoint_dir"]
+    rows = []
+    for record in reversed(history.events("checkpoint")):
+        there = (history.folder / "checkpoints" / checkpoint_folder(record["step"])).is_dir()
+        kept = "" if not local else "kept" if there else "deleted since"
+        rows.append({**record, "saved": _local_time(record["time"]), "kept": kept})
+    return rows
 
 
-def plot(series: Mapping[str, Series], x_label: str) -> str:
-    """Lines as an SVG element; grey text that reads on light and on dark pages."""
-    grey = "#7d8590"
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "cpplm", "font.family": "sans-serif"}):
-        figure = Figure(figsize=(6.2, 3.1), layout="constrained")
-        axes = figure.add_subplot()
-        for name, (x, y) in series.items():
-            axes.plot(x, y, label=name, **STYLES[name])
-        axes.set_xlabel(x_label, color=grey)
-        axes.tick_params(colors=grey)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.yaxis.set_major_formatter(
-            EngFormatter(sep="") if axes.get_ylim()[1] > 1000 else axes.yaxis.get_major_formatter()
-        )
-        axes.grid(color=grey, alpha=0.2)
-        for side, spine in axes.spines.items():
-            spine.set_visible(side in ("left", "bottom"))
-            spine.set_color(grey)
-        if len(series) > 1:
-            axes.legend(frameon=False, labelcolor=grey)
-        svg = io.StringIO()
-        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    return svg.getvalue()[svg.getvalue().index("<svg") :]
+def _memory(history: History) -> dict[str, str]:
+    """The parts of the newest measurement, as shares of the peak."""
+    records = history.events("memory")
+    if not records:
+        return {}
+    newest = records[-1]
+    names = {
+        "weights_bytes": "weights",
+        "gradients_bytes": "gradients",
+        "optimizer_bytes": "optimizer state",
+        "rest_bytes": "activations and all else",
+    }
+    peak = newest["peak_bytes"]
+    parts = {name: f"{_gib(newest[key])} ({newest[key] / peak:.0%})" for key, name in names.items()}
+    return {"peak": _gib(peak), **parts, "held between steps": _gib(newest["held_bytes"])}
 
 
-def render(data: PageData) -> str:
-    """The page as HTML."""
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _model(session: Record) -> dict[str, Any]:
+    parameters = {f"parameters: {name}": count for name, count in session["parameters"].items()}
+    return {
+        **flat(session["config"]),
+        **parameters,
+        "training FLOPs per token": session["flops_per_token"],
+    }
+
+
+def _local_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def short(number: float) -> str:
+    """1,500 as 1.5K."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def render(template: str, page: Any) -> str:
+    """A page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cpplm.train", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return environment.get_template("page.html.jinja").render(page=data)
+    return environment.get_template(template).render(page=page, nonce=secrets.token_hex(16))

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from cpplm.batches.loader import Batch, TrainLoader, validation_batches
 from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import choose_device, choose_dtype, environment
+from cpplm.core.hardware import environment
 from cpplm.core.locking import only_writer
+from cpplm.core.peak import reference_flops
 from cpplm.core.progress import say
-from cpplm.core.runlog import LOG, RunLog, read_run_log
+from cpplm.core.runlog import LOG, RunLog, SilentLog, read_run_log
 from cpplm.core.settings import to_dict
-from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
-from cpplm.model.counting import count_flops, count_parameters, count_scaling_parameters
-from cpplm.model.kernels.chosen import training_kernels
-from cpplm.model.precision import convert_to_fp8, convert_to_nvfp4, require_fp8, require_nvfp4
+from cpplm.model.counting import count_flops, count_parameters
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import build_optimizer
-from cpplm.optim.muon import MuonAdamW
-from cpplm.tokenizer.canonical import canonical_ids
-from cpplm.tokenizer.checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.building import build, choose_kernels, loss_function
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
-from cpplm.train.checkpoint import Checkpoint
-from cpplm.train.compiling import can_compile, compiled_losses
+from cpplm.train.checkpoint import Checkpoint, open_checkpoint
+from cpplm.train.data import check_data, checked, fingerprint, open_readers, train_loader, validation_passes
+from cpplm.train.horizon import Horizon, horizon_of, with_batch_size
+from cpplm.train.memory_log import MemoryCallback
+from cpplm.train.profiling import ProfileCallback
 from cpplm.train.resume import find_checkpoint, restore_state
-from cpplm.train.settings import TrainSettings
+from cpplm.train.saving import KeepRules
+from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.tracking import make_trackers, require_trackers
-from cpplm.train.trainer import Callback, Horizon, Trainer, TrainState
+from cpplm.train.trainer import Callback, Trainer, TrainState
+from cpplm.train.uploading import Uploader, missing_steps
+from cpplm.train.world import World, open_world
+from cpplm.train.writer import CheckpointWriter
 
 
 @dataclass(frozen=True)
@@ -53,113 +51,119 @@ class RunSummary:
 
 
 def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) -> RunSummary:
-    """Train a model, or go on with the run that `settings.out` holds.
+    """Train a model, or go on with the run that `settings.out` holds; on every rank that torchrun started.
 
     Raises:
         UserError: bad settings or data, or `out` holds a run that these settings do not continue.
         KeyboardInterrupt: stopped on request; the state is saved.
     """
-    device = choose_device(settings.device_type)
-    reader = ShardReader(settings.data_dir)
+    with open_world(settings.device_type) as world:
+        return _pretrain(settings, world, extra_callbacks)
+
+
+def _pretrain(settings: TrainSettings, world: World, extra_callbacks: Sequence[Callback]) -> RunSummary:
+    readers = open_readers(settings)
     tokenizer = Tokenizer.load(settings.tokenizer)
     config = model_config(settings, tokenizer.vocab_size)
+    settings = with_batch_size(settings, config, world.size)
     horizon = horizon_of(settings, config)
-    _check_before_writing(settings, reader)
-    kernels = _check_precision(settings, config, device)
-    _make_folder(settings.out)
+    require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
+    kernels = choose_kernels(settings, config, world.device)
+    check_data(settings, readers, tokenizer, horizon)
     with ExitStack() as stack:
-        stack.enter_context(only_writer(settings.out))
+        if world.is_first:
+            _make_folder(settings.out)
+            stack.enter_context(only_writer(settings.out))
         storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
-        storage.remove_leftovers()
-        provenance = {"corpus": reader.fingerprint(), "tokenizer": tokenizer.hash}
-        checkpoint = find_checkpoint(settings, config, storage, provenance)
+        provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
+        checkpoint, writer = _continue(settings, config, storage, provenance, world, stack)
         state = TrainState() if checkpoint is None else restore_state(checkpoint)
+        done = horizon.progress(step=state.step, seconds=state.seconds)
         if checkpoint is not None:
-            if horizon.progress(state) >= 1:
+            if done >= 1:
                 say(f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on")
                 return _summary(settings, state, config, trained_now=False)
             say(f"continuing {settings.out} from step {state.step}")
-        model, optimizer = _model_and_optimizer(settings, config, tokenizer, checkpoint, device)
-        shape = (settings.device_batch_size, settings.max_seq_len)
-        loss_function = model.training_losses if settings.no_compile else compiled_losses(model, shape)
-
-        bar = stack.enter_context(ProgressLog.open_bar(horizon.progress(state)))
-        loader = stack.enter_context(closing(Prefetcher(_train_loader(settings, reader, tokenizer, state))))
-        log = stack.enter_context(_open_log(settings, state, model, horizon, kernels))
+        # The first rows are tokenised while the model is compiled.
+        source = train_loader(settings, readers, tokenizer, horizon, world, state.loader)
+        batches = stack.enter_context(closing(Prefetcher(source)))
+        stack.callback(source.close)  # before the prefetcher, whose thread may be waiting for it
+        model, optimizer = build(settings, config, tokenizer, checkpoint, world)
+        losses = loss_function(settings, model)
+        peak, peak_source = reference_flops(world.device, model.compute_dtype)
+        facts = {"kernels": kernels, "ranks": world.size, "peak_flops": peak, "peak_source": peak_source}
+        log = stack.enter_context(_open_log(settings, state, model, horizon, facts, world))
         # Saved before all else: what fails after it cannot take the step along.
-        callbacks: list[Callback] = [ProgressLog(bar), CheckpointCallback(storage, provenance)]
+        callbacks: list[Callback] = [CheckpointCallback(writer, provenance)]
         if settings.eval_every > 0:
-            callbacks.append(ValidationCallback(_validation_passes(settings, reader, tokenizer)))
-        Trainer(
+            callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer)))
+        if world.is_first:
+            bar = stack.enter_context(ProgressLog.open_bar(done))
+            callbacks = [
+                ProgressLog(bar, world.size * peak),
+                *callbacks,
+                ProfileCallback(settings.out, settings.profile_step),
+                *([MemoryCallback(settings.memory_every)] if settings.memory_every > 0 else []),
+                *extra_callbacks,
+            ]
+        trainer = Trainer(
             model=model,
             optimizer=optimizer,
             tokenizer=tokenizer,
-            batches=checked(loader, reader, tokenizer),
+            batches=checked(batches, readers, tokenizer),
             horizon=horizon,
             settings=settings,
             state=state,
             log=log,
-            callbacks=[*callbacks, *extra_callbacks],
-            loss_function=loss_function,
-        ).run()
+            callbacks=callbacks,
+            loss_function=losses,
+            world=world,
+        )
+        with _logged_end(trainer):
+            trainer.run()
     return _summary(settings, state, config, trained_now=True)
 
 
-def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
-    """The model that the settings describe."""
-    return settings.architecture.config(
-        settings.depth,
-        vocab_size=vocab_size,
-        max_seq_len=settings.max_seq_len,
-        aspect_ratio=settings.aspect_ratio,
-        head_dim=settings.head_dim,
-        window_pattern=settings.window_pattern,
-        **({"num_kv_heads": settings.num_kv_heads} if settings.num_kv_heads > 0 else {}),
-    )
+@contextmanager
+def _logged_end(trainer: Trainer) -> Iterator[None]:
+    """The last record of a session that was not killed: how it ended."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        trainer.log.write("end", step=trainer.state.step, reason="stopped")
+        raise
+    except Exception as error:
+        trainer.log.write("end", step=trainer.state.step, reason="failed", message=str(error))
+        raise
+    trainer.log.write("end", step=trainer.state.step, reason="finished")
 
 
-def horizon_of(settings: TrainSettings, config: ModelConfig) -> Horizon:
-    """How long to train: by minutes, steps, operations, or tokens per parameter, whichever was given."""
-    if settings.max_minutes > 0:
-        return Horizon(seconds=60 * settings.max_minutes)
-    if settings.num_iterations > 0:
-        return Horizon(steps=settings.num_iterations)
-    if settings.target_flops > 0:
-        tokens = settings.target_flops / count_flops(config)["total"]
-    else:
-        tokens = settings.target_param_data_ratio * count_scaling_parameters(config)
-    return Horizon(steps=max(1, round(tokens / settings.total_batch_size)))
+def _continue(
+    settings: TrainSettings,
+    config: ModelConfig,
+    storage: Storage,
+    provenance: dict[str, str],
+    world: World,
+    stack: ExitStack,
+) -> tuple[Checkpoint | None, CheckpointWriter | None]:
+    """The checkpoint to go on from, and, on the first rank, the writer of further ones.
 
-
-def _check_before_writing(settings: TrainSettings, reader: ShardReader) -> None:
-    """What can be refused is refused before the run folder is made."""
-    for split in ("train", "val") if settings.eval_every > 0 else ("train",):
-        if not reader.shards(split):
-            raise UserError(
-                f"{reader.storage.location} has no {split} documents",
-                fix="Build a corpus with more code."
-                if split == "train"
-                else "Or train with --eval_every -1.",
-            )
-    require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
-
-
-def _check_precision(settings: TrainSettings, config: ModelConfig, device: torch.device) -> dict[str, str]:
-    """The kernels that will run, by what they compute.
-
-    Raises:
-        UserError: kernels or number formats that were asked for are not to be had here.
+    The first rank looks, and downloads what is newer elsewhere; the others open what it has found.
     """
-    kernels = settings.kernels
-    if kernels.fp8:
-        require_fp8()
-    if kernels.nvfp4:
-        require_nvfp4()
-    dtype = choose_dtype(settings.precision, device)
-    if (kernels.fp8 or kernels.nvfp4) and dtype != torch.bfloat16:
-        raise UserError("8-bit and 4-bit products need bfloat16 around them", fix="Leave out --precision.")
-    compiling = not settings.no_compile and can_compile(device)
-    return training_kernels(config, kernels, device=device, dtype=dtype, compiling=compiling)
+    if not world.is_first:
+        step = world.gather_objects(None)[0]
+        return (None if step is None else open_checkpoint(storage, step)), None
+    storage.remove_leftovers()
+    remote = Storage(settings.upload_dir, create=True) if settings.upload_dir else None
+    wanted = settings.resume_from_step if settings.resume_from_step >= 0 else None
+    checkpoint = find_checkpoint(settings, config, storage, provenance, remote=remote, step=wanted)
+    keep = KeepRules(settings.keep_last, settings.keep_every)
+    uploader = None
+    if remote is not None:
+        uploader = Uploader(storage, remote, keep, missing=missing_steps(storage, remote, keep))
+    writer = stack.enter_context(CheckpointWriter(storage, keep, uploader=uploader))
+    world.gather_objects(None if checkpoint is None else checkpoint.step)
+    return checkpoint, writer
 
 
 def _make_folder(out: Path) -> None:
@@ -169,83 +173,20 @@ def _make_folder(out: Path) -> None:
         raise UserError(f"cannot make the run folder {out}: {error}", fix="Name another --out.") from error
 
 
-def _model_and_optimizer(
-    settings: TrainSettings,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    checkpoint: Checkpoint | None,
-    device: torch.device,
-) -> tuple[Transformer, MuonAdamW]:
-    """New, or as the checkpoint left them."""
-    dtype = choose_dtype(settings.precision, device)
-    if checkpoint is None:
-        with torch.device("meta"):
-            model = Transformer(config, compute_dtype=dtype, kernels=settings.kernels)
-        model.to_empty(device=device)
-        model.init_weights(settings.seed)
-        model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
-    else:
-        model = checkpoint.model(device=device, compute_dtype=dtype, kernels=settings.kernels)
-    if settings.kernels.fp8:
-        convert_to_fp8(model, settings.kernels.fp8_recipe)
-    if settings.kernels.nvfp4:
-        convert_to_nvfp4(model)
-    optimizer = build_optimizer(model, settings.rates, batch_tokens=settings.total_batch_size)
-    if checkpoint is not None:
-        optimizer.load_named_state(checkpoint.tensors("optimizer.safetensors"))
-    return model, optimizer
-
-
-def _train_loader(
-    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer, state: TrainState
-) -> TrainLoader:
-    return TrainLoader(
-        reader,
-        tokenizer,
-        batch_size=settings.device_batch_size,
-        seq_len=settings.max_seq_len,
-        seed=settings.seed,
-        state=state.loader,
-        threads=settings.tokenizer_threads,
-    )
-
-
-def checked(batches: Iterator[Batch], reader: ShardReader, tokenizer: Tokenizer) -> Iterator[Batch]:
-    """The same batches; with the first come warnings about what does not fit together."""
-    first = next(batches)
-    counted_with = reader.manifest.get("identity", {}).get("tokenizer_hash", "")
-    for warning in (
-        *check_vocabulary(tokenizer),
-        *check_hashes(tokenizer, counted_with),
-        *check_batch(tokenizer, first.inputs.tolist()),
-    ):
-        say(f"warning: {warning}")
-    yield first
-    yield from batches
-
-
-def _validation_passes(
-    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer
-) -> Callable[[], Iterable[tuple[Tensor, Tensor]]]:
-    """A function that begins a fresh pass over the validation tokens."""
-    return lambda: validation_batches(
-        reader,
-        tokenizer,
-        batch_size=settings.device_batch_size,
-        seq_len=settings.max_seq_len,
-        max_tokens=settings.eval_tokens,
-        threads=settings.tokenizer_threads,
-    )
-
-
 def _open_log(
     settings: TrainSettings,
     state: TrainState,
     model: Transformer,
     horizon: Horizon,
-    kernels: dict[str, str],
+    facts: dict[str, Any],
+    world: World,
 ) -> RunLog:
-    """The run log, cut at the step from which the run goes on, with a record of this session."""
+    """The run log, cut at the step from which the run goes on, with a record of this session and `facts`.
+
+    Only the first rank writes one.
+    """
+    if not world.is_first:
+        return SilentLog()
     trackers = make_trackers(
         settings.out,
         settings.run_name or settings.out.name,
@@ -263,8 +204,9 @@ def _open_log(
         flops_per_token=count_flops(model.config)["total"],
         horizon={"steps": horizon.steps, "seconds": horizon.seconds},
         precision=str(model.compute_dtype).removeprefix("torch."),
-        kernels=kernels,
+        log_reached=log.reached,
         environment=environment(),
+        **facts,
     )
     return log
 

@@ -1,45 +1,90 @@
-"""Which checkpoint a run continues from, and whether it may."""
+"""Which checkpoint a run continues from, near or far, and whether it may."""
 
 from __future__ import annotations
 
-from cpplm.batches.loader import LoaderState
+from cpplm.batches.state import LoaderState
 from cpplm.core.errors import UserError
+from cpplm.core.progress import say
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
-from cpplm.train.checkpoint import Checkpoint, committed_steps, open_checkpoint
+from cpplm.train.checkpoint import Checkpoint, committed_steps, folder, open_checkpoint
+from cpplm.train.saving import copy_checkpoint, delete_files
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import TrainState
 
 # A continued run must agree in these and in the model; the other settings may change between sessions.
-FIXED = ("total_batch_size", "seed")
+FIXED = ("total_batch_size", "seed", "fim")
 
 
 def find_checkpoint(
-    settings: TrainSettings, config: ModelConfig, storage: Storage, provenance: dict[str, str]
+    settings: TrainSettings,
+    config: ModelConfig,
+    storage: Storage,
+    provenance: dict[str, str],
+    *,
+    remote: Storage | None = None,
+    step: int | None = None,
 ) -> Checkpoint | None:
-    """The checkpoint that `settings` continues, the newest; None to start anew.
+    """The checkpoint that `settings` continues, in `storage`; None to start anew.
 
     Args:
         settings: of this session.
         config: the model that they describe.
         storage: where the checkpoints are.
         provenance: hashes of corpus and tokenizer, by name.
+        remote: where they are uploaded to; what is newer there is downloaded.
+        step: go on from this one, not from the newest; later ones are deleted in both places, since the run
+            takes their steps anew.
 
     Raises:
-        UserError: the checkpoints there belong to another run.
+        UserError: the checkpoints there belong to another run, there is none of `step`, one is damaged, or a
+            place cannot be listed: that is never taken for "there are none".
     """
-    if not committed_steps(storage):
+    checkpoint = choose_checkpoint(storage, remote, step)
+    if checkpoint is None:
         return None
-    checkpoint = open_checkpoint(storage)
+    _refuse_another_run(checkpoint, settings, config, provenance)
+    if checkpoint.storage is not storage:
+        say(f"downloading {checkpoint.path()} ({checkpoint.size / 1e6:,.1f} MB)")
+        checkpoint = copy_checkpoint(checkpoint, storage)
+    if step is not None:
+        checkpoint.verify()  # before others go
+        for place in (storage, *([remote] if remote is not None else [])):
+            _delete_later(place, step)
+    return checkpoint
+
+
+def choose_checkpoint(
+    storage: Storage, remote: Storage | None = None, step: int | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint, or that of `step`, of either place; the near one if both have it.
+
+    Raises:
+        UserError: there is none of `step`, a manifest is damaged, or a place cannot be listed.
+    """
+    here = committed_steps(storage)
+    there = committed_steps(remote) if remote is not None else []
+    if step is None:
+        step = max([*here, *there], default=None)
+    if step is None:
+        return None
+    if remote is not None and step in there and step not in here:
+        return open_checkpoint(remote, step)
+    return open_checkpoint(storage, step)
+
+
+def _refuse_another_run(
+    checkpoint: Checkpoint, settings: TrainSettings, config: ModelConfig, provenance: dict[str, str]
+) -> None:
     then, now = checkpoint.json("settings.json"), to_dict(settings)
     then_provenance = checkpoint.json("state.json")
     then_model, now_model = to_dict(checkpoint.config()), to_dict(config)
     differences = [
-        f"{name} was {before[name]}, is {after[name]}"
+        f"{name} was {before.get(name)}, is {after[name]}"
         for before, after, names in ((then_model, now_model, now_model), (then, now, FIXED))
         for name in names
-        if before[name] != after[name]
+        if before.get(name) != after[name]
     ]
     differences += [
         f"{name} was {then_provenance[name][:12]}, is {value[:12]}"
@@ -48,10 +93,17 @@ def find_checkpoint(
     ]
     if differences:
         raise UserError(
-            f"{settings.out} holds another run: {'; '.join(differences)}",
+            f"{checkpoint.storage.location} holds another run: {'; '.join(differences)}",
             fix="Name another --out, or delete the folder to start anew.",
         )
-    return checkpoint
+
+
+def _delete_later(storage: Storage, step: int) -> None:
+    """Delete the checkpoints after `step`."""
+    later = [other for other in committed_steps(storage) if other > step]
+    if later:
+        say(f"deleting the later checkpoints in {storage.location}: {', '.join(map(str, later))}")
+        delete_files(storage, [name for other in later for name in storage.names(folder(other))])
 
 
 def restore_state(checkpoint: Checkpoint) -> TrainState:

@@ -6,18 +6,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from cpplm.batches.fim import FimSettings
+from cpplm.batches.settings import DataSettings
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import Precision
+from cpplm.core.storage import is_bucket
+from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.optim.groups import Rates
+from cpplm.optim.schedules import Schedule
+from cpplm.train.estimate import DryRunSettings
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """One pre-training run. Lengths and batch sizes are in tokens unless they say otherwise."""
 
-    data_dir: str
-    """Corpus: a folder or bucket URL written by `cpplm corpus build`."""
+    data_dir: tuple[str, ...]
+    """Corpus: a folder or bucket URL written by `cpplm corpus build`; several are mixed."""
     tokenizer: Path
     """File of `cpplm tokenizer train`, or the name of one that comes with cpplm, such as `cpp-32k`."""
     out: Path
@@ -51,31 +57,46 @@ class TrainSettings:
 
     device_batch_size: int = 32
     """Rows of `max_seq_len` tokens per forward pass; lower it when memory runs out."""
-    total_batch_size: int = 524_288
-    """Tokens per optimizer step; gradients accumulate over several forward passes to reach it."""
+    total_batch_size: int = -1
+    """Tokens per optimizer step, reached by several forward passes (-1 = what suits the model's size)."""
     rates: Rates = field(default_factory=Rates)
     """Learning rates."""
-    warmup_ratio: float = 0.0
-    """Share of the run in which the learning rate rises."""
-    warmdown_ratio: float = 0.4
-    """Share of the run, at its end, in which the learning rate falls."""
-    final_lr_frac: float = 0.0
-    """Learning rate at the end over its peak."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """How they change during the run."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    """Rows."""
+    fim: FimSettings = field(default_factory=FimSettings)
+    """Fill-in-the-middle."""
 
     eval_every: int = 250
-    """Measure validation bits per byte every so many steps, and at start and end (-1 = never)."""
+    """Measure bits per byte on the first --data_dir's validation documents every so many steps, and at start
+    and end (-1 = never)."""
     eval_tokens: int = 20 * 524_288
     """Validation tokens per measurement."""
     sample_every: int = 2000
     """Write sample completions into the log every so many steps (-1 = never)."""
+    cpp_eval_every: int = -1
+    """Try C++ problems on saved checkpoints at least so many steps apart, beside the run (-1 = never)."""
+    cpp_eval_minutes: float = 30.0
+    """Time after which one such trial is given up."""
+    memory_every: int = 250
+    """Log what holds the memory every so many steps (-1 = never)."""
     save_every: int = -1
     """Checkpoint every so many steps (-1 = by time only)."""
     save_minutes: float = 10.0
     """Checkpoint at least this often; the end and an interrupt always save (-1 = not by time)."""
     keep_last: int = 2
     """Checkpoints to keep; older ones are deleted."""
+    keep_every: int = -1
+    """Also keep, for ever, the checkpoints of every so many steps (-1 = none)."""
     checkpoint_dir: str = ""
     """Where checkpoints go: a folder or bucket URL (empty = `checkpoints` inside --out)."""
+    upload_dir: str = ""
+    """Also upload each checkpoint there, in the background: a bucket URL or folder. What is newer there than
+    here is downloaded at the start."""
+    resume_from_step: int = -1
+    """Go on from this checkpoint and delete the later ones (-1 = from the newest)."""
 
     seed: int = 0
     """Of the initial weights and the document order."""
@@ -85,8 +106,14 @@ class TrainSettings:
     """Of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
     no_compile: bool = False
     """Run without torch.compile: slower steps, instant start."""
-    tokenizer_threads: int = 4
-    """Threads that tokenise ahead of the training step."""
+
+    shard: bool = False
+    """Divide weights, gradients and optimizer state among the ranks that torchrun started (FSDP2)."""
+    profile_step: int = -1
+    """Write a profiler trace of three steps from this one on (-1 = when asked: touch OUT/profile)."""
+
+    dry: DryRunSettings = field(default_factory=DryRunSettings)
+    """Estimate the run instead."""
 
     run_name: str = ""
     """Name for Weights & Biases (empty = the folder's name)."""
@@ -97,12 +124,25 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        self._check_batch()
+        if self.total_batch_size != -1:
+            self.check_batch(ranks=1)
         self._check_horizon()
-        if self.warmup_ratio + self.warmdown_ratio > 1:
+        if self.upload_dir and (self.upload_dir == self.checkpoint_dir or is_bucket(self.checkpoint_dir)):
             raise UserError(
-                f"--warmup_ratio {self.warmup_ratio} and --warmdown_ratio {self.warmdown_ratio} overlap",
-                fix="Their sum may be at most 1.",
+                "--upload_dir copies local checkpoints to another place",
+                fix="Leave it out, or give a local --checkpoint_dir.",
+            )
+        if not self.cpp_eval_minutes > 0:
+            raise UserError(f"--cpp_eval_minutes {self.cpp_eval_minutes} is no time")
+        if self.cpp_eval_every == -1 and self.cpp_eval_minutes != type(self).cpp_eval_minutes:
+            raise UserError("--cpp_eval_minutes does nothing without --cpp_eval_every")
+        if self.resume_from_step < -1:
+            raise UserError(
+                f"--resume_from_step {self.resume_from_step}", fix="Name a step, or leave it out."
+            )
+        if self.max_seq_len % self.data.row_length(0.0, self.max_seq_len):
+            raise UserError(
+                f"--short_seq_len {self.data.short_seq_len} does not divide --max_seq_len {self.max_seq_len}"
             )
         if self.run_name and not self.wandb_project:
             raise UserError(
@@ -111,29 +151,31 @@ class TrainSettings:
 
     def _check_ranges(self) -> None:
         for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "keep_last",
-                     "tokenizer_threads", "eval_tokens"):  # fmt: skip
+                     "eval_tokens"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
-        for name in ("eval_every", "sample_every", "save_every", "num_kv_heads", "num_iterations",
-                     "max_minutes", "target_flops", "target_param_data_ratio", "save_minutes"):  # fmt: skip
+        for name in ("eval_every", "sample_every", "cpp_eval_every", "memory_every", "save_every",
+                     "keep_every", "save_minutes", "profile_step", "num_kv_heads", "num_iterations",
+                     "max_minutes", "target_flops", "target_param_data_ratio"):  # fmt: skip
             if not (getattr(self, name) > 0 or getattr(self, name) == -1):
                 raise UserError(
                     f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 to leave it out."
                 )
-        for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(
-                    f"--{name} {getattr(self, name)} is not a share", fix="Use a number from 0 to 1."
-                )
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed {self.seed}", fix="Use a number from 0 to 4294967295.")
 
-    def _check_batch(self) -> None:
-        rows = self.device_batch_size * self.max_seq_len
+    def check_batch(self, ranks: int) -> None:
+        """A batch must be a whole number of forward passes of all ranks.
+
+        Raises:
+            UserError: it is not.
+        """
+        rows = self.device_batch_size * self.max_seq_len * ranks
         if self.total_batch_size < 1 or self.total_batch_size % rows:
+            several = f" x {ranks} ranks" if ranks > 1 else ""
             raise UserError(
                 f"--total_batch_size {self.total_batch_size:,} is not a multiple of --device_batch_size x "
-                f"--max_seq_len = {rows:,} tokens",
+                f"--max_seq_len{several} = {rows:,} tokens",
                 fix=f"Use {max(1, round(self.total_batch_size / rows)) * rows}.",
             )
 
@@ -148,7 +190,19 @@ class TrainSettings:
         if not given and not self.target_param_data_ratio > 0:
             raise UserError("nothing says how long to train", fix="Give --num_iterations or --max_minutes.")
 
-    @property
-    def accumulation_steps(self) -> int:
-        """Forward passes per optimizer step."""
-        return self.total_batch_size // (self.device_batch_size * self.max_seq_len)
+    def forward_passes(self, ranks: int) -> int:
+        """Of each rank per optimizer step."""
+        return self.total_batch_size // (self.device_batch_size * self.max_seq_len * ranks)
+
+
+def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
+    """The model that the settings describe."""
+    return settings.architecture.config(
+        settings.depth,
+        vocab_size=vocab_size,
+        max_seq_len=settings.max_seq_len,
+        aspect_ratio=settings.aspect_ratio,
+        head_dim=settings.head_dim,
+        window_pattern=settings.window_pattern,
+        **({"num_kv_heads": settings.num_kv_heads} if settings.num_kv_heads > 0 else {}),
+    )

@@ -3,6 +3,9 @@
 State that matters is explicit (`TrainState`, model, optimizer), so that a run continued from a checkpoint
 takes the very steps that the uninterrupted run would have taken: bit for bit on the same machine, when the
 length of the run is given in steps.
+
+Several ranks run this loop side by side, each on its own rows. They decide alike, because what decides
+(losses, time, the wish to stop) is first reduced over all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -18,15 +21,19 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from cpplm.batches.loader import Batch, LoaderState
+from cpplm.batches.loader import Batch, shorten
+from cpplm.batches.state import LoaderState
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.runlog import RunLog
-from cpplm.model.transformer import Losses, Transformer
+from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
-from cpplm.optim.schedules import learning_rate_multiplier, muon_momentum, weight_decay_multiplier
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.compiling import LossFunction
+from cpplm.train.horizon import Horizon
 from cpplm.train.settings import TrainSettings
+from cpplm.train.sharding import synchronise_gradients
+from cpplm.train.world import World
 
 
 @dataclass
@@ -37,20 +44,6 @@ class TrainState:
     tokens: int = 0
     seconds: float = 0.0
     loader: LoaderState = field(default_factory=LoaderState)
-
-
-@dataclass(frozen=True)
-class Horizon:
-    """The length of a run, in optimizer steps or in seconds."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    def progress(self, state: TrainState) -> float:
-        """From 0 at the start to 1 at the end."""
-        if self.steps is not None:
-            return min(1.0, state.step / self.steps)
-        return min(1.0, state.seconds / (self.seconds or math.inf))
 
 
 @dataclass(frozen=True)
@@ -87,8 +80,8 @@ class Callback:
 class Trainer:
     """A model, its optimizer, its data and how far it has come.
 
-    `loss_function` is `model.training_losses`, possibly compiled. `stopping` turns true when the run is asked
-    to stop.
+    `loss_function` is `model.training_losses`, possibly compiled. `stopping` turns true when this rank is
+    asked to stop.
     """
 
     model: Transformer
@@ -100,57 +93,53 @@ class Trainer:
     state: TrainState
     log: RunLog
     callbacks: Sequence[Callback]
-    loss_function: Callable[[Tensor, Tensor, Tensor], Losses]
+    loss_function: LossFunction
+    world: World
     stopping: bool = False
 
     @property
     def progress(self) -> float:
         """Share of the run that is done."""
-        return self.horizon.progress(self.state)
+        return self.horizon.progress(step=self.state.step, seconds=self.state.seconds)
 
     def run(self) -> None:
         """Train to the horizon.
 
         Raises:
-            KeyboardInterrupt: asked to stop (Ctrl-C, SIGTERM); the callbacks' `on_end` has run.
-            UserError: the loss is no longer a number.
+            KeyboardInterrupt: asked to stop before the end (Ctrl-C, SIGTERM); `on_end` has run.
+            UserError: the loss or its gradient is no number any more.
         """
         with self._stop_at_step_end():
             for callback in self.callbacks:
                 callback.on_start(self)
-            while self.progress < 1 and not self.stopping:
+            while self.progress < 1 and not self._asked_to_stop():
                 metrics = self.step()
-                self.state.seconds += metrics.seconds
+                _, self.state.seconds = self.world.agree(
+                    stopping=False, seconds=self.state.seconds + metrics.seconds
+                )
                 for callback in self.callbacks:
                     callback.on_step(self, metrics)
+            self.stopping = self.stopping and self.progress < 1  # at its end, a run ends as always
             for callback in self.callbacks:
                 callback.on_end(self)
         if self.stopping:
             raise KeyboardInterrupt
 
     def step(self) -> StepMetrics:
-        """One optimizer step over `total_batch_size` tokens."""
+        """One optimizer step over `total_batch_size` tokens.
+
+        Raises:
+            UserError: the loss or its gradient is no number.
+        """
         begin = time.perf_counter()
-        progress, count = self.progress, self.settings.accumulation_steps
-        multiplier, weight = self._schedule(progress)
-        parts = torch.zeros(4, device=self.model.device)
-        waited = 0.0
-        for _ in range(count):
-            asked = time.perf_counter()
-            batch = next(self.batches)
-            waited += time.perf_counter() - asked
-            inputs_BT = batch.inputs.to(self.model.device, non_blocking=True)
-            targets_BT = batch.targets.to(self.model.device, non_blocking=True)
-            losses = self.loss_function(inputs_BT, targets_BT, weight)
-            (losses.total / count).backward()
-            parts += torch.stack([part.detach() for part in losses]) / count
-            self.state.loader = batch.state
-        total, next_token, multi_token, indexer = parts.tolist()
+        multiplier, weight = self._schedule()
+        parts, waited = self._forward_backward(weight)
+        total, next_token, multi_token, indexer = self.world.mean(parts).tolist()
         self.optimizer.step()
         norm = float(self.optimizer.gradient_norm)
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise UserError(
-                f"the loss is {total} and its gradient {norm} at step {self.state.step}",
+                f"the loss is {total} and its gradient {norm} at step {self.state.step + 1}",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
         self.optimizer.zero_grad(set_to_none=True)
@@ -167,20 +156,45 @@ class Trainer:
             tokens=self.settings.total_batch_size,
         )
 
-    def _schedule(self, progress: float) -> tuple[float, Tensor]:
+    def _forward_backward(self, multi_token_weight: Tensor) -> tuple[Tensor, float]:
+        """Gradients of this rank's share of the batch.
+
+        Returns:
+            The mean losses (total, next token, multi token, indexer) and the seconds spent waiting for data.
+        """
+        count, device = self.settings.forward_passes(self.world.size), self.model.device
+        length = self.settings.data.row_length(self.progress, self.settings.max_seq_len)
+        parts, waited = torch.zeros(4, device=device), 0.0
+        for number in range(1, count + 1):
+            asked = time.perf_counter()
+            batch = shorten(next(self.batches), length)
+            waited += time.perf_counter() - asked
+            inputs_BT = batch.inputs.to(device, non_blocking=True)
+            targets_BT = batch.targets.to(device, non_blocking=True)
+            documents = batch.documents
+            documents_BT = None if documents is None else documents.to(device, non_blocking=True)
+            synchronise_gradients(self.model, number == count)
+            losses = self.loss_function(inputs_BT, targets_BT, multi_token_weight, documents_BT)
+            (losses.total / count).backward()
+            parts += torch.stack([part.detach() for part in losses]) / count
+            self.state.loader = batch.state
+        return parts, waited
+
+    def _schedule(self) -> tuple[float, Tensor]:
         """Set rates and modes for this step; returns the rate multiplier and the multi-token weight."""
-        settings = self.settings
-        self.optimizer.lr_multiplier = learning_rate_multiplier(
-            progress,
-            warmup_ratio=settings.warmup_ratio,
-            warmdown_ratio=settings.warmdown_ratio,
-            final_lr_frac=settings.final_lr_frac,
-        )
-        self.optimizer.muon_momentum = muon_momentum(self.state.step)
-        self.optimizer.weight_decay_multiplier = weight_decay_multiplier(progress)
-        self.model.dense_attention = settings.architecture.dense_attention(progress)
-        weight = torch.tensor(settings.architecture.multi_token_weight(progress), device=self.model.device)
+        progress, step = self.progress, self.state.step
+        schedule, architecture = self.settings.schedule, self.settings.architecture
+        self.optimizer.lr_multiplier = schedule.learning_rate(progress, step)
+        self.optimizer.muon_momentum = schedule.momentum(progress, step)
+        self.optimizer.weight_decay_multiplier = schedule.weight_decay(progress)
+        self.model.dense_attention = architecture.dense_attention(progress)
+        weight = torch.tensor(architecture.multi_token_weight(progress), device=self.model.device)
         return self.optimizer.lr_multiplier, weight
+
+    def _asked_to_stop(self) -> bool:
+        """Whether any rank was asked to; the same answer on all of them."""
+        self.stopping, _ = self.world.agree(stopping=self.stopping, seconds=0.0)
+        return self.stopping
 
     @contextmanager
     def _stop_at_step_end(self) -> Iterator[None]:

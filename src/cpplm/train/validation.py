@@ -6,8 +6,9 @@ bytes and are left out of both sums, so figures of different tokenizers can be c
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special import IGNORED
+from cpplm.train.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -28,28 +30,46 @@ class Validation:
 
 
 @torch.no_grad()
-def validate(model: Transformer, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: Tensor) -> Validation:
-    """Measure a model on (inputs, targets), each of shape BT.
+def validate(
+    model: Transformer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    token_bytes: Tensor,
+    world: World = ALONE,
+) -> Validation:
+    """Measure a model on (inputs, targets), each of shape BT. All ranks must call it, with the same batches.
 
     Args:
         model: in whatever dtype it computes.
         batches: token ids and targets; `IGNORED` targets do not count.
         token_bytes: bytes of each id, shape (vocab_size,), 0 for special tokens.
+        world: ranks that share the work.
     """
-    nats_with_bytes = nats = 0.0
-    tokens = num_bytes = 0
-    for inputs_BT, targets_BT in batches:
+    # Nats of tokens that have bytes, nats of all, tokens, bytes.
+    sums = torch.zeros(4, dtype=torch.float64)
+    for inputs_BT, targets_BT in _share(batches, world):
         targets = targets_BT.to(model.device)
         losses = model.loss(inputs_BT.to(model.device), targets, reduction="none").cpu().double()
         counted = targets_BT != IGNORED
         sizes = token_bytes[targets_BT.clamp(min=0)] * counted
-        nats_with_bytes += float((losses * (sizes > 0)).sum())
-        nats += float(losses.sum())
-        tokens += int(counted.sum())
-        num_bytes += int(sizes.sum())
+        sums += torch.stack([(losses * (sizes > 0)).sum(), losses.sum(), counted.sum(), sizes.sum()])
+    nats_with_bytes, nats, tokens, num_bytes = (world.size * world.mean(sums.to(world.device))).tolist()
     return Validation(
         bits_per_byte=nats_with_bytes / math.log(2) / max(1, num_bytes),
         loss=nats / max(1, tokens),
-        tokens=tokens,
-        bytes=num_bytes,
+        tokens=round(tokens),
+        bytes=round(num_bytes),
     )
+
+
+def _share(batches: Iterable[tuple[Tensor, Tensor]], world: World) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every rank's own of the batches, dealt in turn; of equal number, since a sharded model needs all ranks.
+
+    Where batches run out, a rank gets one again without targets.
+    """
+    remaining = iter(batches)
+    while round_of_ranks := list(itertools.islice(remaining, world.size)):
+        if world.index < len(round_of_ranks):
+            yield round_of_ranks[world.index]
+        else:
+            inputs_BT, targets_BT = round_of_ranks[0]
+            yield inputs_BT, torch.full_like(targets_BT, IGNORED)

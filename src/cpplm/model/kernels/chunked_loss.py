@@ -35,7 +35,7 @@ from cpplm.tokenizer.special import IGNORED
 MOST_SOFTCAP = 60.0  # e^60 times any vocabulary fits float32
 # Rows of a chunk. On CPUs 128 to 512 differ by less than the noise; GPUs want larger matrix products.
 _CHUNK_ROWS = {"cpu": 256}
-_CHUNK_ROWS_ELSEWHERE = 2048
+CHUNK_ROWS_ELSEWHERE = 2048
 
 
 def chunked_loss(
@@ -114,7 +114,7 @@ def _chunks(
         of_weight.zero_()
     used_weight = weight[:vocab_size].to(hidden.dtype)
     differentiate = _compiled_softmax_gradient() if fused and gradients else _softmax_gradient
-    rows = _CHUNK_ROWS.get(hidden.device.type, _CHUNK_ROWS_ELSEWHERE)
+    rows = _CHUNK_ROWS.get(hidden.device.type, CHUNK_ROWS_ELSEWHERE)
     for chunk in (slice(first, first + rows) for first in range(0, hidden.size(0), rows)):
         counted_M = targets[chunk] != IGNORED
         target_M1 = targets[chunk].clamp(min=0).unsqueeze(1)

@@ -1,0 +1,89 @@
+"""Our contender of `time_to_bpb.py`: `cpplm train` as it runs, followed by a curve.
+
+On the clock is what `cpplm train` counts as training: its steps, with the wait for their batches. Building,
+compiling, measuring and checkpoints are not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from bpb_data import Data
+from bpb_scoring import Curve, HeldOut
+from measuring import progress
+
+from cpplm.corpus.settings import Mode
+from cpplm.model.config import ModelConfig
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.pretrain import model_config, pretrain
+from cpplm.train.settings import TrainSettings
+from cpplm.train.trainer import Callback, StepMetrics, Trainer
+
+
+class _Measurement(Callback):
+    """Follows a run of ours with a curve; at its end, our documents of the held-out projects."""
+
+    def __init__(self, data: Data, mode: Mode, eval_bytes: int, seconds: float, points: int) -> None:
+        self._data, self._mode, self._eval_bytes = data, mode, eval_bytes
+        self._seconds, self._points = seconds, points
+        self.own_documents = math.nan
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Before the first step."""
+        texts = self._held_out(trainer, self._data.texts("held_out"))
+        self.curve = Curve(self._seconds, self._points, lambda: self._score(trainer, texts))
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        """After a step, which the clock has counted."""
+        self.curve.reached(trainer.state.seconds)
+
+    def on_end(self, trainer: Trainer) -> None:
+        """The same for our own documents."""
+        texts = self._data.held_out_documents(self._mode, self._eval_bytes)
+        self.own_documents = self._score(trainer, self._held_out(trainer, texts))
+
+    @staticmethod
+    def _held_out(trainer: Trainer, texts: list[str]) -> HeldOut:
+        settings, tokenizer = trainer.settings, trainer.tokenizer
+        encoded = tokenizer.encode_batch(texts)
+        return HeldOut.of(
+            texts,
+            encoded,
+            start_id=tokenizer.bos,
+            seq_len=settings.max_seq_len,
+            rows=settings.device_batch_size,
+        )
+
+    @staticmethod
+    def _score(trainer: Trainer, texts: HeldOut) -> float:
+        model = trainer.model
+        found = texts.bits_per_byte(lambda x, y: model.loss(x, y, reduction="none"), model.device)
+        progress(f"    {trainer.state.seconds:6.1f} s: {found:.4f} bits per byte")
+        return found
+
+
+def train_ours(
+    settings: TrainSettings, work: Path, mode: Mode, eval_bytes: int, points: int
+) -> dict[str, Any]:
+    """`cpplm train` with these settings, which give its length in minutes."""
+    measurement = _Measurement(Data(work), mode, eval_bytes, 60 * settings.max_minutes, points)
+    begin = time.perf_counter()
+    summary = pretrain(settings, [measurement])
+    return {
+        "curve": measurement.curve.points,
+        "bits_per_byte": measurement.curve.points[-1][1],
+        "own_documents_bits_per_byte": measurement.own_documents,
+        "steps": summary.step,
+        "tokens": summary.tokens,
+        "seconds": summary.seconds,
+        "wall_seconds": time.perf_counter() - begin,
+        "parameters": summary.parameters,
+    }
+
+
+def our_config(settings: TrainSettings) -> ModelConfig:
+    """The model that `cpplm train` makes of the settings."""
+    return model_config(settings, Tokenizer.load(settings.tokenizer).vocab_size)

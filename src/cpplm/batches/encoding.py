@@ -1,0 +1,93 @@
+"""Documents to token ids: what the loader asks of an encoder, and the plain one.
+
+An encoder is a small frozen dataclass of parameters. It travels to worker processes with every window, so
+what is large (the tokenizer) is named by path and hash and loaded once per process. This module and all that
+it imports do without torch, so that workers start quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cpplm.core.errors import UserError
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+# One document or piece of one, <BOS> first, at least one token.
+TokenIds = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class RawDocument:
+    """A row of a shard.
+
+    Attributes:
+        text: the document.
+        key: epoch, number of the shard, number of the document in the shard's stored order. Whatever an
+            encoder draws at random for a document must depend on its seed and this key alone, so that
+            resuming and reordering change nothing.
+        spans: the column of that name (see `cpplm.core.spans`); None unless the encoder's `columns` names it
+            and the shard has it.
+        docstrings: likewise.
+    """
+
+    text: str
+    key: tuple[int, int, int]
+    spans: bytes | None = None
+    docstrings: list[dict[str, int]] | None = None
+
+
+class DocumentEncoder(Protocol):
+    """What turns documents into token ids: picklable, hashable, each time the same for the same."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What it reads beyond the text: any of "spans", "docstrings"."""
+        ...
+
+    def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
+        """Per document one piece or several; each begins with <BOS> and is packed as a document."""
+        ...
+
+
+@lru_cache(maxsize=4)
+def load_tokenizer(path: str, tokenizer_hash: str) -> Tokenizer:
+    """The tokenizer of that path or name, loaded once per process.
+
+    Raises:
+        UserError: as `Tokenizer.load`, or it is no longer the one that the hash names.
+    """
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.hash != tokenizer_hash:
+        raise UserError(
+            f"{path} was replaced by another tokenizer ({tokenizer.hash[:12]}, not {tokenizer_hash[:12]})",
+            fix="Put the first one back, or start a new run.",
+        )
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class PlainEncoder:
+    """One piece per document: <BOS> and its tokens.
+
+    Attributes:
+        tokenizer: path of the file, or the name of a published tokenizer.
+        tokenizer_hash: `Tokenizer.hash` of it.
+        threads: that encode at the same time; workers are many already and need one each.
+    """
+
+    tokenizer: str
+    tokenizer_hash: str
+    threads: int = 1
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
+        """See `DocumentEncoder`."""
+        tokenizer = load_tokenizer(self.tokenizer, self.tokenizer_hash)
+        texts = [document.text for document in documents]
+        rows = tokenizer.encode_batch(texts, prepend="<BOS>", threads=self.threads)
+        return [[np.array(row, dtype=np.int32)] for row in rows]

@@ -1,0 +1,102 @@
+"""`cpplm checkpoints list|verify|import`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from cpplm.cli.report import Report
+from cpplm.core.errors import UserError
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint import (
+    Checkpoint,
+    checkpoint_storage,
+    committed_steps,
+    open_checkpoint,
+)
+from cpplm.train.importing import import_nanochat
+
+
+@dataclass(frozen=True)
+class ListSettings:
+    """Settings of `cpplm checkpoints list`."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
+
+
+@dataclass(frozen=True)
+class VerifySettings:
+    """Settings of `cpplm checkpoints verify`."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
+    step: int = -1
+    """Only this one (-1 = all)."""
+
+
+@dataclass(frozen=True)
+class ImportSettings:
+    """Settings of `cpplm checkpoints import`."""
+
+    source: tyro.conf.Positional[Path]
+    """Folder with nanochat's `model_*.pt` and `meta_*.json`, or one `model_*.pt`."""
+    out: Path
+    """Folder for the checkpoint; `cpplm generate` and `cpplm evaluate` take it as a run."""
+    tokenizer: Path
+    """File of `cpplm tokenizer train` that gives the ids which the model was trained with."""
+    step: int = -1
+    """Which of several (-1 = the newest)."""
+
+
+def list_checkpoints(settings: ListSettings) -> Report:
+    """What is there, and whether each manifest is sound."""
+    storage = checkpoint_storage(settings.run)
+    rows, figures = [], []
+    for step in committed_steps(storage):
+        try:
+            checkpoint = open_checkpoint(storage, step)
+        except UserError as error:
+            rows.append(f"step {step:>9,}  {error}")
+            figures.append({"step": step, "error": str(error)})
+            continue
+        rows.append(f"step {step:>9,}  {checkpoint.size / 1e6:>12,.1f} MB  {len(checkpoint.files)} files")
+        figures.append({"step": step, "bytes": checkpoint.size, "files": len(checkpoint.files)})
+    text = "\n".join(rows or ["no checkpoint yet"])
+    return Report(f"{storage.location}\n{text}", {"location": storage.location, "checkpoints": figures})
+
+
+def verify(settings: VerifySettings) -> Report:
+    """Read every file and compare it with the manifest."""
+    storage = checkpoint_storage(settings.run)
+    steps = [settings.step] if settings.step >= 0 else committed_steps(storage)
+    if not steps:
+        raise UserError(f"no checkpoint in {storage.location}")
+    sound: list[Checkpoint] = []
+    wrong: list[str] = []
+    for step in steps:
+        try:
+            checkpoint = open_checkpoint(storage, step)
+            checkpoint.verify()
+            sound.append(checkpoint)
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UserError("; ".join(wrong))
+    size = sum(checkpoint.size for checkpoint in sound)
+    return Report(
+        f"{len(sound)} checkpoints, {size / 1e6:,.1f} MB: every file is as it was saved",
+        {"location": storage.location, "steps": [checkpoint.step for checkpoint in sound], "bytes": size},
+    )
+
+
+def import_checkpoint(settings: ImportSettings) -> Report:
+    """Turn a checkpoint of nanochat into ours."""
+    step = None if settings.step < 0 else settings.step
+    imported = import_nanochat(settings.source, settings.out, Tokenizer.load(settings.tokenizer), step)
+    return Report(
+        f"step {imported.step}: {imported.size / 1e6:,.1f} MB in {imported.path()}",
+        {"step": imported.step, "path": imported.path(), "bytes": imported.size},
+    )

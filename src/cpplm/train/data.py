@@ -1,0 +1,171 @@
+"""From settings to training batches and validation passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from torch import Tensor
+
+from cpplm.batches.encoding import DocumentEncoder, PlainEncoder
+from cpplm.batches.fim import FimEncoder
+from cpplm.batches.loader import Batch, DataSource, TrainLoader, validation_batches
+from cpplm.batches.state import LoaderState
+from cpplm.batches.streaming import StreamingReader
+from cpplm.core.errors import UserError
+from cpplm.core.progress import say
+from cpplm.core.shards import ShardReader
+from cpplm.core.storage import sha256
+from cpplm.tokenizer.checks import check_batch, check_hashes, check_vocabulary
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.horizon import Horizon
+from cpplm.train.settings import TrainSettings
+from cpplm.train.world import World
+
+
+def open_readers(settings: TrainSettings) -> list[ShardReader]:
+    """The data sets, in the order of `--data_dir`. Validation is with the first.
+
+    Raises:
+        UserError: one does not exist, is unfinished, or has no documents for what is asked of it.
+    """
+    validates = settings.eval_every > 0
+    readers: list[ShardReader] = []
+    for number, location in enumerate(settings.data_dir):
+        if settings.data.streaming_data:
+            readers.append(StreamingReader(location, needs_validation=validates and number == 0))
+        else:
+            readers.append(ShardReader(location))
+        if not readers[-1].shards("train"):
+            raise UserError(f"{location} has no train documents", fix="Build a corpus with more code.")
+    if validates and not readers[0].shards("val"):
+        raise UserError(f"{settings.data_dir[0]} has no val documents", fix="Or train with --eval_every -1.")
+    return readers
+
+
+def fingerprint(readers: Sequence[ShardReader]) -> str:
+    """A hash of the contents of all data sets."""
+    prints = [reader.fingerprint() for reader in readers]
+    return prints[0] if len(prints) == 1 else sha256("\n".join(prints).encode())
+
+
+def check_data(
+    settings: TrainSettings, readers: Sequence[ShardReader], tokenizer: Tokenizer, horizon: Horizon
+) -> None:
+    """Find out before anything is written whether batches can be made as the settings say.
+
+    Raises:
+        UserError: weights that do not suit the data sets or the horizon, or a corpus without what holes need.
+    """
+    _sources(settings, readers)
+    _late_from_row(settings, horizon)
+    _require_columns(readers, _encoder(settings, tokenizer).columns)
+
+
+def train_loader(
+    settings: TrainSettings,
+    readers: Sequence[ShardReader],
+    tokenizer: Tokenizer,
+    horizon: Horizon,
+    world: World,
+    state: LoaderState,
+) -> TrainLoader:
+    """The batches of this rank, from `state` on, for settings that `check_data` has accepted."""
+    data = settings.data
+    return TrainLoader(
+        _sources(settings, readers),
+        _encoder(settings, tokenizer),
+        batch_size=settings.device_batch_size,
+        seq_len=settings.max_seq_len,
+        seed=settings.seed,
+        state=state,
+        late_from_row=_late_from_row(settings, horizon),
+        rank=world.index,
+        num_ranks=world.size,
+        workers=data.data_workers,
+        token_cache=data.token_cache,
+        document_mask=data.document_mask,
+        pin=world.device.type == "cuda",
+    )
+
+
+def _sources(settings: TrainSettings, readers: Sequence[ShardReader]) -> list[DataSource]:
+    data = settings.data
+    if data.streaming_data and len(readers) > 1 and not data.data_weights:
+        raise UserError(
+            "how much text arrives in each --data_dir is not known", fix="Give --data_weights for them."
+        )
+    weights = data.data_weights or tuple(
+        float(sum(shard.bytes for shard in reader.shards("train"))) for reader in readers
+    )
+    late = data.late_data_weights or (None,) * len(readers)
+    for name, given in (("data_weights", weights), ("late_data_weights", late)):
+        if len(given) != len(readers):
+            raise UserError(
+                f"--{name} has {len(given)} values for {len(readers)} data sets",
+                fix="Give one for each --data_dir.",
+            )
+    return [DataSource(*source) for source in zip(readers, weights, late, strict=True)]
+
+
+def _late_from_row(settings: TrainSettings, horizon: Horizon) -> int | None:
+    if not settings.data.late_data_weights:
+        return None
+    if horizon.steps is None:
+        raise UserError(
+            "--late_data_weights need a run whose steps can be counted",
+            fix="Give --num_iterations instead of --max_minutes.",
+        )
+    first = round(horizon.steps * (1 - settings.data.late_data_ratio))
+    return first * settings.total_batch_size // settings.max_seq_len
+
+
+def _encoder(settings: TrainSettings, tokenizer: Tokenizer) -> DocumentEncoder:
+    path, threads = str(settings.tokenizer), settings.data.tokenizer_threads
+    if settings.data.data_workers:
+        threads = 1
+    if settings.fim.enabled:
+        return FimEncoder(path, tokenizer.hash, settings.fim, settings.max_seq_len, threads)
+    return PlainEncoder(path, tokenizer.hash, threads)
+
+
+def _require_columns(readers: Sequence[ShardReader], columns: Sequence[str]) -> None:
+    """Without spans every hole would be random, and without docstrings there would be none, unnoticed."""
+    for reader in readers if columns else []:
+        table = reader.table(reader.shards("train")[0], list(columns))
+        if missing := sorted(set(columns) - set(table.column_names)):
+            raise UserError(
+                f"{reader.storage.location} has no {' and no '.join(missing)} for fill-in-the-middle",
+                fix="Build the corpus anew, or give --syntax_fim_rate 0 and no --structured_fim_rate.",
+            )
+
+
+def checked(
+    batches: Iterator[Batch], readers: Sequence[ShardReader], tokenizer: Tokenizer
+) -> Iterator[Batch]:
+    """The same batches; with the first come warnings about what does not fit together."""
+    first = next(batches)
+    counted_with = [reader.manifest.get("identity", {}).get("tokenizer_hash", "") for reader in readers]
+    for warning in dict.fromkeys(
+        (
+            *check_vocabulary(tokenizer),
+            *(warning for name in counted_with for warning in check_hashes(tokenizer, name)),
+            *check_batch(tokenizer, first.inputs.tolist()),
+        )
+    ):
+        say(f"warning: {warning}")
+    yield first
+    yield from batches
+
+
+def validation_passes(
+    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer
+) -> Callable[[], Iterable[tuple[Tensor, Tensor]]]:
+    """A function that begins a fresh pass over the validation tokens."""
+    return lambda: validation_batches(
+        reader,
+        tokenizer,
+        batch_size=settings.device_batch_size,
+        seq_len=settings.max_seq_len,
+        max_tokens=settings.eval_tokens,
+        threads=settings.data.tokenizer_threads,
+    )

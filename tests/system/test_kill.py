@@ -1,0 +1,91 @@
+"""A run that is killed again and again ends with the very weights of one that was left alone.
+
+Everything that could go wrong then is on: fill-in-the-middle, worker processes, gradient accumulation, n-gram
+tables, background saves, uploads. `KILLS=100 pytest tests/system/test_kill.py` kills more often.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cpplm.core.runlog import read_run_log
+from cpplm.train.checkpoint import open_run
+
+KILLS = int(os.environ.get("KILLS", "30"))
+STEPS = 30 * KILLS  # so many that the kills are over before the run is
+SETTINGS = ["--depth", "2", "--aspect_ratio", "32", "--head_dim", "16", "--max_seq_len", "64",
+            "--engram", "memory", "--engram_table_size", "200", "--no_compile",
+            "--fim_rate", "0.5", "--syntax_fim_rate", "0",
+            "--data_workers", "2", "--device_batch_size", "4", "--total_batch_size", "512",
+            "--num_iterations", str(STEPS), "--eval_every", "-1", "--sample_every", "-1",
+            "--save_every", "7", "--save_minutes", "-1"]  # fmt: skip
+
+
+def start(corpus: Path, tokenizer: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cpplm.cli.main", "train", "--data_dir", str(corpus),
+         "--tokenizer", str(tokenizer), "--out", str(out), *SETTINGS, *more],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, said = process.communicate(timeout=1200)
+    assert process.returncode == 0, said.decode()
+
+
+def events(out: Path) -> list[str]:
+    return [record["event"] for record in read_run_log(out / "log.jsonl")]
+
+
+def kill_at_random(process: subprocess.Popen[bytes], out: Path, chance: random.Random) -> bool:
+    """Kill it a random while after its session or its first step began; False if it was at its end."""
+    begun = events(out).count("session")
+    awaited = chance.choice(["session", "step", "step", "step"])
+    while process.poll() is None:
+        now = events(out)
+        if now.count("session") > begun and awaited in now[-1 - now[::-1].index("session") :]:
+            break
+        time.sleep(0.02)
+    time.sleep(chance.uniform(0.0, 1.0))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_killed_runs_end_with_the_same_weights(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    finish(start(corpus, tokenizer_path, alone))
+    upload = ("--upload_dir", str(tmp_path / "uploads"))
+    chance = random.Random(0)
+    steps_reached = []
+    for _ in range(KILLS):
+        assert kill_at_random(start(corpus, tokenizer_path, killed, *upload), killed, chance)
+        steps_reached.append(max((r.get("step", 0) for r in read_run_log(killed / "log.jsonl")), default=0))
+    finish(start(corpus, tokenizer_path, killed, *upload))
+    assert len(set(steps_reached)) > KILLS / 3, "the kills hit a run that does not get anywhere"
+    assert_same(alone, killed)
+    assert_same(alone, tmp_path / "uploads")
+    log = read_run_log(killed / "log.jsonl")
+    steps = [record for record in log if record["event"] == "step"]
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    losses = [r["loss"] for r in read_run_log(alone / "log.jsonl") if r["event"] == "step"]
+    assert [record["loss"] for record in steps] == losses
+
+
+def assert_same(one: Path, other: Path) -> None:
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        expected, found = open_run(one).tensors(file), open_run(other).tensors(file)
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(tensor, found[name]), f"{file}: {name}"

@@ -1,0 +1,80 @@
+"""`cpplm train` under torchrun: several processes do what one does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpplm.core.runlog import read_run_log
+from cpplm.train.checkpoint import open_run
+
+# Windows, value embeddings, n-gram memory: what the ranks exchange is dense, divided and sparse.
+MODEL = ["--depth", "2", "--aspect_ratio", "32", "--head_dim", "16", "--max_seq_len", "64",
+         "--engram", "memory", "--engram_table_size", "200", "--precision", "fp32",
+         "--no_compile"]  # fmt: skip
+RUN = ["--total_batch_size", "1024", "--eval_every", "4", "--eval_tokens", "2000", "--fim_rate", "0.5",
+       "--syntax_fim_rate", "0"]  # fmt: skip
+
+
+def train(ranks: int, corpus: Path, tokenizer: Path, out: Path, *more: str) -> list[dict[str, object]]:
+    """The steps of the log of a run by so many processes; 1 is a plain one."""
+    command = [sys.executable, "-m", "cpplm.cli.main"]
+    if ranks > 1:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                   "--nproc_per_node", str(ranks), "-m", "cpplm.cli.main"]  # fmt: skip
+    command += ["train", "--data_dir", str(corpus), "--tokenizer", str(tokenizer), "--out", str(out)]
+    subprocess.run(
+        [*command, *MODEL, *RUN, *more],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return [record for record in read_run_log(out / "log.jsonl") if record["event"] in ("step", "validation")]
+
+
+def losses(records: list[dict[str, object]]) -> list[float]:
+    return [float(str(record["loss"])) for record in records]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        (2, ("--device_batch_size", "4")),
+        (4, ("--device_batch_size", "4")),
+        (2, ("--device_batch_size", "8", "--shard", "--data_workers", "1")),
+        (4, ("--device_batch_size", "2", "--shard")),
+    ],
+    ids=["2 ranks, accumulation", "4 ranks", "2 ranks, sharded", "4 ranks, sharded, accumulation"],
+)
+def test_ranks_train_as_one_process_does(
+    ranks: int, more: tuple[str, ...], corpus: Path, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    length = ("--num_iterations", "5")
+    alone = train(1, corpus, tokenizer_path, tmp_path / "alone", "--device_batch_size", "16", *length)
+    several = train(ranks, corpus, tokenizer_path, tmp_path / "several", *more, *length)
+    assert losses(several) == pytest.approx(losses(alone), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_ranks(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    small = ("--device_batch_size", "4")
+    out = tmp_path / "changing"
+    schedule = ("--warmdown_ratio", "0", "--weight_decay", "0")
+    alone = train(1, corpus, tokenizer_path, tmp_path / "alone", *small, "--num_iterations", "12", *schedule)
+    for ranks, more, steps in ((2, (), "4"), (4, ("--shard",), "8"), (1, (), "12")):
+        several = train(
+            ranks, corpus, tokenizer_path, out, *small, *more, "--num_iterations", steps, *schedule
+        )
+    steps_alone = [record for record in alone if record["event"] == "step"]
+    steps_several = [record for record in several if record["event"] == "step"]
+    assert losses(steps_several) == pytest.approx(
+        losses(steps_alone), abs=5e-4
+    )  # sums in another order, over 12 steps
+    assert open_run(out).step == 12
+    sessions = [r for r in read_run_log(out / "log.jsonl") if r["event"] == "session"]
+    assert [session["ranks"] for session in sessions] == [2, 4, 1]

@@ -1,0 +1,39 @@
+"""Runs a function in several processes at once, each told what torchrun would tell it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from cpplm.train.world import World, open_world
+
+
+def in_processes(size: int, function: Callable[..., None], *arguments: Any) -> None:
+    """Call `function(world, *arguments)` in `size` processes on the CPU; an exception of one is raised here.
+
+    The function must be at the top of a module: new interpreters import it.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    torch.multiprocessing.spawn(_process, (size, port, function, arguments), nprocs=size)
+
+
+def _process(
+    index: int, size: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with open_world("cpu") as world:
+        function(world, *arguments)
+
+
+def alone() -> World:
+    """What one process without torchrun is."""
+    return World(0, 1, torch.device("cpu"), None)

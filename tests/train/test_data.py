@@ -1,0 +1,131 @@
+"""From settings to batches: what is refused, and what reaches the loader."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cpplm.batches.fim import FimSettings
+from cpplm.batches.loader import Batch
+from cpplm.batches.settings import DataSettings
+from cpplm.batches.state import LoaderState
+from cpplm.core.errors import UserError
+from cpplm.core.shards import ShardReader
+from cpplm.tokenizer.special import FIM_MIDDLE
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.data import check_data, checked, fingerprint, open_readers, train_loader
+from cpplm.train.horizon import Horizon
+from cpplm.train.settings import TrainSettings
+from cpplm.train.world import ALONE
+from tests.conftest import write_corpus
+
+
+@pytest.fixture
+def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSettings:
+    return TrainSettings(
+        data_dir=(str(corpus),), tokenizer=tokenizer_path, out=tmp_path / "run", depth=1, head_dim=16,
+        max_seq_len=64, device_batch_size=4, total_batch_size=256,
+    )  # fmt: skip
+
+
+def first_rows(settings: TrainSettings, horizon: Horizon, batches: int = 8) -> torch.Tensor:
+    tokenizer = Tokenizer.load(settings.tokenizer)
+    readers = open_readers(settings)
+    check_data(settings, readers, tokenizer, horizon)
+    loader = train_loader(settings, readers, tokenizer, horizon, ALONE, LoaderState())
+    try:
+        return torch.cat([next(loader).inputs for _ in range(batches)])
+    finally:
+        loader.close()
+
+
+STEPS = Horizon(steps=100)
+
+
+def test_fill_in_the_middle_reaches_the_rows(settings: TrainSettings) -> None:
+    assert not (first_rows(settings, STEPS) == FIM_MIDDLE).any()
+    fim = dataclasses.replace(settings, fim=FimSettings(fim_rate=1.0, syntax_fim_rate=0.0))
+    assert (first_rows(fim, STEPS) == FIM_MIDDLE).any()
+
+
+def test_holes_by_syntax_need_a_corpus_with_spans(settings: TrainSettings) -> None:
+    fim = dataclasses.replace(settings, fim=FimSettings(fim_rate=0.5))
+    with pytest.raises(UserError, match="has no spans"):
+        first_rows(fim, STEPS)
+
+
+def test_several_data_sets(settings: TrainSettings, tmp_path: Path) -> None:
+    other = write_corpus(tmp_path / "other", {"train": [20]})
+    both = dataclasses.replace(settings, data_dir=(*settings.data_dir, str(other)))
+    assert len(open_readers(both)) == 2
+    assert fingerprint(open_readers(both)) != fingerprint(open_readers(settings))
+    only_first = dataclasses.replace(both, data=DataSettings(data_weights=(1.0, 0.0)))
+    assert torch.equal(first_rows(only_first, STEPS), first_rows(settings, STEPS))
+    assert not torch.equal(first_rows(both, STEPS), first_rows(settings, STEPS))
+
+
+def test_late_weights_hold_for_the_end_of_the_run(settings: TrainSettings, tmp_path: Path) -> None:
+    other = write_corpus(tmp_path / "other", {"train": [20]})
+    data = DataSettings(data_weights=(1.0, 0.0), late_data_weights=(0.0, 1.0), late_data_ratio=0.5)
+    late = dataclasses.replace(settings, data_dir=(*settings.data_dir, str(other)), data=data)
+    rows, plain = first_rows(late, Horizon(steps=4), 8), first_rows(settings, STEPS, 8)
+    assert torch.equal(rows[:8], plain[:8])  # two of four steps of four rows
+    assert not torch.equal(rows[8:], plain[8:])
+    with pytest.raises(UserError, match="steps can be counted"):
+        first_rows(late, Horizon(seconds=60.0))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"data_weights": (1.0, 2.0)}, "2 values for 1 data sets"),
+        ({"late_data_weights": (1.0, 2.0)}, "2 values for 1 data sets"),
+    ],
+)
+def test_weights_must_suit_the_data_sets(
+    settings: TrainSettings, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        first_rows(dataclasses.replace(settings, data=DataSettings(**values)), STEPS)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tokenizer_threads": 0}, "tokenizer_threads 0"),
+        ({"data_workers": -1}, "data_workers -1"),
+        ({"late_data_ratio": 0.2}, "without --late_data_weights"),
+        ({"short_seq_ratio": 0.2}, "without --short_seq_len"),
+        ({"short_seq_len": 16, "short_seq_ratio": 1.5}, "a share"),
+        ({"short_seq_len": 0}, "short_seq_len 0"),
+    ],
+)
+def test_contradictions_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DataSettings(**values)
+
+
+def test_short_rows_must_divide_the_context(settings: TrainSettings) -> None:
+    with pytest.raises(UserError, match="does not divide"):
+        dataclasses.replace(settings, data=DataSettings(short_seq_len=48))
+    data = DataSettings(short_seq_len=16, short_seq_ratio=0.25)
+    assert [data.row_length(progress, 64) for progress in (0.0, 0.24, 0.25, 1.0)] == [16, 16, 64, 64]
+    assert data.row_lengths(64) == (16, 64)
+
+
+def test_training_says_the_warnings_once_and_passes_all_batches_on(
+    corpus: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prose = "The quick brown fox jumps over the lazy dog\nand then it sleeps in the sun for a while.\n" * 20
+    reader = ShardReader(corpus)
+    reader.manifest["identity"] = {"tokenizer_hash": "f" * 64}
+    ids = torch.tensor([tokenizer.encode(prose), tokenizer.encode(prose)])
+    batches = [Batch(ids, ids, LoaderState(rows)) for rows in range(3)]
+    assert list(checked(iter(batches), [reader], tokenizer)) == batches
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 3
+    assert [any(part in line for line in warnings) for part in ("keywords", "f" * 12, "look like C++")] == [
+        True
+    ] * 3

@@ -1,0 +1,85 @@
+"""Traces of real steps: planned, asked for while the run goes on, cut short by the end."""
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpplm.core.runlog import read_run_log
+from cpplm.train.page import write_page
+from cpplm.train.pretrain import pretrain
+from cpplm.train.profiling import MOST_OPERATIONS, ProfileCallback
+from cpplm.train.settings import TrainSettings
+from cpplm.train.trainer import Callback, StepMetrics, Trainer
+from tests.train.test_pretrain import settings, weights  # noqa: F401  (settings is a fixture)
+
+
+class AskAt(Callback):
+    """What `touch RUN/profile` does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        if trainer.state.step == self.step:
+            (trainer.settings.out / "profile").touch()
+
+
+def profiles(run: Path) -> list[dict[str, Any]]:
+    return [record for record in read_run_log(run / "log.jsonl") if record["event"] == "profile"]
+
+
+def optimizer_steps(trace: Path) -> int:
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return sum(event.get("name", "").startswith("Optimizer.step") for event in events)
+
+
+@pytest.fixture
+def small(settings: TrainSettings) -> TrainSettings:  # noqa: F811
+    return dataclasses.replace(settings, depth=1, total_batch_size=128, eval_every=-1)
+
+
+def test_planned_and_on_request(small: TrainSettings, tmp_path: Path) -> None:
+    plain = dataclasses.replace(small, out=tmp_path / "plain")
+    pretrain(plain)
+    pretrain(small, [AskAt(4), ProfileCallback(small.out, 1)])
+    for name, tensor in weights(plain.out).items():
+        assert tensor.equal(weights(small.out)[name])  # looking on changes nothing
+    first, asked = profiles(small.out)
+    assert (first["step"], first["last_step"]) == (1, 3)
+    assert (asked["step"], asked["last_step"]) == (5, 7)
+    assert not (small.out / "profile").exists()
+    for record in (first, asked):
+        assert optimizer_steps(small.out / record["trace"]) == 3
+        shares = [operation["share"] for operation in record["operations"]]
+        assert shares == sorted(shares, reverse=True)
+        assert 0 < sum(shares) <= 1.001
+        assert len(shares) == MOST_OPERATIONS
+        names = {operation["name"] for operation in record["operations"]}
+        assert any("mm" in name for name in names), names
+    assert sorted(path.name for path in (small.out / "profiles").iterdir()) == [
+        "step_000001.json.gz",
+        "step_000005.json.gz",
+    ]
+    html = write_page(small.out).read_text()
+    assert "Profile of steps 5 to 7" in html
+
+
+def test_a_trace_is_written_also_when_the_run_ends_first(small: TrainSettings) -> None:
+    pretrain(small, [ProfileCallback(small.out, 8)])
+    (record,) = profiles(small.out)
+    assert (record["step"], record["last_step"]) == (8, 8)
+    assert optimizer_steps(small.out / record["trace"]) == 1
+
+
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(
+    small: TrainSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small.out.mkdir()
+    (small.out / "profiles").write_text("a file where the folder should be")
+    assert pretrain(small, [ProfileCallback(small.out, 2)]).step == 8
+    assert profiles(small.out) == []
+    assert capsys.readouterr().err.count("warning: no profile of step 2") == 1

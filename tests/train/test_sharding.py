@@ -1,0 +1,332 @@
+"""Several ranks, sharded or not, train as one process does on the same batch, and continue one another."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from cpplm.core.errors import UserError
+from cpplm.model.settings import KernelSettings
+from cpplm.model.transformer import Transformer
+from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.muon import MuonAdamW
+from cpplm.train.memory import Plan, memory_of
+from cpplm.train.sharding import (
+    compile_blocks,
+    init_weights,
+    load_whole_state_dict,
+    shard,
+    synchronise_gradients,
+    whole_state_dict,
+)
+from cpplm.train.world import World
+from tests.model.features import CONFIGS, random_model
+from tests.train.processes import alone, in_processes
+
+# Without streams and sparse attention: the ones have directions without gradient, in which AdamW follows the
+# rounding, the other chooses keys by the last bit. `EVERYTHING` is compared before it steps.
+CONFIG = dataclasses.replace(CONFIGS["all"], hyper_connections=None, dsa=None)
+EVERYTHING = CONFIGS["all"]
+FEW = dataclasses.replace(CONFIGS["values"], num_layers=2)
+DTYPES = (torch.float32, torch.bfloat16)
+ROWS, STEPS, HALF = 8, 5, 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the same training is divided: ranks, weights sharded or copied, passes per step."""
+
+    size: int
+    sharded: bool
+    accumulation: int
+    gradient_checkpointing: bool = False
+
+    def __str__(self) -> str:
+        kind = "shards" if self.sharded else "copies"
+        return f"{self.size}-{kind}-{self.accumulation}" + "-again" * self.gradient_checkpointing
+
+
+TWO = [Way(2, False, 1), Way(2, False, 2), Way(2, True, 1), Way(2, True, 2)]
+FOUR = [Way(4, False, 1), Way(4, True, 1), Way(4, True, 2), Way(4, True, 1, gradient_checkpointing=True)]
+ALONE = Way(1, False, 1)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of all ranks."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(CONFIG.vocab_size, (ROWS, CONFIG.max_seq_len + 1), generator=generator)
+    return ids[:, :-1], ids[:, 1:]
+
+
+def build(way: Way, world: World, saved: dict[str, Any]) -> tuple[Transformer, MuonAdamW]:
+    """The model and its optimizer with what one rank's `saved` holds; the other ranks read no weights."""
+    kernels = KernelSettings(gradient_checkpointing=way.gradient_checkpointing)
+    with torch.device("meta"):
+        model = Transformer(CONFIG, kernels=kernels)
+    if way.sharded:
+        shard(model, world)
+    model.to_empty(device="cpu")
+    load_whole_state_dict(model, saved["weights"] if world.is_first or not way.sharded else {})
+    optimizer = build_optimizer(
+        model, Rates(muon_beta2=0.9), batch_tokens=2**15, process_group=world.process_group
+    )
+    optimizer.load_named_state(saved["state"])
+    return model, optimizer
+
+
+def train(
+    way: Way, world: World, model: Transformer, optimizer: MuonAdamW, steps: range
+) -> list[list[float]]:
+    """Losses, and the norm of the gradient, of each step over all ranks."""
+    figures = []
+    for step in steps:
+        inputs, targets = (part[world.index :: world.size].chunk(way.accumulation) for part in batch(step))
+        total = torch.zeros(4)
+        for index in range(way.accumulation):
+            synchronise_gradients(model, index == way.accumulation - 1)
+            losses = model.training_losses(inputs[index], targets[index], 0.3)
+            (losses.total / way.accumulation).backward()
+            total += torch.stack([part.detach() for part in losses]) / way.accumulation
+        optimizer.step()
+        optimizer.zero_grad()
+        figures.append([*world.mean(total).tolist(), float(optimizer.gradient_norm)])
+    return figures
+
+
+def saved_by(model: Transformer, optimizer: MuonAdamW) -> dict[str, Any]:
+    """All weights and state, on the first rank."""
+    return {"weights": whole_state_dict(model), "state": optimizer.named_state(on_first=True)}
+
+
+def copy_of(saved: dict[str, Any]) -> dict[str, Any]:
+    return {kind: {name: value.clone() for name, value in part.items()} for kind, part in saved.items()}
+
+
+def run_ways(world: World, folder: Path, ways: list[Way]) -> None:
+    """Each way from the start, and from the middle of one process' training. The first rank writes."""
+    start, middle = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("start", "middle"))
+    for way in ways:
+        model, optimizer = build(way, world, start)
+        found: dict[str, Any] = {"figures": train(way, world, model, optimizer, range(HALF))}
+        with torch.no_grad():  # amid training: nothing gathered for it may be used after the next step
+            found["validation"] = float(model.loss(*batch(99)))
+        found["middle"] = copy_of(saved_by(model, optimizer))
+        found["figures"] += train(way, world, model, optimizer, range(HALF, STEPS))
+        found["end"] = copy_of(saved_by(model, optimizer))
+        found["sizes"] = world.gather_objects(sizes(model, optimizer))
+        model, optimizer = build(way, world, middle)
+        found["continued"] = train(way, world, model, optimizer, range(HALF, STEPS))
+        if world.is_first:
+            torch.save(found, folder / f"{way}.pt")
+    if world.size == 2:
+        observe_everything(world, folder)
+
+
+def sizes(model: Transformer, optimizer: MuonAdamW) -> dict[str, int]:
+    """Elements on this rank."""
+    weights = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    state = [value for of_one in optimizer.state.values() for value in of_one.values()]
+    return {
+        "weights": sum(part.numel() for part in weights),
+        "whole": sum(p.numel() for p in model.parameters() if not isinstance(p, DTensor)),
+        "state": sum(part.numel() for part in state),
+    }
+
+
+@dataclass
+class Reference:
+    """What one process found."""
+
+    figures: list[list[float]]
+    end: dict[str, Any]
+    validation: float
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ways")
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    """One process trains; its start and its middle are what the ranks begin with."""
+    start = {"weights": random_model(CONFIG).state_dict(), "state": {}}
+    torch.save(start, folder / "start.pt")
+    model, optimizer = build(ALONE, alone(), start)
+    figures = train(ALONE, alone(), model, optimizer, range(HALF))
+    torch.save(saved_by(model, optimizer), folder / "middle.pt")
+    with torch.no_grad():
+        validation = float(model.loss(*batch(99)))
+    figures += train(ALONE, alone(), model, optimizer, range(HALF, STEPS))
+    return Reference(figures, saved_by(model, optimizer), validation)
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path, reference: Reference) -> Path:
+    in_processes(2, run_ways, folder, TWO)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def four(folder: Path, reference: Reference) -> Path:
+    in_processes(4, run_ways, folder, FOUR)
+    return folder
+
+
+@pytest.fixture(
+    params=[*TWO, *(pytest.param(way, marks=pytest.mark.slow) for way in FOUR)], ids=str, scope="module"
+)
+def way(request: pytest.FixtureRequest) -> Way:
+    request.getfixturevalue("two" if request.param.size == 2 else "four")
+    return request.param
+
+
+@pytest.fixture
+def found(way: Way, folder: Path) -> dict[str, Any]:
+    return torch.load(folder / f"{way}.pt", weights_only=True)
+
+
+def test_losses_and_norms_are_those_of_one_process(found: dict[str, Any], reference: Reference) -> None:
+    torch.testing.assert_close(
+        torch.tensor(found["figures"]), torch.tensor(reference.figures), rtol=1e-5, atol=1e-5
+    )
+    assert found["validation"] == pytest.approx(reference.validation, abs=1e-5)
+
+
+def test_the_end_is_that_of_one_process(found: dict[str, Any], reference: Reference) -> None:
+    for kind in ("weights", "state"):
+        assert found["end"][kind].keys() == reference.end[kind].keys()
+        for name, value in reference.end[kind].items():
+            torch.testing.assert_close(found["end"][kind][name], value, rtol=0, atol=1e-4, msg=name)
+
+
+def test_ranks_continue_what_one_process_saved(found: dict[str, Any], reference: Reference) -> None:
+    expected = torch.tensor(reference.figures[HALF:])
+    torch.testing.assert_close(torch.tensor(found["continued"]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_one_process_continues_what_ranks_saved(found: dict[str, Any], reference: Reference) -> None:
+    model, optimizer = build(ALONE, alone(), found["middle"])
+    figures = train(ALONE, alone(), model, optimizer, range(HALF, STEPS))
+    expected = torch.tensor(reference.figures[HALF:])
+    torch.testing.assert_close(torch.tensor(figures), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_shards_are_shares(way: Way, found: dict[str, Any], reference: Reference) -> None:
+    parameters = dict(Transformer(CONFIG).named_parameters())
+    count = sum(p.numel() for p in parameters.values())
+    for of_rank in found["sizes"]:
+        if not way.sharded:
+            assert of_rank["weights"] == count
+            continue
+        divided = count - of_rank["whole"]
+        assert of_rank["whole"] < count / 2
+        assert of_rank["weights"] - of_rank["whole"] <= divided / way.size * 1.25  # rows are whole
+    if way.sharded:
+        whole = found["sizes"][0]["whole"]
+        assert sum(r["weights"] - r["whole"] for r in found["sizes"]) == count - whole
+
+
+def test_estimates_of_weights_and_state_are_exact(way: Way, found: dict[str, Any]) -> None:
+    rows = ROWS // way.size // way.accumulation
+    plan = Plan(
+        CONFIG, KernelSettings(), torch.float32, rows, ROWS * CONFIG.max_seq_len, way.sharded, normuon=True
+    )
+    memory, buffers = memory_of(plan, way.size), sum(b.nbytes for b in Transformer(CONFIG).buffers())
+    assert memory.weights == 4 * found["sizes"][0]["weights"] + buffers
+    assert memory.optimizer_state == 4 * found["sizes"][0]["state"]
+
+
+def observe_everything(world: World, folder: Path) -> None:
+    """Gradients of a model with every feature, and of one that was never whole, the initial values."""
+    found: dict[str, Any] = {}
+    for dtype in DTYPES:
+        model = random_model(EVERYTHING)
+        model.compute_dtype = dtype
+        shard(model, world)
+        inputs, targets = (part[world.index :: world.size] for part in batch(0))
+        model.training_losses(inputs, targets, 0.3).total.backward()
+        found[str(dtype)] = {name: whole_gradient(p, world) for name, p in model.named_parameters()}
+    with torch.device("meta"):
+        model = Transformer(EVERYTHING)
+    shard(model, world)
+    model.to_empty(device="cpu")
+    init_weights(model, 5)
+    found["values"] = whole_state_dict(model)
+    if world.is_first:
+        torch.save(found, folder / "everything.pt")
+
+
+def whole_gradient(parameter: Tensor, world: World) -> Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    if isinstance(gradient, DTensor):
+        return gradient.full_tensor()
+    return world.mean(gradient.to_dense() if gradient.is_sparse else gradient)
+
+
+@pytest.fixture(scope="module")
+def everything(two: Path) -> dict[str, Any]:
+    return torch.load(two / "everything.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_of_every_feature(everything: dict[str, Any], dtype: torch.dtype) -> None:
+    """Each rank's rows in a pass of their own, so that in bfloat16, too, only the order of sums differs."""
+    model = random_model(EVERYTHING)
+    model.compute_dtype = dtype
+    for index in range(2):
+        inputs, targets = (part[index::2] for part in batch(0))
+        (model.training_losses(inputs, targets, 0.3).total / 2).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        expected, found = parameter.grad.to_dense(), everything[str(dtype)][name]
+        if dtype == torch.bfloat16 and "value_embedding" in name:  # summed over equal tokens in bfloat16
+            assert (found - expected).norm() < 0.01 * expected.norm()
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_shard_begins_with_the_values_of_one_process(everything: dict[str, Any]) -> None:
+    model = Transformer(EVERYTHING)
+    init_weights(model, 5)
+    assert everything["values"].keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(everything["values"][name], value), name
+
+
+def observe_compiled(world: World, folder: Path) -> None:
+    model = random_model(FEW)
+    shard(model, world)
+    compile_blocks(model)
+    inputs, targets = (part[world.index :: world.size] for part in batch(0))
+    for _ in range(2):
+        model.zero_grad()
+        losses = model.training_losses(inputs, targets, 0.3)
+        losses.total.backward()
+    gradients = {name: whole_gradient(p, world) for name, p in model.named_parameters()}
+    if world.is_first:
+        torch.save(gradients, folder / "compiled.pt")
+
+
+@pytest.mark.slow
+def test_compiled_blocks(folder: Path) -> None:
+    in_processes(2, observe_compiled, folder)
+    model = random_model(FEW)
+    model.training_losses(*batch(0), 0.3).total.backward()
+    gradients = torch.load(folder / "compiled.pt", weights_only=True)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_one_process_has_nothing_to_divide() -> None:
+    with pytest.raises(UserError, match="--shard"):
+        shard(Transformer(CONFIG), alone())
