@@ -51,6 +51,15 @@ def test_scaling() -> None:
     )
 
 
+def test_weight_decay_may_follow_the_length_of_the_run() -> None:
+    model, rates = Transformer(ModelConfig.seed(6, vocab_size=64)), Rates(weight_decay_by="horizon")
+    optimizer = build_optimizer(model, rates, batch_tokens=2**17, horizon=4.0)
+    decays = {entry["group"].weight_decay for entry in optimizer.param_groups if entry["group"].muon}
+    assert decays == {pytest.approx(0.2 / 2 / 4)}
+    with pytest.raises(UserError, match="tokens can be counted"):
+        build_optimizer(model, rates, batch_tokens=2**17)
+
+
 @pytest.mark.parametrize("change", [{"matrix_lr": -1.0}, {"adam_beta1": 1.0}, {"weight_decay": float("nan")}])
 def test_bad_rates(change: dict) -> None:
     with pytest.raises(UserError, match=next(iter(change))):

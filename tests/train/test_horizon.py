@@ -7,7 +7,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.model.counting import count_flops, count_scaling_parameters
-from cpplm.train.horizon import Horizon, horizon_of, with_batch_size
+from cpplm.train.horizon import Horizon, horizon_of, relative_tokens, with_batch_size
 from cpplm.train.settings import TrainSettings, model_config
 
 
@@ -57,3 +57,11 @@ def test_a_given_batch_must_suit_the_ranks(settings: TrainSettings) -> None:
     assert with_batch_size(settings, model_config(settings, 512), 2) == settings
     with pytest.raises(UserError, match="3 ranks = 384 tokens"):
         batch_of(settings, ranks=3)
+
+
+def test_tokens_relative_to_the_reference(settings: TrainSettings) -> None:
+    """Without further settings every depth has as many tokens per parameter."""
+    deep = replace(settings, depth=12)
+    config = model_config(deep, 512)
+    assert relative_tokens(deep, config, horizon_of(deep, config)) == pytest.approx(1.0, rel=0.01)
+    assert relative_tokens(deep, config, Horizon(seconds=60.0)) is None

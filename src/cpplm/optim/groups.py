@@ -1,13 +1,14 @@
 """Which parameter learns by which rule at which rate.
 
 Base rates hold at a batch of 2^19 tokens and a width of 768; others follow from them: all rates by the square
-root of the batch, AdamW's also by width^-0.5, weight decay by 1/depth^2.
+root of the batch, AdamW's also by width^-0.5, weight decay by 1/depth^2 or by the length of the run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from torch.distributed import ProcessGroup
 
@@ -36,7 +37,9 @@ class Rates:
     muon_beta2: float = 0.9
     """Muon's decay of the second moment, which evens out rows (NorMuon); 0 turns it off."""
     weight_decay: float = 0.2
-    """Cautious weight decay of the matrices at depth 12; scales with 1/depth^2."""
+    """Cautious weight decay of the matrices at depth 12."""
+    weight_decay_by: Literal["depth", "horizon"] = "depth"
+    """What it follows: 1/depth^2, or sqrt(batch) / training tokens, which keeps its time scale in epochs."""
     adam_beta1: float = 0.8
     """AdamW's decay of the first moment."""
     adam_beta2: float = 0.95
@@ -80,13 +83,37 @@ def role(name: str) -> tuple[str, str, float]:
 
 
 def build_optimizer(
-    model: Transformer, rates: Rates, *, batch_tokens: int, process_group: ProcessGroup | None = None
+    model: Transformer,
+    rates: Rates,
+    *,
+    batch_tokens: int,
+    horizon: float | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> MuonAdamW:
-    """The optimizer for one model; `batch_tokens` is the number of tokens per step, of all ranks together."""
+    """The optimizer for one model.
+
+    Args:
+        model: on its device.
+        rates: at the reference batch, width and depth.
+        batch_tokens: per step, of all ranks together.
+        horizon: training tokens over those of the reference model; for weight decay that follows them.
+        process_group: of the ranks.
+
+    Raises:
+        UserError: weight decay follows a horizon that is not known.
+    """
     config = model.config
     batch_scale = (batch_tokens / REFERENCE_BATCH) ** 0.5
     width_scale = (config.model_dim / REFERENCE_DIM) ** -0.5
     decay = rates.weight_decay * (REFERENCE_DEPTH / config.num_layers) ** 2
+    if rates.weight_decay_by == "horizon":
+        if horizon is None:
+            raise UserError(
+                "--weight_decay_by horizon needs a run whose tokens can be counted",
+                fix="Give --num_iterations instead of --max_minutes.",
+            )
+        # The time scale of weight decay in epochs stays the same (Wang and Aitchison 2024, arXiv 2405.13698).
+        decay = rates.weight_decay * batch_scale / horizon
     base_rates = {
         "matrix": rates.matrix_lr * batch_scale,
         "embedding": rates.embedding_lr * batch_scale * width_scale,

@@ -16,6 +16,7 @@ from cpplm.tokenizer.canonical import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint import Checkpoint
 from cpplm.train.compiling import LossFunction, can_compile, compiled_losses
+from cpplm.train.horizon import Horizon, relative_tokens
 from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import init_weights, load_whole_state_dict, shard
 from cpplm.train.world import World
@@ -44,6 +45,7 @@ def build(
     config: ModelConfig,
     tokenizer: Tokenizer,
     checkpoint: Checkpoint | None,
+    horizon: Horizon,
     world: World,
 ) -> tuple[Transformer, MuonAdamW]:
     """Model and optimizer, new or as the checkpoint left them, on this rank's device.
@@ -71,7 +73,11 @@ def build(
     if kernels.nvfp4:
         convert_to_nvfp4(model)
     optimizer = build_optimizer(
-        model, settings.rates, batch_tokens=settings.total_batch_size, process_group=world.process_group
+        model,
+        settings.rates,
+        batch_tokens=settings.total_batch_size,
+        horizon=relative_tokens(settings, config, horizon),
+        process_group=world.process_group,
     )
     if checkpoint is not None:
         optimizer.load_named_state(checkpoint.tensors("optimizer.safetensors"))

@@ -52,9 +52,21 @@ def with_batch_size(settings: TrainSettings, config: ModelConfig, ranks: int) ->
     """
     rows = settings.device_batch_size * settings.max_seq_len * ranks
     if settings.total_batch_size == -1:
-        reference = model_config(replace(settings, depth=REFERENCE_DEPTH), config.vocab_size)
-        growth = count_scaling_parameters(config) / count_scaling_parameters(reference)
+        growth = count_scaling_parameters(config) / _reference_parameters(settings, config)
         wanted = 2 ** round(math.log2(REFERENCE_BATCH * growth**BATCH_EXPONENT))
         return replace(settings, total_batch_size=max(1, round(wanted / rows)) * rows)
     settings.check_batch(ranks)
     return settings
+
+
+def relative_tokens(settings: TrainSettings, config: ModelConfig, horizon: Horizon) -> float | None:
+    """Training tokens over those of a model of depth 12 at its data ratio; None when the clock ends the run."""
+    if horizon.steps is None or settings.target_param_data_ratio <= 0:
+        return None
+    reference = settings.target_param_data_ratio * _reference_parameters(settings, config)
+    return horizon.steps * settings.total_batch_size / reference
+
+
+def _reference_parameters(settings: TrainSettings, config: ModelConfig) -> int:
+    reference = model_config(replace(settings, depth=REFERENCE_DEPTH), config.vocab_size)
+    return count_scaling_parameters(reference)

@@ -88,7 +88,7 @@ def _pretrain(settings: TrainSettings, world: World, extra_callbacks: Sequence[C
         source = train_loader(settings, readers, tokenizer, horizon, world, state.loader)
         batches = stack.enter_context(closing(Prefetcher(source)))
         stack.callback(source.close)  # before the prefetcher, whose thread may be waiting for it
-        model, optimizer = build(settings, config, tokenizer, checkpoint, world)
+        model, optimizer = build(settings, config, tokenizer, checkpoint, horizon, world)
         losses = loss_function(settings, model)
         peak, peak_source = reference_flops(world.device, model.compute_dtype)
         facts = {"kernels": kernels, "ranks": world.size, "peak_flops": peak, "peak_source": peak_source}
