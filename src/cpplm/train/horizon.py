@@ -60,7 +60,7 @@ def with_batch_size(settings: TrainSettings, config: ModelConfig, ranks: int) ->
 
 
 def relative_tokens(settings: TrainSettings, config: ModelConfig, horizon: Horizon) -> float | None:
-    """Training tokens over those of a model of depth 12 at its data ratio; None when the clock ends the run."""
+    """Training tokens over those of a model of depth 12 at its ratio; None when the clock ends the run."""
     if horizon.steps is None or settings.target_param_data_ratio <= 0:
         return None
     reference = settings.target_param_data_ratio * _reference_parameters(settings, config)
