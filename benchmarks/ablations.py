@@ -38,10 +38,11 @@ from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings, model_config
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
-PLAIN = ("--preset", "seed")
+PLAIN = ("--preset", "seed", "--muon_beta2", "0")
+NANOCHAT = ("--preset", "nanochat", "--muon_beta2", "0")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "seed": PLAIN,
-    "nanochat": ("--preset", "nanochat"),
+    "nanochat": NANOCHAT,
     "value embeddings": (*PLAIN, "--value_embeddings", "on"),
     "smear": (*PLAIN, "--smear", "on"),
     "backout": (*PLAIN, "--backout", "on"),
@@ -54,8 +55,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "mhc": (*PLAIN, "--mhc"),
     "mtp": (*PLAIN, "--mtp"),
     "dsa": (*PLAIN, "--dsa", "--dsa_start_layer", "2", "--dsa_local_window", "64"),
-    "normuon": (*PLAIN, "--muon_beta2", "0.9"),
-    "nanochat and engram memory": ("--preset", "nanochat", "--engram", "memory"),
+    "normuon": ("--preset", "seed", "--muon_beta2", "0.9"),
+    "nanochat and engram memory": (*NANOCHAT, "--engram", "memory"),
     "nanochat and normuon": ("--preset", "nanochat", "--muon_beta2", "0.9"),
     "cpplm": ("--preset", "cpplm"),
 }
@@ -85,7 +86,7 @@ def _prepare(arguments: argparse.Namespace, variant: str) -> None:
     model.init_weights()
     optimizer = build_optimizer(model, settings.rates, batch_tokens=settings.total_batch_size)
     shape = (settings.device_batch_size, settings.max_seq_len)
-    losses = compiled_losses(model, shape)
+    losses = compiled_losses(model, [shape])
 
     def step() -> None:
         # Some tokens are far more frequent than others, as in text: sparse gradients depend on it.

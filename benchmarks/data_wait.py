@@ -78,7 +78,7 @@ def measure_steps(settings: dict[str, Any], workers: int) -> dict[str, list[floa
     model = Transformer(config, compute_dtype=dtype, kernels=KernelSettings())
     model.init_weights()
     optimizer = build_optimizer(model, Rates(), batch_tokens=shape[0] * shape[1])
-    losses = compiled_losses(model, shape)
+    losses = compiled_losses(model, [shape])
     waits, steps = [], []
     with closing(Prefetcher(loader)) as batches, closing(loader):
         for _ in range(_WARM_STEPS + settings["steps"]):

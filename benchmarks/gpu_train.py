@@ -66,7 +66,7 @@ def measure(depth: int, variant: str, batch_size: int, steps: int) -> dict[str, 
     shape = (batch_size, SEQ_LEN)
     optimizer = build_optimizer(model, Rates(), batch_tokens=batch_size * SEQ_LEN)
     begin = time.perf_counter()
-    losses = compiled_losses(model, shape)
+    losses = compiled_losses(model, [shape])
     weight = torch.zeros((), device=device)
     torch.cuda.reset_peak_memory_stats()
     seconds, loss = [], 0.0

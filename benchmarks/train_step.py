@@ -41,7 +41,7 @@ def our_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> 
     model = Transformer(config, compute_dtype=choose_dtype("auto", device), kernels=kernels)
     model.init_weights()
     optimizer = build_optimizer(model, Rates(), batch_tokens=shape[0] * shape[1])
-    losses = compiled_losses(model, shape) if compiled else model.training_losses
+    losses = compiled_losses(model, [shape]) if compiled else model.training_losses
     weight = torch.zeros(())
 
     def step(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:

@@ -79,7 +79,8 @@ def test_a_deleted_checkpoint_is_measured_while_the_training_goes_on(
     records = read_run_log(settings.out / "log.jsonl")
     (found,) = evaluations(settings.out)
     assert found["step"] == 4
-    assert records[-1] == found  # the training did not wait for it, only its end did
+    assert records[-2] == found  # the training did not wait for it, only its end did
+    assert records[-1]["event"] == "end"
     assert [path.name for path in (settings.out / "checkpoints").iterdir()] == ["step_000008"]
     assert found["problems"] == sum(found["outcomes"].values()) == 2
     assert found["sandbox"] == Sandbox.probe().name

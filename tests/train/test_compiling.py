@@ -17,7 +17,7 @@ from cpplm.train.compiling import compiled_losses
 
 sizes = dict(num_layers=1, model_dim=32, num_heads=2, num_kv_heads=2, head_dim=16)
 model = Transformer(ModelConfig(vocab_size=320, **sizes))
-loss = compiled_losses(model, (2, 8))
+loss = compiled_losses(model, [(2, 8)])
 assert loss is not model.training_losses
 assert all(parameter.grad is None for parameter in model.parameters())
 ids, targets = torch.ones(2, 8, dtype=torch.int64), torch.full((2, 8), 2)
