@@ -94,13 +94,14 @@ def test_two_processes_agree(tmp_path: Path) -> None:
 
 
 SCRIPT = """
+import sys
 import torch.distributed as dist
 from cpplm.train.world import open_world
 with open_world("cpu") as world:
     everyone = world.gather_objects(world.index)
     if world.is_first:
-        print(world.size, everyone, dist.get_backend())
-print("gone", dist.is_initialized())
+        sys.stdout.write(f"{world.size} {everyone} {dist.get_backend()}\\n")
+sys.stdout.write(f"gone {dist.is_initialized()}\\n")
 """
 
 
