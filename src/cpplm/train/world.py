@@ -6,6 +6,7 @@ it was given. Between several processes no pickle travels: values are JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -27,9 +28,9 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 TIMEOUT = timedelta(minutes=30)
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """This process among all. `device` is its own; `process_group` is None for a world of one."""
+    """This process among all. `device` is its own; `process_group` is None for a world of one, or left."""
 
     index: int
     size: int
@@ -98,10 +99,15 @@ def open_world(device_type: str = "") -> Iterator[World]:
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", rank=index, world_size=size, timeout=TIMEOUT
     )
+    world = World(index, size, device, dist.group.WORLD)
     try:
-        yield World(index, size, device, dist.group.WORLD)
+        yield world
     finally:
         dist.destroy_process_group()
+        # The group's threads end with the last reference to it. Left to the end of Python, where they cannot
+        # give back tensors any more, they abort the process now and then (pytorch issue 190489).
+        world.process_group = None
+        gc.collect()
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
