@@ -99,13 +99,8 @@ def _pretrain(settings: TrainSettings, world: World, extra_callbacks: Sequence[C
             callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer)))
         if world.is_first:
             bar = stack.enter_context(ProgressLog.open_bar(done))
-            callbacks = [
-                ProgressLog(bar, world.size * peak),
-                *callbacks,
-                ProfileCallback(settings.out, settings.profile_step),
-                *([MemoryCallback(settings.memory_every)] if settings.memory_every > 0 else []),
-                *extra_callbacks,
-            ]
+            progress = ProgressLog(bar, world.size * peak)
+            callbacks = [progress, *callbacks, *_watchers(settings), *extra_callbacks]
         trainer = Trainer(
             model=model,
             optimizer=optimizer,
@@ -122,6 +117,14 @@ def _pretrain(settings: TrainSettings, world: World, extra_callbacks: Sequence[C
         with _logged_end(trainer):
             trainer.run()
     return _summary(settings, state, config, trained_now=True)
+
+
+def _watchers(settings: TrainSettings) -> list[Callback]:
+    """What looks at the process of the first rank: profiles and memory."""
+    watchers: list[Callback] = [ProfileCallback(settings.out, settings.profile_step)]
+    if settings.memory_every > 0:
+        watchers.append(MemoryCallback(settings.memory_every))
+    return watchers
 
 
 @contextmanager
