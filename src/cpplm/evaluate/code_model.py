@@ -1,0 +1,83 @@
+"""What evaluation asks of a model, whosever it is: to write code, and to say how likely text is.
+
+`checkpoint_model.py` has ours, `hf_model.py` those in a Hugging Face directory, `url_model.py` those behind
+an OpenAI-compatible server. No score knows which one it measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpplm.generate.sampling import SamplingSettings
+
+Stop = Callable[[str], bool]
+"""Whether a text that is being written has said all that is wanted: what follows would be cut off."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be written: what follows `prefix`, or with a `suffix` what belongs between the two."""
+
+    prefix: str
+    suffix: str | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """One sample; `failed` says why there is none (too long a prompt, a server that stalls), or is empty."""
+
+    text: str
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class TokenBits:
+    """How likely a text is, token by token; special tokens are not among them.
+
+    All three arrays have one entry per token of the text.
+    """
+
+    ends: NDArray[np.int64]
+    """Where each token ends, in bytes of the text's UTF-8; ascending, the last is the number of bytes."""
+    bits: NDArray[np.float64]
+    """-log2 of each token's probability after those before it."""
+    context: NDArray[np.int64]
+    """How many tokens before it, <BOS> or the like included, the model had in view."""
+
+
+class CodeModel(Protocol):
+    """A model under evaluation."""
+
+    name: str
+    """Short, for tables."""
+    identity: dict[str, Any]
+    """Plain JSON that decides its answers (hashes of weights and tokenizer, number format; or address and name):
+    the key under which results are kept."""
+    fills_in: bool
+    """Whether it was trained to see a suffix; a model that was not gets the prefix alone."""
+
+    def write(
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingSettings,
+        *,
+        num_samples: int = 1,
+        stop: Stop | None = None,
+    ) -> Iterator[tuple[int, list[Written]]]:
+        """Number of a request and its samples, each as soon as it is there, in any order.
+
+        Nothing that one request does makes the others fail. Sample i of a request depends on the request, the
+        sampling and i alone.
+        """
+
+    def score(self, texts: Sequence[str]) -> Iterator[TokenBits]:
+        """How likely each text is as a document's beginning, in order.
+
+        Raises:
+            UserError: the model cannot say (a server without log-probabilities of the prompt).
+        """
