@@ -56,8 +56,8 @@ class CodeModel(Protocol):
     name: str
     """Short, for tables."""
     identity: dict[str, Any]
-    """Plain JSON that decides its answers (hashes of weights and tokenizer, number format; or address and name):
-    the key under which results are kept."""
+    """Plain JSON that decides its answers (hashes of weights and tokenizer, number format; or address and
+    name): the key under which results are kept."""
     fills_in: bool
     """Whether it was trained to see a suffix; a model that was not gets the prefix alone."""
 
