@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bpb_data import Data
-from bpb_scoring import Curve, HeldOut
+from bpb_scoring import Curve, HeldOut, Score
 from measuring import progress
 
 from cpplm.corpus.settings import Mode
@@ -43,7 +43,7 @@ class _Measurement(Callback):
     def on_end(self, trainer: Trainer) -> None:
         """The same for our own documents."""
         texts = self._data.held_out_documents(self._mode, self._eval_bytes)
-        self.own_documents = self._score(trainer, self._held_out(trainer, texts))
+        self.own_documents = self._score(trainer, self._held_out(trainer, texts)).whole
 
     @staticmethod
     def _held_out(trainer: Trainer, texts: list[str]) -> HeldOut:
@@ -52,16 +52,17 @@ class _Measurement(Callback):
         return HeldOut.of(
             texts,
             encoded,
+            token_bytes=tokenizer.token_bytes,
             start_id=tokenizer.bos,
             seq_len=settings.max_seq_len,
             rows=settings.device_batch_size,
         )
 
     @staticmethod
-    def _score(trainer: Trainer, texts: HeldOut) -> float:
+    def _score(trainer: Trainer, texts: HeldOut) -> Score:
         model = trainer.model
-        found = texts.bits_per_byte(lambda x, y: model.loss(x, y, reduction="none"), model.device)
-        progress(f"    {trainer.state.seconds:6.1f} s: {found:.4f} bits per byte")
+        found = texts.score(lambda x, y: model.loss(x, y, reduction="none"), model.device)
+        progress(f"    {trainer.state.seconds:6.1f} s: {found.code:.4f} bits per byte")
         return found
 
 
@@ -73,8 +74,7 @@ def train_ours(
     begin = time.perf_counter()
     summary = pretrain(settings, [measurement])
     return {
-        "curve": measurement.curve.points,
-        "bits_per_byte": measurement.curve.points[-1][1],
+        **measurement.curve.figures(),
         "own_documents_bits_per_byte": measurement.own_documents,
         "steps": summary.step,
         "tokens": summary.tokens,

@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 import torch
 import torch.nn.functional as F
 from bpb_data import END_OF_TEXT, Data
-from bpb_scoring import Curve, HeldOut
+from bpb_scoring import Curve, HeldOut, Score
 from measuring import progress
 from torch import Tensor, nn
 
@@ -124,9 +125,9 @@ def train_peer(peer: Peer, work: Path, minutes: float, points: int) -> dict[str,
     held_out = held_out_of(data, tokenizer, peer)
     clock, steps = 0.0, 0
 
-    def measure() -> float:
-        found = held_out.bits_per_byte(llama.losses, llama.device)
-        progress(f"    {clock:6.1f} s: {found:.4f} bits per byte")
+    def measure() -> Score:
+        found = held_out.score(llama.losses, llama.device)
+        progress(f"    {clock:6.1f} s: {found.code:.4f} bits per byte")
         return found
 
     curve = Curve(horizon, points, measure)
@@ -137,8 +138,7 @@ def train_peer(peer: Peer, work: Path, minutes: float, points: int) -> dict[str,
         steps += 1
         curve.reached(clock)
     return {
-        "curve": curve.points,
-        "bits_per_byte": curve.points[-1][1],
+        **curve.figures(),
         "steps": steps,
         "tokens": steps * peer.batch_tokens,
         "seconds": clock,
@@ -260,4 +260,13 @@ def held_out_of(data: Data, tokenizer: tokenizers.Tokenizer, peer: Peer) -> Held
         if tokenizer.decode(ids, skip_special_tokens=False) != text:
             raise UserError("the byte-level BPE changes a held-out file", fix="Leave its project out.")
     start = tokenizer.token_to_id(END_OF_TEXT)
-    return HeldOut.of(texts, encoded, start_id=start, seq_len=peer.seq_len, rows=peer.rows)
+    # Byte-level: each character of a token's name stands for one byte.
+    names = (tokenizer.id_to_token(number) for number in range(tokenizer.get_vocab_size()))
+    return HeldOut.of(
+        texts,
+        encoded,
+        token_bytes=np.array([len(name) for name in names]),
+        start_id=start,
+        seq_len=peer.seq_len,
+        rows=peer.rows,
+    )

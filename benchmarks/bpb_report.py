@@ -38,7 +38,7 @@ def compare(
     figures: dict[str, Any] = {
         "target_ratio": round(TARGET, 4),
         "peer": {
-            "bits_per_byte": Spread.of([peer["bits_per_byte"] for peer in peers], 4),
+            **_bits(peers),
             "seconds": Spread.of([peer["seconds"] for peer in peers], 1),
             "learning_rate": best_rate,
             "least_or_greatest_learning_rate": at_edge,
@@ -46,25 +46,40 @@ def compare(
     }
     for name in (name for name in ours if name in found):
         results = found[name]
-        times = [
-            passing_time(run["curve"], peer["bits_per_byte"])
-            for run, peer in zip(results, peers, strict=True)
-        ]
-        passed = [seconds for seconds in times if seconds is not None]
-        all_passed = len(passed) == len(times)
-        ratio = ratios(passed, [peer["seconds"] for peer in peers]) if all_passed else None
+        times, ratio = _passing(results, peers, "")
+        whole_times, whole_ratio = _passing(results, peers, "whole_files_")
         figures[name] = {
-            "bits_per_byte": Spread.of([result["bits_per_byte"] for result in results], 4),
+            **_bits(results),
             "own_documents_bits_per_byte": Spread.of(
                 [result["own_documents_bits_per_byte"] for result in results], 4
             ),
             "seconds_until_it_passes": times,
             "ratio": ratio,
+            "whole_files_seconds_until_it_passes": whole_times,
+            "whole_files_ratio": whole_ratio,
         }
         progress(
             f"{name}: passes after {ratio} of the peer's time" if ratio else f"{name}: never passes the peer"
         )
     return figures
+
+
+def _bits(results: list[dict[str, Any]]) -> dict[str, Spread]:
+    names = ("bits_per_byte", "whole_files_bits_per_byte")
+    return {name: Spread.of([result[name] for result in results], 4) for name in names}
+
+
+def _passing(
+    results: list[dict[str, Any]], peers: list[dict[str, Any]], of: str
+) -> tuple[list[float | None], Spread | None]:
+    """When each seed passes its peer, and the ratio to the peer's time, if all do."""
+    times = [
+        passing_time(run[f"{of}curve"], peer[f"{of}bits_per_byte"])
+        for run, peer in zip(results, peers, strict=True)
+    ]
+    passed = [seconds for seconds in times if seconds is not None]
+    all_passed = len(passed) == len(times)
+    return times, ratios(passed, [peer["seconds"] for peer in peers]) if all_passed else None
 
 
 def draw(found: Results, llama: str, path: Path) -> None:
@@ -81,7 +96,7 @@ def draw(found: Results, llama: str, path: Path) -> None:
     if llama in found:
         final = statistics.mean(result["bits_per_byte"] for result in found[llama])
         axes.axhline(final, linestyle=":", color="grey")
-    axes.set(xlabel="seconds of training", ylabel="bits per byte, held-out files")
+    axes.set(xlabel="seconds of training", ylabel="bits per byte, code of held-out files")
     axes.legend()
     figure.savefig(path)
 

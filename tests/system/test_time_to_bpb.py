@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -46,25 +47,57 @@ def test_every_token_is_scored_once_behind_half_a_context(length: int, seq_len: 
     assert scored == ids
 
 
+def bytes_as_tokens(texts: list[str]) -> object:
+    encoded = [list(text.encode()) for text in texts]
+    return scoring.HeldOut.of(
+        texts, encoded, token_bytes=np.ones(256, dtype=int), start_id=0, seq_len=16, rows=3
+    )
+
+
 def test_a_model_that_guesses_takes_the_logarithm_of_its_vocabulary() -> None:
     texts = ["int main() {}\n" * 50, "x", "// äöü\n"]
     encoded = [list(text.encode()) for text in texts]
-    held_out = scoring.HeldOut.of(texts, encoded, start_id=0, seq_len=16, rows=3)
+    held_out = bytes_as_tokens(texts)
 
     def losses(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         assert inputs.shape == targets.shape
         return (targets != IGNORED) * math.log(256)
 
     assert held_out.num_bytes == sum(map(len, encoded))
-    assert held_out.bits_per_byte(losses, torch.device("cpu")) == pytest.approx(8)
+    score = held_out.score(losses, torch.device("cpu"))
+    assert score.whole == score.code == pytest.approx(8)
+
+
+def test_a_licence_notice_counts_in_whole_files_only() -> None:
+    notice = "/* Copyright 2020 A\n */\n// Licence: see LICENSE.\n"
+    text = f"\n{notice}\n// Adds.\nint add(int a, int b); // no warranty\n" * 3
+    assert text[: scoring.notice_length(text)] == "\n" + notice
+    assert scoring.notice_length("// Adds.\nint a; // licence\n") == 0
+    held_out = bytes_as_tokens([text, "int main() {}\n"])
+    notice_bytes = len(notice) + 1
+    assert held_out.notice_bytes == notice_bytes
+
+    def losses(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (targets != IGNORED) * torch.where(targets == ord("\n"), math.log(4), math.log(2))
+
+    whole = len(text) + 14 + text.count("\n") + 1
+    code = whole - notice_bytes - text[:notice_bytes].count("\n")
+    score = held_out.score(losses, torch.device("cpu"))
+    assert score.whole == pytest.approx(whole / (len(text) + 14))
+    assert score.code == pytest.approx(code / (len(text) + 14 - notice_bytes))
 
 
 def test_a_curve_is_measured_once_at_each_of_its_times() -> None:
-    values = itertools.count()
+    values = (scoring.Score(number, 10 * number) for number in itertools.count())
     curve = scoring.Curve(10.0, 5, lambda: next(values))
     for seconds in (0.5, 1.9, 2.0, 2.5, 7.9, 8.1, 10.2):
         curve.reached(seconds)
-    assert curve.points == [(0.0, 0), (2.0, 1), (7.9, 2), (8.1, 3), (10.2, 4)]
+    assert curve.figures() == {
+        "curve": [(0.0, 0), (2.0, 1), (7.9, 2), (8.1, 3), (10.2, 4)],
+        "whole_files_curve": [(0.0, 0), (2.0, 10), (7.9, 20), (8.1, 30), (10.2, 40)],
+        "bits_per_byte": 4,
+        "whole_files_bits_per_byte": 40,
+    }
 
 
 def test_passing_is_found_between_two_points() -> None:
@@ -77,7 +110,11 @@ def test_passing_is_found_between_two_points() -> None:
 
 def a_result(curve: list[tuple[float, float]], **more: object) -> dict[str, object]:
     final = {"bits_per_byte": curve[-1][1], "seconds": curve[-1][0], "own_documents_bits_per_byte": 1.0}
-    return {"curve": curve, **final, **more}
+    whole = {
+        "whole_files_curve": [(seconds, bits + 1) for seconds, bits in curve],
+        "whole_files_bits_per_byte": curve[-1][1] + 1,
+    }
+    return {"curve": curve, **final, **whole, **more}
 
 
 def test_seeds_are_compared_one_by_one() -> None:
@@ -85,11 +122,12 @@ def test_seeds_are_compared_one_by_one() -> None:
     peers = [a_result([(0, 4), (10, 3)], peer={"learning_rate": 0.2}) for _ in range(2)]
     found = report.compare({"cpplm": ours, "llama": peers}, ["cpplm", "absent"], "llama", [0.1, 0.2, 0.3])
     assert found["cpplm"]["seconds_until_it_passes"] == [5, 10]
-    assert found["cpplm"]["ratio"].low == 0.5
+    assert found["cpplm"]["ratio"].low == found["cpplm"]["whole_files_ratio"].low == 0.5
     assert not found["peer"]["least_or_greatest_learning_rate"]
     peers[1]["bits_per_byte"] = 2.9
     found = report.compare({"cpplm": ours, "llama": peers}, ["cpplm"], "llama", [0.2, 0.3])
     assert found["cpplm"]["ratio"] is None
+    assert found["cpplm"]["whole_files_ratio"] is not None
     assert found["peer"]["least_or_greatest_learning_rate"]
 
 

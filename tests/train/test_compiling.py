@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cpplm.train.compiling import code_tag
+
 PROGRAM = """
 import torch
 import torch._dynamo.utils
@@ -25,6 +27,8 @@ graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
 for weight in (0.3, 0.1):
     assert torch.isfinite(loss(ids, targets, torch.tensor(weight)).total)
 assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs  # compiled before the first step
+counters = torch._dynamo.utils.counters["aot_autograd"]
+print(*(counters[f"autograd_cache_{name}"] for name in ("bypass", "miss", "hit")))
 """
 
 
@@ -47,3 +51,23 @@ def test_libraries_that_a_killed_compiler_left_are_made_again(tmp_path: Path) ->
     assert second.returncode == 0, second.stderr
     assert "was cut short" in second.stderr
     assert all(library.stat().st_size > 2_000 for library in libraries)
+    bypassed, missed, _ = map(int, first.stdout.split())
+    assert (bypassed, missed > 0) == (0, True)
+    third = run()
+    assert third.returncode == 0, third.stderr
+    bypassed, missed, hit = map(int, third.stdout.split())
+    assert (bypassed, missed, hit > 0) == (0, 0, True)  # nothing is traced again
+
+
+def test_the_cache_is_told_which_code_it_is_for(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    code = tmp_path / "kernels" / "loss.py"
+    code.write_text("x = 1\n")
+    tags = [code_tag(tmp_path), code_tag(tmp_path)]
+    code.write_text("x = 2\n")
+    tags.append(code_tag(tmp_path))
+    code.rename(tmp_path / "loss.py")
+    tags.append(code_tag(tmp_path))
+    assert tags[0] == tags[1]
+    assert len(set(tags)) == 3
+    assert code_tag() != code_tag(tmp_path)

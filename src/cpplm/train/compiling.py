@@ -1,7 +1,11 @@
-"""torch.compile for the loss, before the first step and in spite of what an earlier run left in its cache."""
+"""torch.compile for the loss, before the first step and in spite of what an earlier run left in its cache.
+
+A later run of the same model takes the compiled graphs from torch's cache on disk: it starts in seconds.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import struct
@@ -9,11 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+import torch.compiler.config
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.distributed.fsdp import FSDPModule
 
+import cpplm.model
 from cpplm.core.progress import say
 from cpplm.model.transformer import Losses, Transformer
 from cpplm.train.sharding import compile_blocks
@@ -35,7 +41,8 @@ def compiled_losses(
     if not can_compile(model.device):
         say(f"training without torch.compile, which is slower: no g++ found, or {model.device.type}")
         return model.training_losses
-    say("compiling the model, which takes 10 to 30 seconds")
+    say("compiling the model, which takes a minute at first and some seconds later on")
+    torch.compiler.config.cache_key_tag = code_tag()
     losses = _compiled(model)
     _remove_damaged_libraries()
     try:
@@ -47,6 +54,18 @@ def compiled_losses(
         torch.compiler.reset()
         _run_once(losses, model, shapes, documents)
     return losses
+
+
+def code_tag(folder: Path = Path(cpplm.model.__file__).parent) -> str:
+    """Changes with the code in `folder`.
+
+    torch's cache knows our operators by their names. What a graph got from their code, such as how they are
+    differentiated, must not outlive that code.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return f"cpplm-{digest.hexdigest()[:16]}"
 
 
 def _compiled(model: Transformer) -> LossFunction:

@@ -224,12 +224,22 @@ def test_compiled_to_machine_code() -> None:
     )
 
 
-def test_the_operator_keeps_the_rules_of_torch() -> None:
+def test_the_operators_keep_the_rules_of_torch() -> None:
     hidden, weight, targets = inputs(5, 7, dtype=torch.float32)
-    scale = torch.ones(5)
+    operators = torch.ops.cpplm
     for wanted in (True, False):
-        arguments = (hidden.detach(), weight.detach(), targets, scale, 7, 15.0, wanted, False)
-        torch.library.opcheck(torch.ops.cpplm.chunked_loss.default, arguments)
+        torch.library.opcheck(
+            operators.chunked_mean_loss.default,
+            (hidden.detach(), weight.detach(), targets, 7, 15.0, wanted, False),
+        )
+    torch.library.opcheck(
+        operators.chunked_mean_loss.default, (hidden, weight, targets, 7, 15.0, True, False)
+    )
+    torch.library.opcheck(operators.chunked_each_loss.default, (hidden, weight, targets, 7, 15.0, False))
+    torch.library.opcheck(
+        operators.chunked_each_loss_backward.default,
+        (hidden.detach(), weight.detach(), targets, torch.ones(5), 7, 15.0, False),
+    )
 
 
 # ---- which one runs ----------------------------------------------------------------------------------------

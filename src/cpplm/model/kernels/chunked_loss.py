@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cpplm.tokenizer.special import IGNORED
 
@@ -48,59 +47,102 @@ def chunked_loss(
     reduction: str,
 ) -> Tensor:
     """See `linear_cross_entropy`; any device, softcap up to 60."""
+    fused = torch.compiler.is_compiling()
+    if reduction != "mean":
+        return _each_loss(hidden_NC, weight_VC, targets_N, vocab_size, softcap, fused)
     gradients = torch.is_grad_enabled() and (hidden_NC.requires_grad or weight_VC.requires_grad)
-    function = _MeanLoss if reduction == "mean" else _EachLoss
-    apply: Callable[..., Tensor] = function.apply
-    return apply(hidden_NC, weight_VC, targets_N, vocab_size, softcap, gradients)
+    return _mean_loss(hidden_NC, weight_VC, targets_N, vocab_size, softcap, gradients, fused)[0]
 
 
-class _MeanLoss(torch.autograd.Function):
-    """The gradients are made in the forward pass and only scaled in the backward pass."""
-
-    @staticmethod
-    def forward(ctx, hidden_NC, weight_VC, targets_N, vocab_size, softcap, gradients):  # type: ignore[no-untyped-def]
-        counted_N = (targets_N != IGNORED).to(wide(hidden_NC.dtype))
-        count = counted_N.sum().clamp(min=1)
-        losses_N, of_hidden_NC, of_weight_VC = _chunks(
-            hidden_NC, weight_VC, targets_N, counted_N, vocab_size, softcap, gradients,
-            torch.compiler.is_compiling(),
-        )  # fmt: skip
-        ctx.save_for_backward(of_hidden_NC, of_weight_VC, count)
-        return losses_N.sum() / count
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, upstream):  # type: ignore[no-untyped-def]
-        of_hidden_NC, of_weight_VC, count = ctx.saved_tensors
-        factor = upstream / count
-        return of_hidden_NC * factor, of_weight_VC * factor, None, None, None, None
+# Custom operators, no torch.autograd.Function: a graph that has one is not kept in torch's cache on disk.
 
 
-class _EachLoss(torch.autograd.Function):
-    """The gradients are made in the backward pass, weighted by what comes from above for each row."""
-
-    @staticmethod
-    def forward(ctx, hidden_NC, weight_VC, targets_N, vocab_size, softcap, gradients):  # type: ignore[no-untyped-def]
-        del gradients
-        ctx.save_for_backward(hidden_NC, weight_VC, targets_N)
-        ctx.vocab_size, ctx.softcap = vocab_size, softcap
-        nothing = hidden_NC.new_empty(0, dtype=wide(hidden_NC.dtype))
-        fused = torch.compiler.is_compiling()
-        return _chunks(hidden_NC, weight_VC, targets_N, nothing, vocab_size, softcap, False, fused)[0]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, upstream_N):  # type: ignore[no-untyped-def]
-        hidden_NC, weight_VC, targets_N = ctx.saved_tensors
-        scale_N = torch.where(targets_N != IGNORED, upstream_N, 0.0)
-        fused = torch.compiler.is_compiling()
-        _, of_hidden_NC, of_weight_VC = _chunks(
-            hidden_NC, weight_VC, targets_N, scale_N, ctx.vocab_size, ctx.softcap, True, fused
-        )
-        return of_hidden_NC, of_weight_VC, None, None, None, None
+@torch.library.custom_op("cpplm::chunked_mean_loss", mutates_args=())
+def _mean_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float,
+    gradients: bool, fused: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The loss; for the backward pass, which only scales them: the gradients of the sum, how many it has."""
+    counted = (targets != IGNORED).to(wide(hidden.dtype))
+    count = counted.sum().clamp(min=1)
+    losses, of_hidden, of_weight = _chunks(
+        hidden, weight, targets, counted, vocab_size, softcap, gradients, fused
+    )
+    return losses.sum() / count, of_hidden, of_weight, count
 
 
-@torch.library.custom_op("cpplm::chunked_loss", mutates_args=())
+@_mean_loss.register_fake
+def _(hidden, weight, targets, vocab_size, softcap, gradients, fused):  # type: ignore[no-untyped-def]
+    del targets, vocab_size, softcap, fused
+    losses, of_hidden, of_weight = _results(hidden, weight, gradients)
+    return losses.new_empty(()), of_hidden, of_weight.to(weight.dtype), losses.new_empty(())
+
+
+def _remember_gradients(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    del inputs
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _scale_gradients(ctx, upstream, *_):  # type: ignore[no-untyped-def]
+    of_hidden, of_weight, count = ctx.saved_tensors
+    factor = upstream / count
+    return of_hidden * factor, of_weight * factor, *[None] * 5
+
+
+_mean_loss.register_autograd(_scale_gradients, setup_context=_remember_gradients)
+
+
+@torch.library.custom_op("cpplm::chunked_each_loss", mutates_args=())
+def _each_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float, fused: bool
+) -> Tensor:
+    """Losses (N). Their gradients are made in the backward pass, weighted by what comes from above."""
+    nothing = hidden.new_empty(0, dtype=wide(hidden.dtype))
+    return _chunks(hidden, weight, targets, nothing, vocab_size, softcap, False, fused)[0]
+
+
+@_each_loss.register_fake
+def _(hidden, weight, targets, vocab_size, softcap, fused):  # type: ignore[no-untyped-def]
+    del targets, vocab_size, softcap, fused
+    return _results(hidden, weight, False)[0]
+
+
+def _remember_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    del output
+    hidden, weight, targets, *ctx.settings = inputs
+    ctx.save_for_backward(hidden, weight, targets)
+
+
+def _differentiate(ctx, upstream):  # type: ignore[no-untyped-def]
+    hidden, weight, targets = ctx.saved_tensors
+    scale = torch.where(targets != IGNORED, upstream, 0.0)
+    return *_gradients(hidden, weight, targets, scale, *ctx.settings), *[None] * 4
+
+
+_each_loss.register_autograd(_differentiate, setup_context=_remember_inputs)
+
+
+@torch.library.custom_op("cpplm::chunked_each_loss_backward", mutates_args=())
+def _gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    vocab_size: int,
+    softcap: float,
+    fused: bool,
+) -> tuple[Tensor, Tensor]:
+    """Of sum(scale * losses)."""
+    return _chunks(hidden, weight, targets, scale, vocab_size, softcap, True, fused)[1:]
+
+
+@_gradients.register_fake
+def _(hidden, weight, targets, scale, vocab_size, softcap, fused):  # type: ignore[no-untyped-def]
+    del targets, scale, vocab_size, softcap, fused
+    return torch.empty_like(hidden), torch.empty_like(weight)
+
+
 def _chunks(
     hidden: Tensor, weight: Tensor, targets: Tensor, scale: Tensor, vocab_size: int, softcap: float,
     gradients: bool, fused: bool,
@@ -171,13 +213,6 @@ def _results(hidden: Tensor, weight: Tensor, gradients: bool) -> tuple[Tensor, T
         return losses, hidden.new_empty(0), weight.new_empty(0)
     of_weight = torch.empty(weight.shape, dtype=wide(weight.dtype), device=weight.device)
     return losses, hidden.new_empty(hidden.shape), of_weight
-
-
-@_chunks.register_fake
-def _(hidden, weight, targets, scale, vocab_size, softcap, gradients, fused):  # type: ignore[no-untyped-def]
-    del targets, scale, vocab_size, softcap, fused
-    losses, of_hidden, of_weight = _results(hidden, weight, gradients)
-    return losses, of_hidden, of_weight.to(weight.dtype)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
