@@ -1,4 +1,6 @@
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -90,3 +92,25 @@ def test_compiler_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert compiler_version("g++") == "g++ 99.1"
     for name in ("fails", "silent", "not-a-program", "no-interpreter"):
         assert compiler_version(name) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has the counters and the pages")
+def test_large_buffers_take_few_page_faults() -> None:
+    """In a new process each: torch looks at the variable once."""
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not pages.exists() or "[never]" in pages.read_text():
+        pytest.skip("this system has no large pages")
+    program = (
+        "import resource, torch; from cpplm.core.hardware import ask_for_large_pages; {}\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "x = torch.ones(2**24); print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
+    )
+    faults = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", program.format(call)], capture_output=True, check=True
+            ).stdout
+        )
+        for call in ("pass", "ask_for_large_pages()")
+    ]
+    assert faults[1] < faults[0] / 10

@@ -10,7 +10,7 @@ from typing import Any
 
 from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import environment
+from cpplm.core.hardware import ask_for_large_pages, environment
 from cpplm.core.locking import only_writer
 from cpplm.core.peak import reference_flops
 from cpplm.core.progress import say
@@ -57,6 +57,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
         UserError: bad settings or data, or `out` holds a run that these settings do not continue.
         KeyboardInterrupt: stopped on request; the state is saved.
     """
+    ask_for_large_pages()
     with open_world(settings.device_type) as world:
         return _pretrain(settings, world, extra_callbacks)
 
