@@ -13,6 +13,7 @@ from cpplm.cli.main import COMMANDS
 # Values without which a class refuses to be built; every other required field gets a value by its type.
 NEEDED: dict[str, dict[str, Any]] = {
     "CorpusSettings": {"projects": (Path("a"), Path("b c"))},
+    "EvaluatedModel": {"run": "some/run"},
     "ExportSettings": {"to": "some.jsonl"},
     "TokenizerSettings": {"data_dir": "some/corpus"},
     "MeasureSettings": {"data_dir": "some/corpus"},

@@ -133,3 +133,29 @@ def test_everything_missing_that_is_needed_comes_with_a_fix(monkeypatch: pytest.
     broken = report.text.splitlines()[-1].removeprefix("missing: ").split(", ")
     assert {"g++", "free disk here"} <= set(broken)
     assert all(report.figures["findings"][name]["fix"] for name in broken)
+
+
+def test_what_judging_problems_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "fast_linker", lambda _: ("-fuse-ld=gold",))
+    monkeypatch.setattr(doctor_module, "find_missing", lambda names, _: {})
+    found = doctor(DoctorSettings()).figures["findings"]
+    assert found["linker"] == {"value": "gold", "ok": True, "fix": ""}
+    assert found["HumanEval"] == {"value": "164 of 164 problems can be judged", "ok": True, "fix": ""}
+
+    boost = "boost/any.hpp"
+    monkeypatch.setattr(doctor_module, "fast_linker", lambda _: ())
+    monkeypatch.setattr(
+        doctor_module,
+        "find_missing",
+        lambda names, _: {boost: "needs libboost-dev (<boost/any.hpp>)"} if boost in names else {},
+    )
+    report = doctor(DoctorSettings())
+    found = report.figures["findings"]
+    assert (found["linker"]["ok"], "mold" in found["linker"]["fix"]) == (False, True)
+    assert not found["HumanEval"]["ok"]
+    assert (
+        "162 of 164 problems can be judged; not CPP/22, CPP/137: needs libboost-dev"
+        in found["HumanEval"]["value"]
+    )
+    assert "libboost-dev" in found["HumanEval"]["fix"]
+    assert "HumanEval" not in report.text.splitlines()[-1]  # the demo needs none of it

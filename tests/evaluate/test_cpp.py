@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.cpp import (
-    COMPILE_COMMAND,
-    CppEvalSettings,
-    evaluate_completions,
-    evaluate_problems,
-    judge,
-    program_text,
-    require_compiler,
-    self_test,
-)
+from cpplm.evaluate.cpp import CppEvalSettings, evaluate_completions, evaluate_problems
+from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge
+from cpplm.evaluate.judge.verdicts import FILE
 from cpplm.evaluate.problems import Problem, load_problems
-from cpplm.evaluate.scoring import Outcome
-from cpplm.sandbox.limits import Limits, Result
-from cpplm.sandbox.sandbox import Sandbox, SandboxError
+from cpplm.evaluate.self_test import self_test
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.sandbox.compiler import require_compiler
+from cpplm.sandbox.limits import Result
+from cpplm.sandbox.sandbox import Sandbox
 
+NEEDS_LIBRARIES = {"CPP/22", "CPP/137", "CPP/162"}  # libboost-dev, libssl-dev
 PROBLEM = Problem(
     name="twice",
     difficulty="easy",
@@ -37,116 +34,84 @@ def sandbox() -> Sandbox:
     return Sandbox.probe()
 
 
-@pytest.mark.parametrize(
-    ("completion", "outcome"),
-    [
-        ("return 2 * x; }", "pass"),
-        ("return 2 * x; }\nint main() { return 0; }", "pass"),
-        ("return x * x; }", "wrong answer"),
-        ("return 2 * y; }", "compile error"),
-        ("return 2 * x;", "compile error"),
-        ("", "compile error"),
-        ("\x00\x01\udcff\ufffd", "compile error"),
-        ("int* p = nullptr; return *p; }", "crash"),
-        ("std::abort(); }", "crash"),
-        ("while (true) { } }", "timeout"),
-        ("return twice(x) + 1; }", "crash"),
-        ("while (true) { if (write(1, \"spam spam spam\\n\", 15) < 0) break; } return 0; }", "output limit"),
-        ("std::vector<char> v(1L << 40); return v[x]; }", "memory"),
-    ],
-    ids=lambda value: value[:20] if isinstance(value, str) else None,
-)  # fmt: skip
-def test_outcomes(
-    sandbox: Sandbox, completion: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cpplm.evaluate.cpp.RUN_LIMITS", Limits(wall_seconds=1.5, cpu_seconds=1))
-    result = judge(PROBLEM, completion, sandbox)
-    assert result.outcome == outcome, result.message
-    if outcome == "compile error":
-        assert "error" in result.message
-    if outcome == "wrong answer":
-        assert "Assertion" in result.message
+@pytest.fixture(scope="module")
+def judge(sandbox: Sandbox) -> Judge:
+    return Judge(sandbox)
 
 
-@pytest.mark.parametrize(
-    "cheat",
-    [
-        "_exit(0); }",
-        "exit(0); }",
-        "std::quick_exit(0); }",
-        "std::atexit([] { _exit(0); }); return 0; }",
-        "static struct Early { Early() { _exit(0); } } early; return 0; }",
-        "execl(\"/bin/true\", \"true\", (char*)nullptr); return 0; }",
-        "execl(\"/bin/cat\", \"cat\", \"program\", (char*)nullptr); return 0; }",
-        "if (fork() > 0) _exit(0); return 0; }",
-        "write(1, \"pass\", 4); _exit(0); }",
-        "\n#define assert(condition)\nreturn 0; }",
-        "\n#define assert(condition) ((void)0)\n#define NDEBUG\n }",
-        "\n#undef assert\n#define __assert_fail(...) 0\nreturn 0; }",
-        "return 0; }\n#define assert(condition)",
-        'asm(".globl __assert_fail\\n__assert_fail: ret"); return 0; }',
-        '_Pragma("redefine_extname __assert_fail getpid") return 0; }',
-        "return 0; }\nstatic int early = (_exit(0), 0);",
-        "return 0; } int never() {",
-    ],
-)  # fmt: skip
-def test_cheats_do_not_pass(sandbox: Sandbox, cheat: str) -> None:
-    assert judge(PROBLEM, cheat, sandbox).outcome != "pass"
+def test_completions_are_cut_and_judged(judge: Judge) -> None:
+    completions = {
+        "return 2 * x; }": "pass",
+        "return 2 * x; }\nint main() { return 0; }": "pass",
+        "return 2 * x; }\n#define assert(condition)": "pass",
+        "return 2 * x; }" + "\n// and so on" * LARGEST_WRITTEN: "pass",
+        "return x * x; } int never() {": "wrong answer",
+        "return 2 * y; }": "compile error",
+        "return 2 * x;" + " " * LARGEST_WRITTEN: "too long",
+        "\x00": "binary",
+        "": "empty",
+    }
+    report = evaluate_completions([PROBLEM], {"twice": list(completions)}, judge)
+    assert [sample.outcome for sample in report.samples] == list(completions.values())
+    assert [sample.body for sample in report.samples[:4]] == ["return 2 * x; }"] * 4
+    assert report.samples[4].assertions == 5
+    assert report.samples[4].assertions_passed == 4
+    assert report.pass_at == {1: pytest.approx(4 / 9)}
 
 
-def test_global_constructors_do_not_pass(sandbox: Sandbox) -> None:
-    """Even when cutting lets one through: here it stands in the prompt."""
-    cheating = dataclasses.replace(
-        PROBLEM, prompt="#include <unistd.h>\nstatic int early = (_exit(0), 0);\n" + PROBLEM.prompt
-    )
-    assert judge(cheating, PROBLEM.canonical_solution, sandbox).outcome == "early exit"
-
-
-def test_the_proof_is_printed_last_and_differs(sandbox: Sandbox) -> None:
-    noisy = "write(1, \"noise\\n\", 6); return 2 * x; }"  # fmt: skip
-    assert judge(PROBLEM, noisy, sandbox).outcome == "pass"
-    text = program_text(PROBLEM, "return 2 * x; }", "proof")
-    assert text.index("assert(twice(2)") < text.index('fputs("proof"')
-
-
-def test_main_that_ends_with_return(sandbox: Sandbox) -> None:
-    for ending in ("return 0;\n}\n", "return EXIT_SUCCESS ; }"):
-        problem = dataclasses.replace(PROBLEM, tests=PROBLEM.tests.rstrip().removesuffix("}") + ending)
-        assert judge(problem, PROBLEM.canonical_solution, sandbox).outcome == "pass"
-        assert judge(problem, PROBLEM.buggy_solution, sandbox).outcome == "wrong answer"
+def test_messages_name_the_lines_of_the_problem(judge: Judge) -> None:
+    report = evaluate_completions([PROBLEM], {"twice": ["return\n2 * y; }"]}, judge)
+    lines = PROBLEM.prompt.count("\n")
+    assert f"program.cpp:{lines + 2}:5: error" in report.samples[0].message
 
 
 @pytest.mark.slow
-def test_self_test_of_the_small_set(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize(("name", "count"), [("small", 21), ("humaneval", 164)])
+def test_self_test(judge: Judge, name: str, count: int) -> None:
     """Every canonical solution passes; every buggy one compiles and does not."""
-    assert self_test(sandbox) == []
+    found = self_test(judge, load_problems(name))
+    assert found.complaints == ()
+    lacking = found.not_judged.keys()
+    assert lacking <= NEEDS_LIBRARIES
+    assert found.canonical == found.canonical_passed == found.buggy == count - len(lacking)
+    assert found.buggy_passed == 0
 
 
-def test_self_test_of_a_part(sandbox: Sandbox) -> None:
-    assert self_test(sandbox, load_problems("small")[::7]) == []
+def test_self_test_of_a_part(judge: Judge) -> None:
+    found = self_test(judge, [*load_problems("small")[::10], *load_problems("humaneval")[::82]])
+    assert (found.complaints, found.canonical, found.canonical_passed, found.buggy_passed) == ((), 5, 5, 0)
+    assert "canonical solutions that pass: 5 of 5" in found.table()
+    assert found.figures()["buggy"] == 5
 
 
-def test_self_test_complains(sandbox: Sandbox) -> None:
+def test_self_test_complains(judge: Judge) -> None:
     swapped = dataclasses.replace(
         PROBLEM, canonical_solution=PROBLEM.buggy_solution, buggy_solution=PROBLEM.canonical_solution
     )
-    complaints = self_test(sandbox, [swapped])
-    assert len(complaints) == 2
-    assert "canonical solution ended as wrong answer" in complaints[0]
-    assert "buggy solution ended as pass" in complaints[1]
+    needy = dataclasses.replace(
+        PROBLEM, name="needy", prompt="#include <openssl/nothing.h>\n" + PROBLEM.prompt
+    )
+    found = self_test(judge, [swapped, needy])
+    assert len(found.complaints) == 2
+    assert "canonical solution ended as wrong answer" in found.complaints[0]
+    assert "buggy solution ended as pass" in found.complaints[1]
+    assert (found.canonical, found.canonical_passed, found.buggy, found.buggy_passed) == (1, 0, 1, 1)
+    assert found.not_judged == {"needy": "needs libssl-dev (<openssl/nothing.h>)"}
+    assert "not judged: needy (needs libssl-dev" in found.table()
 
 
 def test_a_model_is_asked_with_the_settings(sandbox: Sandbox) -> None:
-    asked: list[tuple[list[str], dict[str, float]]] = []
+    asked: list[tuple[list[str], SamplingSettings, int]] = []
 
-    def generate(prompts: list[str], **sampling: float) -> list[list[str]]:
-        asked.append((prompts, sampling))
+    def generate(prompts: list[str], sampling: SamplingSettings, num_samples: int) -> list[list[str]]:
+        asked.append((prompts, sampling, num_samples))
         return [[PROBLEM.canonical_solution, PROBLEM.buggy_solution] for _ in prompts]
 
-    settings = CppEvalSettings(num_samples=2, temperature=0.5, top_k=7, max_new_tokens=9, seed=4, workers=1)
+    settings = CppEvalSettings(
+        num_samples=2, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=9, seed=4, workers=1
+    )
     report = evaluate_problems(generate, settings, problems=[PROBLEM], sandbox=sandbox)
-    sampling = {"num_samples": 2, "temperature": 0.5, "top_k": 7, "max_new_tokens": 9, "seed": 4}
-    assert asked == [([PROBLEM.prompt], sampling)]
+    assert asked == [([PROBLEM.prompt], SamplingSettings(9, 0.5, 7, 4, top_p=0.9), 2)]
     assert report.outcomes == {"pass": 1, "wrong answer": 1}
     assert report.pass_at == {1: 0.5}
     assert report.sandbox == sandbox.name
@@ -164,21 +129,19 @@ def test_settings_choose_problems_and_sandbox(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Sandbox, "probe", probe)
     with pytest.raises(StopError):
-        evaluate_problems(lambda prompts, **_: [], CppEvalSettings(unsafe=True))
+        evaluate_problems(lambda *_: [], CppEvalSettings(unsafe=True))
     assert probed == [True]
     with pytest.raises(UserError, match="absent"):
-        evaluate_problems(lambda prompts, **_: [], CppEvalSettings(problems="absent"))
+        evaluate_problems(lambda *_: [], CppEvalSettings(problems="absent"))
 
 
-def test_a_wrong_number_of_completions(sandbox: Sandbox) -> None:
+def test_a_wrong_number_of_completions(sandbox: Sandbox, judge: Judge) -> None:
     with pytest.raises(ValueError, match="1 completions for each of 1"):
-        evaluate_problems(
-            lambda prompts, **_: [["", ""]], CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox
-        )
+        evaluate_problems(lambda *_: [["", ""]], CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox)
     with pytest.raises(ValueError, match="at least one completion"):
-        evaluate_completions([PROBLEM], {}, sandbox)
+        evaluate_completions([PROBLEM], {}, judge)
     with pytest.raises(ValueError, match="at least one completion"):
-        evaluate_completions([PROBLEM], {"twice": ["}"], "other": ["}"]}, sandbox)
+        evaluate_completions([PROBLEM], {"twice": ["}"], "other": ["}"]}, judge)
 
 
 @pytest.mark.parametrize(
@@ -203,17 +166,16 @@ def test_a_missing_compiler_is_named(sandbox: Sandbox, monkeypatch: pytest.Monke
     absent = Result("start", None, None, b"", b"g++: no such program in the sandbox", 0, 0)
     monkeypatch.setattr(sandbox, "run", lambda *_, **__: absent)
     with pytest.raises(UserError, match=r"no such program.*apt-get install g\+\+"):
-        require_compiler(sandbox)
+        evaluate_problems(lambda *_: [], CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox)
 
 
-def test_a_failing_sandbox_is_counted(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> Result:
-        raise SandboxError("out of processes")
+def test_verdicts_are_kept_where_they_should(sandbox: Sandbox, tmp_path: Path) -> None:
+    def generate(prompts: list[str], *_: object) -> list[list[str]]:
+        return [[PROBLEM.canonical_solution] for _ in prompts]
 
-    monkeypatch.setattr(sandbox, "run", fail)
-    result = judge(PROBLEM, PROBLEM.canonical_solution, sandbox)
-    assert (result.outcome, result.message) == ("sandbox error", "out of processes")
-
-
-def test_compiler_flags_bound_its_work() -> None:
-    assert {"-fmax-errors=5", "-ftemplate-depth=256", "-fconstexpr-ops-limit=5000000"} <= set(COMPILE_COMMAND)
+    for _ in range(2):
+        report = evaluate_problems(
+            generate, CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox, verdicts=tmp_path
+        )
+        assert report.pass_at == {1: 1.0}
+    assert len((tmp_path / FILE).read_text().splitlines()) == 1

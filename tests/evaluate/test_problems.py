@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.problems import MINIMUM_ASSERTS, load_problems
-from cpplm.evaluate.scoring import function_body
+from cpplm.core.storage import sha256
+from cpplm.evaluate import problems as problems_module
+from cpplm.evaluate.cpp import program as program_of
+from cpplm.evaluate.judge.assertions import count_assertions
+from cpplm.evaluate.judge.scoring import forbidden_in, function_body
+from cpplm.evaluate.problems import MINIMUM_ASSERTS, UNRATED, load_problems
 
 VALID = {
     "name": "one",
@@ -38,7 +42,7 @@ def test_small_set() -> None:
         for solution in (problem.canonical_solution, problem.buggy_solution):
             body = function_body(solution)
             assert body.complete
-            assert body.forbidden == ""
+            assert forbidden_in(solution) == ""
             assert body.text.rstrip() == solution.rstrip(), "one function, nothing behind it"
         assert problem.canonical_solution != problem.buggy_solution
         assert problem.prompt.isascii()
@@ -57,13 +61,16 @@ def test_a_valid_file(tmp_path: Path) -> None:
         ({"name": ""}, "'name'"),
         ({"name": "a b"}, "'name'"),
         ({"difficulty": "Easy"}, "'difficulty'"),
-        ({"prompt": "int one();"}, "'prompt' must end with the opening brace"),
+        ({"prompt": "int one();"}, "'prompt' must end inside the function"),
+        ({"prompt": "int one() { '{' {"}, "'prompt' must end inside the function"),
         ({"prompt": 3}, "'prompt' must be a text"),
         ({"tests": "int main() {}"}, "asserts"),
         ({"tests": VALID["tests"].replace("main", "other")}, "int main"),
         ({"tests": VALID["tests"] + "// end"}, "closing brace of main"),
         ({"canonical_solution": "return 1;"}, "'canonical_solution'"),
         ({"buggy_solution": "return 2;"}, "'buggy_solution'"),
+        ({"buggy_solution": "return 2; } }"}, "'buggy_solution'"),
+        ({"tests": "int main() {" + "assert(1);" * 1001 + "}"}, "1 to 1,000 asserts, not 1001"),
         ({"extra": "x"}, "unknown field 'extra'"),
     ],
 )
@@ -101,3 +108,89 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = write(tmp_path / "twice", VALID, VALID)
     with pytest.raises(UserError, match=r"twice:2.*taken"):
         load_problems(path)
+
+
+# ---- published formats -------------------------------------------------------------------------------------
+
+PUBLISHED = {
+    "task_id": "CPP/7",
+    "prompt": "int one() {\n  // Gives one.\n",
+    "canonical_solution": "return 1; }\n\n#undef NDEBUG\n",
+    "buggy_solution": "return 2; }\n",
+    "test": "#undef NDEBUG\n#include<assert.h>\nint main(){ assert (one() == 1); }\n\n",
+    "declaration": "int one() {",
+    "instruction": 7,
+}
+MULTIPL_E = {
+    "name": "HumanEval_0_one",
+    "language": "cpp",
+    "prompt": "#include<assert.h>\nint one() {\n",
+    "tests": "}\nint main() {\n    auto candidate = one;\n    assert(candidate() == (1));\n}\n",
+    "stop_tokens": ["\n}"],
+}
+
+
+def test_humaneval() -> None:
+    problems = load_problems("humaneval")
+    assert [problem.name for problem in problems] == [f"CPP/{number}" for number in range(164)]
+    assert {problem.difficulty for problem in problems} == {UNRATED}
+    for problem in problems:
+        for solution in (problem.canonical_solution, problem.buggy_solution):
+            assert function_body(solution).text + "\n" == solution
+            assert forbidden_in(solution) == ""
+        assert count_assertions(problem.prompt, problem.tests).assertions
+    total = sum(len(count_assertions("", problem.tests).assertions) for problem in problems)
+    assert total == 1140
+
+
+def test_the_data_is_an_unmodified_copy_with_its_licenses() -> None:
+    folder = Path(problems_module.__file__).with_name("problem_sets")
+    notice = (folder / "NOTICE.txt").read_text()
+    data = (folder / "humanevalpack_cpp.jsonl").read_bytes()
+    assert sha256(data) in notice
+    for name in ("LICENSE.octopack.MIT.txt", "LICENSE.CodeGeeX.Apache-2.0.txt", "LICENSE.human-eval.MIT.txt"):
+        assert name in notice
+        assert (folder / name).stat().st_size > 1000
+
+
+def test_the_format_of_humanevalpack(tmp_path: Path) -> None:
+    without = {name: value for name, value in PUBLISHED.items() if name != "buggy_solution"} | {
+        "task_id": "CPP/8"
+    }
+    first, second = load_problems(write(tmp_path / "p", PUBLISHED, without))
+    assert (first.name, first.canonical_solution, first.buggy_solution) == (
+        "CPP/7",
+        "return 1; }\n",
+        "return 2; }\n",
+    )
+    assert first.tests == PUBLISHED["test"]
+    assert (second.name, second.buggy_solution) == ("CPP/8", "")
+
+
+def test_the_format_of_multipl_e(tmp_path: Path) -> None:
+    [problem] = load_problems(write(tmp_path / "p", MULTIPL_E))
+    assert (problem.name, problem.difficulty, problem.canonical_solution) == ("HumanEval_0_one", UNRATED, "")
+    assert problem.tests.startswith("\nint main() {")
+    program = program_of(problem, "return 1; }")
+    assert count_assertions(program.before + program.written, program.after).assertions == (
+        "candidate() == (1)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({**PUBLISHED, "task_id": 3}, "'task_id' must be a text"),
+        ({**PUBLISHED, "task_id": "a b"}, "'task_id' must be 1 to 100"),
+        ({**PUBLISHED, "test": "int main() {}"}, "'test' must have 1 to 1,000 asserts"),
+        ({**PUBLISHED, "canonical_solution": "return 1;"}, "'canonical_solution' must end"),
+        ({**PUBLISHED, "buggy_solution": ""}, "'buggy_solution' must be a text"),
+        ({**MULTIPL_E, "tests": MULTIPL_E["tests"][1:]}, "'tests' must begin with the brace"),
+        ({**MULTIPL_E, "prompt": "int one();"}, "'prompt' must end inside"),
+        ({name: value for name, value in PUBLISHED.items() if name != "test"}, "'test' is missing"),
+    ],
+)
+def test_faults_in_published_formats_are_named(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        load_problems(write(tmp_path / "p", {**PUBLISHED, "task_id": "first"}, values))
+    assert "p:2: field" in str(caught.value)

@@ -1,17 +1,24 @@
-"""The cached engine against the plain loop; sampling and its seeds."""
+"""Completions against the plain loop: prompts that end anywhere, holes, many at once."""
+
+import itertools
 
 import pytest
 import torch
 
+from cpplm.batches.fim import render_fim_prompt
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.sampling import SamplingSettings, generators, sample
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.scheduler import Limits
+from cpplm.generate.writing import Request
 from cpplm.model.config import ModelConfig
-from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.healing import heal
 from cpplm.tokenizer.special import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.generate.naive import greedy, naive_sample
 from tests.model.test_transformer import random_model
+
+PROMPTS = ["int", "namespace part_3 {\n\n", "#include <vector>\nint shift(int value", "", "std::"]
 
 
 @pytest.fixture(scope="module")
@@ -23,27 +30,15 @@ def engine(tokenizer: Tokenizer) -> Engine:
     return Engine(random_model(config), tokenizer)
 
 
-def naive(model: Transformer, ids: list[int], count: int) -> list[int]:
-    """Greedy decoding, without healing, that reads everything anew for each token."""
-    ids = ids.copy()
-    start = len(ids)
-    for _ in range(count):
-        token = int(model(torch.tensor([ids]))[0, -1].argmax())
-        if token in (BOS, EOS):
-            break
-        ids.append(token)
-    return ids[start:]
-
-
-@pytest.mark.parametrize(
-    "prompt", ["int", "namespace part_3 {\n\n", "#include <vector>\nint shift(int value"]
-)
-def test_greedy_equals_the_naive_loop(engine: Engine, prompt: str) -> None:
-    settings = SamplingSettings(max_new_tokens=20, temperature=0)
-    ids = engine.tokenizer.encode(prompt, prepend=BOS)
-    steps = list(engine.stream(ids, settings, num_samples=3))
-    expected = naive(engine.model, ids, 20)
-    assert [[step[row] for step in steps if step[row] is not None] for row in range(3)] == [expected] * 3
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_completions_are_those_of_the_plain_loop(engine: Engine, prompt: str) -> None:
+    for settings in (greedy(20), SamplingSettings(20, 1.0, 20, seed=7)):
+        expected = [
+            naive_sample(engine.model, engine.tokenizer, engine.request(prompt, settings=settings), number)
+            for number in range(3)
+        ]
+        assert engine.complete(prompt, settings, num_samples=3) == expected
+        assert "".join(engine.stream(prompt, settings)) == expected[0].text
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 3))
@@ -80,6 +75,15 @@ def test_healing_takes_the_likeliest_token_that_spells_the_end(engine: Engine) -
     assert rest == b""
 
 
+@pytest.mark.parametrize("spm", [False, True])
+def test_a_hole_is_read_as_in_training(engine: Engine, spm: bool) -> None:
+    """Both cuts lie inside a token: nothing is taken back, nothing has to be spelt again."""
+    request = engine.request("int area(int wi", "eight) {", settings=greedy(5), spm=spm)
+    assert list(request.ids) == render_fim_prompt(engine.tokenizer, "int area(int wi", "eight) {", spm=spm)
+    (answer,) = engine.complete_many([request])
+    assert answer.completions == (naive_sample(engine.model, engine.tokenizer, request, 0),)
+
+
 def test_a_sample_does_not_depend_on_its_neighbours(engine: Engine) -> None:
     settings = SamplingSettings(max_new_tokens=12, temperature=1.0, top_k=0, seed=4)
     four, two = (engine.complete("int", settings, num_samples=n) for n in (4, 2))
@@ -90,39 +94,58 @@ def test_a_sample_does_not_depend_on_its_neighbours(engine: Engine) -> None:
 
 
 def test_stops_at_the_context_length(engine: Engine) -> None:
-    prompt_ids = [BOS] + [100] * 40
-    steps = list(engine.stream(prompt_ids, SamplingSettings(max_new_tokens=100, temperature=0)))
-    assert len(prompt_ids) + len(steps) <= 48 + 1
-    with pytest.raises(UserError, match="49 tokens, the model's context 48"):
-        next(engine.stream([BOS] * 49, SamplingSettings()))
-    with pytest.raises(UserError, match="0 tokens"):
-        next(engine.stream([], SamplingSettings()))
+    (answer,) = engine.complete_many([Request((BOS, *[100] * 40), greedy(100))])
+    assert (answer.completions[0].reason, len(answer.completions[0].ids)) == ("length", 48 - 41 + 1)
+    with pytest.raises(UserError, match="tokens, the model's context 48"):
+        engine.complete("int x; " * 40)
+    with pytest.raises(UserError, match="tokens, the model's context 48"):
+        engine.stream("int x; " * 40)  # at once
 
 
 def test_ends_at_a_document_end(engine: Engine) -> None:
+    request = Request((BOS, 110), greedy(30))
     with torch.no_grad():
         old = engine.model.lm_head.weight[EOS].clone()
         engine.model.lm_head.weight[EOS] = 1e3 * engine.model.hidden_states(torch.tensor([[BOS, 110]]))[0, -1]
-    completion = engine.complete("", SamplingSettings(temperature=0, max_new_tokens=30))
-    first = next(engine.stream([BOS, 110], SamplingSettings(temperature=0)))
-    with torch.no_grad():
+        (answer,) = engine.complete_many([request])
         engine.model.lm_head.weight[EOS] = old
-    assert first == [None]
-    assert EOS not in completion[0].ids
+    assert answer.completions[0].reason == "end"
+    assert answer.completions[0].ids == ()
 
 
-def test_sampling_follows_the_distribution() -> None:
-    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    draws, settings = 4000, SamplingSettings(temperature=0.7, top_k=3)
-    streams = generators(settings, draws)
-    counts = torch.bincount(torch.tensor(sample(logits.expand(draws, -1), settings, streams)), minlength=4)
-    expected = draws * torch.cat([(logits[0, :3] / 0.7).softmax(-1), torch.zeros(1)])
-    assert counts[3] == 0
-    chi_square = ((counts[:3] - expected[:3]) ** 2 / expected[:3]).sum()
-    assert chi_square < 13.8  # 2 degrees of freedom, p = 0.001
+def test_many_requests_of_all_kinds(engine: Engine) -> None:
+    """As if each were alone, in whatever order they are done; a bad one is answered and stops nobody."""
+    kinds = [
+        {"settings": greedy(9)}, {"settings": SamplingSettings(5, 1.0, 0, seed=2), "num_samples": 3},
+        {"settings": SamplingSettings(12, 0.7, 30, seed=1, top_p=0.9, repetition_penalty=1.3)},
+        {"settings": SamplingSettings(7, 1.2, 0, seed=3, min_p=0.05), "stop": lambda text: ";" in text},
+    ]  # fmt: skip
+    prompts = [*PROMPTS, "int x; " * 40]
+    requests = [engine.request(prompt, **kind) for prompt, kind in itertools.product(prompts, kinds)]
+    limits = Limits(rows=5, chunk=7)
+    answers = {answer.number: answer for answer in engine.complete_many(iter(requests), limits)}
+    assert sorted(answers) == list(range(len(requests)))
+    for number, request in enumerate(requests):
+        if len(request.ids) > 48:
+            assert "context 48" in answers[number].failed
+            continue
+        expected = [
+            naive_sample(engine.model, engine.tokenizer, request, sample)
+            for sample in range(request.num_samples)
+        ]
+        assert list(answers[number].completions) == expected
 
 
-@pytest.mark.parametrize("change", [{"temperature": -1}, {"top_k": -2}, {"max_new_tokens": 0}])
-def test_bad_settings(change: dict) -> None:
-    with pytest.raises(UserError, match=next(iter(change))):
-        SamplingSettings(**change)
+def test_requests_are_taken_as_there_is_room(engine: Engine) -> None:
+    taken = 0
+
+    def requests() -> object:
+        nonlocal taken
+        for number in itertools.count():
+            taken += 1
+            yield engine.request("int", settings=SamplingSettings(4, 1.0, seed=number))
+
+    answers = engine.complete_many(requests(), Limits(rows=4))
+    for done in range(1, 21):
+        next(answers)
+        assert taken <= done + 2 * 4

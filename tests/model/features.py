@@ -33,6 +33,14 @@ CHANGES = {
 }
 ALL = {key: value for change in CHANGES.values() for key, value in change.items()} | {"engram": MEMORY}
 CONFIGS = {name: dataclasses.replace(PLAIN, **change) for name, change in {**CHANGES, "all": ALL}.items()}
+# All that decoding has to get right, of the two kinds of n-gram memory each with everything else; quicker.
+DECODED = {
+    name: dataclasses.replace(
+        config,
+        hyper_connections=config.hyper_connections and HyperConnectionsConfig(3, sinkhorn_iterations=2),
+    )
+    for name, config in {**CONFIGS, "all, local": dataclasses.replace(CONFIGS["all"], engram=LOCAL)}.items()
+}
 
 
 def random_model(config: ModelConfig, seed: int = 0) -> Transformer:

@@ -8,19 +8,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from cpplm.model.cache import KVCache
 from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_flops, count_parameters
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special import IGNORED
+from tests.model.caches import Rows
 from tests.model.features import CONFIGS, random_ids, random_model
 
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-
-
-def cache_for(config: ModelConfig, batch: int, capacity: int = 16) -> KVCache:
-    return KVCache(config, batch, capacity, device=torch.device("cpu"), dtype=torch.float32)
 
 
 def gradients(model: Transformer) -> dict[str, torch.Tensor]:
@@ -50,9 +46,9 @@ def test_causal_in_decoding(config: ModelConfig) -> None:
     changed = ids.clone()
     changed[:, 9:] = (changed[:, 9:] + 1) % config.vocab_size
     for other in (ids, changed):
-        cache = cache_for(config, 2)
-        early = [model(piece, cache) for piece in other[:, :9].split([6, 1, 2], dim=1)]
-        late = model(other[:, 9:], cache)
+        decode = Rows(model, 2)
+        early = [decode(piece) for piece in other[:, :9].split([6, 1, 2], dim=1)]
+        late = decode(other[:, 9:])
         if other is ids:
             expected, unlike = torch.cat(early, dim=1), late
     assert torch.equal(expected, torch.cat(early, dim=1))
@@ -61,22 +57,15 @@ def test_causal_in_decoding(config: ModelConfig) -> None:
 
 @EACH
 @pytest.mark.parametrize("chunks", [[16], [1] * 16, [5, 1, 1, 9], [15, 1]], ids=str)
+@pytest.mark.parametrize("together", [False, True])
 @torch.no_grad()
-def test_cached_decoding_gives_the_training_logits(config: ModelConfig, chunks: list[int]) -> None:
-    model, ids, cache = random_model(config), random_ids(3, 16), cache_for(config, 3)
-    pieces = [model(piece, cache) for piece in ids.split(chunks, dim=1)]
+def test_cached_decoding_gives_the_training_logits(
+    config: ModelConfig, chunks: list[int], together: bool
+) -> None:
+    model, ids = random_model(config), random_ids(3, 16)
+    decode = Rows(model, 3, together=together)
+    pieces = [decode(piece) for piece in ids.split(chunks, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids), atol=1e-4, rtol=1e-4)
-
-
-@EACH
-@torch.no_grad()
-def test_expanded_cache_continues_each_row_alone(config: ModelConfig) -> None:
-    model, prompt, continuations = random_model(config), random_ids(1, 6), random_ids(3, 4)
-    cache = cache_for(config, 1)
-    model(prompt, cache)
-    logits = model(continuations, cache.expand(3))
-    whole = model(torch.cat([prompt.expand(3, -1), continuations], dim=1))
-    torch.testing.assert_close(logits, whole[:, 6:], atol=1e-4, rtol=1e-4)
 
 
 @EACH

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from cpplm.model.cache import KVCache
+from cpplm.model.cache import Cache
 from cpplm.model.multi_token import shifted_targets
 from cpplm.tokenizer.special import IGNORED
 from tests.model.features import CONFIGS, PLAIN, random_ids, random_model
@@ -71,11 +71,13 @@ def test_heads_are_causal_and_draft_with_a_cache() -> None:
     other = model.draft_states(0, model.hidden_states(changed[:, :-1]), changed[:, 1:])
     assert torch.equal(whole[:, :8], other[:, :8])  # position 8 is told token 9
     assert not torch.allclose(whole[:, 8], other[:, 8])
-    cache = KVCache(CONFIG.multi_token_block(), 2, 16, device=model.device, dtype=torch.float32)
-    pieces = [
-        model.draft_states(0, states, following, cache)
-        for states, following in zip(hidden.split([6, 1, 6], 1), ids[:, 1:].split([6, 1, 6], 1), strict=True)
-    ]
+    cache = Cache(model.multi_token[0].remembered(), device=model.device, dtype=torch.float32)
+    sequences, pieces = [cache.begin(), cache.begin()], []
+    for states, told in zip(hidden.split([6, 1, 6], 1), ids[:, 1:].split([6, 1, 6], 1), strict=True):
+        view = cache.view(sequences, told.size(1))
+        pieces.append(model.draft_states(0, states, told, view))
+        for sequence, row in zip(sequences, told.tolist(), strict=True):
+            cache.advance(sequence, row)
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-4, rtol=1e-4)
 
 

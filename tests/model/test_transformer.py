@@ -8,7 +8,6 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict, to_dict
 from cpplm.model.attention import Context
-from cpplm.model.cache import KVCache
 from cpplm.model.config import EngramConfig, ModelConfig, SparseAttentionConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special import IGNORED
@@ -30,13 +29,6 @@ def test_windows_are_causal(pattern: str, short_window: str) -> None:
     assert not torch.allclose(before[:, 9:], after[:, 9:])
 
 
-def test_cache_is_sized_by_key_value_heads_and_refuses_overflow() -> None:
-    cache = KVCache(CONFIG, 1, 4, device=torch.device("cpu"), dtype=torch.float32)
-    assert cache.keys.shape == (4, 1, 2, 4, 8)
-    with pytest.raises(ValueError, match="holds 4 tokens"):
-        random_model(CONFIG)(random_ids(1, 5), cache)
-
-
 def test_window_limits_the_receptive_field() -> None:
     # One short layer below the last would mix further, so look at a model of one S layer under one L layer.
     config = dataclasses.replace(CONFIG, num_layers=2, window_pattern="SL", max_seq_len=8)
@@ -44,7 +36,7 @@ def test_window_limits_the_receptive_field() -> None:
     model = random_model(config)
     ids = random_ids(1, 12, config)
     x = torch.nn.functional.one_hot(ids % 32, 32).float()
-    context = Context(ids, (torch.ones(12, 4), torch.ones(12, 4)))
+    context = Context(ids, torch.arange(12.0), (torch.ones(12, 4), torch.ones(12, 4)))
     before, _ = model.blocks[0].attention(x, context)
     x[:, 3] += 1.0
     after, _ = model.blocks[0].attention(x, context)

@@ -1,7 +1,22 @@
-"""Hostile programs in bounded form; the comment above each says what it does without a sandbox."""
+"""Hostile programs in bounded form, each with what it does without a sandbox."""
 
-# Leaves 400 sleeping processes behind.
-FORK_BOMB = r"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A program, or the text of one, that wants to do harm."""
+
+    harm: str
+    """What it does where nothing holds it."""
+    source: str
+
+
+FORK_BOMB = Hostile(
+    "Leaves 400 sleeping processes behind.",
+    r"""
 #include <cstdio>
 #include <unistd.h>
 int main() {
@@ -13,10 +28,12 @@ int main() {
     }
     std::printf("%d", made);
 }
-"""
+""",
+)
 
-# Starts 400 threads.
-THREAD_BOMB = r"""
+THREAD_BOMB = Hostile(
+    "Starts 400 threads.",
+    r"""
 #include <cstdio>
 #include <pthread.h>
 #include <unistd.h>
@@ -34,10 +51,12 @@ int main() {
     std::fflush(stdout);
     _exit(0);
 }
-"""
+""",
+)
 
-# Takes 3 GiB of memory.
-MEMORY = r"""
+MEMORY = Hostile(
+    "Takes 3 GiB of memory.",
+    r"""
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -51,10 +70,12 @@ int main() {
     }
     std::printf("%d", mebibytes);
 }
-"""
+""",
+)
 
-# Six processes take 1.2 GiB together, each within its own limit.
-SHARED_MEMORY_GREED = r"""
+SHARED_MEMORY_GREED = Hostile(
+    "Six processes take 1.2 GiB together, each within its own limit.",
+    r"""
 #include <cstdlib>
 #include <cstring>
 #include <unistd.h>
@@ -64,10 +85,12 @@ int main() {
     if (block) std::memset(block, 1, 200 << 20);
     sleep(20);
 }
-"""
+""",
+)
 
-# Gets around address-space limits: memory files, System V shared memory, anonymous descriptors.
-MEMORY_WITHOUT_ADDRESS_SPACE = r"""
+MEMORY_WITHOUT_ADDRESS_SPACE = Hostile(
+    "Gets around address-space limits: memory files, System V shared memory, anonymous descriptors.",
+    r"""
 #include <cstdio>
 #include <sys/mman.h>
 #include <sys/shm.h>
@@ -80,17 +103,30 @@ int main() {
     open += syscall(447, 0) >= 0;  // memfd_secret
     std::printf("%d", open);
 }
-"""
+""",
+)
 
-ENDLESS_LOOP = "int main() { volatile int i = 0; while (true) i = i + 1; }"
-ENDLESS_SLEEP = "#include <unistd.h>\nint main() { while (true) sleep(60); }"
-ENDLESS_OUTPUT = r"""
+ENDLESS_LOOP = Hostile(
+    "Takes a core until somebody kills it.",
+    "int main() { volatile int i = 0; while (true) i = i + 1; }",
+)
+
+ENDLESS_SLEEP = Hostile(
+    "Never ends and takes no processor time, so that only a clock can end it.",
+    "#include <unistd.h>\nint main() { while (true) sleep(60); }",
+)
+
+ENDLESS_OUTPUT = Hostile(
+    "Fills the memory of whoever collects its output, or the disk.",
+    r"""
 #include <cstdio>
 int main() { while (true) std::puts("the same line again and again, without any end"); }
-"""
+""",
+)
 
-# Prints secrets of this user: keys, passwords, other programs' environments.
-READ_SECRETS = r"""
+READ_SECRETS = Hostile(
+    "Prints secrets of this user: keys, passwords, other programs' environments.",
+    r"""
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -112,10 +148,12 @@ int main(int count, char** names) {
         if (std::strstr(*entry, "SECRET")) std::printf("environment %s\n", *entry);
     std::printf("end");
 }
-"""
+""",
+)
 
-# Changes, creates and deletes this user's files.
-WRITE_OUTSIDE = r"""
+WRITE_OUTSIDE = Hostile(
+    "Changes, creates and deletes this user's files.",
+    r"""
 #include <cstdio>
 #include <fcntl.h>
 #include <string>
@@ -138,10 +176,12 @@ int main(int count, char** names) {
     }
     std::printf("end");
 }
-"""
+""",
+)
 
-# Sends what it found to somebody else.
-NETWORK = r"""
+NETWORK = Hostile(
+    "Sends what it found to somebody else.",
+    r"""
 #include <arpa/inet.h>
 #include <cstdio>
 #include <cstdlib>
@@ -174,10 +214,12 @@ int main(int, char** arguments) {
         if (socket(family, SOCK_RAW, 0) >= 0) std::printf("family %d\n", family);
     std::printf("end");
 }
-"""
+""",
+)
 
-# Kills the harness, this user's other programs, or everything it may.
-KILLER = r"""
+KILLER = Hostile(
+    "Kills the harness, this user's other programs, or everything it may.",
+    r"""
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -211,10 +253,12 @@ int main(int count, char** victims) {
     kill(-1, SIGKILL);
     std::printf("alive");
 }
-"""
+""",
+)
 
-# Leaves a process behind that survives the end of its parent and of its session.
-DAEMON = r"""
+DAEMON = Hostile(
+    "Leaves a process behind that survives the end of its parent and of its session.",
+    r"""
 #include <csignal>
 #include <cstdio>
 #include <unistd.h>
@@ -233,10 +277,12 @@ int main() {
     usleep(50000);
     std::printf("left");
 }
-"""
+""",
+)
 
-# Fills the disk with large files, small files and folders.
-FILL_DISK = r"""
+FILL_DISK = Hostile(
+    "Fills the disk with large files, small files and folders.",
+    r"""
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
@@ -260,10 +306,12 @@ int main() {
     for (int i = 0; i < 100000; ++i) close(open(("small" + std::to_string(i)).c_str(), O_CREAT, 0600));
     std::printf("end");
 }
-"""
+""",
+)
 
-# Opens the doors that kernel exploits come through.
-SYSTEM_CALLS = r"""
+SYSTEM_CALLS = Hostile(
+    "Opens the doors that kernel exploits come through.",
+    r"""
 #include <cerrno>
 #include <cstdio>
 #include <sched.h>
@@ -288,10 +336,12 @@ int main() {
     if (syscall(1000) >= 0 || errno != ENOSYS) std::puts("a call that is not known");
     std::printf("end");
 }
-"""
+""",
+)
 
-# Reads and writes what the harness has open.
-DESCRIPTORS = r"""
+DESCRIPTORS = Hostile(
+    "Reads and writes what the harness has open.",
+    r"""
 #include <cstdio>
 #include <fcntl.h>
 int main() {
@@ -301,10 +351,12 @@ int main() {
     while ((next = open("/dev/null", O_RDONLY)) >= 0 && next < 4096) last = next;
     std::printf("last %d, stdin %d", last, getchar());
 }
-"""
+""",
+)
 
-# Puts something else where the harness expects the compiled program.
-FALSE_OUTPUT = r"""
+FALSE_OUTPUT = Hostile(
+    "Puts something else where the harness expects the compiled program.",
+    r"""
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -316,10 +368,17 @@ int main(int, char** secret) {
     int huge = open("huge", O_WRONLY | O_CREAT, 0600);
     ftruncate(huge, 1 << 20);
 }
-"""
+""",
+)
 
-CRASH = "#include <cstdlib>\nint main() { std::abort(); }"
-DEEP_FOLDERS = r"""
+CRASH = Hostile(
+    "Leaves a core file.",
+    "#include <cstdlib>\nint main() { std::abort(); }",
+)
+
+DEEP_FOLDERS = Hostile(
+    "Leaves a tree of folders that cannot be deleted in the usual way.",
+    r"""
 #include <sys/stat.h>
 #include <unistd.h>
 int main() {
@@ -328,4 +387,5 @@ int main() {
         if (chdir("deep") != 0) break;
     }
 }
-"""
+""",
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -15,6 +16,7 @@ from cpplm.sandbox.backends import NOBODY, UNSAFE
 from cpplm.sandbox.limits import MIB, Limits
 from cpplm.sandbox.sandbox import Sandbox
 from tests.sandbox.conftest import Attack
+from tests.sandbox.more_programs import ATTACKS, combined
 from tests.sandbox.programs import (
     CRASH,
     DAEMON,
@@ -35,11 +37,12 @@ from tests.sandbox.programs import (
     SYSTEM_CALLS,
     THREAD_BOMB,
     WRITE_OUTSIDE,
+    Hostile,
 )
 
 
 @pytest.mark.parametrize("source", [FORK_BOMB, THREAD_BOMB], ids=["fork", "thread"])
-def test_bombs_are_small_and_leave_nothing(attack: Attack, sandbox: Sandbox, source: str) -> None:
+def test_bombs_are_small_and_leave_nothing(attack: Attack, sandbox: Sandbox, source: Hostile) -> None:
     # Without namespaces the kernel counts all of the user's processes: see SPARE_THREADS.
     assert 1 <= int(attack(source, processes=8).stdout) <= (12 + 64 if sandbox.name == "landlock" else 12)
 
@@ -61,7 +64,7 @@ def test_memory_outside_the_address_space(attack: Attack) -> None:
 
 
 @pytest.mark.parametrize("source", [ENDLESS_LOOP, ENDLESS_SLEEP], ids=["loop", "sleep"])
-def test_endless_program_ends_at_the_wall_limit(attack: Attack, source: str) -> None:
+def test_endless_program_ends_at_the_wall_limit(attack: Attack, source: Hostile) -> None:
     begin = time.monotonic()
     result = attack(source, wall_seconds=0.5)
     assert result.reason == "timeout"
@@ -209,8 +212,73 @@ def test_deep_and_closed_folders_are_removed(attack: Attack) -> None:
     assert set(Path("/tmp").glob("cpplm-sandbox-*")) <= before
 
 
+# ---- those of more_programs.py -----------------------------------------------------------------------------
+
+ALL_IN_ONE = Hostile("see each", combined())
+ENDLESS = ("ignored_signals", "endless_exec", "trickle")
+WITH_A_TEST_OF_THEIR_OWN = {
+    *ENDLESS,
+    "forged_report",
+    "core",
+    "left_behind",
+    "symbolic_links",
+    "other_environments",
+    "foreign_calls",
+}
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS.keys() - WITH_A_TEST_OF_THEIR_OWN))
+def test_nothing_is_achieved(attack: Attack, sandbox: Sandbox, name: str) -> None:
+    lines = set(attack(ALL_IN_ONE, name, scratch_bytes=MIB).stdout.splitlines())
+    if sandbox.name == "bubblewrap":  # its own first process, which is inside the walls too
+        lines -= {b"opened /proc/1/mem", b"opened /proc/1/maps"}
+    assert lines == {b"end"}
+
+
+def test_calls_of_another_processor_are_not_let_through(attack: Attack) -> None:
+    result = attack(ALL_IN_ONE, "foreign_calls")
+    assert (result.signal, result.stdout) in {(signal.SIGSYS, b""), (None, b"end\n")}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_cannot_be_asked_to_end_is_ended(attack: Attack, name: str) -> None:
+    begin = time.monotonic()
+    assert attack(ALL_IN_ONE, name, wall_seconds=0.5).reason == "timeout"
+    assert time.monotonic() - begin < 2.5
+
+
+def test_reports_are_not_forged(attack: Attack) -> None:
+    result = attack(ALL_IN_ONE, "forged_report")
+    assert (result.exit_code, result.stdout) == (7, b"end\n")
+
+
+def test_a_core_file_cannot_be_asked_for(attack: Attack) -> None:
+    result = attack(ALL_IN_ONE, "core", scratch_bytes=MIB, fetch={"core": MIB})
+    assert (result.signal, result.stdout, result.files) == (6, b"end\n", {})
+
+
+def test_nothing_is_left_for_the_next_program(attack: Attack) -> None:
+    for _ in range(2):
+        assert attack(ALL_IN_ONE, "left_behind", scratch_bytes=MIB).stdout == b"end\n"
+
+
+def test_links_lead_nowhere(attack: Attack, public_file: Path) -> None:
+    assert attack(ALL_IN_ONE, "symbolic_links", public_file, scratch_bytes=MIB).stdout == b"end\n"
+    assert public_file.read_text() == "the secret"
+    assert not public_file.is_symlink()
+
+
+def test_environments_of_others_cannot_be_read(attack: Attack) -> None:
+    environment = {**os.environ, "CPPLM_TEST_SECRET": "1"}
+    as_program = {"user": NOBODY} if os.geteuid() == 0 else {}
+    with subprocess.Popen(["/bin/sleep", "60"], env=environment, **as_program) as other:  # type: ignore[call-overload]
+        found = attack(ALL_IN_ONE, "other_environments").stdout
+        other.kill()
+    assert found == b"end\n"
+
+
 @pytest.mark.parametrize(
-    ("source", "harm"),
+    ("program", "harm"),
     [
         pytest.param(READ_SECRETS, b"read", id="secrets"),
         pytest.param(NETWORK, b"connected", id="network"),
@@ -219,10 +287,11 @@ def test_deep_and_closed_folders_are_removed(attack: Attack) -> None:
     ],
 )
 def test_the_attacks_are_real(
-    compile_cpp: Callable[[str], bytes], public_file: Path, source: str, harm: bytes
+    compile_cpp: Callable[[str], bytes], public_file: Path, program: Hostile, harm: bytes
 ) -> None:
     """Without walls the harmless ones among the attacks succeed, so the tests above can fail."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        arguments = [str(listener.getsockname()[1]), "none"] if source == NETWORK else [str(public_file)]
-        result = Sandbox(UNSAFE).run({"attack": compile_cpp(source)}, ["./attack", *arguments], Limits())
+        arguments = [str(listener.getsockname()[1]), "none"] if program == NETWORK else [str(public_file)]
+        files = {"attack": compile_cpp(program.source)}
+        result = Sandbox(UNSAFE).run(files, ["./attack", *arguments], Limits())
     assert result.stdout.startswith(harm)

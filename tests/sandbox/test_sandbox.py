@@ -18,7 +18,7 @@ from cpplm.core.errors import UserError
 from cpplm.sandbox import sandbox as sandbox_module
 from cpplm.sandbox.backends import BACKENDS, UNSAFE
 from cpplm.sandbox.limits import MIB, Limits
-from cpplm.sandbox.sandbox import BackendState, Sandbox, SandboxError, examine, survey
+from cpplm.sandbox.sandbox import LARGEST_STDIN, BackendState, Sandbox, SandboxError, examine, survey
 
 WRITABLE = Limits(scratch_bytes=MIB)
 
@@ -41,6 +41,15 @@ def test_files_travel_unchanged(sandbox: Sandbox) -> None:
     limits = Limits(scratch_bytes=8 * MIB)
     result = sandbox.run({"a": data, "b": b""}, ["cp", "a", "c"], limits, fetch={"a": 4 * MIB, "c": 4 * MIB})
     assert result.files == {"a": data, "c": data}
+
+
+def test_standard_input_can_be_read_once(sandbox: Sandbox) -> None:
+    data = os.urandom(LARGEST_STDIN)
+    limits = Limits(output_bytes=2 * LARGEST_STDIN)
+    assert sandbox.run({}, ["sh", "-c", "cat; cat"], limits, stdin=data).stdout == data
+    assert sandbox.run({}, ["cat"], limits).stdout == b""
+    with pytest.raises(ValueError, match="stdin takes 65,536 bytes, not 65,537"):
+        sandbox.run({}, ["cat"], limits, stdin=data + b"x")
 
 
 def test_a_file_over_its_bound_is_not_fetched(sandbox: Sandbox) -> None:

@@ -62,7 +62,7 @@ def test_quick_start_killed_anywhere_ends_with_the_page(tmp_path: Path) -> None:
         if command[0] == "generate":
             command += ["--save"]
         if command[0] == "evaluate":
-            command += ["--eval_tokens", "20000", "--max_new_tokens", "48"]
+            command += ["--eval_bytes", "60000", "--max_new_tokens", "48"]
         if command[0] == "train":
             command += ["--save_minutes", "0.02", "--eval_every", "1000"]
         for _ in range(2):  # twice killed at a random moment, whether or not it had begun to write

@@ -1,5 +1,6 @@
 """The page stands alone, shows the run, and escapes what a model wrote."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from cpplm.core.errors import UserError
+from cpplm.evaluate.fim.report import FimReport, FimSample
 from cpplm.train.page import MOST_SAMPLES, some, write_page
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
@@ -16,6 +18,11 @@ from tests.train.test_history import session, steps, validation, write_log
 from tests.train.test_pretrain import settings  # noqa: F401  (a fixture)
 
 EVIL = "</script><script>alert(1)</script><b id=evil>"
+LIKELIHOOD = {
+    "problems": 8, "bits_per_byte": 1.5, "interval": None,
+    "bug_ranking": {"share": 0.625, "interval": [0.306, 0.863]},
+    "bug_ranking_per_byte": {"share": 0.5, "interval": [0.2, 0.8]},
+}  # fmt: skip
 
 
 def charts_of(html: str) -> list[dict[str, Any]]:
@@ -33,7 +40,39 @@ def evaluated(run: Path) -> None:
         "problems": 1, "compile_rate": 1.0, "pass@1": 1.0, "sandbox": "namespaces", "table": EVIL,
         "details": [detail] * 300,
     }  # fmt: skip
-    (run / "evaluation.json").write_text(json.dumps({"cpp": cpp}))
+    counted = {**detail, "prompt": EVIL, "outcome": "wrong answer", "assertions": 7, "assertions_passed": 3}
+    many, few = ({"bits_per_byte": bits, "bytes": size} for bits, size in ((2.0, 3000), (0.5, 1000)))
+    results = {
+        "cpp": cpp,
+        "cpp_humaneval": {**cpp, "problems": 164, "pass@1": 0.25, "details": [counted]},
+        "bpb": {
+            "bits_per_byte": 1.25, "bytes": 4000, "step": 8, "interval": [1.0, 1.5],
+            "by_project": {EVIL: many, "other": few}, "by_kind": {"file": few},
+            "by_tokens_in_view": [{"from": 1, "to": 1, **many}, {"from": 2, "to": 3, **few}],
+            "shorter_contexts": [{"context": 64, **few}, {"context": 32, **many}],
+        },
+        "fim": {**fim_report().figures(), "details": fim_report().details(), "table": EVIL},
+        "likelihood": LIKELIHOOD,
+    }  # fmt: skip
+    (run / "evaluation.json").write_text(json.dumps(results))
+
+
+def fim_report() -> FimReport:
+    """Answers to holes: one right, one that does not compile, one in a file."""
+    sample = FimSample(
+        hole="a/body", kind="body", source="problems", group="a", prefix=EVIL, suffix=EVIL,
+        expected="return;", written=EVIL, exact=False, similarity=0.5, syntax_valid=False,
+        compiles=False, passes=False, outcome="compile error", message=EVIL,
+    )  # fmt: skip
+    right = dataclasses.replace(
+        sample, hole="b/body", group="b", written="return;", exact=True, similarity=1.0, syntax_valid=True,
+        compiles=True, passes=True, outcome="pass", message="",
+    )  # fmt: skip
+    file = dataclasses.replace(
+        sample, hole=EVIL, kind="statement", source="files", compiles=None, passes=None, outcome="",
+        message="",
+    )  # fmt: skip
+    return FimReport((sample, right, file), "0123456789abcdef", {})
 
 
 def test_page_of_a_real_run(settings: TrainSettings) -> None:  # noqa: F811
@@ -49,6 +88,21 @@ def test_page_of_a_real_run(settings: TrainSettings) -> None:  # noqa: F811
     assert titles[:2] == ["Validation", "Loss"]
     assert "validation bits per byte" in html
     assert "100 more in evaluation.json" in html
+    evaluation = html.partition("<h2>Evaluation")[2].partition("<h2>Sessions")[0]
+    assert [title.split(" <")[0] for title in re.findall(r"<h3>(.*?)</h3>", evaluation)] == [
+        "Solutions by likelihood", "C++ problems", "HumanEval in C++", "Fill-in-the-middle",
+    ]  # fmt: skip
+    assert '1.2500 bits per byte of 4,000 bytes <span class="soft">(1.0000 to 1.5000)' in evaluation
+    assert 'in 62.5% <span class="soft">(30.6% to 86.3%)' in evaluation
+    assert re.findall("<summary>Bits per byte by (.*?) <", evaluation) == [  # one kind is no table
+        "project", "tokens in view", "length of the context, on the same bytes",
+    ]  # fmt: skip
+    assert re.findall(r'style="width:([\d.]+)%"', evaluation) == ["100.0", "25.0"] * 2 + ["25.0", "100.0"]
+    assert "3 of 7 assertions" in evaluation
+    cells = re.findall(r'<td class="number">(.*?)</td>', evaluation.partition("Fill-in")[2])
+    half = '50.0 <span class="soft">±50.0</span>'
+    assert cells[:6] == ["2", half, '75.0 <span class="soft">±25.0</span>', half, half, half]
+    assert "not valid" in evaluation
     chosen, _, others = html.partition("The other settings")
     assert '<code>matrix_lr</code></td><td>0.5</td><td class="soft">default 0.02' in chosen
     assert "<code>warmdown_ratio</code>" not in chosen
@@ -118,3 +172,17 @@ def test_page_before_training(tmp_path: Path) -> None:
         write_page(tmp_path)
     html = write_page(write_log(tmp_path, [session(0, 0)])).read_text()  # begun, nothing done yet
     assert "<h2>Curves</h2>" not in html
+
+
+def test_pages_of_older_evaluations(tmp_path: Path) -> None:
+    folder = write_log(tmp_path, [session(0, 0), *steps(0, 1, 4)])
+    assert "<h2>Evaluation" not in write_page(folder).read_text()
+    for results in (
+        {"bpb": {"bits_per_byte": 1.25, "bytes": 4000}},
+        {"fim": {**fim_report().figures(), "details": []}},
+        {"likelihood": LIKELIHOOD},
+    ):
+        (folder / "evaluation.json").write_text(json.dumps(results))
+        html = write_page(folder).read_text()
+        assert "<h2>Evaluation" in html
+        assert html.count("<h3>") == ("bpb" not in results)

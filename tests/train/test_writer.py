@@ -255,6 +255,7 @@ def test_full_disk(tmp_path: Path, how: str) -> None:
     assert all(reason in line for line in failures), failures
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """SIGKILL while saving, pruning and uploading: what is committed is whole, in both places."""
     chance = random.Random(1)

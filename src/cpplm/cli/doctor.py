@@ -16,11 +16,14 @@ import psutil
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype, compiler_version, environment, has_fast_bf16
+from cpplm.evaluate.judge.headers import find_missing, included
+from cpplm.evaluate.problems import load_problems
 from cpplm.model.kernels.attention import AttentionRequest, attention_decision
 from cpplm.model.kernels.loss import LossRequest, loss_decision
 from cpplm.model.precision import missing_for_fp8
+from cpplm.sandbox.compiler import fast_linker
 from cpplm.sandbox.sandbox import FIX as SANDBOX_FIX
-from cpplm.sandbox.sandbox import Sandbox
+from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
 LIBRARIES = {
     "torch": "", "numpy": "", "pyarrow": "", "tiktoken": "", "tokenizers": "", "safetensors": "",
@@ -116,12 +119,34 @@ def _compilers() -> Iterator[Finding]:
 
 def _sandbox() -> Iterator[Finding]:
     try:
-        found = Sandbox.probe().describe()
+        sandbox = Sandbox.probe()
     except UserError as error:
         yield Finding("sandbox", str(error), ok=False, needed=True, fix=SANDBOX_FIX)
         return
+    found = sandbox.describe()
     yield Finding("sandbox", f"{found['backend']}: isolates {found['isolates']}", fix=found["fix"])
     yield Finding("sandbox lacks", found["lacks"])
+    yield from _problems(sandbox)
+
+
+def _problems(sandbox: Sandbox) -> Iterator[Finding]:
+    """What judging C++ problems takes, as seen from inside the sandbox."""
+    problems = load_problems("humaneval")
+    try:
+        linker = fast_linker(sandbox)
+        missing = find_missing({name for p in problems for name in included(p.prompt)}, sandbox)
+    except (UserError, SandboxError) as error:
+        yield Finding("HumanEval", f"cannot be judged: {error}", ok=False)
+        return
+    faster = "" if linker else "sudo apt-get install mold (Debian, Ubuntu)"
+    name = linker[0].removeprefix("-fuse-ld=") if linker else "the compiler's own: slower"
+    yield Finding("linker", name, bool(linker), fix=faster)
+    lacking = [p.name for p in problems if any(name in missing for name in included(p.prompt))]
+    text = f"{len(problems) - len(lacking)} of {len(problems)} problems can be judged"
+    if lacking:
+        text += f"; not {', '.join(lacking)}: {', '.join(missing.values())}"
+    fix = "" if not lacking else "sudo apt-get install libboost-dev libssl-dev (Debian, Ubuntu)"
+    yield Finding("HumanEval", text, not lacking, fix=fix)
 
 
 def _libraries() -> Iterator[Finding]:

@@ -1,41 +1,78 @@
-"""`cpplm evaluate [bpb|cpp]`."""
+"""`cpplm evaluate [bpb|likelihood|cpp|self_test]`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cpplm.cli.report import Report
-from cpplm.evaluate.run import BpbCommand, CppCommand, EvaluateCommand, Evaluation
+from cpplm.core.errors import UserError
+from cpplm.evaluate import bits_per_byte
+from cpplm.evaluate import likelihood as solutions
+from cpplm.evaluate.judge.judging import Judge
+from cpplm.evaluate.likelihood import LikelihoodSettings
+from cpplm.evaluate.problems import load_problems
+from cpplm.evaluate.run import (
+    BpbCommand,
+    CppCommand,
+    EvaluateCommand,
+    Evaluation,
+    LikelihoodCommand,
+)
+from cpplm.evaluate.self_test import SelfTestSettings
+from cpplm.evaluate.self_test import self_test as judge_solutions
+from cpplm.sandbox.sandbox import Sandbox
 
 
 def bpb(settings: BpbCommand) -> Report:
     """Bits per byte."""
-    evaluation = Evaluation(settings.model)
+    evaluation = Evaluation(settings.target)
     result = evaluation.bits_per_byte(settings.bpb)
-    return Report(_bpb_line(evaluation.step, result), {"step": evaluation.step, "bpb": result})
+    return report_on(evaluation, bits_per_byte.table(result), bpb=result)
+
+
+def likelihood(settings: LikelihoodCommand) -> Report:
+    """Likelihood of right and wrong solutions."""
+    evaluation = Evaluation(settings.target)
+    result = evaluation.likelihood(settings.likelihood)
+    return report_on(evaluation, solutions.table(result), likelihood=result)
 
 
 def cpp(settings: CppCommand) -> Report:
     """C++ problems."""
-    evaluation = Evaluation(settings.model)
+    evaluation = Evaluation(settings.target)
     result = evaluation.cpp(settings.cpp)
-    return Report(result["table"], {"step": evaluation.step, "cpp": _figures(result)})
+    return report_on(evaluation, _cpp_table(result), cpp=result)
+
+
+def self_test(settings: SelfTestSettings) -> Report:
+    """The harness judged by solutions whose worth is known."""
+    problems = [problem for name in settings.problems for problem in load_problems(name)]
+    found = judge_solutions(Judge(Sandbox.probe(), workers=settings.workers), problems)
+    if found.complaints:
+        raise UserError("the harness judges wrongly:\n" + found.table())
+    return Report(found.table(), found.figures())
 
 
 def everything(settings: EvaluateCommand) -> Report:
-    """Both."""
-    evaluation = Evaluation(settings.model)
+    """All of them, the same problems for the last two."""
+    evaluation = Evaluation(settings.target)
     bits = evaluation.bits_per_byte(settings.bpb)
+    likely = evaluation.likelihood(LikelihoodSettings(settings.cpp.problems))
     problems = evaluation.cpp(settings.cpp)
-    text = f"{_bpb_line(evaluation.step, bits)}\n{problems['table']}"
-    return Report(text, {"step": evaluation.step, "bpb": bits, "cpp": _figures(problems)})
+    text = "\n\n".join([bits_per_byte.headline(bits), solutions.table(likely), _cpp_table(problems)])
+    return report_on(evaluation, text, bpb=bits, likelihood=likely, cpp=problems)
 
 
-def _bpb_line(step: int, result: dict[str, Any]) -> str:
-    return (
-        f"step {step}: {result['bits_per_byte']:.4f} bits per byte "
-        f"(loss {result['loss']:.4f} nats per token, {result['tokens']:,} tokens, {result['bytes']:,} bytes)"
-    )
+def report_on(evaluation: Evaluation, text: str, **results: dict[str, Any]) -> Report:
+    """What is printed of some results of a model."""
+    about = evaluation.about
+    return Report(f"{about['model']}\n{text}", {**about, **{k: _figures(v) for k, v in results.items()}})
+
+
+def _cpp_table(result: dict[str, Any]) -> str:
+    lines = [result["table"]]
+    lines += [f"{count} samples failed: {why}" for why, count in result.get("failed_samples", {}).items()]
+    return "\n".join(lines)
 
 
 def _figures(result: dict[str, Any]) -> dict[str, Any]:

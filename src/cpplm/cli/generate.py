@@ -12,9 +12,6 @@ from cpplm.generate.engine import Engine
 from cpplm.generate.load import ModelSource, load_engine
 from cpplm.generate.samples import example_completions
 from cpplm.generate.sampling import SamplingSettings
-from cpplm.tokenizer.healing import heal
-from cpplm.tokenizer.special import BOS
-from cpplm.tokenizer.streaming import StreamDecoder
 from cpplm.train.pretrain import run_folder
 
 
@@ -88,17 +85,12 @@ def _from_stdin() -> str:
 
 def _print_as_written(engine: Engine, prompt: str, sampling: SamplingSettings) -> str:
     """Print the prompt and each token at once, never half a UTF-8 character; returns the completion."""
-    healed = heal(engine.tokenizer, prompt)
-    decoder = StreamDecoder(engine.tokenizer, skip=len(healed.taken))
     pieces: list[str] = []
-    for (token,) in engine.stream([BOS, *healed.ids], sampling, prefix=healed.taken):
-        if not pieces:  # the prompt was not refused
-            sys.stdout.write(prompt)
-        if token is None:
-            break
-        pieces.append(decoder.push(token))
-        sys.stdout.write(pieces[-1])
+    stream = engine.stream(prompt, sampling)
+    sys.stdout.write(prompt)  # it was not refused
+    for piece in stream:
+        pieces.append(piece)
+        sys.stdout.write(piece)
         sys.stdout.flush()
-    pieces.append(decoder.finish())
-    sys.stdout.write(pieces[-1] + "\n")
+    sys.stdout.write("\n")
     return "".join(pieces)

@@ -44,9 +44,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tokenizer show": ("cpplm.cli.tokenizer:show", "where tokens begin and end, in colours"),
     "tokenizer export": ("cpplm.cli.tokenizer:export", "a tokenizer for Hugging Face's libraries"),
     "train": ("cpplm.cli.train:train", "pre-train a model"),
-    "evaluate": ("cpplm.cli.evaluate:everything", "bits per byte, then the C++ problems"),
-    "evaluate bpb": ("cpplm.cli.evaluate:bpb", "bits per byte on the validation documents"),
+    "evaluate": ("cpplm.cli.evaluate:everything", "bits per byte, likelihood, then the C++ problems"),
+    "evaluate bpb": ("cpplm.cli.evaluate:bpb", "bits per byte of held-out code, by project and context"),
+    "evaluate likelihood": (
+        "cpplm.cli.evaluate:likelihood",
+        "how likely right solutions of the C++ problems are, also against buggy ones",
+    ),
+    "evaluate fim": ("cpplm.cli.evaluate_fim:fim", "holes in code filled: exact, compiling, passing"),
     "evaluate cpp": ("cpplm.cli.evaluate:cpp", "C++ problems: compile rate and pass rate, in the sandbox"),
+    "evaluate self_test": (
+        "cpplm.cli.evaluate:self_test",
+        "the harness itself: right solutions must pass, buggy ones fail",
+    ),
     "generate": ("cpplm.cli.generate:generate", "complete a prompt"),
     "runs page": ("cpplm.cli.runs:page", "one self-contained HTML page about a run"),
     "runs compare": ("cpplm.cli.runs:compare", "runs side by side: figures, settings, curves"),
@@ -68,7 +77,12 @@ MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
             errno.EISDIR, errno.ENAMETOOLONG}  # fmt: skip
 
 # Packages that come with an extra, by the name under which they are imported.
-EXTRAS = {"tree_sitter": "[corpus]", "tree_sitter_c": "[corpus]", "tree_sitter_cpp": "[corpus]"}
+EXTRAS = {
+    "rapidfuzz": "[corpus]",
+    "tree_sitter": "[corpus]",
+    "tree_sitter_c": "[corpus]",
+    "tree_sitter_cpp": "[corpus]",
+}
 
 
 def usage() -> str:

@@ -92,7 +92,7 @@ def load_problems(extra: Sequence[Path]) -> Problems:
     Raises:
         UserError: a file cannot be read, is no JSON Lines, or has no field with a problem's text.
     """
-    builtin = resources.files("cpplm").joinpath("evaluate", "problems")
+    builtin = resources.files("cpplm").joinpath("evaluate", "problem_sets")
     texts = [
         (item.name, item.read_text(encoding="utf-8"))
         for item in sorted(builtin.iterdir(), key=lambda item: item.name)

@@ -1,55 +1,23 @@
-"""C++ problems, compiled and run in the sandbox.
+"""C++ problems: completions are cut where the function ends, judged with their tests, and counted.
 
-A sample passes when the program ends with exit code 0 and the last thing it printed is a random number that
-the harness put behind the last assertion. Exit code 0 alone proves nothing: `_exit(0)` has it too. The model
-is a function that is passed in; nothing here knows what it is.
+The model is a function that is passed in; nothing here knows what it is. `judge/` compiles and runs.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import progress_bar
-from cpplm.core.workers import available_cores
+from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge, Program
+from cpplm.evaluate.judge.scoring import CppReport, SampleResult, function_body, summarise
 from cpplm.evaluate.problems import Problem, load_problems
-from cpplm.evaluate.scoring import CppReport, Outcome, SampleResult, function_body, summarise
-from cpplm.sandbox.compiler import COMPILE_LIMITS, require_compiler
-from cpplm.sandbox.limits import MIB, Limits, Result
-from cpplm.sandbox.sandbox import Sandbox, SandboxError
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.sandbox.sandbox import Sandbox
 
-COMPILE_COMMAND = (
-    "g++", "-std=c++17", "-O0", "-w", "-pipe", "-fmax-errors=5", "-ftemplate-depth=256",
-    "-fconstexpr-ops-limit=5000000", "-o", "program", "program.cpp",
-)  # fmt: skip
-RUN_LIMITS = Limits(wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, processes=8)
-LARGEST_PROGRAM = 48 * MIB
-LARGEST_COMPLETION = 1 << 16
-"""Characters of a completion that are looked at; the rest is cut."""
-MESSAGE_CHARACTERS = 2000
-
-_RETURN_AT_END = re.compile(r"return\s+(?:0|EXIT_SUCCESS)\s*;\s*\Z")
-
-
-class Generate(Protocol):
-    """A model: prompts in, `num_samples` completions for each out, in order."""
-
-    def __call__(
-        self,
-        prompts: list[str],
-        *,
-        num_samples: int,
-        temperature: float,
-        top_k: int,
-        max_new_tokens: int,
-        seed: int,
-    ) -> list[list[str]]:
-        """Complete every prompt."""
+Generate = Callable[[list[str], SamplingSettings, int], list[list[str]]]
+"""A model: prompts, sampling and the number of samples in; the completions of each prompt out, in order."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +25,15 @@ class CppEvalSettings:
     """How C++ problems are sampled and judged."""
 
     problems: str = "small"
-    """"small" (21 problems that come with cpplm) or the path of a JSON Lines file."""
+    """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
     num_samples: int = 1
     """Completions per problem; pass@10 needs at least 10."""
     temperature: float = 0.0
     """0 takes the likeliest token (greedy); 0.2 to 0.8 is usual with several samples."""
     top_k: int = 0
     """Sample among the k likeliest tokens; 0 means all."""
+    top_p: float = 1.0
+    """Sample among the likeliest tokens that have this share of the probability together (0.95 is usual)."""
     max_new_tokens: int = 256
     """Length of a completion in tokens."""
     seed: int = 0
@@ -74,21 +44,27 @@ class CppEvalSettings:
     """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("temperature", "top_k", "workers"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name} must not be negative, it is {getattr(self, name)}")
+        for name, least in (("num_samples", 1), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name} must be at least {least}, not {getattr(self, name)}")
+        _ = self.sampling
         if self.temperature == 0 and self.num_samples > 1:
             raise UserError(
                 f"--num_samples {self.num_samples} at --temperature 0 would draw equal samples",
                 fix="Set --temperature 0.2 or more, or --num_samples 1.",
             )
-        if self.temperature == 0 and self.top_k > 0:
+        if self.temperature == 0 and (self.top_k > 0 or self.top_p < 1):
             raise UserError(
-                "--top_k has no effect at --temperature 0", fix="Set a temperature or drop --top_k."
+                "--top_k and --top_p have no effect at --temperature 0",
+                fix="Set a temperature or leave them out.",
             )
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """How completions are drawn."""
+        return SamplingSettings(
+            self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
+        )
 
 
 def evaluate_problems(
@@ -97,6 +73,7 @@ def evaluate_problems(
     *,
     problems: Sequence[Problem] | None = None,
     sandbox: Sandbox | None = None,
+    verdicts: Path | None = None,
 ) -> CppReport:
     """Have the model complete every problem, then judge the completions.
 
@@ -105,6 +82,7 @@ def evaluate_problems(
         settings: sampling and judging.
         problems: instead of those that the settings name.
         sandbox: instead of the strongest that works here.
+        verdicts: the folder in which verdicts are kept, so that a crash resumes.
 
     Raises:
         UserError: no sandbox, no compiler, or a malformed problem file; found before anything is generated.
@@ -112,121 +90,54 @@ def evaluate_problems(
     """
     chosen = list(problems) if problems is not None else load_problems(settings.problems)
     sandbox = sandbox or Sandbox.probe(unsafe=settings.unsafe)
-    require_compiler(sandbox)
-    completions = generate(
-        [problem.prompt for problem in chosen],
-        num_samples=settings.num_samples,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
+    judge = Judge(sandbox, workers=settings.workers, verdicts=verdicts)
+    completions = generate([problem.prompt for problem in chosen], settings.sampling, settings.num_samples)
     if [len(group) for group in completions] != [settings.num_samples] * len(chosen):
         raise ValueError(
             f"{settings.num_samples} completions for each of {len(chosen)} prompts were asked for"
         )
     named = {problem.name: group for problem, group in zip(chosen, completions, strict=True)}
-    return evaluate_completions(chosen, named, sandbox, settings.workers)
+    return evaluate_completions(chosen, named, judge)
 
 
 def evaluate_completions(
-    problems: Sequence[Problem], completions: Mapping[str, Sequence[str]], sandbox: Sandbox, workers: int = 0
+    problems: Sequence[Problem], completions: Mapping[str, Sequence[str]], judge: Judge
 ) -> CppReport:
-    """Compile and run given completions.
+    """Judge given completions.
 
     Args:
         problems: what was asked.
         completions: for each problem's name its completions, at least one.
-        sandbox: where to compile and run.
-        workers: programs at the same time; 0 means one per core.
+        judge: compiles and runs them.
 
     Raises:
-        UserError: there is no compiler in the sandbox.
+        UserError: this machine lacks something for every one of the problems, or verdicts cannot be kept.
         ValueError: a problem without completions, or completions without their problem.
     """
     names = {problem.name for problem in problems}
     if names != {name for name, group in completions.items() if group}:
         raise ValueError("every problem needs at least one completion, and every completion its problem")
-    require_compiler(sandbox)
-    jobs = [(problem, text) for problem in problems for text in completions[problem.name]]
-    with (
-        ThreadPoolExecutor(workers or available_cores()) as pool,
-        progress_bar(len(jobs), "compile and run", "program") as bar,
-    ):
-
-        def work(job: tuple[Problem, str]) -> SampleResult:
-            result = judge(*job, sandbox)
-            bar.update()
-            return result
-
-        samples = list(pool.map(work, jobs))
-    return summarise(samples, sandbox.name)
-
-
-def judge(problem: Problem, completion: str, sandbox: Sandbox) -> SampleResult:
-    """Compile and run one completion with its problem's tests."""
-    body = function_body(completion[:LARGEST_COMPLETION])
-
-    def verdict(outcome: Outcome, message: str, cpu_seconds: float = 0.0) -> SampleResult:
-        shown = message[-MESSAGE_CHARACTERS:]
-        return SampleResult(problem.name, problem.difficulty, body.text, outcome, shown, cpu_seconds)
-
-    if body.forbidden:
-        return verdict("forbidden", f"{body.forbidden!r} is not accepted inside a function")
-    proof = secrets.token_hex(16)
-    source = program_text(problem, body.text, proof).encode("utf-8", errors="replace")
-    try:
-        compiled = sandbox.run(
-            {"program.cpp": source}, list(COMPILE_COMMAND), COMPILE_LIMITS, fetch={"program": LARGEST_PROGRAM}
-        )
-        program = compiled.files.get("program")
-        if not compiled.succeeded or program is None:
-            failed: Outcome = "compile error" if compiled.reason == "exit" else "compile limit"
-            return verdict(failed, f"{compiled.reason}: {compiled.message()}", compiled.cpu_seconds)
-        ran = sandbox.run({"program": program}, ["./program"], RUN_LIMITS)
-    except SandboxError as error:
-        return verdict("sandbox error", str(error))
-    return verdict(_outcome(ran, proof), ran.message(), compiled.cpu_seconds + ran.cpu_seconds)
-
-
-def program_text(problem: Problem, body: str, proof: str) -> str:
-    """The whole program: prompt, body, tests, and at the end of main the proof that it was reached.
-
-    <cassert> is included again behind the body, which restores `assert` whatever came before.
-    """
-    main = problem.tests.rstrip().removesuffix("}").rstrip()
-    main = _RETURN_AT_END.sub("", main)
-    head = f"{problem.prompt}{body}\n#undef NDEBUG\n#include <cassert>\n#include <cstdio>\n"
-    proven = f'std::fflush(stdout);\n    std::fputs("{proof}", stdout);\n    return std::fflush(stdout);'
-    return f"{head}{main}\n    {proven}\n}}\n"
-
-
-def _outcome(ran: Result, proof: str) -> Outcome:
-    if ran.reason in {"timeout", "memory", "output limit"}:
-        return ran.reason
-    if ran.succeeded:
-        return "pass" if ran.stdout.endswith(proof.encode()) else "early exit"
-    if b"Assertion" in ran.stderr:
-        return "wrong answer"
-    return "early exit" if ran.reason == "exit" else "crash"
-
-
-def self_test(sandbox: Sandbox, problems: Sequence[Problem] | None = None, workers: int = 0) -> list[str]:
-    """Judge the harness itself: canonical solutions must pass, buggy ones must compile and fail.
-
-    Returns:
-        One line for each solution that was judged wrongly; empty when all is well.
-    """
-    chosen = list(problems) if problems is not None else load_problems("small")
-    solutions = {problem.name: [problem.canonical_solution, problem.buggy_solution] for problem in chosen}
-    complaints = []
-    for number, sample in enumerate(evaluate_completions(chosen, solutions, sandbox, workers).samples):
-        if number % 2 == 0 and sample.outcome != "pass":
-            complaints.append(
-                f"{sample.problem}: the canonical solution ended as {sample.outcome}: {sample.message}"
+    asked = [problem for problem in problems for _ in completions[problem.name]]
+    bodies = [cut(text) for problem in problems for text in completions[problem.name]]
+    verdicts = dict(judge.judge([program(*pair) for pair in zip(asked, bodies, strict=True)]))
+    samples = []
+    for number, (problem, body) in enumerate(zip(asked, bodies, strict=True)):
+        found = verdicts[number]
+        samples.append(
+            SampleResult(
+                problem.name, problem.difficulty, body, found.outcome, found.message, found.cpu_seconds,
+                found.assertions, found.assertions_passed,
             )
-        if number % 2 == 1 and sample.outcome not in {"wrong answer", "crash", "timeout"}:
-            complaints.append(
-                f"{sample.problem}: the buggy solution ended as {sample.outcome}: {sample.message}"
-            )
-    return complaints
+        )  # fmt: skip
+    return summarise(samples, judge.sandbox.name)
+
+
+def cut(completion: str) -> str:
+    """The body of the function; everything when it does not end."""
+    body = function_body(completion[:LARGEST_WRITTEN])
+    return body.text if body.complete else completion
+
+
+def program(problem: Problem, body: str) -> Program:
+    """What judges the body of a problem's function."""
+    return Program(problem.prompt, body, f'\n#line 1 "tests.cpp"\n{problem.tests}')

@@ -1,24 +1,39 @@
 """C++ problems: a prompt that ends inside a function, and tests that judge the completed function.
 
-Stored as JSON Lines, one problem per line, all fields required. The file `problems/cpp_small.jsonl` was
-written for cpplm: 21 problems, a third of them easy, medium and hard.
+Stored as JSON Lines, one problem per line. Three formats are read, told apart by their fields:
+
+    ours          the fields of `Problem`, all required: `problem_sets/cpp_small.jsonl`, written for cpplm: 21
+                  problems, a third of them easy, medium and hard
+    HumanEvalPack task_id, prompt, canonical_solution, buggy_solution, test, and more that is not read:
+                  `problems/humanevalpack_cpp.jsonl`, 164 problems (see NOTICE.txt beside it); HumanEval-X is
+                  the same without buggy_solution
+    MultiPL-E     name, prompt, tests, stop_tokens: no solutions; the tests begin with the brace that closes
+                  the function
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from cpplm.core.errors import UserError
+from cpplm.evaluate.judge.assertions import MOST_ASSERTIONS
+from cpplm.evaluate.judge.scoring import function_body, open_braces
 
-_SMALL = Path(__file__).with_name("problems") / "cpp_small.jsonl"
-_DIFFICULTIES = ("easy", "medium", "hard")
+_FOLDER = Path(__file__).with_name("problem_sets")
+BUILT_IN = {"small": "cpp_small.jsonl", "humaneval": "humanevalpack_cpp.jsonl"}
+"""The sets that come with cpplm, and their files."""
+UNRATED = "unrated"
+_DIFFICULTIES = ("easy", "medium", "hard", UNRATED)
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 _MAIN = re.compile(r"\bint\s+main\s*\(")
+_ASSERT = re.compile(r"\bassert\s*\(")
 MINIMUM_ASSERTS = 5
+"""Of a problem of ours; published ones may have fewer."""
 
 
 @dataclass(frozen=True)
@@ -27,29 +42,31 @@ class Problem:
 
     name: str
     difficulty: str
-    """easy, medium or hard."""
+    """easy, medium, hard, or unrated where nobody says."""
     prompt: str
     """Includes, a comment that says what the function does, its signature and the opening brace."""
     tests: str
-    """C++ with `int main()`, at least five asserts, and the closing brace of main at the end."""
+    """C++ with `int main()`, asserts, and the closing brace of main at the end."""
     canonical_solution: str
-    """A right body with its closing brace."""
+    """A right body with its closing brace; empty in formats that have none."""
     buggy_solution: str
-    """A plausible wrong body that compiles, with its closing brace."""
+    """A plausible wrong body that compiles, with its closing brace; empty in formats that have none."""
 
 
 def load_problems(source: str | Path) -> list[Problem]:
-    """Read problems: "small" for the set that comes with cpplm, or the path of a JSON Lines file.
+    """Read problems: "small" or "humaneval" for those that come with cpplm, or the path of a JSON Lines file.
 
     Raises:
         UserError: the file cannot be read or a line breaks a rule; the message names line and field.
     """
-    path = _SMALL if str(source) == "small" else Path(source).expanduser()
+    built_in = BUILT_IN.get(str(source))
+    path = _FOLDER / built_in if built_in else Path(source).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        names = " or ".join(f'"{name}"' for name in BUILT_IN)
         raise UserError(
-            f"cannot read the problems {path}: {error}", fix='Pass "small" or the path of a JSON Lines file.'
+            f"cannot read the problems {path}: {error}", fix=f"Pass {names} or the path of a JSON Lines file."
         ) from error
     problems: dict[str, Problem] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -71,39 +88,92 @@ def _parse(line: str, where: str) -> Problem:
         raise UserError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise UserError(f"{where}: a JSON object is needed, this is {type(values).__name__}")
+    if "task_id" in values:
+        problem, names = _humaneval(values, where), {"name": "task_id", "tests": "test"}
+    elif "stop_tokens" in values:
+        problem, names = _multipl_e(values, where), {}
+    else:
+        problem, names = _ours(values, where), {}
+    for field, message in _faults(problem):
+        raise UserError(f"{where}: field {names.get(field, field)!r} {message}")
+    return problem
+
+
+def _ours(values: Mapping[str, Any], where: str) -> Problem:
     known = [field.name for field in fields(Problem)]
     for name in values:
         if name not in known:
             raise UserError(f"{where}: unknown field {name!r}", fix=f"Known: {', '.join(known)}.")
-    for name in known:
+    problem = Problem(**_texts(values, known, where))
+    asserts = len(_ASSERT.findall(problem.tests))
+    if asserts < MINIMUM_ASSERTS:
+        raise UserError(
+            f"{where}: field 'tests' must have {MINIMUM_ASSERTS} asserts or more, it has {asserts}"
+        )
+    return problem
+
+
+def _humaneval(values: Mapping[str, Any], where: str) -> Problem:
+    required = ["task_id", "prompt", "canonical_solution", "test"]
+    given = _texts(values, [*required, *({"buggy_solution"} & values.keys())], where)
+    bodies = [given.get(name, "") for name in ("canonical_solution", "buggy_solution")]
+    # One of them (CPP/94) has directives behind the function.
+    cut = [function_body(body).text.rstrip() + "\n" if body else "" for body in bodies]
+    return Problem(given["task_id"], UNRATED, given["prompt"], given["test"], *cut)
+
+
+def _multipl_e(values: Mapping[str, Any], where: str) -> Problem:
+    given = _texts(values, ["name", "prompt", "tests"], where)
+    if not given["tests"].lstrip().startswith("}"):
+        raise UserError(f"{where}: field 'tests' must begin with the brace that closes the function")
+    tests = given["tests"].lstrip().removeprefix("}")
+    return Problem(given["name"], UNRATED, given["prompt"], tests, "", "")
+
+
+def _texts(values: Mapping[str, Any], names: list[str], where: str) -> dict[str, str]:
+    """The values of required fields.
+
+    Raises:
+        UserError: one is missing, no text, or empty.
+    """
+    for name in names:
         if name not in values:
             raise UserError(f"{where}: field {name!r} is missing")
         if not isinstance(values[name], str) or not values[name].strip():
             raise UserError(f"{where}: field {name!r} must be a text that is not empty")
-    fault = _fault(values)
-    if fault:
-        raise UserError(f"{where}: field {fault}")
-    return Problem(**values)
+    return {name: values[name] for name in names}
 
 
-def _fault(values: dict[str, Any]) -> str:
-    """The first rule that the texts of a problem break; empty when there is none."""
-    asserts = len(re.findall(r"\bassert\s*\(", values["tests"]))
+def _faults(problem: Problem) -> list[tuple[str, str]]:
+    """The rules that the texts of a problem break: field and message."""
+    tests = problem.tests
+    asserts = len(_ASSERT.findall(tests))
     rules = (
-        (_NAME.fullmatch(values["name"]), "'name' must be 1 to 100 letters, digits or any of _ . / -"),
-        (values["difficulty"] in _DIFFICULTIES, f"'difficulty' must be one of {', '.join(_DIFFICULTIES)}"),
-        (_ends_with(values["prompt"], "{"), "'prompt' must end with the opening brace of the function"),
-        (_ends_with(values["canonical_solution"], "}"), "'canonical_solution' must end with a closing brace"),
-        (_ends_with(values["buggy_solution"], "}"), "'buggy_solution' must end with a closing brace"),
-        (_MAIN.search(values["tests"]), "'tests' must define int main()"),
-        (_ends_with(values["tests"], "}"), "'tests' must end with the closing brace of main"),
+        ("name", _NAME.fullmatch(problem.name), "must be 1 to 100 letters, digits or any of _ . / -"),
+        ("difficulty", problem.difficulty in _DIFFICULTIES, f"must be one of {', '.join(_DIFFICULTIES)}"),
         (
-            asserts >= MINIMUM_ASSERTS,
-            f"'tests' must have {MINIMUM_ASSERTS} asserts or more, it has {asserts}",
+            "prompt",
+            open_braces(problem.prompt) == 1,
+            "must end inside the function, behind its opening brace",
+        ),
+        (
+            "canonical_solution",
+            _is_body(problem.canonical_solution),
+            "must end with the function's closing brace",
+        ),
+        ("buggy_solution", _is_body(problem.buggy_solution), "must end with the function's closing brace"),
+        ("tests", _MAIN.search(tests), "must define int main()"),
+        ("tests", tests.rstrip().endswith("}"), "must end with the closing brace of main"),
+        (
+            "tests",
+            1 <= asserts <= MOST_ASSERTIONS,
+            f"must have 1 to {MOST_ASSERTIONS:,} asserts, not {asserts}",
         ),
     )
-    return next((message for holds, message in rules if not holds), "")
+    return [(field, message) for field, holds, message in rules if not holds]
 
 
-def _ends_with(text: str, brace: str) -> bool:
-    return text.rstrip().endswith(brace)
+def _is_body(text: str) -> bool:
+    """Whether a solution ends where its function does, or there is none."""
+    body = function_body(text)
+    return not text or (body.complete and body.text == text.rstrip())

@@ -1,64 +1,77 @@
-"""Evaluate a trained run: bits per byte and C++ problems, kept in the run folder.
+"""Evaluate a model and keep the results.
 
-`evaluation.json` holds each figure with what it was measured with. Asking again for the same checkpoint and
-the same settings answers from it; the programs that a model writes are not compiled twice.
+Of a run of ours they lie in its folder, of another model where --out says: `evaluation.json` holds each
+figure with what it was measured with. Asking again for the same model and the same settings answers from it.
+What is measured piece by piece is kept piece by piece beside it, so that a crash loses none of it:
+
+    bpb_documents.jsonl   bits and bytes of each document
+    answers/              what the model wrote (`answers.py`)
+    verdicts.jsonl        what became of each program (`judge/verdicts.py`)
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import torch
-
-from cpplm.batches.loader import validation_batches
 from cpplm.core.errors import UserError
-from cpplm.core.progress import progress_bar
+from cpplm.core.progress import progress_bar, say
 from cpplm.core.settings import to_dict
-from cpplm.core.shards import ShardReader
-from cpplm.core.storage import Storage, sha256
+from cpplm.core.storage import Storage, is_bucket, sha256
+from cpplm.evaluate.answers import Answers, open_answers
+from cpplm.evaluate.bits_per_byte import BpbSettings, measure_texts
 from cpplm.evaluate.cpp import CppEvalSettings, Generate, evaluate_problems
-from cpplm.evaluate.problems import load_problems
+from cpplm.evaluate.judge.scoring import CppReport, function_body
+from cpplm.evaluate.kept import Kept
+from cpplm.evaluate.likelihood import LikelihoodSettings, measure_likelihood
+from cpplm.evaluate.models.checkpoint_model import CheckpointModel
+from cpplm.evaluate.models.code_model import CodeModel, Request, Written
+from cpplm.evaluate.models.model_source import EvaluatedModel
+from cpplm.evaluate.problems import Problem, load_problems
+from cpplm.evaluate.syntax import syntax_valid
+from cpplm.evaluate.texts import fingerprint, read_texts
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource, load_engine
 from cpplm.generate.sampling import SamplingSettings
-from cpplm.train.validation import validate
 
 FILE = "evaluation.json"
+DOCUMENTS = "bpb_documents.jsonl"
 
 
 @dataclass(frozen=True)
-class BpbSettings:
-    """What bits per byte are measured on."""
+class Target:
+    """Whose figures, and where they go."""
 
-    data_dir: str
-    """Corpus whose validation documents are read: a folder or bucket URL."""
-    eval_tokens: int = -1
-    """Read at most this many tokens (-1 = all)."""
-    eval_batch_size: int = 8
-    """Rows of the model's context length per forward pass."""
-
-    def __post_init__(self) -> None:
-        if self.eval_tokens == 0 or self.eval_tokens < -1:
-            raise UserError(f"--eval_tokens {self.eval_tokens}", fix="Use a positive number, or -1 for all.")
-        if self.eval_batch_size < 1:
-            raise UserError(f"--eval_batch_size {self.eval_batch_size} must be at least 1")
+    model: EvaluatedModel
+    out: str = ""
+    """Folder for the results (empty = the run's own; of another model than a run, none are kept)."""
 
 
 @dataclass(frozen=True)
 class BpbCommand:
     """Settings of `cpplm evaluate bpb`."""
 
-    model: ModelSource
+    target: Target
     bpb: BpbSettings
+
+
+@dataclass(frozen=True)
+class LikelihoodCommand:
+    """Settings of `cpplm evaluate likelihood`."""
+
+    target: Target
+    likelihood: LikelihoodSettings = field(default_factory=LikelihoodSettings)
 
 
 @dataclass(frozen=True)
 class CppCommand:
     """Settings of `cpplm evaluate cpp`."""
 
-    model: ModelSource
+    target: Target
     cpp: CppEvalSettings = field(default_factory=CppEvalSettings)
 
 
@@ -66,7 +79,7 @@ class CppCommand:
 class EvaluateCommand:
     """Settings of `cpplm evaluate`."""
 
-    model: ModelSource
+    target: Target
     bpb: BpbSettings
     cpp: CppEvalSettings = field(default_factory=CppEvalSettings)
 
@@ -74,58 +87,78 @@ class EvaluateCommand:
 class Evaluation:
     """One model under evaluation, with the results that are already there."""
 
-    def __init__(self, source: ModelSource) -> None:
-        self.engine, checkpoint = load_engine(source)
-        self.step = checkpoint.step
-        self._model_hash = checkpoint.files["model.safetensors"]["sha256"]
-        self._storage = Storage(source.run)
+    def __init__(self, target: Target) -> None:
+        """Load the model.
 
-    def _once(self, name: str, settings: dict[str, Any], measure: Any) -> dict[str, Any]:
+        Raises:
+            UserError: there is none, or the folder for the results cannot be used.
+        """
+        self.model: CodeModel = target.model.load()
+        where = target.out or target.model.run
+        self._storage = Storage(where, create=bool(target.out)) if where else None
+        if self._storage is None:
+            say("no --out: the results are printed and not kept")
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Which model it is, for `--json`."""
+        step = {"step": self.model.step} if isinstance(self.model, CheckpointModel) else {}
+        return {"model": self.model.name, **step}
+
+    def once(
+        self, name: str, settings: dict[str, Any], measure: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
         """The stored result of an equal measurement, or a new one, stored."""
-        results = self._storage.read_json(FILE) if self._storage.exists(FILE) else {}
-        with_what = {"model": self._model_hash, "precision": str(self.engine.model.compute_dtype), **settings}
+        storage = self._storage
+        results = storage.read_json(FILE) if storage is not None and storage.exists(FILE) else {}
+        with_what = {**self.model.identity, **settings}
         old = results.get(name)
         if old is not None and old["measured_with"] == with_what:
-            return old
+            kept: dict[str, Any] = old
+            return kept
         begin = time.perf_counter()
-        result: dict[str, Any] = measure()
-        result |= {
-            "step": self.step,
+        result = measure(with_what) | {
+            **self.about,
             "measured_with": with_what,
             "seconds": round(time.perf_counter() - begin, 2),
         }
-        self._storage.write_json(FILE, {**results, name: result})
+        if storage is not None:
+            storage.write_json(FILE, {**results, name: result})
         return result
 
+    @property
+    def folder(self) -> Path | None:
+        """Where pieces are kept; nowhere if the results are in a bucket, to which nothing can be appended."""
+        local = self._storage is not None and not is_bucket(self._storage.location)
+        return Path(self._storage.location) if self._storage and local else None
+
     def bits_per_byte(self, settings: BpbSettings) -> dict[str, Any]:
-        """Bits per byte of the validation documents.
+        """Bits per byte of texts.
 
         Raises:
-            UserError: no corpus there.
+            UserError: no texts there, or the model cannot score.
         """
-        reader = ShardReader(settings.data_dir)
+        texts = read_texts(settings.data_dir, settings.text_column, settings.eval_bytes)
+        context = settings.tokens_in_view(self.model)
 
-        def measure() -> dict[str, Any]:
-            model, tokenizer = self.engine.model, self.engine.tokenizer
-            seq_len, rows = model.config.max_seq_len, settings.eval_batch_size
-            batches = validation_batches(
-                reader,
-                tokenizer,
-                batch_size=rows,
-                seq_len=seq_len,
-                max_tokens=None if settings.eval_tokens < 0 else settings.eval_tokens,
-            )
-            with progress_bar(None, "bits per byte", "token", unit_scale=True) as bar:
+        def measure(with_what: dict[str, Any]) -> dict[str, Any]:
+            with Kept(self.folder and self.folder / DOCUMENTS, with_what) as kept:
+                return measure_texts(
+                    self.model, texts, context=context, context_bytes=settings.context_bytes, kept=kept
+                )
 
-                def counted() -> Any:
-                    for batch in batches:
-                        yield batch
-                        bar.update(rows * seq_len)
+        what = {"texts": fingerprint(texts), "context": context, "context_bytes": settings.context_bytes}
+        return self.once("bpb", what, measure)
 
-                return asdict(validate(model, counted(), torch.from_numpy(tokenizer.token_bytes)))
+    def likelihood(self, settings: LikelihoodSettings) -> dict[str, Any]:
+        """How likely the solutions of C++ problems are.
 
-        what = {"corpus": reader.fingerprint(), "eval_tokens": settings.eval_tokens}
-        return self._once("bpb", what, measure)
+        Raises:
+            UserError: a malformed problem file, or the model cannot score.
+        """
+        problems = load_problems(settings.problems)
+        what = {"problems": sha256(repr(problems).encode())}
+        return self.once("likelihood", what, lambda _: measure_likelihood(self.model, problems))
 
     def cpp(self, settings: CppEvalSettings) -> dict[str, Any]:
         """Compile rate and pass rate on C++ problems.
@@ -133,37 +166,70 @@ class Evaluation:
         Raises:
             UserError: no sandbox or compiler here, or a malformed problem file.
         """
-
-        def measure() -> dict[str, Any]:
-            report = evaluate_problems(completer(self.engine), settings, problems=problems)
-            return {**report.figures(), "table": report.table(), "details": report.details()}
-
         problems = load_problems(settings.problems)
+
+        def measure(_: dict[str, Any]) -> dict[str, Any]:
+            with open_answers(self.folder, self.model) as answers:
+                complete = ModelAsGenerate(answers)
+                report = evaluate_problems(complete, settings, problems=problems, verdicts=self.folder)
+            failed = {"failed_samples": dict(complete.failed)} if complete.failed else {}
+            valid = _valid_syntax(problems, report)
+            table = f"{report.table()}\nvalid syntax: {valid:.1%}" if valid is not None else report.table()
+            return {
+                **report.figures(),
+                **failed,
+                "syntax_valid": valid,
+                "table": table,
+                "details": report.details(),
+            }
+
         what = to_dict(settings) | {"workers": 0, "problems": sha256(repr(problems).encode())}
-        return self._once("cpp", what, measure)
+        # Several sets of problems keep their results side by side.
+        small = settings.problems == CppEvalSettings.problems
+        return self.once("cpp" if small else f"cpp_{Path(settings.problems).stem}", what, measure)
+
+
+def _valid_syntax(problems: Sequence[Problem], report: CppReport) -> float | None:
+    """Share of the samples that the parser can read behind their prompts; None where it is not installed."""
+    prompts = {problem.name: problem.prompt for problem in problems}
+    try:
+        return fmean(syntax_valid(prompts[sample.problem] + sample.body) for sample in report.samples)
+    except UserError as error:
+        say(f"valid syntax is not measured: {error}")
+        return None
+
+
+class ModelAsGenerate:
+    """A `CodeModel` as the function that `evaluate_problems` calls.
+
+    A sample that there is none of counts as an empty one; `failed` says why, and how often.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self.failed: Counter[str] = Counter()
+
+    def __call__(self, prompts: list[str], sampling: SamplingSettings, num_samples: int) -> list[list[str]]:
+        """Complete every prompt up to the end of its function."""
+        found: dict[int, list[Written]] = {}
+        with progress_bar(len(prompts), "completing problems", "problem") as bar:
+            for number, samples in self._answers.write(
+                [Request(prompt) for prompt in prompts],
+                sampling,
+                num_samples=num_samples,
+                rule="end of the function",
+                stop=_body_is_complete,
+            ):
+                found[number] = samples
+                self.failed.update(sample.failed for sample in samples if sample.failed)
+                bar.update()
+        return [[sample.text for sample in found[number]] for number in range(len(prompts))]
+
+
+def _body_is_complete(text: str) -> bool:
+    return function_body(text).complete
 
 
 def completer(engine: Engine) -> Generate:
-    """The engine as the function that `evaluate_problems` calls."""
-
-    def complete(
-        prompts: list[str],
-        *,
-        num_samples: int,
-        temperature: float,
-        top_k: int,
-        max_new_tokens: int,
-        seed: int,
-    ) -> list[list[str]]:
-        sampling = SamplingSettings(max_new_tokens, temperature, top_k, seed)
-        results = []
-        with progress_bar(len(prompts), "completing problems", "problem") as bar:
-            for prompt in prompts:
-                fits = len(engine.tokenizer.encode(prompt)) + 1 < engine.model.config.max_seq_len
-                # A prompt longer than the context gets an empty answer: a failure, not a crash.
-                completions = engine.complete(prompt, sampling, num_samples) if fits else []
-                results.append([completion.text for completion in completions] or [""] * num_samples)
-                bar.update(1)
-        return results
-
-    return complete
+    """An engine as the function that `evaluate_problems` calls; nothing is kept."""
+    return ModelAsGenerate(Answers(CheckpointModel(engine), {}, None))

@@ -1,139 +1,145 @@
-"""Completion of prompts: the prompt is read once, then all its samples are written side by side.
+"""A model with its tokenizer, for inference: text in, text out.
+
+    engine = Engine(model, tokenizer)
+    for completion in engine.complete("int main() {", num_samples=2):
+        print(completion.text)
+    requests = (engine.request(prompt, settings=settings) for prompt in prompts)
+    for answer in engine.complete_many(requests):  # many at once, each as soon as it is done
+        print(answer.number, answer.completions)
 
 A prompt may end anywhere, also inside a token: its end is taken back and written again by the model, which
-has to spell it (see `cpplm.tokenizer.healing`).
-
-engine = Engine(model, tokenizer)
-for completion in engine.complete("int main() {", num_samples=2):
-    print(completion.text)
+has to spell it (see `cpplm.tokenizer.healing`). With a suffix the model fills in what belongs between the
+two. There nothing is taken back at either cut: in training both sides of a hole were encoded each on its own
+(see `cpplm.batches.fim`), so a prompt cut inside a token is what the model has seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
 
-import numpy as np
-import torch
-
+from cpplm.batches.fim import render_fim_prompt
 from cpplm.core.errors import UserError
-from cpplm.generate.sampling import SamplingSettings, generators, sample
-from cpplm.model.cache import KVCache
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.scheduler import Limits, Scheduler
+from cpplm.generate.writing import Completion, Request, Stop
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.healing import PrefixConstraint, heal
-from cpplm.tokenizer.special import BOS, EOS
-from cpplm.tokenizer.streaming import StreamDecoder
+from cpplm.tokenizer.healing import heal
+from cpplm.tokenizer.special import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Completion:
-    """What was written after a prompt; `reason` says whether the model ended it or a length limit did.
+class Answer:
+    """What came of one request of many: all its samples, or why there are none."""
 
-    `ids` are the tokens that were written; the first of them spell the end of the prompt, which `text` leaves
-    out.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    reason: Literal["end", "length"]
+    number: int
+    """Which of the requests, from 0."""
+    completions: tuple[Completion, ...]
+    failed: str = ""
 
 
 class Engine:
-    """A model with its tokenizer, for inference."""
+    """A model with its tokenizer."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         self.model = model
         self.tokenizer = tokenizer
 
-    @torch.no_grad()
-    def stream(
-        self, prompt_ids: list[int], settings: SamplingSettings, num_samples: int = 1, prefix: bytes = b""
-    ) -> Iterator[list[int | None]]:
-        """Tokens as they are written: per step one id per sample, None for a sample that has ended.
+    def request(
+        self,
+        prefix: str | bytes,
+        suffix: str | bytes | None = None,
+        *,
+        settings: SamplingSettings | None = None,
+        num_samples: int = 1,
+        stop: Stop | None = None,
+        logprobs: int | None = None,
+        spm: bool = False,
+    ) -> Request:
+        """What the model has to be told to write what follows `prefix`, the beginning of a document.
 
         Args:
-            prompt_ids: what the model reads, <BOS> first.
-            settings: how tokens are chosen, and how many; those that spell the prefix are not counted.
+            prefix: what stands before.
+            suffix: what stands behind, for a model that was trained to fill in.
+            settings: how tokens are chosen.
             num_samples: continuations.
-            prefix: bytes with which every continuation begins.
-
-        Raises:
-            UserError: the prompt leaves no room in the context, or is empty.
+            stop: whether the text so far is enough.
+            logprobs: see `Request`.
+            spm: the suffix comes first, so that what was read of it stays known while the prefix grows.
         """
-        config = self.model.config
-        if not prompt_ids or len(prompt_ids) >= config.max_seq_len:
-            raise UserError(
-                f"the prompt has {len(prompt_ids)} tokens, the model's context {config.max_seq_len}",
-                fix="Shorten the prompt." if prompt_ids else "Begin with <BOS>.",
-            )
-        constraints = [PrefixConstraint(self.tokenizer, prefix) for _ in range(num_samples)]
-        # Each byte of the prefix may take a token of its own.
-        most_new = len(prefix) + settings.max_new_tokens
-        capacity = min(len(prompt_ids) + most_new, config.max_seq_len)
-        device, dtype = self.model.device, self.model.compute_dtype
-        cache = KVCache(config, 1, capacity, device=device, dtype=dtype)
-        logits_BV = self._last_logits([prompt_ids], cache).expand(num_samples, -1)
-        if num_samples > 1:
-            cache = cache.expand(num_samples)
-        streams = generators(settings, num_samples)
-        ended = [False] * num_samples
-        left = [settings.max_new_tokens] * num_samples
-        for position in range(len(prompt_ids), len(prompt_ids) + most_new):
-            tokens = sample(_constrained(logits_BV, constraints), settings, streams)
-            for row, token in enumerate(tokens):
-                ended[row] = ended[row] or left[row] == 0 or token in (BOS, EOS)
-                left[row] -= constraints[row].done and not ended[row]
-                constraints[row].advance(token)
-            yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
-            if position >= capacity or all(done or not rest for done, rest in zip(ended, left, strict=True)):
-                return
-            logits_BV = self._last_logits([[token] for token in tokens], cache)
+        settings = settings or SamplingSettings()
+        if suffix is not None:
+            ids = render_fim_prompt(self.tokenizer, prefix, suffix, spm=spm)
+            return Request(tuple(ids), settings, num_samples, b"", stop, logprobs)
+        healed = heal(self.tokenizer, prefix)
+        return Request((BOS, *healed.ids), settings, num_samples, healed.taken, stop, logprobs)
 
-    def _last_logits(self, ids: list[list[int]], cache: KVCache) -> torch.Tensor:
-        """Logits BV after the newest tokens; only the last position goes through the output head."""
-        hidden_BTC = self.model.hidden_states(torch.tensor(ids, device=self.model.device), cache)
-        return self.model.logits(hidden_BTC[:, -1:])[:, 0]
+    def scheduler(self, limits: Limits | None = None) -> Scheduler:
+        """For requests that come and go, see `Scheduler`."""
+        return Scheduler(self.model, self.tokenizer, limits)
 
     def complete(
         self, prompt: str, settings: SamplingSettings | None = None, num_samples: int = 1
     ) -> list[Completion]:
-        """Samples that follow `prompt`, which is taken as the beginning of a document."""
-        settings = settings or SamplingSettings()
-        healed = heal(self.tokenizer, prompt)
-        rows: list[list[int]] = [[] for _ in range(num_samples)]
-        ended = [False] * num_samples
-        for step in self.stream([BOS, *healed.ids], settings, num_samples, healed.taken):
-            for index, token in enumerate(step):
-                if token is None:
-                    ended[index] = True
-                else:
-                    rows[index].append(token)
-        return [
-            self._completion(row, len(healed.taken), done, settings)
-            for row, done in zip(rows, ended, strict=True)
-        ]
+        """Samples that follow `prompt`, which is taken as the beginning of a document.
 
-    def _completion(self, ids: list[int], skip: int, stopped: bool, settings: SamplingSettings) -> Completion:
-        """One sample, whose first `skip` bytes are the end of the prompt."""
-        decoder = StreamDecoder(self.tokenizer, skip=skip)
-        text = decoder.push(*ids) + decoder.finish()
-        ends = np.cumsum(self.tokenizer.token_bytes[ids])
-        spelling = int(np.searchsorted(ends, skip)) + 1 if skip else 0
-        full = len(ids) - spelling >= settings.max_new_tokens
-        return Completion(text, tuple(ids), "end" if stopped and not full else "length")
+        Raises:
+            UserError: the prompt leaves no room in the context.
+        """
+        scheduler = self.scheduler(Limits(rows=num_samples, kept_tokens=0))
+        scheduler.submit(self.request(prompt, settings=settings, num_samples=num_samples))
+        done: dict[int, Completion] = {}
+        while not scheduler.idle:
+            done |= {event.sample: event.completion for event in scheduler.step() if event.completion}
+        return [done[number] for number in range(num_samples)]
+
+    def stream(self, prompt: str, settings: SamplingSettings | None = None) -> Iterator[str]:
+        """One completion in pieces, each as soon as it is written; never half a character.
+
+        Raises:
+            UserError: the prompt leaves no room in the context; at once, not with the first piece.
+        """
+        scheduler = self.scheduler(Limits(rows=1, kept_tokens=0))
+        scheduler.submit(self.request(prompt, settings=settings))
+        return _pieces(scheduler)
+
+    def complete_many(self, requests: Iterable[Request], limits: Limits | None = None) -> Iterator[Answer]:
+        """Many requests at once, each answered as soon as it is done, in any order.
+
+        Requests are taken from the iterable as there is room, so it may be long. One that cannot be served is
+        answered with the reason; the others go on. Samples of a request do not depend on the others, but for
+        rounding (see `cpplm.generate.sampling`).
+
+        Args:
+            requests: what to write.
+            limits: how many samples are written at a time, and with how much memory.
+        """
+        scheduler, source = self.scheduler(limits), enumerate(requests)
+        numbers: dict[int, int] = {}
+        done: dict[int, dict[int, Completion]] = {}
+        while True:
+            taken = list(islice(source, scheduler.limits.rows - scheduler.waiting))
+            for number, request in taken:
+                try:
+                    ticket = scheduler.submit(request)
+                except UserError as error:
+                    yield Answer(number, (), str(error))
+                    continue
+                numbers[ticket], done[ticket] = number, {}
+            if not taken and scheduler.idle:
+                return
+            for event in scheduler.step():
+                if event.completion is not None:
+                    done[event.ticket][event.sample] = event.completion
+                if event.ended:
+                    samples = done.pop(event.ticket)
+                    completions = tuple(samples[number] for number in range(len(samples)))
+                    yield Answer(numbers.pop(event.ticket), completions)
 
 
-def _constrained(logits_BV: torch.Tensor, constraints: list[PrefixConstraint]) -> torch.Tensor:
-    """Logits with all tokens ruled out that do not go on with what a row has to spell."""
-    if all(constraint.done for constraint in constraints):
-        return logits_BV
-    rows = []
-    for logits_V, constraint in zip(logits_BV, constraints, strict=True):
-        if constraint.done:
-            rows.append(logits_V)
-            continue
-        allowed = torch.from_numpy(constraint.allowed()).to(logits_V.device)
-        rows.append(torch.full_like(logits_V, float("-inf")).index_copy(0, allowed, logits_V[allowed]))
-    return torch.stack(rows)
+def _pieces(scheduler: Scheduler) -> Iterator[str]:
+    while not scheduler.idle:
+        for event in scheduler.step():
+            yield event.text

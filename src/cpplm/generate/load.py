@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import Precision, choose_device, choose_dtype
 from cpplm.generate.engine import Engine
+from cpplm.model.kernels.packed_linear import pack_linear_layers
+from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint import Checkpoint, open_run
 
 
@@ -38,4 +42,18 @@ def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
     device = choose_device(source.device_type)
     checkpoint = open_run(source.run, None if source.step < 0 else source.step)
     model = checkpoint.model(device=device, compute_dtype=choose_dtype(source.precision, device))
+    prepare(model)
     return Engine(model, checkpoint.tokenizer()), checkpoint
+
+
+def prepare(model: Transformer) -> None:
+    """Make a model ready to decode, in place; afterwards it cannot be trained.
+
+    Matrices and tables are kept in the dtype in which they are used anyway: training keeps them in float32
+    and rounds them for each pass, which token by token would take most of the time. On a CPU matrices are
+    then packed.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.to(model.compute_dtype)
+    pack_linear_layers(model, kept=("lm_head",))  # whose weight the loss reads

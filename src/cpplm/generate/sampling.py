@@ -1,13 +1,26 @@
-"""From logits to the next token."""
+"""From logits to the next token.
+
+The order is: penalty for what was said already, temperature, top_k, top_p, min_p. A sample's random numbers
+come from its seed and its number alone, one per token, so that its text does not depend on what is written
+beside it. Logits do, a little: products of other shapes round otherwise, and where two tokens are nearly as
+likely, that can decide.
+
+Shapes: B rows, V vocabulary, K ranked tokens.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
+
+_RANKED = 512  # top_p first looks among so many likeliest tokens: sorting all of them takes longer
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,15 @@ class SamplingSettings:
     """Sample among this many likeliest tokens (0 = all)."""
     seed: int = 0
     """The same seed gives the same text, sample by sample."""
+    top_p: float = 1.0
+    """Sample among the fewest likeliest tokens that have this share of the probability together (1 = all)."""
+    min_p: float = 0.0
+    """Leave out tokens less likely than this share of the likeliest one's probability."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that were read or written already: positive ones are divided by it, negative ones
+    multiplied (CTRL, Keskar et al. 2019, arXiv 1909.05858, section 4.1)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion; they are no part of it."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -32,29 +54,74 @@ class SamplingSettings:
             raise UserError(f"--seed {self.seed}", fix="Use a number from 0 to 4294967295.")
         if self.top_k < 0:
             raise UserError(f"--top_k {self.top_k}", fix="Use 0 for all tokens, or a positive number.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"--top_p {self.top_p}", fix="Use a share above 0, 1 for all tokens.")
+        if not 0 <= self.min_p <= 1:
+            raise UserError(f"--min_p {self.min_p}", fix="Use a share from 0 (all tokens) to 1.")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise UserError(
+                f"--repetition_penalty {self.repetition_penalty}", fix="Use 1 for none, or a number above 1."
+            )
+        if "" in self.stop:
+            raise UserError("--stop with an empty text would end every completion at once")
 
 
-def generators(settings: SamplingSettings, num_samples: int) -> list[torch.Generator]:
-    """One random stream per sample: a sample does not depend on how many others are drawn beside it."""
-    return [torch.Generator().manual_seed(settings.seed * 1_000_003 + index) for index in range(num_samples)]
+def random_stream(seed: int, sample: int) -> np.random.Generator:
+    """The random numbers of one sample (Philox, Salmon et al. 2011: any pair is a stream of its own)."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, sample], dtype=np.uint64)))
 
 
-def sample(logits_BV: Tensor, settings: SamplingSettings, streams: list[torch.Generator]) -> list[int]:
+def penalise(logits_V: Tensor, ids: Iterable[int], penalty: float) -> Tensor:
+    """Logits with those of `ids` lowered."""
+    index = torch.tensor(sorted(ids), device=logits_V.device)
+    seen = logits_V[index]
+    return logits_V.index_copy(0, index, torch.where(seen > 0, seen / penalty, seen * penalty))
+
+
+def sample(logits_BV: Tensor, settings: SamplingSettings, uniforms: Sequence[float]) -> list[int]:
     """The next token of each row.
 
     Args:
-        logits_BV: float32, on any device.
-        settings: temperature and top_k.
-        streams: one generator per row.
+        logits_BV: float32, on any device; -inf for what must not come.
+        settings: temperature, top_k, top_p, min_p.
+        uniforms: one random number per row, from 0 to 1, 1 excluded; unused at temperature 0.
     """
     if settings.temperature == 0:
         return logits_BV.argmax(-1).tolist()
-    logits_BV = logits_BV.cpu() / settings.temperature
-    if 0 < settings.top_k < logits_BV.size(-1):
-        least_B1 = logits_BV.topk(settings.top_k).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, float("-inf"))
-    probabilities_BV = logits_BV.softmax(-1)
-    return [
-        int(torch.multinomial(row, 1, generator=stream))
-        for row, stream in zip(probabilities_BV, streams, strict=True)
-    ]
+    if logits_BV.device.type == "mps":  # it has no float64
+        logits_BV = logits_BV.cpu()
+    logits_BV = logits_BV / settings.temperature
+    kept_BV = logits_BV >= _least(logits_BV, settings)
+    cumulative_BV = logits_BV.masked_fill(~kept_BV, -math.inf).double().softmax(-1).cumsum(-1)
+    # Divided by their own sum they end at 1 exactly: a number below 1 always hits a token that can come.
+    cumulative_BV /= cumulative_BV[:, -1:].clone()
+    uniform_B1 = torch.tensor(uniforms, dtype=torch.float64, device=logits_BV.device).unsqueeze(1)
+    return torch.searchsorted(cumulative_BV, uniform_B1, right=True).squeeze(1).tolist()
+
+
+def _least(logits_BV: Tensor, settings: SamplingSettings) -> Tensor:
+    """The lowest logit that may be chosen, shape B1; tokens that tie with it may be chosen too."""
+    vocab_size = logits_BV.size(-1)
+    count = min(settings.top_k or vocab_size, vocab_size)
+    least_B1 = torch.full_like(logits_BV[:, :1], -math.inf)
+    if settings.top_p < 1:
+        least_B1 = _nucleus(logits_BV, count, settings.top_p)
+    elif count < vocab_size:
+        least_B1 = logits_BV.topk(count).values[:, -1:]
+    if settings.min_p > 0:
+        least_B1 = least_B1.maximum(logits_BV.amax(-1, keepdim=True) + math.log(settings.min_p))
+    return least_B1
+
+
+def _nucleus(logits_BV: Tensor, count: int, top_p: float) -> Tensor:
+    """The lowest logit of the nucleus (Holtzman et al. 2020, arXiv 1904.09751) of the `count` likeliest."""
+    vocab_size = logits_BV.size(-1)
+    ranked_BK = logits_BV.topk(count if count < vocab_size else min(vocab_size, _RANKED)).values
+    # What top_k leaves out has no share.
+    total_B1 = (ranked_BK if count < vocab_size else logits_BV).logsumexp(-1, keepdim=True)
+    if count > ranked_BK.size(-1) and bool(((ranked_BK - total_B1).exp().sum(-1) < top_p).any()):
+        ranked_BK = logits_BV.topk(count).values
+    share_BK = (ranked_BK - total_B1).exp()
+    before_BK = share_BK.cumsum(-1) - share_BK
+    last_B1 = (before_BK < top_p).sum(-1, keepdim=True) - 1
+    return ranked_BK.gather(-1, last_B1.clamp(min=0))

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpplm.model.cache import KVCache
+from cpplm.model.cache_rows import Remembered
+from cpplm.model.cache_view import CacheView
 from cpplm.model.config import VALUE_GATE_INPUTS, ModelConfig
 from cpplm.model.kernels.attention import attention
 from cpplm.model.kernels.sparse import Choice, sparse_attention
@@ -27,12 +29,14 @@ class Context:
     """What every layer of one forward pass is told.
 
     `documents_BS` names the document of each key, to keep attention inside it; `dense` lets sparse layers
-    attend to everything while their indexer warms up; `backend` names the attention kernel.
+    attend to everything while their indexer warms up; `backend` names the attention kernel. `positions` are
+    those of `rotary_angles`.
     """
 
     ids_BT: Tensor
+    positions: Tensor
     angles: Angles
-    cache: KVCache | None = None
+    cache: CacheView | None = None
     documents_BS: Tensor | None = None
     dense: bool = False
     backend: str = "auto"
@@ -45,7 +49,6 @@ class Indexer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         assert config.dsa is not None  # noqa: S101  (the caller asked)
-        self.layer = layer
         self.rope_base = config.rope_base
         self.dim, heads = config.dsa.indexer_dim, config.dsa.indexer_heads
         self.choice = Choice(config.dsa.top_k, config.dsa.local_window, dense=False)
@@ -54,25 +57,25 @@ class Indexer(nn.Module):
         self.head_weights = Linear(config.model_dim, heads)
 
     def forward(self, x_BTC: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Index queries BJTE, index keys BSE of all tokens so far, weights BTJ (equation 1)."""
+        """Index queries BJTE, index keys BTE, weights BTJ (equation 1)."""
         x_BTC = x_BTC.detach()
-        start = 0 if context.cache is None else context.cache.length
-        angles = rotary_angles(start, x_BTC.size(1), self.dim, self.rope_base, x_BTC.device)
+        angles = rotary_angles(context.positions, self.dim, self.rope_base)
         query_BJTE = self.query(x_BTC).unflatten(-1, (-1, self.dim)).transpose(1, 2)
         query_BJTE = norm(rotate(query_BJTE, angles))
-        key_BTE = norm(rotate(self.key(x_BTC), angles))
-        if context.cache is not None:
-            key_BTE = context.cache.append_rows(f"index keys {self.layer}", key_BTE)
+        key_BTE = norm(rotate(self.key(x_BTC).unsqueeze(1), angles)).squeeze(1)
         weight_BTJ = self.head_weights(x_BTC) * query_BJTE.size(1) ** -0.5
         return query_BJTE, key_BTE, weight_BTJ
+
+
+Index = tuple[Tensor, Tensor, Tensor]
+"""What an indexer gives: queries, keys, weights."""
 
 
 class Attention(nn.Module):
     """Attention of one layer, over a window, the whole context, or the indexer's choice."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, part: str = "") -> None:
         super().__init__()
-        self.layer = layer
         self.window = config.windows()[layer]
         self.head_dim = config.head_dim
         self.qk_scale = config.qk_scale
@@ -87,6 +90,17 @@ class Attention(nn.Module):
             )
             self.value_gate = Linear(min(VALUE_GATE_INPUTS, config.model_dim), config.num_kv_heads)
         self.indexer = Indexer(config, layer) if config.is_sparse(layer) else None
+        self._keys, self._values, self._index_keys = (
+            f"{part}{what} {layer}" for what in ("keys", "values", "index keys")
+        )
+
+    def remembered(self) -> list[Remembered]:
+        """Keys and values in reach, and all keys of the indexer."""
+        shape = (self.key.out_features // self.head_dim, self.head_dim)
+        rows = [Remembered(name, shape, self.window) for name in (self._keys, self._values)]
+        if self.indexer is not None:
+            rows.append(Remembered(self._index_keys, (self.indexer.dim,), None))
+        return rows
 
     def forward(self, x_BTC: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """BTC to BTC, and the indexer's mean divergence in nats, 0 without one.
@@ -95,28 +109,65 @@ class Attention(nn.Module):
         """
         query_BHTD = norm(rotate(self._heads(self.query(x_BTC)), context.angles)) * self.qk_scale
         key_BGTD = norm(rotate(self._heads(self.key(x_BTC)), context.angles)) * self.qk_scale
-        value_BGTD = self._heads(self._values(x_BTC, context.ids_BT))
-        if context.cache is not None:
-            key_BGTD, value_BGTD = context.cache.append(self.layer, key_BGTD, value_BGTD)
-        divergence = torch.zeros((), device=x_BTC.device)
-        if self.indexer is not None:
-            index_query_BJTE, index_key_BSE, index_weight_BTJ = self.indexer(x_BTC, context)
-            mixed_BHTD, divergence_BT = sparse_attention(
-                query_BHTD, key_BGTD, value_BGTD, index_query_BJTE, index_key_BSE, index_weight_BTJ,
-                replace(self.indexer.choice, dense=context.dense), context.documents_BS,
-            )  # fmt: skip
-            divergence = divergence_BT.mean()
+        value_BGTD = self._heads(self._valued(x_BTC, context.ids_BT))
+        index = None if self.indexer is None else self.indexer(x_BTC, context)
+        if context.cache is None:
+            mixed_BHTD, divergence = self._mix(
+                query_BHTD, key_BGTD, value_BGTD, index, context.documents_BS, context
+            )
         else:
-            mixed_BHTD = attention(
-                query_BHTD, key_BGTD, value_BGTD,
-                window=self.window, documents_BS=context.documents_BS, backend=context.backend,
-            )  # fmt: skip
+            mixed_BHTD, divergence = self._mix_with_earlier(
+                query_BHTD, key_BGTD, value_BGTD, index, context.cache, context
+            )
+        if divergence is None:
+            divergence = torch.zeros((), device=x_BTC.device)
         return self.output(mixed_BHTD.transpose(1, 2).flatten(-2)), divergence
+
+    def _mix(
+        self, query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, index: Index | None, documents_BS:
+        Tensor | None, context: Context,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """What the last T of S tokens attend to, and the mean divergence of an indexer."""
+        if index is None or self.indexer is None:
+            mixed_BHTD = attention(
+                query_BHTD, key_BGSD, value_BGSD,
+                window=self.window, documents_BS=documents_BS, backend=context.backend,
+            )  # fmt: skip
+            return mixed_BHTD, None
+        choice = replace(self.indexer.choice, dense=context.dense)
+        mixed_BHTD, divergence_BT = sparse_attention(
+            query_BHTD, key_BGSD, value_BGSD, *index, choice, documents_BS
+        )
+        return mixed_BHTD, divergence_BT.mean()
+
+    def _mix_with_earlier(
+        self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, index: Index | None, cache: CacheView,
+        context: Context,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """The same over the tokens that the cache holds and the new ones, which it takes in."""
+        cache.write(self._keys, key_BGTD.transpose(1, 2))
+        cache.write(self._values, value_BGTD.transpose(1, 2))
+        if index is not None:
+            cache.write(self._index_keys, index[1])
+        mixed = []
+        for piece in cache.pieces(self._keys):
+            rows, new = piece.rows, slice(piece.queries)
+            key_BGSD = cache.read(self._keys, piece).transpose(1, 2)
+            value_BGSD = cache.read(self._values, piece).transpose(1, 2)
+            of_piece = None
+            if index is not None:
+                of_piece = (index[0][rows, :, new], cache.read(self._index_keys, piece), index[2][rows, new])
+            of_rows, _ = self._mix(
+                query_BHTD[rows, :, new], key_BGSD, value_BGSD, of_piece, piece.documents_BS, context
+            )
+            padding = query_BHTD.size(2) - piece.queries
+            mixed.append(F.pad(of_rows, (0, 0, 0, padding)) if padding else of_rows)
+        return torch.cat(mixed), None
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _values(self, x_BTC: Tensor, ids_BT: Tensor) -> Tensor:
+    def _valued(self, x_BTC: Tensor, ids_BT: Tensor) -> Tensor:
         """Values, with the gated embedding of each token (after ResFormer, Zhou et al. 2024)."""
         value = self.value(x_BTC)
         if self.value_embedding is None:

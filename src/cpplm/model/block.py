@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cpplm.model.attention import Attention, Context
+from cpplm.model.cache_rows import Remembered
 from cpplm.model.config import ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection
@@ -17,13 +18,20 @@ from cpplm.model.layers import MLP, norm
 class Block(nn.Module):
     """Sublayers on the normalised residual stream, BTC, or on streams, BTNC, with hyper-connections."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, part: str = "") -> None:
+        """Uninitialised.
+
+        Args:
+            config: of the model that the block is a layer of.
+            layer: which one.
+            part: of the whole model, in the names of what is remembered in decoding.
+        """
         super().__init__()
         self.layer = layer
         self.engram: EngramMemory | NgramBranch | None = None
         if config.engram is not None and layer in config.engram.layers:
             self.engram = (EngramMemory if config.engram.kind == "memory" else NgramBranch)(config, layer)
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config, layer, part)
         self.mlp = MLP(config.model_dim, config.mlp_ratio * config.model_dim)
         self.connections: nn.ModuleDict | None = None
         if config.hyper_connections is not None:
@@ -34,6 +42,10 @@ class Block(nn.Module):
                     for index, name in enumerate(names)
                 }
             )
+
+    def remembered(self) -> list[Remembered]:
+        """What the layer keeps of earlier tokens while decoding."""
+        return self.attention.remembered() + ([] if self.engram is None else self.engram.remembered())
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """The residual stream or streams after this layer, and the indexer's divergence."""

@@ -1,92 +1,148 @@
-"""What decoding one token at a time remembers of the tokens before it."""
+"""What layers remember of earlier tokens while decoding, for many sequences of different lengths.
+
+Keys and values of all tokens or of a window, the last few states of a convolution: everything lies in blocks
+(`blocks.py`). A sequence gives back the blocks that have gone out of reach.
+
+    cache = Cache(model.remembered(), device=model.device, dtype=model.compute_dtype)
+    sequence = cache.begin(ids)                      # what is known of these tokens is there already
+    view = cache.view([sequence], len(ids) - sequence.length)
+    logits = model(torch.tensor([ids[sequence.length :]]), view)
+    cache.advance(sequence, ids[sequence.length :])  # only now they count: drafts need not be taken back
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from cpplm.model.config import ModelConfig
+from cpplm.model.blocks import BLOCK, BlockTable, CachedSequence, block_names
+from cpplm.model.cache_rows import Group, Remembered
+from cpplm.model.cache_view import CacheView
 
 
-class KVCache:
-    """Preallocated keys and values of all layers; every row of the batch is at the same position.
-
-    Shape of each of the two buffers: (num_layers, B, num_kv_heads, capacity, head_dim). What else layers
-    remember is kept by name: all rows so far (`append_rows`), or the last few (`recent`).
-    """
+class Cache:
+    """The blocks of all sequences."""
 
     def __init__(
-        self, config: ModelConfig, batch_size: int, capacity: int, *, device: torch.device, dtype: torch.dtype
+        self,
+        remembered: Iterable[Remembered],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        kept_tokens: int = 0,
+        together: bool | None = None,
     ) -> None:
-        shape = (config.num_layers, batch_size, config.num_kv_heads, capacity, config.head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.length = 0
-        self._rows: dict[str, Tensor] = {}
-        self._recent: dict[str, Tensor] = {}
+        """Empty; it grows as sequences need it, and never shrinks.
+
+        Args:
+            remembered: what layers keep.
+            device: where.
+            dtype: of the computation.
+            kept_tokens: of ended sequences, for others that begin alike.
+            together: whether all rows of a batch attend in one call, the shorter ones padded, as a GPU likes
+                it, or one by one; None for what suits the device.
+        """
+        self.device, self.dtype = device, dtype
+        self.together = device.type != "cpu" if together is None else together
+        by_reach: dict[int | None, list[Remembered]] = {}
+        for each in remembered:
+            by_reach.setdefault(each.group, []).append(each)
+        self._groups = [Group(members, kept_tokens // BLOCK) for members in by_reach.values()]
 
     @property
-    def capacity(self) -> int:
-        """Tokens that fit."""
-        return self.keys.size(3)
+    def used_blocks(self) -> int:
+        """Blocks that sequences hold, in all pools."""
+        return sum(group.pool.used for group in self._groups)
 
-    def _end(self, new: int) -> int:
-        end = self.length + new
-        if end > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens, {end} were appended")
-        return end
+    @property
+    def kept_blocks(self) -> int:
+        """Blocks that no sequence holds, kept for what begins alike."""
+        return sum(group.pool.kept for group in self._groups)
 
-    def append(self, layer: int, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the newest T tokens of one layer; returns that layer's keys and values so far (views).
+    @property
+    def bytes(self) -> int:
+        """Memory taken."""
+        return sum(rows.nbytes for group in self._groups for rows in group.rows.values())
 
-        The position moves on only with `advance`, once every layer has appended.
+    # ---- sequences ------------------------------------------------------------------------------------
+
+    def begin(self, ids: Sequence[int] = ()) -> CachedSequence:
+        """A sequence that is to hold `ids`; as many of them as are known are there, never all of them."""
+        names = list(block_names(ids[:-1]))
+        count, before = len(names), -1
+        while count != before:  # until all groups agree
+            before = count
+            for group in self._groups:
+                count = group.known(names, count)
+        tables = []
+        for group in self._groups:
+            first = group.first_in_reach(count * BLOCK) // BLOCK
+            tables.append(BlockTable(first, [group.pool.reuse(name) for name in names[first:count]]))
+        return CachedSequence(tables, count * BLOCK, names[count - 1] if count else b"")
+
+    def fork(self, sequence: CachedSequence) -> CachedSequence:
+        """A second sequence with the same tokens: full blocks are shared, the last one is copied."""
+        tables = []
+        for group, table in zip(self._groups, sequence.tables, strict=True):
+            full = sequence.length // BLOCK - table.first
+            blocks = table.blocks[:full]
+            for block in blocks:
+                group.pool.share(block)
+            if sequence.tail:
+                blocks.append(group.pool.take())
+                group.fit(self.device, self.dtype)
+                for rows in group.rows.values():
+                    of_block = rows.unflatten(0, (-1, BLOCK))
+                    of_block[blocks[-1]] = of_block[table.blocks[full]]
+            tables.append(BlockTable(table.first, blocks))
+        return CachedSequence(tables, sequence.length, sequence.name, sequence.tail.copy())
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Give back all of its blocks, the last first, so that beginnings are kept longest."""
+        for group, table in zip(self._groups, sequence.tables, strict=True):
+            for block in reversed(table.blocks):
+                group.pool.release(block)
+            table.blocks.clear()
+
+    def advance(self, sequence: CachedSequence, ids: Sequence[int]) -> None:
+        """Take `ids`, the first of the new tokens of the last view, as read."""
+        first = sequence.length // BLOCK
+        sequence.tail += ids
+        sequence.length += len(ids)
+        names = list(block_names(sequence.tail, sequence.name))
+        if not names:
+            return
+        sequence.name = names[-1]
+        del sequence.tail[: len(names) * BLOCK]
+        for group, table in zip(self._groups, sequence.tables, strict=True):
+            for number, name in enumerate(names, first):
+                group.pool.name(table.blocks[number - table.first], name)
+            while table.first < group.first_in_reach(sequence.length) // BLOCK:
+                group.pool.release(table.blocks.pop(0))
+                table.first += 1
+
+    # ---- one forward pass -----------------------------------------------------------------------------
+
+    def view(
+        self,
+        sequences: Sequence[CachedSequence],
+        counts: int | Sequence[int],
+        starts: Sequence[int] | None = None,
+    ) -> CacheView:
+        """What the model reads and writes while it takes in the next tokens of some sequences.
+
+        Args:
+            sequences: the rows of the batch.
+            counts: new tokens of each, 1 at least; shorter rows are padded on the right.
+            starts: their first positions, when these are not right behind what was read.
         """
-        end = self._end(key_BGTD.size(2))
-        self.keys[layer, :, :, self.length : end] = key_BGTD
-        self.values[layer, :, :, self.length : end] = value_BGTD
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
-
-    def append_rows(self, name: str, rows_BTX: Tensor) -> Tensor:
-        """Store the newest T rows under a name; returns all rows so far, shape BSX (a view)."""
-        end = self._end(rows_BTX.size(1))
-        if name not in self._rows:
-            batch, _, width = rows_BTX.shape
-            self._rows[name] = rows_BTX.new_zeros(batch, self.capacity, width)
-        self._rows[name][:, self.length : end] = rows_BTX
-        return self._rows[name][:, :end]
-
-    def recent(self, name: str, rows_BTX: Tensor, count: int) -> Tensor:
-        """The newest rows behind the `count` rows before them, which are zero before the start."""
-        before = self._recent.get(name)
-        rows = before_start(rows_BTX, count) if before is None else torch.cat((before, rows_BTX), dim=1)
-        self._recent[name] = rows[:, rows.size(1) - count :].clone()
-        return rows
-
-    def advance(self, num_tokens: int) -> None:
-        """Move the position behind the tokens just appended."""
-        self.length += num_tokens
-
-    def expand(self, batch_size: int) -> KVCache:
-        """A copy for `batch_size` continuations of the one row held here."""
-
-        def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: rows.expand(batch_size, *rows.shape[1:]).clone() for name, rows in tensors.items()}
-
-        copy = object.__new__(KVCache)
-        copy.keys = self.keys.expand(-1, batch_size, -1, -1, -1).clone()
-        copy.values = self.values.expand(-1, batch_size, -1, -1, -1).clone()
-        copy.length = self.length
-        copy._rows = copies(self._rows)
-        copy._recent = copies(self._recent)
-        return copy
-
-
-def before_start(rows_BTX: Tensor, count: int) -> Tensor:
-    """The rows behind `count` rows of zeros."""
-    return F.pad(rows_BTX, (0, 0, count, 0))
-
-
-def with_recent(cache: KVCache | None, name: str, rows_BTX: Tensor, count: int) -> Tensor:
-    """The rows behind the `count` rows before them, shape (B, count + T, X), in training and in decoding."""
-    return before_start(rows_BTX, count) if cache is None else cache.recent(name, rows_BTX, count)
+        counts = [counts] * len(sequences) if isinstance(counts, int) else list(counts)
+        starts = [sequence.length for sequence in sequences] if starts is None else list(starts)
+        for index, group in enumerate(self._groups):
+            for sequence, start, count in zip(sequences, starts, counts, strict=True):
+                table = sequence.tables[index]
+                missing = -(-(start + count) // BLOCK) - table.first - len(table.blocks)
+                table.blocks += [group.pool.take() for _ in range(missing)]
+            group.fit(self.device, self.dtype)
+        return CacheView(self._groups, sequences, starts, counts, self.device, together=self.together)

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpplm.model.cache import KVCache, with_recent
+from cpplm.model.cache_rows import Remembered
+from cpplm.model.cache_view import CacheView, with_recent
 from cpplm.model.config import ModelConfig
 from cpplm.model.layers import Linear, norm
 from cpplm.model.ngrams import HASH_BITS, hash_multipliers, table_rows
@@ -35,6 +36,8 @@ class EngramMemory(nn.Module):
         self.engram = config.engram
         self.layer = layer
         self.longest = max(self.engram.ngram_orders)
+        self.reach = self.longest * (self.engram.kernel_size - 1)  # of the convolution
+        self._ids, self._gated = f"engram ids {layer}", f"engram values {layer}"
         rows = table_rows(self.engram, layer)
         width = len(rows) * self.engram.head_dim
         self.table = nn.Embedding(sum(rows), self.engram.head_dim, sparse=True)
@@ -53,6 +56,11 @@ class EngramMemory(nn.Module):
         self.offsets_K: Tensor
         self.multipliers_KN: Tensor
 
+    def remembered(self) -> list[Remembered]:
+        """The last ids, and what the convolution reaches."""
+        rows = [Remembered(self._ids, (1,), self.longest - 1, torch.int64)]
+        return rows + [Remembered(self._gated, (self.taps.size(1),), self.reach)] * (self.reach > 0)
+
     @torch.no_grad()
     def init_constants(self) -> None:
         """Fill the hash functions; every id stands for itself."""
@@ -62,14 +70,14 @@ class EngramMemory(nn.Module):
         self.multipliers_KN.copy_(torch.tensor(hash_multipliers(self.engram, self.layer)))
         self.canonical_V.copy_(torch.arange(self.canonical_V.numel()))
 
-    def addresses(self, ids_BT: Tensor, cache: KVCache | None) -> Tensor:
+    def addresses(self, ids_BT: Tensor, cache: CacheView | None) -> Tensor:
         """Rows of the table to read, shape BTK: products, their exclusive or, mixed, modulo the primes.
 
         Before the start of the sequence stands id 0, which is padding.
         """
         canonical_BT1 = self.canonical_V[ids_BT].unsqueeze(-1)
         back = self.longest - 1
-        ids_BS = with_recent(cache, f"engram ids {self.layer}", canonical_BT1, back).squeeze(-1)
+        ids_BS = with_recent(cache, self._ids, canonical_BT1, back).squeeze(-1)
         length = ids_BT.size(1)
         hashed_BTK = torch.zeros((), dtype=torch.int64, device=ids_BT.device)
         for distance in range(self.longest):
@@ -79,14 +87,14 @@ class EngramMemory(nn.Module):
         hashed_BTK = hashed_BTK ^ (hashed_BTK >> 15)
         return hashed_BTK % self.rows_K + self.offsets_K
 
-    def look_up(self, ids_BT: Tensor, cache: KVCache | None) -> Tensor:
+    def look_up(self, ids_BT: Tensor, cache: CacheView | None) -> Tensor:
         """The embeddings of the n-grams that end at each token, shape (B, T, K * E).
 
         Apart from `forward`, to stay outside of a compiled graph, which cannot give sparse gradients.
         """
         return self.table(self.addresses(ids_BT, cache)).flatten(-2)
 
-    def forward(self, x_BTC: Tensor, found_BTX: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, found_BTX: Tensor, cache: CacheView | None) -> Tensor:
         """What the memory adds to the residual stream, shape BTC.
 
         Args:
@@ -99,13 +107,12 @@ class EngramMemory(nn.Module):
         gated_BTC = score_BT1.float().sigmoid().to(x_BTC.dtype) * self.value(found_BTX)
         return gated_BTC + F.silu(self._convolve(norm(gated_BTC), cache))
 
-    def _convolve(self, x_BTC: Tensor, cache: KVCache | None) -> Tensor:
+    def _convolve(self, x_BTC: Tensor, cache: CacheView | None) -> Tensor:
         """Each channel alone, over the token itself and every N-th before it (section 2.3)."""
-        reach = self.longest * (self.engram.kernel_size - 1)
-        rows_BSC = with_recent(cache, f"engram values {self.layer}", x_BTC, reach)
+        rows_BSC = with_recent(cache, self._gated, x_BTC, self.reach)
         taps = self.taps.to(x_BTC.dtype)
         length = x_BTC.size(1)
-        first = [reach - self.longest * tap for tap in range(self.engram.kernel_size)]
+        first = [self.reach - self.longest * tap for tap in range(self.engram.kernel_size)]
         return sum(taps[tap] * rows_BSC[:, at : at + length] for tap, at in enumerate(first))  # type: ignore[return-value]
 
 
@@ -116,7 +123,8 @@ class NgramBranch(nn.Module):
         super().__init__()
         assert config.engram is not None  # noqa: S101  (the caller asked)
         self.orders = config.engram.ngram_orders
-        self.layer = layer
+        self.reach = max(self.orders) - 1
+        self._states = f"ngram states {layer}"
         width = config.engram.bottleneck_dim
         self.reduce = Linear(config.model_dim, width)
         self.expand = Linear(width, config.model_dim)
@@ -129,11 +137,14 @@ class NgramBranch(nn.Module):
             torch.cat([torch.full((order, 1), 1 / order) for order in self.orders]).expand_as(self.taps)
         )
 
-    def forward(self, x_BTC: Tensor, cache: KVCache | None) -> Tensor:
+    def remembered(self) -> list[Remembered]:
+        """The last states."""
+        return [Remembered(self._states, (self.taps.size(1),), self.reach)]
+
+    def forward(self, x_BTC: Tensor, cache: CacheView | None) -> Tensor:
         """What the branch adds to the residual stream, shape BTC."""
-        reach = max(self.orders) - 1
-        rows_BSX = with_recent(cache, f"ngram states {self.layer}", self.reduce(x_BTC), reach)
-        length = x_BTC.size(1)
+        reach, length = self.reach, x_BTC.size(1)
+        rows_BSX = with_recent(cache, self._states, self.reduce(x_BTC), reach)
         total: Tensor | None = None
         for order, taps in zip(self.orders, self.taps.to(x_BTC.dtype).split(list(self.orders)), strict=True):
             window = [rows_BSX[:, reach - back : reach - back + length] * taps[back] for back in range(order)]

@@ -27,14 +27,15 @@ def norm(x: Tensor) -> Tensor:
 
 
 Angles = tuple[Tensor, Tensor]
-"""Cosines and sines, each of shape (T, D / 2), float32."""
+"""Cosines and sines, each of shape (T, D / 2) or (B, 1, T, D / 2), float32."""
 
 
-def rotary_angles(start: int, length: int, head_dim: int, base: float, device: torch.device) -> Angles:
-    """Angles of the positions from `start` on."""
-    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    positions = torch.arange(start, start + length, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, base**-exponents)
+def rotary_angles(positions: Tensor, head_dim: int, base: float) -> Angles:
+    """Angles of positions, float32, of shape T or, where rows differ, BT."""
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions.unsqueeze(-1) * base**-exponents
+    if positions.dim() == 2:
+        angles = angles.unsqueeze(1)
     return angles.cos(), angles.sin()
 
 

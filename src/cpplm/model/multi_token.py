@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cpplm.model.attention import Context
 from cpplm.model.block import Block
+from cpplm.model.cache_rows import Remembered
 from cpplm.model.config import ModelConfig
 from cpplm.model.layers import Linear, norm
 from cpplm.tokenizer.special import IGNORED
@@ -24,10 +25,14 @@ from cpplm.tokenizer.special import IGNORED
 class MultiTokenHead(nn.Module):
     """One step further ahead."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, head: int) -> None:
         super().__init__()
         self.merge = Linear(2 * config.model_dim, config.model_dim)
-        self.block = Block(config.multi_token_block(), 0)
+        self.block = Block(config.multi_token_block(), 0, f"head {head} ")
+
+    def remembered(self) -> list[Remembered]:
+        """What the head keeps of earlier tokens while decoding."""
+        return self.block.remembered()
 
     def forward(self, hidden_BTC: Tensor, next_embedded_BTC: Tensor, context: Context) -> Tensor:
         """Normalised states, shape BTC, that predict one token further than `hidden_BTC`.
@@ -35,12 +40,10 @@ class MultiTokenHead(nn.Module):
         Args:
             hidden_BTC: normalised states of the model, or of the head before this one.
             next_embedded_BTC: normalised embeddings of the tokens that `hidden_BTC` predicts.
-            context: of the positions of `hidden_BTC`; its cache, if any, is this head's own.
+            context: of the positions of `hidden_BTC`.
         """
         merged_BTC = self.merge(torch.cat((hidden_BTC, next_embedded_BTC), dim=-1))
         states_BTC, _ = self.block(merged_BTC, context)
-        if context.cache is not None:
-            context.cache.advance(hidden_BTC.size(1))
         return norm(states_BTC)
 
 

@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cpplm.model.attention import Context
 from cpplm.model.block import Block
-from cpplm.model.cache import KVCache, with_recent
+from cpplm.model.cache_rows import Remembered
+from cpplm.model.cache_view import CacheView, with_recent
 from cpplm.model.config import SMEAR_GATE_INPUTS, ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection, from_streams, to_streams
@@ -84,7 +85,7 @@ class Transformer(nn.Module):
         if config.backout:
             self.backout_scale = nn.Parameter(torch.empty(()))
         self.multi_token = nn.ModuleList(
-            MultiTokenHead(config) for _ in range(config.mtp.depth if config.mtp else 0)
+            MultiTokenHead(config, head) for head in range(config.mtp.depth if config.mtp else 0)
         )
 
     @torch.no_grad()
@@ -124,24 +125,34 @@ class Transformer(nn.Module):
             if isinstance(module, EngramMemory):
                 module.canonical_V.copy_(canonical_V)
 
+    def remembered(self, heads: int = 0) -> list[Remembered]:
+        """What all layers, and the first heads for further tokens, keep of earlier tokens in decoding."""
+        rows: list[Remembered] = []
+        for part in (*self.blocks, *self.multi_token[:heads]):
+            assert isinstance(part, Block | MultiTokenHead)  # noqa: S101  (so that its type is known)
+            rows += part.remembered()
+        if self.config.smear:
+            rows.append(Remembered("smear", (self.config.model_dim,), 1))
+        return rows
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.embedding.weight.device
 
     def hidden_states(
-        self, ids_BT: Tensor, cache: KVCache | None = None, documents_BT: Tensor | None = None
+        self, ids_BT: Tensor, cache: CacheView | None = None, documents_BT: Tensor | None = None
     ) -> Tensor:
         """Normalised output of the last block, shape BTC, for tokens that follow those in the cache.
 
         Args:
             ids_BT: the tokens.
-            cache: what came before them.
+            cache: what came before them; they count as read when the cache advances.
             documents_BT: attention stays inside the document that each token names; not with a cache.
         """
         return self._states(self._context(ids_BT, cache, documents_BT, self.look_up(ids_BT, cache)))[0]
 
-    def look_up(self, ids_BT: Tensor, cache: KVCache | None = None) -> dict[int, Tensor]:
+    def look_up(self, ids_BT: Tensor, cache: CacheView | None = None) -> dict[int, Tensor]:
         """What the n-gram memories hold about these tokens, by layer."""
         return {
             layer: block.engram.look_up(ids_BT, cache)
@@ -152,16 +163,17 @@ class Transformer(nn.Module):
     def _context(
         self,
         ids_BT: Tensor,
-        cache: KVCache | None = None,
+        cache: CacheView | None = None,
         documents_BT: Tensor | None = None,
         found: dict[int, Tensor] | None = None,
     ) -> Context:
-        start = 0 if cache is None else cache.length
-        angles = rotary_angles(
-            start, ids_BT.size(1), self.config.head_dim, self.config.rope_base, ids_BT.device
-        )
+        if cache is None:
+            positions = torch.arange(ids_BT.size(1), device=ids_BT.device, dtype=torch.float32)
+        else:
+            positions = cache.positions_BT
+        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_base)
         dense, backend = self.dense_attention, self.kernels.attention
-        return Context(ids_BT, angles, cache, documents_BT, dense, backend, found or {})
+        return Context(ids_BT, positions, angles, cache, documents_BT, dense, backend, found or {})
 
     def _states(self, context: Context) -> tuple[Tensor, Tensor]:
         """Normalised states BTC, and the mean divergence of the indexers."""
@@ -182,15 +194,13 @@ class Transformer(nn.Module):
                 middle = x
         if config.backout:
             x = x - self.backout_scale.to(x.dtype) * middle
-        if cache is not None:
-            cache.advance(ids_BT.size(1))
         sparse_layers = sum(config.is_sparse(layer) for layer in range(config.num_layers))
         return norm(from_streams(x, config.hyper_connections)), divergence / max(1, sparse_layers)
 
     def _embed(self, ids_BT: Tensor) -> Tensor:
         return norm(self.embedding(ids_BT).to(self.compute_dtype))
 
-    def _smear(self, embedded_BTC: Tensor, cache: KVCache | None) -> Tensor:
+    def _smear(self, embedded_BTC: Tensor, cache: CacheView | None) -> Tensor:
         """Each token's embedding with a gated share of the one before it."""
         if not self.config.smear:
             return embedded_BTC
@@ -204,12 +214,12 @@ class Transformer(nn.Module):
         cap = self.config.logit_softcap
         return cap * torch.tanh(logits_BTV / cap)
 
-    def forward(self, ids_BT: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(self, ids_BT: Tensor, cache: CacheView | None = None) -> Tensor:
         """Logits of the next token at every position, shape BTV."""
         return self.logits(self.hidden_states(ids_BT, cache))
 
     def draft_states(
-        self, head: int, hidden_BTC: Tensor, next_ids_BT: Tensor, cache: KVCache | None = None
+        self, head: int, hidden_BTC: Tensor, next_ids_BT: Tensor, cache: CacheView | None = None
     ) -> Tensor:
         """States, BTC, whose logits predict one token further than `hidden_BTC`.
 
@@ -217,7 +227,7 @@ class Transformer(nn.Module):
             head: of the multi-token heads, from 0.
             hidden_BTC: what `hidden_states`, or the head before this one, gave for these positions.
             next_ids_BT: the tokens that follow those that `hidden_BTC` was computed from.
-            cache: this head's own, made for `config.multi_token_block()`.
+            cache: at these positions; it was made for this head, too (see `remembered`).
         """
         context = self._context(next_ids_BT, cache)
         return self.multi_token[head](hidden_BTC, self._embed(next_ids_BT), context)

@@ -52,7 +52,7 @@ BACKENDS: tuple[Backend, ...] = (
         "bubblewrap",
         "own file tree, processes, network, IPC, host name and user; system-call filter; resource limits",
         "all of /usr can be read; the working folder lies on the host's disk, its size is checked 40 times a "
-        "second",
+        "second; bwrap's own process inside can be tampered with, and so the exit code",
     ),
     Backend(
         "landlock",
@@ -89,6 +89,7 @@ def make_request(
     argv: list[str],
     limits: Limits,
     *,
+    stdin: bytes,
     fetch: dict[str, int],
     folders: dict[str, str],
     folder: str,
@@ -106,6 +107,7 @@ def make_request(
         fetch=fetch,
         folder=folder,
         argv=argv,
+        stdin=stdin,
         environment={
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "TMPDIR": work,

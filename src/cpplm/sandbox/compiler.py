@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cpplm.core.errors import UserError
@@ -18,6 +19,12 @@ COMPILE_LIMITS = Limits(
     scratch_bytes=64 * MIB,
     open_files=256,
 )
+_LINKERS = {
+    "mold": ("-fuse-ld=mold", "-Wl,--no-threads"),
+    "lld": ("-fuse-ld=lld", "-Wl,--threads=1"),
+    "gold": ("-fuse-ld=gold",),
+}
+"""Faster than GNU ld, the fastest first; as many threads as a large machine has cores would break a limit."""
 
 
 def require_compiler(sandbox: Sandbox) -> str:
@@ -59,3 +66,30 @@ def require_folders(sandbox: Sandbox, folders: Iterable[Path]) -> None:
                 f"{folder} cannot be read in the sandbox ({trouble.strip()[:200]})",
                 fix="Programs run there as an ordinary user: move it out of private folders, or open them.",
             )
+
+
+def fast_linker(sandbox: Sandbox) -> tuple[str, ...]:
+    """Flags that choose the fastest linker that works in there; none for the compiler's own choice."""
+    for name, flags in _LINKERS.items():
+        if shutil.which(f"ld.{name}"):
+            source = {"main.cpp": b"int main() {}"}
+            if sandbox.run(source, ["g++", *flags, "-o", "main", "main.cpp"], COMPILE_LIMITS).succeeded:
+                return flags
+    return ()
+
+
+def missing_headers(sandbox: Sandbox, headers: Sequence[str]) -> list[str]:
+    """Those that `#include <...>` does not find.
+
+    Raises:
+        UserError: there is no compiler in the sandbox.
+    """
+    lines = (f"#if !__has_include(<{name}>)\nmissing {place}\n#endif" for place, name in enumerate(headers))
+    source = {"headers.cpp": "\n".join([*lines, ""]).encode()}
+    result = sandbox.run(source, ["g++", "-std=c++17", "-E", "-P", "headers.cpp"], COMPILE_LIMITS)
+    if not result.succeeded:
+        require_compiler(sandbox)
+        raise SandboxError(f"the preprocessor failed: {result.message()[:500]}")
+    return [
+        headers[int(place)] for place in re.findall(r"^missing (\d+)$", result.stdout.decode(), re.MULTILINE)
+    ]

@@ -15,10 +15,10 @@ process it starts is dead before the report is written.
 # ruff: noqa: PTH103, PTH102, PTH109, PTH116, PTH120, PTH123, PTH208, PTH211
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]  # `signal` would import enum: 4 ms
 import marshal
 import os
 import resource
-import signal
 import stat
 import sys
 import time
@@ -74,12 +74,26 @@ def execute(argv: list[str], environment: dict[str, str]) -> None:
     raise CannotStartError(f"{argv[0]}: no such program in the sandbox")
 
 
+def provide_stdin(data: bytes) -> None:
+    """Put a pipe that holds the data and ends behind it in the place of stdin.
+
+    Raises:
+        BlockingIOError: the kernel gave the pipe too little room; it does so when a user has very many.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    if os.write(writing, data) != len(data):
+        raise BlockingIOError("no room in the pipe for stdin")
+    os.close(writing)
+    os.dup2(reading, 0)
+
+
 def become_program(request: Request, errors: int) -> None:
     """In the forked child: last walls, proof, then exec. Never returns."""
     try:
         if request.mode != "namespaces":
             walls.die_with_parent()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        provide_stdin(request.stdin)
         errors = os.dup2(errors, ERROR_DESCRIPTOR, inheritable=False)
         filter_descriptor = os.memfd_create("filter", 0) if request.mode == "bubblewrap" else -1
         walls.process_control(walls.PR_SET_NO_NEW_PRIVS, 1)
@@ -253,9 +267,11 @@ def report(status_pipe: int, fields: tuple[object, ...], contents: list[bytes], 
 def supervise(request: Request, status_pipe: int) -> None:
     """Start the program, watch it, end everything, report."""
     walls.process_control(walls.PR_SET_CHILD_SUBREAPER, 1)
+    # Nobody may look into this process through /proc, where its status pipe is. The program can be looked
+    # into again as soon as it is executed.
+    walls.process_control(walls.PR_SET_DUMPABLE, 0)
     begin = time.monotonic()
     pid = start_program(request)
-    walls.process_control(walls.PR_SET_DUMPABLE, 0)  # no look into this process through /proc
     reason, status = watch(pid, request)
     wall = time.monotonic() - begin
     end_all()

@@ -20,6 +20,7 @@ class Request:
     folder: str
     """The working folder on the host; unused with namespaces."""
     argv: list[str]
+    stdin: bytes
     environment: dict[str, str]
     read_only: list[str]
     """Files and folders of the host that can be read."""

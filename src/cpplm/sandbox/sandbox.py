@@ -37,6 +37,9 @@ _FILE_NAME, _FILE_PATH = re.compile(_NAME), re.compile(f"{_NAME}(?:/{_NAME}){{0,
 _GRACE_SECONDS = 5.0
 """How much longer than its program the launcher may take before it is killed from outside."""
 
+LARGEST_STDIN = 1 << 16
+"""Bytes that a pipe holds: the launcher writes them before there is a reader."""
+
 _BETTER = (
     "Install bubblewrap (Debian, Ubuntu: 'sudo apt-get install bubblewrap'), or allow user namespaces "
     "('sudo sysctl -w user.max_user_namespaces=10000', on Ubuntu 24.04 also "
@@ -117,6 +120,7 @@ class Sandbox:
         argv: list[str],
         limits: Limits,
         *,
+        stdin: bytes = b"",
         fetch: dict[str, int] | None = None,
         folders: dict[str, Path] | None = None,
     ) -> Result:
@@ -126,6 +130,7 @@ class Sandbox:
             files: put into the working folder, executable; plain names or paths such as "include/a.h".
             argv: the program (looked up in /usr/local/bin, /usr/bin, /bin, or "./name") and its arguments.
             limits: what it may use.
+            stdin: what it can read from its standard input, once; at most 64 KiB.
             fetch: name and largest size in bytes of files to return; larger or missing ones are left out.
             folders: folders of the host that the program can read and cannot change, by their names in the
                 working folder. A link in them that leads out of them leads nowhere, or into the toolchain;
@@ -136,13 +141,16 @@ class Sandbox:
 
         Raises:
             SandboxError: the walls could not be built; the program did not run, or its fate is unknown.
-            ValueError: a file name that is not plain, a name taken twice, or a folder that is none.
+            ValueError: a file name that is not plain, a name taken twice, a folder that is none, or too long
+                an input.
         """
+        if len(stdin) > LARGEST_STDIN:
+            raise ValueError(f"stdin takes {LARGEST_STDIN:,} bytes, not {len(stdin):,}")
         fetch = fetch or {}
         shown = _checked(files, fetch, folders or {})
         with _work_folder(self.backend.mode) as folder:
             message = make_request(
-                self.backend.mode, files, argv, limits, fetch=fetch, folders=shown, folder=folder
+                self.backend.mode, files, argv, limits, stdin=stdin, fetch=fetch, folders=shown, folder=folder
             )
             reply = _converse(marshal.dumps(vars(message)), limits, sum(fetch.values()))
         return _result(reply, limits, list(fetch), self.backend.mode)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import signal
 import stat
 import struct
 
@@ -21,6 +20,7 @@ from cpplm.sandbox.request import Request
 
 libc = ctypes.CDLL(None, use_errno=True)
 
+SIGKILL = 9
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE, MNT_DETACH = 2, 4, 8, 0x4000, 0x40000, 2
@@ -54,7 +54,7 @@ def process_control(option: int, value: int, pointer: ctypes.Array[ctypes.c_char
 
 def die_with_parent() -> None:
     """Be killed when the parent ends, however it ends."""
-    process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
+    process_control(PR_SET_PDEATHSIG, SIGKILL)
 
 
 def drop_user(uid: int) -> None:

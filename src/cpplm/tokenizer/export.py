@@ -39,7 +39,7 @@ def export_hf(tokenizer: Tokenizer, folder: Path) -> list[str]:
 
 
 def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
-    character_of = _byte_characters()
+    character_of = byte_characters()
     names = ["".join(character_of[byte] for byte in token) for token in tokenizer.tokens]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {
@@ -110,7 +110,7 @@ def _config_file() -> dict[str, Any]:
     }
 
 
-def _byte_characters() -> dict[int, str]:
+def byte_characters() -> dict[int, str]:
     """The printable character by which this format writes each byte (the GPT-2 alphabet)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [value for value in range(_NUM_BYTES) if value not in printable]

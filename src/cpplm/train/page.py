@@ -21,6 +21,8 @@ from cpplm.core.storage import Storage
 from cpplm.train.checkpoint import folder as checkpoint_folder
 from cpplm.train.curves import run_charts
 from cpplm.train.history import AXES, History, Record, Session, defaults, figures, flat
+from cpplm.train.page_evaluation import EvaluationView, view
+from cpplm.train.page_evaluation import tiles as evaluation_tiles
 from cpplm.train.settings import TrainSettings
 
 PAGE = "page.html"
@@ -58,7 +60,7 @@ class PageData:
     validations: list[Record]
     samples: list[Record]
     samples_left_out: int
-    problems: Record
+    evaluation: EvaluationView
     evaluations: list[Record]
     sessions: list[SessionRow]
     checkpoints: list[dict[str, Any]]
@@ -106,7 +108,7 @@ def collect(history: History) -> PageData:
         validations=history.validations,
         samples=shown[::-1],
         samples_left_out=len(samples) - len(shown),
-        problems=evaluation.get("cpp", {}),
+        evaluation=view(evaluation),
         evaluations=history.events("cpp_evaluation"),
         sessions=[_session_row(each) for each in history.sessions],
         checkpoints=_checkpoints(history),
@@ -133,10 +135,7 @@ def _tiles(history: History, evaluation: dict[str, Any]) -> list[tuple[str, str,
         first = history.validations[:1]
         untrained = f"untrained: {first[0]['bits_per_byte']:.3f}" if first and first[0]["step"] == 0 else ""
         tiles.append(("validation bits per byte", f"{measured['bits_per_byte']:.3f}", untrained))
-    if cpp := evaluation.get("cpp"):
-        remark = f"of {cpp['problems']} C++ problems"
-        tiles.append(("compile rate", f"{cpp['compile_rate']:.1%}", remark))
-        tiles.append(("pass@1", f"{cpp['pass@1']:.1%}", remark))
+    tiles += evaluation_tiles(evaluation)
     parameters = history.sessions[-1].record["parameters"]
     tiles.append(("parameters", short(parameters["total"]), f"{short(parameters['matrices'])} in the layers"))
     if "step" in found:

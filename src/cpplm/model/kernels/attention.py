@@ -54,6 +54,7 @@ from cpplm.model.kernels.registry import (
 )
 
 CHUNKED_FROM = 512  # queries, see above
+FEW_QUERIES = 3  # for so few, sdpa in half precision takes three times as long on a CPU as in float32
 HOPPER = 9  # major compute capability; FlashAttention 3 uses instructions of this generation alone
 
 
@@ -129,6 +130,10 @@ def attention(
         documents_BS = None if documents_BS is None else documents_BS[:, -window - 1 :]
     if window is not None and window >= key_BGSD.size(2) - 1:
         window = None
+    simple = query_BHTD.size(2) == 1 and documents_BS is None
+    if simple and backend == "auto" and query_BHTD.device.type == "cpu":
+        # What the choice below comes to; choosing takes as long as attention to a hundred keys.
+        return _sdpa(query_BHTD, key_BGSD, value_BGSD, window=None, documents_BS=None)
     request = AttentionRequest(
         device=query_BHTD.device.type,
         dtype=query_BHTD.dtype,
@@ -199,7 +204,16 @@ def _sdpa(
     window: int | None,
     documents_BS: Tensor | None,
 ) -> Tensor:
-    num_queries, num_keys = query_BHTD.size(2), key_BGSD.size(2)
+    num_queries, num_keys, groups = query_BHTD.size(2), key_BGSD.size(2), key_BGSD.size(1)
+    if num_queries <= FEW_QUERIES and query_BHTD.device.type == "cpu" and query_BHTD.dtype in HALF:
+        wide = (tensor.float() for tensor in (query_BHTD, key_BGSD, value_BGSD))
+        return _sdpa(*wide, window=window, documents_BS=documents_BS).to(query_BHTD.dtype)
+    if num_queries == 1 and groups != query_BHTD.size(1):
+        # Heads that share keys become queries of one head, so that each key is read once.
+        query_BGRD = query_BHTD.view(query_BHTD.size(0), groups, -1, query_BHTD.size(3))
+        mask = None if documents_BS is None else visible(1, num_keys, None, key_BGSD.device, documents_BS)
+        mixed_BGRD = F.scaled_dot_product_attention(query_BGRD, key_BGSD, value_BGSD, attn_mask=mask)
+        return mixed_BGRD.view_as(query_BHTD)
     plain = window is None and documents_BS is None
     causal = plain and num_queries == num_keys
     alone = plain and num_queries == 1  # the newest token sees everything

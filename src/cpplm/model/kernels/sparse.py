@@ -64,9 +64,12 @@ def sparse_attention(
     Returns:
         The mixed values, shape BHTD, and the indexer's divergence in nats, shape BT, float32.
     """
-    if query_BHTD.size(2) == 1 and not torch.is_grad_enabled() and documents_BS is None:
+    if query_BHTD.size(2) == 1 and not torch.is_grad_enabled():
         _, index_B1S = index_scores(index_query_BJTE, index_key_BSE, index_weight_BTJ)
-        mixed = _decode(query_BHTD, key_BGSD, value_BGSD, index_B1S, choice)
+        visible_B1S = torch.ones_like(index_B1S, dtype=torch.bool)
+        if documents_BS is not None:
+            visible_B1S = (documents_BS == documents_BS[:, -1:]).unsqueeze(1)
+        mixed = _decode(query_BHTD, key_BGSD, value_BGSD, index_B1S, visible_B1S, choice)
         return mixed, mixed.new_zeros(mixed.size(0), 1, dtype=torch.float32)
     documents_BS = query_BHTD.new_empty(0, dtype=torch.int64) if documents_BS is None else documents_BS
     return _forward(
@@ -96,12 +99,12 @@ def choose(index_BQS: Tensor, visible_BQS: Tensor, distance_QS: Tensor, choice: 
 
 
 def _decode(
-    query_BH1D: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, index_B1S: Tensor, choice: Choice
-) -> Tensor:
+    query_BH1D: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, index_B1S: Tensor, visible_B1S: Tensor, choice:
+    Choice,
+) -> Tensor:  # fmt: skip
     """One new token: only the chosen keys and values are read. The same choice, and the same result."""
     num_keys = key_BGSD.size(2)
     distance_1S = torch.arange(num_keys - 1, -1, -1, device=key_BGSD.device).unsqueeze(0)
-    visible_B1S = torch.ones_like(index_B1S, dtype=torch.bool)
     chosen_BS = choose(index_B1S, visible_B1S, distance_1S, choice).squeeze(1)
     most = int(chosen_BS.sum(-1).max())
     taken_BK = chosen_BS.to(torch.uint8).topk(most, sorted=False).indices

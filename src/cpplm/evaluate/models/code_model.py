@@ -43,7 +43,8 @@ class TokenBits:
     """
 
     ends: NDArray[np.int64]
-    """Where each token ends, in bytes of the text's UTF-8; ascending, the last is the number of bytes."""
+    """Where each token ends, in bytes of the text's UTF-8; ascending, the last is the number of bytes. Equal
+    to the one before where it is not known how tokens share the bytes of a character."""
     bits: NDArray[np.float64]
     """-log2 of each token's probability after those before it."""
     context: NDArray[np.int64]
@@ -60,6 +61,8 @@ class CodeModel(Protocol):
     name): the key under which results are kept."""
     fills_in: bool
     """Whether it was trained to see a suffix; a model that was not gets the prefix alone."""
+    context: int
+    """How many tokens it can have in view, <BOS> or the like included."""
 
     def write(
         self,
@@ -75,8 +78,12 @@ class CodeModel(Protocol):
         sampling and i alone.
         """
 
-    def score(self, texts: Sequence[str]) -> Iterator[TokenBits]:
+    def score(self, texts: Sequence[str], *, context: int | None = None) -> Iterator[TokenBits]:
         """How likely each text is as a document's beginning, in order.
+
+        Args:
+            texts: any; one that is longer than the context is read in overlapping windows.
+            context: tokens in view at most, up to all that it can have (None).
 
         Raises:
             UserError: the model cannot say (a server without log-probabilities of the prompt).

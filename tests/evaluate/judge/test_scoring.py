@@ -9,7 +9,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cpplm.evaluate.scoring import COMPILED, Outcome, SampleResult, function_body, pass_at_k, summarise
+from cpplm.core.errors import UserError
+from cpplm.evaluate.judge.scoring import (
+    COMPILED,
+    Outcome,
+    SampleResult,
+    forbidden_in,
+    function_body,
+    open_braces,
+    pass_at_k,
+    summarise,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +58,7 @@ def test_cut_behind_the_function(body: str) -> None:
         cut = function_body(body + rest)
         assert cut.complete
         assert cut.text == body
-        assert cut.forbidden == ""
+        assert forbidden_in(cut.text) == ""
 
 
 @pytest.mark.parametrize(
@@ -77,11 +87,28 @@ def test_an_unclosed_function_is_kept_whole(text: str) -> None:
         (' return R"(\n#define\n)"; }', ""),
         (" a # b }", ""),
         (" int asmara = plasm; }", ""),
-        (" return 1; }\n#include <late>\nasm", ""),
+        (" __attribute__((constructor)) }", "__attribute__"),
+        (" [[using gnu: constructor]] }", "gnu"),
+        (" [[fallthrough]]; }", ""),
+        (" cpplm_judge::finish(); }", "cpplm_judge"),
+        (" as\\\nm(); }", "asm"),
+        (" as\\ \t\nm(); }", "asm"),
+        ("\n\\\n#define x\n }", "#"),
+        (" /\\\n* }", "/*"),
+        (" /* }", "/*"),
+        (' u8R"x(}")', 'R"'),
+        (' R"x(})x" }', ""),
     ],
 )
 def test_what_could_change_the_tests_is_seen(text: str, expected: str) -> None:
-    assert function_body(text).forbidden == expected
+    assert forbidden_in(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("", 0), ("{ '{' \"{\" /* { */ // {\n", 1), ("{{}", 1), ("}<%", 0)]
+)
+def test_open_braces(text: str, count: int) -> None:
+    assert open_braces(text) == count
 
 
 @example('"}\\')  # a backslash that ends the text inside a string
@@ -98,6 +125,8 @@ def test_any_text_can_be_cut(text: str) -> None:
 
 def test_a_long_completion_is_cut_fast() -> None:
     assert not function_body('R"' * 30_000).complete
+    assert not function_body('R"(' * 20_000).complete
+    assert not function_body("/*" * 30_000).complete
     assert not function_body("{" * 65_536).complete
     assert function_body("x" * 65_000 + "}").complete
 
@@ -125,8 +154,8 @@ def test_pass_at_k_range(samples: int, passed: int, k: int) -> None:
         pass_at_k(samples, passed, k)
 
 
-def sample(problem: str, difficulty: str, outcome: Outcome) -> SampleResult:
-    return SampleResult(problem, difficulty, "", outcome, "", 0.0)
+def sample(problem: str, difficulty: str, outcome: Outcome, passed: int = 0) -> SampleResult:
+    return SampleResult(problem, difficulty, "", outcome, "needs it", 0.0, 4, passed)
 
 
 def test_report() -> None:
@@ -141,7 +170,8 @@ def test_report() -> None:
     assert (report.num_problems, report.num_samples) == (3, 2)
     assert report.compile_rate == pytest.approx(4 / 6)
     assert report.pass_at == {1: pytest.approx(0.5)}
-    assert report.by_difficulty["easy"] == {"problems": 2, "compile_rate": 0.5, "pass@1": 0.25}
+    easy = {"problems": 2, "compile_rate": 0.5, "assertions_passed": 0.0, "pass@1": 0.25}
+    assert report.by_difficulty["easy"] == easy
     assert report.by_difficulty["hard"]["pass@1"] == 1.0
     assert report.outcomes == {"pass": 3, "wrong answer": 1, "compile error": 1, "forbidden": 1}
     assert report.figures()["pass@1"] == pytest.approx(0.5)
@@ -154,6 +184,40 @@ def test_pass_at_ten_needs_ten_samples_of_each_problem() -> None:
     ten = [sample("a", "easy", "pass")] + [sample("a", "easy", "crash")] * 9
     assert summarise(ten, "x").pass_at == {1: pytest.approx(0.1), 10: 1.0}
     assert set(summarise([*ten, sample("b", "easy", "pass")], "x").pass_at) == {1}
+
+
+def test_share_of_assertions_is_a_mean_over_samples_then_problems() -> None:
+    judged = [
+        sample("a", "easy", "wrong answer", 1),
+        sample("a", "easy", "crash", 3),
+        sample("b", "hard", "pass", 4),
+    ]
+    report = summarise(judged, "x")
+    assert report.assertions_passed == pytest.approx((0.5 + 1) / 2)
+    assert report.by_difficulty["easy"]["assertions_passed"] == pytest.approx(0.5)
+    assert report.figures()["assertions_passed"] == report.assertions_passed
+    assert "75.0%" in report.table()
+
+
+def test_problems_that_cannot_be_judged_here_are_apart() -> None:
+    judged = [
+        sample("a", "easy", "pass", 4),
+        sample("b", "easy", "not judged"),
+        sample("c", "easy", "not judged"),
+    ]
+    report = summarise(judged, "x")
+    assert (report.num_problems, report.compile_rate, report.pass_at[1]) == (1, 1.0, 1.0)
+    assert report.not_judged == {"b": "needs it", "c": "needs it"}
+    assert report.outcomes == {"not judged": 2, "pass": 1}
+    assert "not judged: b, c (needs it)" in report.table()
+    with pytest.raises(UserError, match=r"none of the problems .* needs it"):
+        summarise(judged[1:], "x")
+
+
+def test_one_difficulty_needs_no_row_of_its_own() -> None:
+    table = summarise([sample("a", "unrated", "pass")], "x").table()
+    assert "unrated" not in table
+    assert len(table.splitlines()) == 3
 
 
 def test_compiled_outcomes() -> None:

@@ -1,0 +1,239 @@
+"""Tokens per second of decoding, against generate of transformers on a Llama of the same size.
+
+    python benchmarks/decode.py [--depth 12] [--batches 1 16] [--dtype auto] [--threads 2] [--turns 5]
+
+Each contender has a process of its own and takes turns: our scheduler on the preset "seed", which has no
+tables, and on the default preset; `LlamaForCausalLM` with as many layers, heads and parameters, untied, the
+same number format, as `generate` runs it. Weights are random, prompts are random tokens of one length, the
+likeliest token is taken. The time of one token is that of all minus that of the first, so that reading the
+prompt does not count.
+
+The share of the memory's bandwidth is what a token has to read (weights of matrix products, keys and values
+in reach) times tokens per second, over the bandwidth of a copy, reads and writes added up, measured in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from measuring import Spread, describe_machine, prepare_environment, progress, publish, ratios
+
+from cpplm.core.hardware import choose_device, choose_dtype
+from cpplm.core.workers import worker_pool
+from cpplm.generate.load import prepare
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.scheduler import Limits, Scheduler
+from cpplm.generate.writing import Request
+from cpplm.model.cache_rows import Remembered
+from cpplm.model.config import ModelConfig
+from cpplm.model.transformer import Transformer
+from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+Write = Callable[[torch.Tensor, int], None]
+"""Read prompts BT and write so many tokens behind each."""
+
+COPIED = 2**28
+"""Bytes of the copy that the bandwidth is measured with."""
+
+
+def our_writer(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> tuple[Write, dict[str, int]]:
+    """Our scheduler, and what it reads per token."""
+    model = Transformer(config, compute_dtype=dtype)
+    model.init_weights()
+    with torch.no_grad():
+        model.lm_head.weight[[BOS, EOS]] = 0  # never the likeliest: nothing ends early
+    facts = {**sizes(model, dtype), "cache_bytes": cache_bytes(model.remembered(), config, dtype)}
+    prepare(model)
+
+    def write(ids_BT: torch.Tensor, count: int) -> None:
+        scheduler = Scheduler(model, tokenizer, Limits(rows=len(ids_BT), kept_tokens=0))
+        for ids in ids_BT.tolist():
+            scheduler.submit(Request(tuple(ids), SamplingSettings(count, temperature=0)))
+        written = 0
+        while not scheduler.idle:
+            written += len(scheduler.step())
+        assert written == len(ids_BT) * count  # a model that stops early would look fast
+
+    return write, facts
+
+
+def sizes(model: torch.nn.Module, dtype: torch.dtype) -> dict[str, int]:
+    """Parameters of all kinds, and bytes of those that every token is multiplied with."""
+    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "weight_bytes": weights * dtype.itemsize,
+    }
+
+
+def cache_bytes(remembered: list[Remembered], config: ModelConfig, dtype: torch.dtype) -> int:
+    """What the last token reads of the cache."""
+    total = 0
+    for each in remembered:
+        reach = config.max_seq_len if each.reach is None else min(each.reach, config.max_seq_len)
+        total += reach * torch.Size(each.shape).numel() * (each.dtype or dtype).itemsize
+    return total
+
+
+def llama_writer(
+    config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype
+) -> tuple[Write, dict[str, int]]:
+    """The same of transformers: its gated MLP has 8/3 of the width, as many weights as ours of 4."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import)
+
+    del tokenizer
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.padded_vocab_size,
+            hidden_size=config.model_dim,
+            intermediate_size=round(config.model_dim * config.mlp_ratio * 2 / 3),
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            max_position_embeddings=config.max_seq_len,
+            tie_word_embeddings=False,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+        )
+    )
+    model = model.to(dtype).eval()
+
+    def write(ids_BT: torch.Tensor, count: int) -> None:
+        settings = GenerationConfig(
+            max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=EOS
+        )
+        mask_BT = torch.ones_like(ids_BT)
+        written = model.generate(input_ids=ids_BT, attention_mask=mask_BT, generation_config=settings)
+        assert written.size(1) == ids_BT.size(1) + count
+
+    return write, sizes(model, dtype)
+
+
+CONTENDERS = {
+    "cpplm": (our_writer, ModelConfig.seed),
+    "cpplm, default preset": (our_writer, ModelConfig.from_depth),
+    "Llama of transformers": (llama_writer, ModelConfig.seed),
+}
+
+_write: Write
+
+
+def _prepare(name: str, arguments: argparse.Namespace, dtype: torch.dtype) -> dict[str, int]:
+    """In the contender's process: build and warm up."""
+    global _write
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.load("cpp-32k")
+    build, preset = CONTENDERS[name]
+    config = preset(
+        arguments.depth, vocab_size=tokenizer.vocab_size, head_dim=arguments.head_dim,
+        max_seq_len=arguments.prompt + arguments.tokens,
+    )  # fmt: skip
+    _write, facts = build(config, tokenizer, dtype)
+    _measure(1, arguments.prompt, 3)
+    return facts
+
+
+def _measure(batch: int, prompt: int, tokens: int) -> float:
+    """Tokens per second, of all rows together, behind the first."""
+    ids_BT = torch.randint(NUM_SPECIAL, 30_000, (batch, prompt))
+    seconds = []
+    for count in (1, tokens):
+        begin = time.perf_counter()
+        _write(ids_BT, count)
+        seconds.append(time.perf_counter() - begin)
+    return batch * (tokens - 1) / (seconds[1] - seconds[0])
+
+
+def _copy_bandwidth(threads: int) -> float:
+    """Bytes per second that a copy reads and writes: the best of three."""
+    torch.set_num_threads(threads)
+    source, target = torch.zeros(COPIED, dtype=torch.uint8), torch.ones(COPIED, dtype=torch.uint8)
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - begin)
+    return 2 * COPIED / min(seconds)
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--depth", type=int, default=12)
+    parser.add_argument("--head_dim", type=int, default=64)
+    parser.add_argument("--dtype", choices=["auto", "fp32", "bf16"], default="auto")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--turns", type=int, default=5)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Take turns, print."""
+    arguments = parsed()
+    prepare_environment(threads=arguments.threads)
+    dtype = choose_dtype(arguments.dtype, choose_device("cpu"))
+    rates: dict[str, dict[int, list[float]]] = {n: {b: [] for b in arguments.batches} for n in CONTENDERS}
+    bandwidths: list[float] = []
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(worker_pool(1)) for name in CONTENDERS}
+        copier = stack.enter_context(worker_pool(1))
+        facts = {name: pool.submit(_prepare, name, arguments, dtype).result() for name, pool in pools.items()}
+        for turn in range(arguments.turns):
+            bandwidths.append(copier.submit(_copy_bandwidth, arguments.threads).result())
+            for batch in arguments.batches:
+                for name, pool in pools.items():
+                    measured = pool.submit(_measure, batch, arguments.prompt, arguments.tokens)
+                    rates[name][batch].append(measured.result())
+                    progress(
+                        f"{turn + 1}/{arguments.turns} {name}, {batch}: {rates[name][batch][-1]:.1f} tokens/s"
+                    )
+    publish(figures(arguments, dtype, facts, rates, bandwidths))
+
+
+def figures(
+    arguments: argparse.Namespace,
+    dtype: torch.dtype,
+    facts: dict[str, dict[str, int]],
+    rates: dict[str, dict[int, list[float]]],
+    bandwidths: list[float],
+) -> dict[str, Any]:
+    """What was measured, said on stderr too."""
+    peer = rates["Llama of transformers"]
+    faster = {b: ratios(rates["cpplm"][b], peer[b]) for b in arguments.batches}
+    for batch, ratio in faster.items():
+        progress(f"{batch} at a time: cpplm is {ratio} times as fast as generate of transformers")
+    shares = {}
+    if 1 in arguments.batches:
+        for name in ("cpplm", "cpplm, default preset"):
+            read = facts[name]["weight_bytes"] + facts[name]["cache_bytes"]
+            turns = zip(rates[name][1], bandwidths, strict=True)
+            shares[name] = Spread.of(read * rate / bandwidth for rate, bandwidth in turns)
+            progress(f"one at a time: {name} reads {shares[name]} of what a copy moves")
+    return {
+        "benchmark": "decode",
+        "machine": describe_machine(),
+        "settings": vars(arguments),
+        "dtype": str(dtype),
+        "facts": facts,
+        "copy_bytes_per_second": Spread.of(bandwidths, 0),
+        "share_of_bandwidth": shares,
+        "tokens_per_second": {n: {b: Spread.of(r, 1) for b, r in of.items()} for n, of in rates.items()},
+        "times_as_fast_as_transformers": faster,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""How fast programs are judged: the canonical solutions of HumanEval, and what the sandbox adds to a run.
+
+    python benchmarks/evaluate.py [--workers 2] [--repetitions 3] [--quick]
+
+Judging is measured in three ways, each in a process of its own and without verdicts that were kept: with
+headers that were compiled before ("again"), with compiling them ("first time"), and with neither compiled
+headers nor a fast linker ("plain"). What the sandbox adds to a run is the wall-clock time of /bin/true in it,
+less that of /bin/true as a child process, in turn, for each backend that works here. The machine should do
+nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measuring import (
+    Spread,
+    describe_machine,
+    prepare_environment,
+    progress,
+    publish,
+    ratios,
+    run_alone,
+    take_turns,
+)
+
+from cpplm.core.errors import UserError
+from cpplm.core.workers import available_cores
+from cpplm.evaluate.cpp import program
+from cpplm.evaluate.judge.judging import Judge
+from cpplm.evaluate.problems import load_problems
+from cpplm.sandbox import precompiled
+from cpplm.sandbox.compiler import fast_linker, require_compiler
+from cpplm.sandbox.limits import Limits
+from cpplm.sandbox.sandbox import Sandbox, survey
+
+_TRUE = "/bin/true"
+
+
+def judge_all(workers: int, every: int, *, plain: bool, first_time: bool) -> dict[str, int]:
+    """Judge one in `every` canonical solutions; how many there were and how many passed."""
+    problems = load_problems("humaneval")[::every]
+    programs = [program(problem, problem.canonical_solution) for problem in problems]
+    judge = Judge(Sandbox.probe(), workers=workers, speed_up=not plain)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        if first_time:
+            Path(folder).chmod(0o755)
+            precompiled.cache_folder = lambda: Path(folder)
+        outcomes = [verdict.outcome for _, verdict in judge.judge(programs)]
+    return {"judged": len(outcomes) - outcomes.count("not judged"), "passed": outcomes.count("pass")}
+
+
+def _again(workers: int, every: int) -> dict[str, int]:
+    return judge_all(workers, every, plain=False, first_time=False)
+
+
+def _first_time(workers: int, every: int) -> dict[str, int]:
+    return judge_all(workers, every, plain=False, first_time=True)
+
+
+def _plain(workers: int, every: int) -> dict[str, int]:
+    return judge_all(workers, every, plain=True, first_time=False)
+
+
+def measure_judging(workers: int, every: int, repetitions: int) -> dict[str, Any]:
+    """Seconds of each way to judge."""
+    run_alone(_again, workers, every)  # compiles the headers
+    costs = take_turns(
+        {
+            "again": lambda: run_alone(_again, workers, every),
+            "first time": lambda: run_alone(_first_time, workers, every),
+            "plain": lambda: run_alone(_plain, workers, every),
+        },
+        repetitions,
+    )
+    wall = {name: [cost.wall for cost in found] for name, found in costs.items()}
+    return {
+        "workers": workers,
+        **costs["again"][0].result,
+        "seconds": {name: Spread.of(found) for name, found in wall.items()},
+        "processor_seconds": {name: Spread.of(c.cpu for c in found) for name, found in costs.items()},
+        "times_as_fast_as_plain": {
+            name: ratios(wall["plain"], wall[name]) for name in ("again", "first time")
+        },
+    }
+
+
+def measure_sandbox(runs: int) -> dict[str, Any]:
+    """Milliseconds that each backend adds to a run."""
+    figures = {}
+    for state in survey():
+        if state.trouble:
+            figures[state.backend.mode] = {"not here": state.trouble}
+            continue
+        sandbox = Sandbox(state.backend)
+        added = []
+        for _ in range(runs):
+            begin = time.perf_counter()
+            subprocess.run([_TRUE], check=True)
+            between = time.perf_counter()
+            sandbox.run({}, [_TRUE], Limits())
+            added.append(1000 * (time.perf_counter() - between - (between - begin)))
+        figures[state.backend.mode] = {"added_ms": Spread.of(added, 1)}
+    return figures
+
+
+def show(figures: dict[str, Any]) -> None:
+    """The figures as lines of text, on stderr."""
+    judging = figures["judging"]
+    progress(f"{judging['passed']} of {judging['judged']} pass, {judging['workers']} at a time")
+    for name, seconds in judging["seconds"].items():
+        progress(f"{name:12} {seconds} s, of processor {judging['processor_seconds'][name]} s")
+    for mode, found in figures["sandbox"].items():
+        progress(f"{mode:12} adds {found.get('added_ms', found)} ms to a run")
+
+
+def main() -> None:
+    """Measure, show and publish."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=available_cores(), help="programs at a time (cores)")
+    parser.add_argument("--repetitions", type=int, default=3, help="runs of each measurement (3)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the problems, once")
+    arguments = parser.parse_args()
+    prepare_environment()
+    repetitions = 1 if arguments.quick else arguments.repetitions
+    try:
+        sandbox = Sandbox.probe()
+        figures = {
+            "benchmark": "evaluate",
+            "quick": arguments.quick,
+            "machine": describe_machine(),
+            "compiler": require_compiler(sandbox),
+            "linker": " ".join(fast_linker(sandbox)),
+            "sandbox": measure_sandbox(5 if arguments.quick else 50),
+            "judging": measure_judging(arguments.workers, 10 if arguments.quick else 1, repetitions),
+        }
+    except UserError as error:
+        progress(f"benchmarks/evaluate.py: {error}")
+        sys.exit(2)
+    show(figures)
+    publish(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""A model's answers, kept as they are written: an evaluation that was killed goes on where it was.
+
+    FOLDER/answers/HASH.jsonl                         one file per model; HASH is of its identity
+        {"model": {...}}                              the identity
+        {"key": "...", "samples": ["...", "..."]}     one line per request, handed to the system at once
+
+The key is a hash of the request, whether its suffix is seen, the sampling and the rule that ends a text.
+Sample i depends on these alone, so answers to more samples than are wanted serve as well. What failed is not
+kept: it is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from cpplm.core.errors import UserError
+from cpplm.core.locking import only_writer
+from cpplm.core.storage import sha256
+from cpplm.evaluate.models.code_model import CodeModel, Request, Stop, Written
+from cpplm.generate.sampling import SamplingSettings
+
+FOLDER = "answers"
+LONGEST_TEXT = 1 << 17
+"""Characters of a sample that are kept, more than are ever judged; the rest is cut."""
+
+
+class Answers:
+    """Writes by a model, each at most once."""
+
+    def __init__(self, model: CodeModel, kept: dict[str, list[str]], file: IO[str] | None) -> None:
+        """Use what `open_answers` found; `file` is open for appending, None where nothing outlives us."""
+        self._model, self._kept, self._file = model, kept, file
+
+    def write(
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingSettings,
+        *,
+        num_samples: int = 1,
+        rule: str = "",
+        stop: Stop | None = None,
+    ) -> Iterator[tuple[int, list[Written]]]:
+        """As `CodeModel.write`; what is kept comes first, the rest as the model writes it.
+
+        Args:
+            requests: what is to be written.
+            sampling: how.
+            num_samples: for each request.
+            rule: names what `stop` does, as part of the key; empty without one.
+            stop: ends a text that has said all that is wanted.
+
+        Raises:
+            ValueError: a `stop` without its name, or a model that breaks its contract.
+        """
+        if (stop is None) != (rule == ""):
+            raise ValueError("a rule and the function that applies it go together")
+        keys = [_key(request, sampling, rule, self._model.fills_in) for request in requests]
+        missing = [number for number, key in enumerate(keys) if len(self._kept.get(key, ())) < num_samples]
+        for number in sorted(set(range(len(keys))) - set(missing)):
+            yield number, [Written(text) for text in self._kept[keys[number]][:num_samples]]
+        if not missing:
+            return
+        asked = [requests[number] for number in missing]
+        for place, samples in self._model.write(asked, sampling, num_samples=num_samples, stop=stop):
+            if len(samples) != num_samples:
+                raise ValueError(f"{num_samples} samples were asked for, {len(samples)} came")
+            shortened = [Written(sample.text[:LONGEST_TEXT], sample.failed) for sample in samples]
+            if not any(sample.failed for sample in shortened):
+                self._keep(keys[missing[place]], [sample.text for sample in shortened])
+            yield missing[place], shortened
+
+    def _keep(self, key: str, texts: list[str]) -> None:
+        self._kept[key] = texts
+        if self._file is not None:
+            self._file.write(json.dumps({"key": key, "samples": texts}) + "\n")
+            self._file.flush()
+
+
+@contextmanager
+def open_answers(folder: Path | None, model: CodeModel) -> Iterator[Answers]:
+    """The answers of a model in `folder`, for one process at a time; None keeps them as long as this lasts.
+
+    Raises:
+        UserError: the file is damaged, or another process writes it.
+    """
+    if folder is None:
+        yield Answers(model, {}, None)
+        return
+    path = folder / FOLDER / f"{sha256(_json(model.identity))[:32]}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(path):
+        kept = _read(path)
+        with path.open("a", encoding="ascii") as file:
+            if not path.stat().st_size:
+                file.write(json.dumps({"model": model.identity}) + "\n")
+            yield Answers(model, kept, file)
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    """The answers in a file; of a line that was being written when its writer was killed, nothing is left."""
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    kept: dict[str, list[str]] = {}
+    for number, line in enumerate(data[:whole].splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            if number > 1:
+                kept[record["key"]] = list(map(str, record["samples"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}:{number} is no answer of a model", fix="Remove that line.") from error
+    return kept
+
+
+def _key(request: Request, sampling: SamplingSettings, rule: str, sees_suffix: bool) -> str:
+    what = {**asdict(request), **asdict(sampling), "rule": rule, "sees_suffix": sees_suffix}
+    return sha256(_json(what))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()

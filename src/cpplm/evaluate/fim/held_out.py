@@ -1,0 +1,172 @@
+"""Holes in code that a model was not trained on: in a corpus's validation documents, or in any other files.
+
+Nothing tells what such code is for, so what is written into it cannot be tested. It shows whether a model
+finds the words of these projects, and whether what it writes fits its place: see `suite.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from cpplm.core.spans import SpanKind
+from cpplm.evaluate.fim.holes import Hole, HoleKind, order, telling_lines
+from cpplm.evaluate.syntax import corpus_module, parse
+from cpplm.evaluate.texts import Text, read_texts
+from cpplm.sandbox.sandbox import Sandbox, SandboxError
+
+FILE_KINDS: tuple[HoleKind, ...] = ("single", "multi", "body", "statement", "block", "arguments")
+LONGEST_HOLE = 800
+"""Bytes: about as much as 256 tokens can hold."""
+MOST_LINES = 8
+"""Of a run of lines; longer ones are what `body` and `block` are for."""
+ALONE = ("compilable", "inlined")
+"""Kinds of documents that are made to compile on their own."""
+_SPANS: dict[SpanKind, HoleKind] = {
+    SpanKind.STATEMENT: "statement",
+    SpanKind.BLOCK: "block",
+    SpanKind.BODY: "body",
+    SpanKind.ARGUMENTS: "arguments",
+}
+# What stands between the braces of a body: behind the line break after the first, or behind the space there.
+_BODY = re.compile(rb"\{(?:[ \t]*\n|[ \t]*)(.*?)\s*\}", re.DOTALL)
+# Texts that are looked at for each hole of a kind that is wanted: not every one has every kind.
+_POOL = 2
+
+
+class Place(NamedTuple):
+    """Bytes `start` to `end` of a document, as a hole of some kind."""
+
+    kind: HoleKind
+    start: int
+    end: int
+
+
+def find_places(text: str) -> tuple[bool, list[Place]]:
+    """Everything that can be cut out: lines of code, runs of them, and whole syntax.
+
+    Returns:
+        Whether the parser reads all of the text, and the places.
+
+    Raises:
+        UserError: the parser is not installed.
+    """
+    lexed, root = parse(text)
+    return not root.has_error, list(_places(lexed, root))
+
+
+def _places(lexed: Any, root: Any) -> Iterator[Place]:
+    lines = telling_lines(lexed.names.decode("latin-1"))  # comments, directives and strings are blank in it
+    for place, (_, start, end) in enumerate(lines):
+        yield from _fitting("single", start, end)
+        for _, _, last in lines[place + 1 : place + MOST_LINES]:
+            yield from _fitting("multi", start, last)
+    spans = corpus_module("spans")
+    rules = corpus_module("grammar").grammar("c++")
+    whole = spans.whole_groups(lexed.directives, 0)
+    found = spans.find_spans(root, rules, whole=whole)
+    for start, end, number in spans.join_spans([(found.spans, 0)]).tolist():
+        kind = _SPANS.get(SpanKind(number))
+        inside = _BODY.fullmatch(lexed.data, start, end) if kind == "body" else None
+        if inside is not None:
+            start, end = inside.span(1)  # noqa: PLW2901
+        if kind is not None:
+            yield from _fitting(kind, start, end)
+
+
+def _fitting(kind: HoleKind, start: int, end: int) -> Iterator[Place]:
+    if 0 < end - start <= LONGEST_HOLE:
+        yield Place(kind, start, end)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How much of a document a model gets to see, in characters, to the nearest whole line."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Of one text: whether the parser reads it, and the best places of each kind, the best first."""
+
+    text: Text
+    readable: bool
+    places: dict[HoleKind, list[Place]]
+
+    @classmethod
+    def of(cls, text: Text, most: int, seed: int) -> _Candidates:
+        readable, places = find_places(text.text)
+        digest = text.digest
+
+        def rank(place: Place) -> str:
+            return order(seed, f"{digest} {place.kind} {place.start} {place.end}")
+
+        kinds = {kind: [place for place in places if place.kind == kind] for kind in FILE_KINDS}
+        return cls(text, readable, {kind: heapq.nsmallest(most, kinds[kind], key=rank) for kind in kinds})
+
+
+def file_holes(location: str, per_kind: int, seed: int, window: Window) -> tuple[list[Hole], dict[str, Text]]:
+    """Holes in the code at a location: of each kind up to so many, from as many texts as there are.
+
+    Which ones depends on the seed and on the texts, not on their order or place. Texts that the parser reads
+    come first, so that it can be asked what became of them.
+
+    Args:
+        location: see `read_texts`.
+        per_kind: holes of each kind.
+        seed: of the choice.
+        window: what a model gets to see.
+
+    Returns:
+        The holes, kind by kind, and the texts that they are in, by the names of the groups.
+
+    Raises:
+        UserError: no code there, or the parser is not installed.
+    """
+    corpus_module("grammar")  # before anything is read
+    by_digest = {text.digest: text for text in read_texts(location)}
+    pool = heapq.nsmallest(_POOL * per_kind, by_digest, key=lambda digest: order(seed, digest))
+    found = [_Candidates.of(by_digest[digest], per_kind, seed) for digest in pool]
+    found.sort(key=lambda candidates: not candidates.readable)  # stable
+    holes, used = [], dict[str, Text]()
+    for kind in FILE_KINDS:
+        # The first choice of every text before the second of any.
+        ranked = [(rank, each.text, place) for each in found for rank, place in enumerate(each.places[kind])]
+        for _, text, place in sorted(ranked, key=lambda entry: entry[0])[:per_kind]:
+            group = f"{text.project or 'text'}/{text.digest[:12]}"
+            holes.append(_hole(group, text, place, window))
+            used[group] = text
+    return holes, used
+
+
+def _hole(group: str, text: Text, place: Place, window: Window) -> Hole:
+    data = text.text.encode()
+    before, middle, after = (
+        part.decode() for part in (data[: place.start], data[place.start : place.end], data[place.end :])
+    )
+    prefix, suffix = before[-window.before :], after[: window.after]
+    if len(prefix) < len(before) and "\n" in prefix:
+        prefix = prefix[prefix.index("\n") + 1 :]
+    if len(suffix) < len(after) and "\n" in suffix:
+        suffix = suffix[: suffix.rindex("\n") + 1]
+    name = f"{group}/{place.kind}/{place.start}-{place.end}"
+    return Hole(name, place.kind, group, before, middle, after, prefix, suffix)
+
+
+def compile_alone(text: str, sandbox: Sandbox) -> Literal["compiles", "compile error", "sandbox error"]:
+    """What a C++ compiler makes of a text as it is, with no headers but the system's.
+
+    Raises:
+        UserError: the extra `[corpus]` is not installed.
+    """
+    readable = text.encode("utf-8", errors="replace").decode()
+    try:
+        verdict = corpus_module("compiling").compile_document(readable, "c++", sandbox)
+    except SandboxError:
+        return "sandbox error"
+    return "compiles" if verdict.compiles else "compile error"

@@ -1,0 +1,155 @@
+"""What came of each hole, and the figures: pure data and functions; `suite.py` asks, compiles and runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rapidfuzz.distance import Levenshtein
+
+from cpplm.evaluate.estimates import Estimate, estimate
+
+NO_ANSWER = "no answer"
+Source = Literal["problems", "files"]
+SOURCES: tuple[Source, ...] = ("problems", "files")
+# What the page shows of the text around a hole.
+_SHOWN_BEFORE, _SHOWN_AFTER = 1200, 600
+
+
+def normalised(text: str) -> str:
+    """A text without white space at the ends of its lines and without empty lines at its end."""
+    return "\n".join(line.rstrip() for line in text.split("\n")).rstrip()
+
+
+def edit_similarity(one: str, two: str) -> float:
+    """1 - d / max(lengths), where d is the least number of characters to insert, delete or replace.
+
+    Of the normalised texts; 1 for two empty ones. Source: Svyatkovskiy et al. 2020, "IntelliCode Compose"
+    (arXiv 2005.08025), with Levenshtein's distance (1966).
+    """
+    return Levenshtein.normalized_similarity(normalised(one), normalised(two))
+
+
+@dataclass(frozen=True)
+class FimSample:
+    """One answer to one hole, judged. None stands for what could not be asked of this hole."""
+
+    hole: str
+    kind: str
+    source: Source
+    group: str
+    """Problem or document."""
+    prefix: str
+    suffix: str
+    expected: str
+    written: str
+    """After cutting."""
+    exact: bool
+    """Whether it is what stood there, once both are normalised."""
+    similarity: float
+    syntax_valid: bool | None
+    """None where the parser does not read the original either."""
+    compiles: bool | None
+    passes: bool | None
+    outcome: str
+    """The judge's word, NO_ANSWER, or empty where nothing is compiled."""
+    message: str
+    """The compiler's or the program's, or why there is no answer."""
+
+
+# Score, its name in tables, and its value for one sample; only those that are not None count.
+_SCORES: tuple[tuple[str, str, Callable[[FimSample], float | None]], ...] = (
+    ("exact_match", "exact", lambda sample: sample.exact),
+    ("edit_similarity", "similar", lambda sample: sample.similarity),
+    ("syntax_valid", "syntax", lambda sample: sample.syntax_valid),
+    ("compile_rate", "compile", lambda sample: sample.compiles),
+    ("pass_rate", "pass", lambda sample: sample.passes),
+)
+
+
+@dataclass(frozen=True)
+class FimReport:
+    """The figures of a set of holes, and every sample behind them."""
+
+    samples: tuple[FimSample, ...]
+    fingerprint: str
+    """Of the holes: scores of equal sets can be compared."""
+    made_with: dict[str, Any]
+    """What it takes to repeat it: settings, model, versions."""
+
+    def rows(self) -> Iterator[tuple[Source, str, dict[str, Estimate]]]:
+        """For each source and kind, and for all kinds of a source together: its scores by name."""
+        for source in SOURCES:
+            chosen = [sample for sample in self.samples if sample.source == source]
+            for kind in dict.fromkeys(sample.kind for sample in chosen):
+                yield source, kind, scores([sample for sample in chosen if sample.kind == kind])
+            if chosen:
+                yield source, "all", scores(chosen)
+
+    def figures(self) -> dict[str, Any]:
+        """Everything but the samples, as plain JSON; a score is its value, standard error and number."""
+        kinds: dict[str, dict[str, Any]] = {}
+        for source, kind, found in self.rows():
+            kinds.setdefault(source, {})[kind] = {name: asdict(score) for name, score in found.items()}
+        return {
+            "holes": len({sample.hole for sample in self.samples}),
+            "samples": len(self.samples),
+            **kinds,
+            "outcomes": self._outcomes(),
+            "fingerprint": self.fingerprint,
+            "made_with": self.made_with,
+        }
+
+    def details(self) -> list[dict[str, Any]]:
+        """Each sample as a plain dictionary, for the run page."""
+        return [
+            {
+                **asdict(sample),
+                "prefix": sample.prefix[-_SHOWN_BEFORE:],
+                "suffix": sample.suffix[:_SHOWN_AFTER],
+            }
+            for sample in self.samples
+        ]
+
+    def table(self) -> str:
+        """The figures as text: percentages, each with its standard error, and its n where that is another."""
+        lines = [f"{'holes in':<10}{'kind':<11}{'n':>5}" + "".join(f"{name:>17}" for _, name, _ in _SCORES)]
+        for source, kind, found in self.rows():
+            count = found["exact_match"].n
+            cells = "".join(f"{_cell(found.get(name), count):>17}" for name, _, _ in _SCORES)
+            lines.append(f"{source:<10}{kind:<11}{count:>5}{cells}")
+        if outcomes := self._outcomes():
+            lines.append("outcomes: " + ", ".join(f"{count} {name}" for name, count in outcomes.items()))
+        if unanswered := [sample.message for sample in self.samples if sample.outcome == NO_ANSWER]:
+            lines.append(f"{NO_ANSWER}, for example: {unanswered[0]}")
+        return "\n".join(lines)
+
+    def _outcomes(self) -> dict[str, int]:
+        counted = Counter(sample.outcome for sample in self.samples if sample.outcome)
+        return dict(counted.most_common())
+
+
+def scores(samples: Sequence[FimSample]) -> dict[str, Estimate]:
+    """Each score as the mean over holes of the mean over a hole's samples; left out where nothing counts."""
+    found = {}
+    for name, _, value_of in _SCORES:
+        values: dict[str, list[float]] = {}
+        groups: dict[str, str] = {}
+        for sample in samples:
+            value = value_of(sample)
+            if value is not None:
+                values.setdefault(sample.hole, []).append(float(value))
+                groups[sample.hole] = sample.group
+        if values:
+            means = [sum(each) / len(each) for each in values.values()]
+            found[name] = estimate(means, [groups[hole] for hole in values])
+    return found
+
+
+def _cell(score: Estimate | None, count: int) -> str:
+    if score is None:
+        return ""
+    error = "" if score.error is None else f" ±{100 * score.error:.1f}"
+    return f"{100 * score.value:.1f}{error}" + ("" if score.n == count else f" ({score.n})")

@@ -1,0 +1,329 @@
+"""Fill-in-the-middle: a model writes what was cut out of code, and we see whether it fits.
+
+Holes come from the solutions of C++ problems, where the tests tell whether what was written works
+(`holes.py`), and from held-out code, where only the text and the parser can tell (`held_out.py`).
+
+What a model writes is cut as follows, and in no other way: text that repeats the suffix is a failure.
+
+    single      at the first line break
+    all others  not at all, where the model sees the suffix: it ends with its own end token; by a model that
+                sees the prefix alone, at the brace that closes the block (of `body`: the function) around
+                the hole, since nothing tells it where to end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpplm import __version__
+from cpplm.core.errors import UserError
+from cpplm.core.progress import progress_bar
+from cpplm.core.settings import to_dict
+from cpplm.core.storage import sha256
+from cpplm.core.workers import available_cores
+from cpplm.evaluate.answers import open_answers
+from cpplm.evaluate.fim.held_out import ALONE, Window, compile_alone, file_holes
+from cpplm.evaluate.fim.holes import Hole, HoleKind, choose_holes, fingerprint
+from cpplm.evaluate.fim.idle import HOLES_PER_PROBLEM, find_idle, program
+from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalised
+from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge
+from cpplm.evaluate.judge.scoring import COMPILED, function_body, open_braces
+from cpplm.evaluate.judge.verdicts import Verdict
+from cpplm.evaluate.models.code_model import CodeModel, Stop, Written
+from cpplm.evaluate.problems import load_problems
+from cpplm.evaluate.syntax import parser_version, syntax_valid
+from cpplm.evaluate.texts import Text, read_texts
+from cpplm.evaluate.texts import fingerprint as texts_fingerprint
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.sandbox.compiler import require_compiler
+from cpplm.sandbox.sandbox import Sandbox
+
+
+@dataclass(frozen=True)
+class FimEvalSettings:
+    """Which holes, how they are filled, and how that is judged."""
+
+    problems: str = "small"
+    """Cut the solutions of these problems: "small", "humaneval" (164), or the path of a JSON Lines file;
+    empty = none."""
+    files: str = ""
+    """Cut held-out code: the validation documents of a corpus, or a folder of C++ files; empty = none."""
+    holes_per_problem: int = HOLES_PER_PROBLEM
+    """Single lines per problem, and as many runs of lines; the function's body is one more."""
+    holes_per_kind: int = 50
+    """Holes of each kind in --files."""
+    hole_seed: int = 0
+    """Of the choice of holes; scores on different holes cannot be compared."""
+    seen_before: int = 800
+    """Characters of a file that the model sees before a hole; of a problem it sees everything."""
+    seen_after: int = 400
+    """Characters of a file that it sees behind a hole; together about as much as 512 tokens hold."""
+    num_samples: int = 1
+    """Answers per hole."""
+    temperature: float = 0.0
+    """0 takes the likeliest token (greedy)."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 means all."""
+    top_p: float = 1.0
+    """Sample among the likeliest tokens that have this share of the probability together."""
+    max_new_tokens: int = 256
+    """Length of an answer in tokens."""
+    seed: int = 0
+    """Seed of the sampling."""
+    compile_files: bool = False
+    """Also compile the filled documents of --files that compile on their own before they are cut."""
+    workers: int = 0
+    """Programs compiled and run at the same time; 0 means one per core."""
+    unsafe: bool = False
+    """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
+
+    def __post_init__(self) -> None:
+        for name in ("holes_per_problem", "holes_per_kind", "seen_before", "num_samples"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("hole_seed", "seen_after", "workers"):
+            if getattr(self, name) < 0:
+                raise UserError(f"--{name} must not be negative, it is {getattr(self, name)}")
+        _ = self.sampling
+        if self.temperature == 0 and (self.num_samples > 1 or self.top_k > 0 or self.top_p < 1):
+            raise UserError(
+                "--num_samples above 1, --top_k and --top_p have no effect at --temperature 0",
+                fix="Set --temperature 0.2 or more, or leave them out.",
+            )
+        if not self.problems and not self.files:
+            raise UserError("no holes: --problems and --files are both empty", fix="Name one of them.")
+        if self.compile_files and not self.files:
+            raise UserError("--compile_files has no effect without --files", fix="Name files or drop it.")
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """How answers are drawn."""
+        return SamplingSettings(
+            self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where an answer ends, besides the model's own end token."""
+
+    rule: str
+    stop: Stop | None
+    cut: Callable[[str], str]
+
+
+def _before_brace(text: str) -> str:
+    body = function_body(text)
+    return body.text.removesuffix("}").removesuffix("%>") if body.complete else text
+
+
+LINE = Cut("first line break", lambda text: "\n" in text, lambda text: text.split("\n", 1)[0])
+BLOCK = Cut("end of the block", lambda text: function_body(text).complete, _before_brace)
+WHOLE = Cut("", None, lambda text: text)
+
+
+def cut_for(kind: HoleKind, fills_in: bool) -> Cut:
+    """The rule of the table above."""
+    if kind == "single":
+        return LINE
+    return WHOLE if fills_in else BLOCK
+
+
+def inputs(settings: FimEvalSettings) -> dict[str, str]:
+    """Hashes of what is cut: with settings and model, they decide what comes out.
+
+    Raises:
+        UserError: there is nothing, or it cannot be read.
+    """
+    problems = repr(load_problems(settings.problems)) if settings.problems else ""
+    files = texts_fingerprint(read_texts(settings.files)) if settings.files else ""
+    return {"problems": sha256(problems.encode()), "files": files}
+
+
+def run_fim(
+    model: CodeModel, settings: FimEvalSettings, *, folder: Path | None, sandbox: Sandbox | None = None
+) -> FimReport:
+    """Have a model fill holes, and judge what it wrote.
+
+    Args:
+        model: whose answers are asked.
+        settings: what is asked and how.
+        folder: local; answers and verdicts are kept in it as they come, and used again. None keeps nothing.
+        sandbox: instead of the strongest that works here.
+
+    Raises:
+        UserError: no sandbox or compiler, the extra `[corpus]` is missing, or there is nothing to cut; found
+            before anything is written.
+    """
+    versions = {"cpplm": __version__, "parser": parser_version()}
+    if settings.problems or settings.compile_files:
+        sandbox = sandbox or Sandbox.probe(unsafe=settings.unsafe)
+        versions |= {"compiler": require_compiler(sandbox), "sandbox": sandbox.name}
+    holes, texts, judge = list[Hole](), dict[str, Text](), None
+    if settings.problems and sandbox:
+        judge = Judge(sandbox, workers=settings.workers, verdicts=folder)
+        holes += _problem_holes(settings, judge)
+    if settings.files:
+        window = Window(settings.seen_before, settings.seen_after)
+        more, texts = file_holes(settings.files, settings.holes_per_kind, settings.hole_seed, window)
+        holes += more
+    if not holes:
+        where = " and ".join(filter(None, (settings.problems, settings.files)))
+        raise UserError(f"nothing to cut in {where}", fix="Name problems with solutions, or more files.")
+    answers = fill(model, holes, settings, folder)
+    pairs = [(hole, answer) for hole, group in zip(holes, answers, strict=True) for answer in group]
+    judged = _unanswered(pairs)
+    if judge:
+        judged |= _test(pairs, judge)
+    if settings.compile_files and sandbox:
+        judged |= _compile(pairs, texts, sandbox, settings.workers)
+    made_with = {
+        "settings": to_dict(settings) | {"workers": 0},
+        "model": model.identity,
+        "name": model.name,
+        "sees_suffix": model.fills_in,
+        "versions": versions,
+    }
+    return FimReport(_samples(pairs, judged), fingerprint(holes), made_with)
+
+
+def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[Hole]:
+    problems = load_problems(settings.problems)
+    return choose_holes(
+        problems, settings.holes_per_problem, settings.hole_seed, lambda holes: find_idle(holes, judge)
+    )
+
+
+def fill(
+    model: CodeModel, holes: Sequence[Hole], settings: FimEvalSettings, folder: Path | None
+) -> list[list[Written]]:
+    """The model's answers to each hole, cut; those that are in `folder` already are taken from there."""
+    filled: list[list[Written]] = [[] for _ in holes]
+    by_cut: dict[Cut, list[int]] = {}
+    for number, hole in enumerate(holes):
+        by_cut.setdefault(cut_for(hole.kind, model.fills_in), []).append(number)
+    with open_answers(folder, model) as answers, progress_bar(len(holes), "filling holes", "hole") as bar:
+        for cut, numbers in by_cut.items():
+            requests = [holes[number].request for number in numbers]
+            written = answers.write(
+                requests,
+                settings.sampling,
+                num_samples=settings.num_samples,
+                rule=cut.rule,
+                stop=cut.stop,
+            )
+            for place, samples in written:
+                filled[numbers[place]] = [Written(cut.cut(each.text), each.failed) for each in samples]
+                bar.update()
+    return filled
+
+
+Pairs = Sequence[tuple[Hole, Written]]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What became of one answer; None where nothing was compiled, or run."""
+
+    outcome: str
+    message: str
+    compiles: bool | None
+    passes: bool | None
+
+
+def _unanswered(pairs: Pairs) -> dict[int, _Judged]:
+    """Holes without an answer: failures, as far as anything is tested; by their places."""
+    return {
+        place: _Judged(NO_ANSWER, answer.failed, *((False, False) if hole.tests else (None, None)))
+        for place, (hole, answer) in enumerate(pairs)
+        if answer.failed
+    }
+
+
+def leaves_function(hole: Hole, written: str) -> bool:
+    """Whether an answer closes the function that the hole is in; what follows could then change the tests."""
+    depth = open_braces(hole.before)
+    return function_body("{" * (depth - 1) + written).complete
+
+
+def _test(pairs: Pairs, judge: Judge) -> dict[int, _Judged]:
+    """Compile and run the answers to holes with tests; by their places."""
+    found, places = dict[int, _Judged](), []
+    for place, (hole, answer) in enumerate(pairs):
+        if not hole.tests or answer.failed:
+            continue
+        if leaves_function(hole, answer.text[:LARGEST_WRITTEN]):
+            found[place] = _Judged("forbidden", "closes the function that it stands in", False, False)
+        else:
+            places.append(place)
+    programs = [program(pairs[place][0], pairs[place][1].text) for place in places]
+    for number, verdict in judge.judge(programs):
+        found[places[number]] = _of_verdict(verdict)
+    return found
+
+
+def _of_verdict(verdict: Verdict) -> _Judged:
+    if verdict.outcome == "not judged":  # this machine lacks something
+        return _Judged(verdict.outcome, verdict.message, None, None)
+    return _Judged(verdict.outcome, verdict.message, verdict.outcome in COMPILED, verdict.outcome == "pass")
+
+
+def _compile(pairs: Pairs, texts: dict[str, Text], sandbox: Sandbox, workers: int) -> dict[int, _Judged]:
+    """Compile, with the answers in them, the texts that compile on their own; by the places of the pairs."""
+
+    def compiled(jobs: Sequence[str], what: str) -> list[str]:
+        with (
+            ThreadPoolExecutor(workers or available_cores()) as pool,
+            progress_bar(len(jobs), what, "text") as bar,
+        ):
+
+            def work(job: str) -> str:
+                outcome = compile_alone(job, sandbox)
+                bar.update()
+                return outcome
+
+            return list(pool.map(work, jobs))
+
+    candidates = [group for group, text in texts.items() if text.kind in ALONE]
+    alone = compiled([texts[group].text for group in candidates], "compiling originals")
+    sound = {group for group, outcome in zip(candidates, alone, strict=True) if outcome == "compiles"}
+    places = [place for place, (hole, each) in enumerate(pairs) if hole.group in sound and not each.failed]
+    outcomes = compiled([pairs[place][0].filled(pairs[place][1].text) for place in places], "compiling")
+    return {
+        place: _Judged(outcome, "", outcome == "compiles", None)
+        for place, outcome in zip(places, outcomes, strict=True)
+    }
+
+
+def _samples(pairs: Pairs, judged: dict[int, _Judged]) -> tuple[FimSample, ...]:
+    nothing = _Judged("", "", None, None)
+    readable: dict[str, bool] = {}
+    samples = []
+    for place, (hole, answer) in enumerate(pairs):
+        if hole.group not in readable:
+            readable[hole.group] = syntax_valid(hole.filled(hole.middle))
+        answered, found = not answer.failed, judged.get(place, nothing)
+        valid = answered and syntax_valid(hole.filled(answer.text)) if readable[hole.group] else None
+        samples.append(
+            FimSample(
+                hole=hole.name,
+                kind=hole.kind,
+                source="problems" if hole.tests else "files",
+                group=hole.group,
+                prefix=hole.prefix,
+                suffix=hole.suffix,
+                expected=hole.middle,
+                written=answer.text,
+                exact=answered and normalised(answer.text) == normalised(hole.middle),
+                similarity=edit_similarity(answer.text, hole.middle) if answered else 0.0,
+                syntax_valid=valid,
+                compiles=found.compiles,
+                passes=found.passes,
+                outcome=found.outcome,
+                message=found.message,
+            )
+        )
+    return tuple(samples)

@@ -1,0 +1,283 @@
+"""What is scored: the text of a completion, the estimator, the report.
+
+Pure functions and data; `judging.py` compiles and runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from cpplm.core.errors import UserError
+
+Outcome = Literal[
+    "pass",
+    "compile error",
+    "compile limit",
+    "forbidden",
+    "empty",
+    "binary",
+    "too long",
+    "wrong answer",
+    "early exit",
+    "crash",
+    "timeout",
+    "memory",
+    "output limit",
+    "sandbox error",
+    "not judged",
+]
+"""What became of one text that a model wrote. "compile limit": the compiler ran out of time, memory or disk;
+"forbidden": it holds a preprocessor directive, asm, _Pragma or an attribute of GCC, each of which could
+switch the assertions off; "empty": nothing was written, and nothing is not the answer; "binary": it holds
+control characters; "wrong answer": an assertion failed; "early exit": the program ended without reaching the
+end of its tests; "sandbox error": the sandbox failed, which says nothing about the text; "not judged": this
+machine lacks a header that the problem itself needs."""
+
+COMPILED: frozenset[Outcome] = frozenset(
+    {"pass", "wrong answer", "early exit", "crash", "timeout", "memory", "output limit"}
+)
+"""Outcomes behind which stands a program that was linked."""
+
+TOKEN = re.compile(
+    r"""
+    (?P<space>[ \t\r\f\v]+|\\\r?\n)
+  | (?P<newline>\n)
+  | (?P<comment>//(?:\\\r?\n|[^\n])*|/\*.*?\*/)
+  | (?:u8|[uUL])?R"(?P<mark>[^\s()\\"]{0,16})\(.*?\)(?P=mark)"
+  | (?P<endless>/\*.*|(?:u8|[uUL])?R"[^\s()\\"]{0,16}\(.*)
+  | (?:u8|[uUL])?"(?:\\(?:.|\Z)|[^"\\\n])*(?:"|(?=\n)|\Z)
+  | (?:u8|[uUL])?'(?:\\(?:.|\Z)|[^'\\\n])*(?:'|(?=\n)|\Z)
+  | \.?[0-9](?:'?[A-Za-z0-9_.])*
+  | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+  | (?P<directive>\#|%:|\?\?=)
+  | (?P<open>\{|<%)
+  | (?P<close>\}|%>)
+  | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""Enough of C++'s lexical grammar to find braces: N4659 [lex], with digraphs, raw strings and 1'000.
+"endless" is a comment or raw string that takes the rest of the text."""
+
+LAYOUT = frozenset({"space", "newline", "comment"})
+"""Kinds of tokens that mean nothing."""
+
+OWN_NAMES = ("cpplm_judge", "CPPLM_ASSERT")
+"""The names of what judges a program, written into the program itself (`assertions.py`)."""
+
+_FORBIDDEN = frozenset(
+    {"asm", "__asm", "__asm__", "_Pragma", "__pragma", "__attribute", "__attribute__", "gnu", "__gnu__"}
+).union(OWN_NAMES)
+"""asm can define __assert_fail, _Pragma can rename it (redefine_extname), an attribute ([[gnu::constructor]])
+can run code before everything else; what a function does needs none of them."""
+
+_SPLICE = re.compile(r"\\[ \t\f\v]*\r?\n")
+"""A line break that the compiler does not see; gcc allows space before it."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """The part of a completion that is the function's body."""
+
+    text: str
+    complete: bool
+    """Whether the function's closing brace was found."""
+
+
+def function_body(completion: str) -> Body:
+    """Cut a completion behind the brace that closes the function whose opening brace ends the prompt.
+
+    Braces in strings, characters, comments and raw strings do not count. An unclosed function is kept whole.
+    """
+    depth = 1
+    for token in TOKEN.finditer(completion):
+        depth += (token.lastgroup == "open") - (token.lastgroup == "close")
+        if depth == 0:
+            return Body(completion[: token.end()], True)
+    return Body(completion, False)
+
+
+def open_braces(text: str) -> int:
+    """Braces that were opened and not closed."""
+    kinds = [token.lastgroup for token in TOKEN.finditer(text)]
+    return kinds.count("open") - kinds.count("close")
+
+
+def forbidden_in(text: str) -> str:
+    """The first thing in a text that could change the tests around it; empty when there is none.
+
+    That is a word such as "asm", "#" at the beginning of a line, and "/*" or 'R"' that swallow what follows.
+    """
+    at_line_start = True
+    for token in TOKEN.finditer(_SPLICE.sub("", text)):
+        kind = token.lastgroup
+        if kind == "newline":
+            at_line_start = True
+        elif kind not in LAYOUT:
+            if kind == "endless":
+                return "/*" if token.group().startswith("/*") else 'R"'
+            if (kind == "directive" and at_line_start) or (kind == "word" and token.group() in _FORBIDDEN):
+                return token.group()
+            at_line_start = False
+    return ""
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """The unbiased estimate of the chance that one of k samples passes: 1 - C(n-c, k) / C(n, k).
+
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1, in the product
+    form that does not overflow.
+
+    Args:
+        samples: n, how many were drawn.
+        passed: c, how many of them passed.
+        k: 1 to n.
+
+    Raises:
+        ValueError: k or c out of range.
+    """
+    if not 1 <= k <= samples or not 0 <= passed <= samples:
+        raise ValueError(f"pass@k needs 1 <= k <= n and 0 <= c <= n, not n={samples}, c={passed}, k={k}")
+    if samples - passed < k:
+        return 1.0
+    all_fail = 1.0
+    for i in range(samples - passed + 1, samples + 1):
+        all_fail *= 1.0 - k / i
+    return 1.0 - all_fail
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """One completion, judged."""
+
+    problem: str
+    difficulty: str
+    body: str
+    """What was compiled, after cutting."""
+    outcome: Outcome
+    message: str
+    """The compiler's message, or the assertion that failed and the end of the program's stderr."""
+    cpu_seconds: float
+    assertions: int = 0
+    """How many the tests have."""
+    assertions_passed: int = 0
+    """How many of them were reached and held, each time."""
+
+
+@dataclass(frozen=True)
+class CppReport:
+    """The figures of a set of problems, and every sample behind them."""
+
+    samples: tuple[SampleResult, ...]
+    num_problems: int
+    """Those that could be judged here: all figures are of these."""
+    num_samples: int
+    """Samples per problem (the least, where they differ)."""
+    compile_rate: float
+    """Share of samples that compile and link."""
+    assertions_passed: float
+    """Share of a problem's assertions that hold, mean over samples, then over problems."""
+    pass_at: dict[int, float]
+    """pass@k for k = 1, 10, 100 as far as the samples reach; mean over problems."""
+    by_difficulty: dict[str, dict[str, float]]
+    """For each difficulty: problems, compile_rate, assertions_passed, pass@1."""
+    outcomes: dict[str, int]
+    """How many samples ended how."""
+    not_judged: dict[str, str]
+    """Problems left out, and what this machine lacks for them."""
+    sandbox: str
+    """The backend in which they ran."""
+
+    def figures(self) -> dict[str, Any]:
+        """Everything but the samples, for `--json` and the run log."""
+        return {
+            "problems": self.num_problems,
+            "samples_per_problem": self.num_samples,
+            "compile_rate": self.compile_rate,
+            "assertions_passed": self.assertions_passed,
+            **{f"pass@{k}": value for k, value in self.pass_at.items()},
+            "by_difficulty": self.by_difficulty,
+            "outcomes": self.outcomes,
+            "not_judged": self.not_judged,
+            "sandbox": self.sandbox,
+        }
+
+    def details(self) -> list[dict[str, Any]]:
+        """Each sample as a plain dictionary, for the run page."""
+        return [asdict(sample) for sample in self.samples]
+
+    def table(self) -> str:
+        """The figures as text."""
+        rows = [f"{'difficulty':<12}{'problems':>9}{'compile':>10}{'asserts':>10}{'pass@1':>10}"]
+        everything = {
+            "problems": self.num_problems,
+            "compile_rate": self.compile_rate,
+            "assertions_passed": self.assertions_passed,
+            "pass@1": self.pass_at[1],
+        }
+        parts = list(self.by_difficulty.items()) if len(self.by_difficulty) > 1 else []
+        for name, row in [*parts, ("all", everything)]:
+            shares = (row["compile_rate"], row["assertions_passed"], row["pass@1"])
+            rows.append(f"{name:<12}{row['problems']:>9.0f}" + "".join(f"{share:>10.1%}" for share in shares))
+        rows += [f"pass@{k}: {value:.1%}" for k, value in self.pass_at.items() if k > 1]
+        rows.append("outcomes: " + ", ".join(f"{count} {name}" for name, count in self.outcomes.items()))
+        for reason in dict.fromkeys(self.not_judged.values()):
+            names = ", ".join(name for name, why in self.not_judged.items() if why == reason)
+            rows.append(f"not judged: {names} ({reason})")
+        return "\n".join(rows)
+
+
+def summarise(samples: Iterable[SampleResult], sandbox: str) -> CppReport:
+    """Turn judged samples into figures; a problem counts once, however many samples it has.
+
+    Raises:
+        UserError: this machine lacks something for every one of the problems.
+    """
+    everything = tuple(samples)
+    not_judged = {sample.problem: sample.message for sample in everything if sample.outcome == "not judged"}
+    judged = tuple(sample for sample in everything if sample.outcome != "not judged")
+    if not judged:
+        reasons = ", ".join(dict.fromkeys(not_judged.values()))
+        raise UserError(f"none of the problems can be judged here: {reasons}", fix="Install what they need.")
+    groups: dict[str, list[SampleResult]] = {}
+    for sample in judged:
+        groups.setdefault(sample.problem, []).append(sample)
+    least = min(map(len, groups.values()))
+    by_difficulty = {}
+    for difficulty in dict.fromkeys(sample.difficulty for sample in judged):
+        part = [group for group in groups.values() if group[0].difficulty == difficulty]
+        by_difficulty[difficulty] = {
+            "problems": float(len(part)),
+            "compile_rate": _compile_rate(sample for group in part for sample in group),
+            "assertions_passed": _share_of_assertions(part),
+            "pass@1": _mean_pass_at(part, 1),
+        }
+    return CppReport(
+        samples=everything,
+        num_problems=len(groups),
+        num_samples=least,
+        compile_rate=_compile_rate(judged),
+        assertions_passed=_share_of_assertions(list(groups.values())),
+        pass_at={k: _mean_pass_at(list(groups.values()), k) for k in (1, 10, 100) if k <= least},
+        by_difficulty=by_difficulty,
+        outcomes=dict(Counter(sample.outcome for sample in everything).most_common()),
+        not_judged=not_judged,
+        sandbox=sandbox,
+    )
+
+
+def _compile_rate(samples: Iterable[SampleResult]) -> float:
+    return fmean(sample.outcome in COMPILED for sample in samples)
+
+
+def _mean_pass_at(groups: list[list[SampleResult]], k: int) -> float:
+    return fmean(pass_at_k(len(group), sum(s.outcome == "pass" for s in group), k) for group in groups)
+
+
+def _share_of_assertions(groups: list[list[SampleResult]]) -> float:
+    return fmean(fmean(s.assertions_passed / max(s.assertions, 1) for s in group) for group in groups)

@@ -1,0 +1,1 @@
+"""The models under evaluation: ours, Hugging Face's, those behind a server."""

@@ -1,0 +1,336 @@
+"""Any causal model in a Hugging Face directory as a model under evaluation, with its own tokenizer.
+
+The directory is untrusted: weights are read from safetensors only, none of its code runs, and nothing is
+looked up on a network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import Precision, choose_device, choose_dtype
+from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
+from cpplm.evaluate.models.hf_tokens import HfTokens
+from cpplm.evaluate.windows import MOST_BATCH_TOKENS, score_in_windows
+from cpplm.generate.sampling import SamplingSettings, penalise, random_stream, sample
+from cpplm.tokenizer.special import IGNORED
+
+# Logits held at once when scoring: 512 MiB in float32, and as much again for the loss.
+_MOST_LOGITS = 2**27
+# Where a configuration names its context, newest convention first.
+_CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One sample to write: of which request, its number there, and what the model reads."""
+
+    request: int
+    sample: int
+    ids: list[int]
+
+
+class HfModel:
+    """See `CodeModel`."""
+
+    def __init__(
+        self, model: Any, tokens: HfTokens, *, name: str, identity: dict[str, Any], rows: int = 8
+    ) -> None:
+        """Wrap a model of `transformers` that is where it shall compute.
+
+        Raises:
+            UserError: nothing in it says how a document begins or how long its context is.
+        """
+        self._model, self._tokens, self._rows = model, tokens, rows
+        self.name, self.identity = name, identity
+        config = model.config.get_text_config(decoder=True)
+        self.context, self._vocab_size = _context(config, name), config.vocab_size
+        bos_ids, eos_ids = _ids(config, "bos_token_id"), _ids(config, "eos_token_id")
+        named = [id_ for id_ in (tokens.bos_id, *bos_ids, tokens.eos_id, *eos_ids) if id_ is not None]
+        if not named:
+            raise UserError(f"{name} names no token that begins or ends a text (bos_token, eos_token)")
+        self._start_id = named[0]
+        self._end_ids = tokens.end_ids.union(eos_ids)
+        self._sentinels = tokens.sentinels()
+        self.fills_in = self._sentinels is not None
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, device_type: str = "", precision: Precision = "auto", rows: int = 8
+    ) -> HfModel:
+        """Read a directory with `config.json`, `tokenizer.json` and safetensors.
+
+        Raises:
+            UserError: `transformers` is not installed, or something in the directory is missing, damaged, of
+                another kind, or would run code; names it.
+        """
+        folder = folder.expanduser()
+        transformers = _library()
+        _require_safe(folder)
+        tokens = HfTokens(folder)
+        device = choose_device(device_type)
+        dtype = choose_dtype(precision, device)
+        model = _read_model(transformers, folder, dtype).to(device).eval()
+        # What it says about sampling is not asked for here.
+        model.generation_config = transformers.GenerationConfig()
+        identity = {
+            "model": _files_hash(folder, "*.safetensors"),
+            "config": _files_hash(folder, "config.json"),
+            "tokenizer": tokens.hash,
+            "precision": str(dtype),
+        }
+        return cls(model, tokens, name=folder.resolve().name, identity=identity, rows=rows)
+
+    # ---- writing --------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingSettings,
+        *,
+        num_samples: int = 1,
+        stop: Stop | None = None,
+    ) -> Iterator[tuple[int, list[Written]]]:
+        """See `CodeModel`. Prompts of similar length are written side by side, padded on the left."""
+        jobs = []
+        for number, request in enumerate(requests):
+            ids = self._prompt(request)
+            if len(ids) >= self.context:
+                why = f"the prompt has {len(ids):,} tokens, the model's context {self.context:,}"
+                yield number, [Written("", why)] * num_samples
+            else:
+                jobs += [_Job(number, index, ids) for index in range(num_samples)]
+        found: dict[int, dict[int, Written]] = {}
+        for batch in self._batches(jobs, sampling.max_new_tokens):
+            for job, text in zip(batch, self._generate(batch, sampling, stop), strict=True):
+                samples = found.setdefault(job.request, {})
+                samples[job.sample] = Written(text)
+                if len(samples) == num_samples:
+                    yield job.request, [samples[index] for index in range(num_samples)]
+
+    def _prompt(self, request: Request) -> list[int]:
+        tokens = self._tokens
+        (prefix,) = tokens.encode([request.prefix])
+        if request.suffix is None or self._sentinels is None:
+            return [self._start_id, *prefix.ids]
+        first, second, third = self._sentinels
+        return [self._start_id, first, *prefix.ids, second, *tokens.encode_inside(request.suffix), third]
+
+    def _batches(self, jobs: list[_Job], new_tokens: int) -> Iterator[list[_Job]]:
+        """Jobs by length. Those that may reach the end of the context share a batch with equal lengths only.
+
+        Else a longer neighbour would cut a sample short.
+        """
+        batch: list[_Job] = []
+        for job in sorted(jobs, key=lambda job: (len(job.ids), job.request, job.sample)):
+            fits = len(job.ids) + new_tokens <= self.context
+            if batch and (len(batch) == self._rows or not (fits or len(job.ids) == len(batch[0].ids))):
+                yield batch
+                batch = []
+            batch.append(job)
+        if batch:
+            yield batch
+
+    def _generate(self, batch: list[_Job], sampling: SamplingSettings, stop: Stop | None) -> list[str]:
+        longest = len(batch[-1].ids)
+        ids = torch.full((len(batch), longest), self._start_id)
+        mask = torch.zeros_like(ids)
+        for row, job in enumerate(batch):
+            ids[row, longest - len(job.ids) :] = torch.tensor(job.ids)
+            mask[row, longest - len(job.ids) :] = 1
+        rows = _Rows(self._tokens, self._end_ids, self._start_id, batch, sampling, stop)
+        self._model.generate(
+            input_ids=ids.to(self._model.device),
+            attention_mask=mask.to(self._model.device),
+            max_new_tokens=min(sampling.max_new_tokens, self.context - longest),
+            do_sample=False,  # `_Rows` draws
+            pad_token_id=self._start_id,
+            logits_processor=[rows.choose],
+            stopping_criteria=[rows.have_ended],
+        )
+        return rows.texts()
+
+    # ---- scoring --------------------------------------------------------------------------------------
+
+    def score(self, texts: Sequence[str], *, context: int | None = None) -> Iterator[TokenBits]:
+        """See `CodeModel`."""
+        return score_in_windows(
+            (self._tokens.encode([text])[0] for text in texts),
+            self._losses,
+            start_id=self._start_id,
+            context=context or self.context,
+            rows=self._rows,
+            batch_tokens=max(1, min(MOST_BATCH_TOKENS, _MOST_LOGITS // self._vocab_size)),
+        )
+
+    @torch.no_grad()
+    def _losses(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Nats BT, piece by piece behind a cache where the logits of all would be too many."""
+        device = self._model.device
+        inputs, targets = inputs_BT.to(device), targets_BT.to(device)
+        rows, length = inputs.shape
+        step = max(1, _MOST_LOGITS // (rows * self._vocab_size))
+        if step >= length:
+            return _cross_entropy(self._model(input_ids=inputs, use_cache=False).logits, targets)
+        parts, cache = [], None
+        for begin in range(0, length, step):
+            piece = slice(begin, begin + step)
+            out = self._model(input_ids=inputs[:, piece], past_key_values=cache, use_cache=True)
+            parts.append(_cross_entropy(out.logits, targets[:, piece]))
+            cache = out.past_key_values
+        return torch.cat(parts, dim=1)
+
+
+class _Rows:
+    """Chooses the next token of every row, and ends a row by itself.
+
+    A row has its own random stream, so that a sample is the same whatever is written beside it.
+    """
+
+    def __init__(
+        self, tokens: HfTokens, end_ids: frozenset[int], pad_id: int, jobs: list[_Job],
+        sampling: SamplingSettings, stop: Stop | None,
+    ) -> None:  # fmt: skip
+        self._tokens, self._end_ids, self._pad_id = tokens, end_ids, pad_id
+        self._sampling, self._stop = sampling, stop
+        self._streams = [random_stream(sampling.seed, job.sample) for job in jobs]
+        self._read = [job.ids for job in jobs]
+        self._ids: list[list[int]] = [[] for _ in jobs]
+        self._ended = [False] * len(jobs)
+
+    def choose(self, _: Tensor, logits_BV: Tensor) -> Tensor:
+        """As a logits processor: all but the chosen token of each row is ruled out."""
+        penalty = self._sampling.repetition_penalty
+        possible_BV = logits_BV.float()
+        if penalty != 1:
+            said = [[*read, *ids] for read, ids in zip(self._read, self._ids, strict=True)]
+            possible_BV = torch.stack(
+                [penalise(row_V, ids, penalty) for row_V, ids in zip(possible_BV, said, strict=True)]
+            )
+        chosen = sample(possible_BV, self._sampling, [stream.random() for stream in self._streams])
+        for row, token in enumerate(chosen):
+            if not self._ended[row] and token not in self._end_ids:
+                self._ids[row].append(token)
+                self._ended[row] = self._is_enough(self._text(row, "ignore"))
+            else:
+                self._ended[row] = True
+                chosen[row] = self._pad_id
+        index_B1 = torch.tensor(chosen, device=logits_BV.device)[:, None]
+        return torch.full_like(logits_BV, float("-inf")).scatter(1, index_B1, 0.0)
+
+    def have_ended(self, ids_BT: Tensor, _: Any, **__: Any) -> Tensor:
+        """As a stopping criterion."""
+        return torch.tensor(self._ended, device=ids_BT.device)
+
+    def _is_enough(self, text: str) -> bool:
+        stopped = any(stop in text for stop in self._sampling.stop)
+        return stopped or (self._stop is not None and self._stop(text))
+
+    def texts(self) -> list[str]:
+        """What has been written, up to the stop text that was complete first."""
+        return [self._cut(self._text(row, "replace")) for row in range(len(self._ids))]
+
+    def _cut(self, text: str) -> str:
+        ends = [
+            (text.index(stop) + len(stop), text.index(stop)) for stop in self._sampling.stop if stop in text
+        ]
+        return text[: min(ends)[1]] if ends else text
+
+    def _text(self, row: int, errors: str) -> str:
+        return self._tokens.bytes_of(self._ids[row]).decode("utf-8", errors)
+
+
+def _cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    nats = F.cross_entropy(
+        logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return nats.view_as(targets_BT)
+
+
+def _library() -> ModuleType:
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(f"--hf_dir needs a package: {error}", fix="pip install 'cpplm[hf]'") from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def _require_safe(folder: Path) -> None:
+    """Refuse what is no directory of a model, and weights that are a pickle or patch another model."""
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} is not the directory of a Hugging Face model (no config.json)",
+            fix="Name a local directory; nothing is downloaded.",
+        )
+    if (folder / "adapter_config.json").exists():
+        raise UserError(f"{folder} holds an adapter for another model", fix="Merge it into that model first.")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{folder} has no weights in safetensors, and pickled ones are never loaded",
+            fix="Convert them: safetensors.torch.save_file, or save_pretrained where you trust them.",
+        )
+
+
+def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> Any:
+    try:
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # whatever a stranger's files make the library raise
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{folder} cannot be loaded as a causal language model: {type(error).__name__}: {reason}"
+        ) from error
+    wrong = [*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]
+    if wrong:
+        raise UserError(
+            f"{folder}: weights are missing or of another shape: {', '.join(sorted(wrong)[:3])}"
+            + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        )
+    return model
+
+
+def _ids(config: Any, name: str) -> list[int]:
+    """What a configuration says: an id, several, or nothing."""
+    value = getattr(config, name, None)
+    return [id_ for id_ in (value if isinstance(value, list) else [value]) if isinstance(id_, int)]
+
+
+def _context(config: Any, name: str) -> int:
+    for key in _CONTEXT_NAMES:
+        length = getattr(config, key, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    raise UserError(f"the configuration of {name} does not say how long its context is")
+
+
+def _files_hash(folder: Path, pattern: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob(pattern)):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

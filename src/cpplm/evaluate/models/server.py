@@ -1,0 +1,258 @@
+"""Requests to an OpenAI-compatible server that may stall, fail, or answer with anything.
+
+httpx2 is the client: well kept, small, with server-sent events, and it hands out the bytes as they come, so
+that an answer without end is cut off. The `openai` package would bring more and reads every answer whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cpplm.core.errors import UserError
+from cpplm.evaluate.models.code_model import Stop
+
+if TYPE_CHECKING:
+    import httpx2
+
+Result = TypeVar("Result")
+
+MOST_ANSWER_BYTES = 64 << 20  # of log-probabilities of a long prompt: some 100 bytes a token
+ATTEMPTS = 5
+FIRST_WAIT = 1.0  # seconds before the second attempt; doubles with each
+_LONGEST_WAIT = 60.0  # that a server may ask for
+_WHOLE = 5  # times the limit of silence: what a whole answer may take
+_AGAIN = frozenset({408, 409, 425, 429})  # besides 5xx
+_EXCERPT = 300
+
+
+class NoAnswer(Exception):  # noqa: N818  (an outcome to be counted, not a fault of the program)
+    """Why there is none."""
+
+    def __init__(self, why: str, *, again: bool, status: int = 0, wait: float = 0.0) -> None:
+        """Say why.
+
+        Args:
+            why: for people.
+            again: whether a later attempt may succeed.
+            status: of the answer, if there was one.
+            wait: seconds that the server asks to wait.
+        """
+        super().__init__(why)
+        self.again, self.status, self.wait = again, status, wait
+
+
+class Server:
+    """An address, and how it is talked to."""
+
+    def __init__(self, url: str, *, api_key: str = "", timeout: float = 120.0) -> None:
+        """Name a server.
+
+        Args:
+            url: up to and with `/v1`.
+            api_key: sent as a bearer token; never shown.
+            timeout: seconds without a byte after which an attempt is given up.
+
+        Raises:
+            UserError: no such URL, or one with a password or a query in it, which results would show; or
+                httpx2 is not installed.
+        """
+        self._http = _library()
+        try:
+            parsed = self._http.URL(url)
+        except self._http.InvalidURL as error:
+            raise UserError(f"--url {url!r}: {error}") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host or not 0 < (parsed.port or 80) < 2**16:
+            raise UserError(f"--url {url!r} is not an HTTP address", fix="Write http://localhost:8000/v1.")
+        if parsed.userinfo or parsed.query or parsed.fragment:
+            raise UserError(
+                "--url may not hold a password or a query: it is stored with the results",
+                fix="Put the key into an environment variable and name that: --api_key_env NAME.",
+            )
+        self.url, self._key, self._timeout = url.rstrip("/"), api_key, timeout
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """A pool of connections; redirects, to which a key might be sent, are not followed."""
+        headers = {"Accept-Encoding": "identity"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        async with self._http.AsyncClient(headers=headers, timeout=self._timeout) as client:
+            yield client
+
+    async def models(self, client: httpx2.AsyncClient) -> list[dict[str, Any]]:
+        """What the server says it serves; empty where it does not say.
+
+        Raises:
+            UserError: nobody answers at that address, or the key is refused.
+        """
+        try:
+            answer = await self._once(client, "GET", "/models", None, None)
+        except NoAnswer as found:
+            error = self._without_key(found)
+            if error.status in (401, 403):
+                raise UserError(
+                    f"{self.url} refuses the key: {error}", fix="Name its variable: --api_key_env NAME."
+                ) from error
+            if error.status:
+                return []
+            raise UserError(
+                f"{self.url} does not answer: {error}", fix="Check the address and that it runs."
+            ) from error
+        listed = answer.get("data")
+        return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+
+    async def complete(
+        self, client: httpx2.AsyncClient, body: dict[str, Any], stop: Stop | None = None
+    ) -> str:
+        """The text of a completion, after as many attempts as it takes, up to ATTEMPTS.
+
+        With `stop` it is streamed, and the connection closed as soon as there is enough of it.
+
+        Raises:
+            NoAnswer: none came, or it is of no use.
+        """
+
+        async def attempt() -> str:
+            wanted = body | {"stream": stop is not None}
+            return _text_of(await self._once(client, "POST", "/completions", wanted, stop))[0]
+
+        return await self._tried(attempt)
+
+    async def answer(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+        """As `complete`, with all that the server says.
+
+        Raises:
+            NoAnswer: none came.
+        """
+        return await self._tried(lambda: self._once(client, "POST", "/completions", body, None))
+
+    async def _tried(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """The result of the first attempt that has one; in between the server has time to recover."""
+        number = 1
+        while True:
+            try:
+                return await attempt()
+            except NoAnswer as error:
+                if not error.again or number == ATTEMPTS:
+                    raise self._without_key(error) from error
+                backoff = FIRST_WAIT * 2 ** (number - 1) * random.uniform(0.5, 1.0)  # noqa: S311
+                await asyncio.sleep(max(backoff, min(error.wait, _LONGEST_WAIT)))
+                number += 1
+
+    def _without_key(self, error: NoAnswer) -> NoAnswer:
+        """Some servers repeat the key in what they say."""
+        why = str(error).replace(self._key, "***") if self._key else str(error)
+        return NoAnswer(why, again=error.again, status=error.status)
+
+    async def _once(
+        self, client: httpx2.AsyncClient, method: str, path: str, body: Any, stop: Stop | None
+    ) -> dict[str, Any]:
+        http = self._http
+        try:
+            async with (
+                asyncio.timeout(_WHOLE * self._timeout),
+                client.stream(method, self.url + path, json=body) as response,
+            ):
+                if response.status_code != 200:
+                    raise await _refusal(response)
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise NoAnswer("a compressed answer, which was not asked for", again=False)
+                if response.headers.get("content-type", "").startswith("text/event-stream"):
+                    return await _streamed(http.EventSource(response), response, stop)
+                return _parsed(await _read(response, MOST_ANSWER_BYTES))
+        except (http.TimeoutException, TimeoutError) as error:
+            raise NoAnswer(f"no answer within {self._timeout:g} s", again=True) from error
+        except (http.HTTPError, http.StreamError) as error:
+            why = f"the connection failed: {type(error).__name__} {error}".strip()
+            raise NoAnswer(why, again=True) from error
+
+
+async def _refusal(response: httpx2.Response) -> NoAnswer:
+    """What a status other than 200 means, with the beginning of what the server says."""
+    status = response.status_code
+    try:
+        said = (await _read(response, 1 << 16)).decode("utf-8", "replace")
+    except NoAnswer:
+        said = ""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        said = str(json.loads(said)["error"]["message"])
+    said = " ".join("".join(c if c.isprintable() else " " for c in said).split())[:_EXCERPT]
+    try:
+        wait = max(0.0, float(response.headers.get("retry-after", "0")))
+    except ValueError:  # a date
+        wait = 0.0
+    again = status in _AGAIN or status >= 500
+    return NoAnswer(f"HTTP {status} {said}".strip(), again=again, status=status, wait=wait)
+
+
+async def _read(response: httpx2.Response, most: int) -> bytes:
+    data = bytearray()
+    async for chunk in response.aiter_raw():
+        data += chunk
+        if len(data) > most:
+            raise NoAnswer(f"an answer of more than {most:,} bytes", again=False)
+    return bytes(data)
+
+
+def _parsed(data: bytes | str) -> dict[str, Any]:
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NoAnswer("the answer is not JSON" if data else "the answer is empty", again=True) from error
+    if not isinstance(answer, dict):
+        raise NoAnswer("the answer is not a JSON object", again=True)
+    return answer
+
+
+def _text_of(answer: dict[str, Any]) -> tuple[str, bool]:
+    """The text of the first choice, and whether it is complete; "" of a record without choices.
+
+    Raises:
+        NoAnswer: the record is of another kind.
+    """
+    choices = answer.get("choices")
+    if choices == [] and "error" not in answer:
+        return "", False
+    try:
+        text, reason = choices[0]["text"], choices[0].get("finish_reason")  # type: ignore[index]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise NoAnswer(f"the answer holds no text: {json.dumps(answer)[:_EXCERPT]}", again=True) from error
+    if not isinstance(text, str):
+        raise NoAnswer("the answer's text is not a string", again=True)
+    return text.encode("utf-8", "replace").decode(), reason is not None
+
+
+async def _streamed(
+    events: httpx2.EventSource, response: httpx2.Response, stop: Stop | None
+) -> dict[str, Any]:
+    """A streamed answer in the form of one that came as a whole."""
+    text, complete = "", False
+    async with contextlib.aclosing(aiter(events)) as records:  # type: ignore[type-var]
+        async for record in records:
+            if response.num_bytes_downloaded > MOST_ANSWER_BYTES:
+                raise NoAnswer(f"an answer of more than {MOST_ANSWER_BYTES:,} bytes", again=False)
+            if record.data == "[DONE]":
+                complete = True
+                break
+            piece, ended = _text_of(_parsed(record.data))
+            text, complete = text + piece, complete or ended
+            if stop is not None and stop(text):
+                complete = True
+                break
+    if not complete:
+        raise NoAnswer("the answer broke off", again=True)
+    return {"choices": [{"text": text, "finish_reason": "stop"}]}
+
+
+def _library() -> ModuleType:
+    try:
+        return importlib.import_module("httpx2")
+    except ImportError as error:
+        raise UserError(f"--url needs a package: {error}", fix="pip install 'cpplm[url]'") from error

@@ -1,0 +1,33 @@
+"""Fill-in-the-middle as a part of an evaluation; apart from `run.py`, as it needs the extra `[corpus]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpplm.core.settings import to_dict
+from cpplm.evaluate.fim.suite import FimEvalSettings, inputs, run_fim
+from cpplm.evaluate.run import Evaluation, Target
+
+
+@dataclass(frozen=True)
+class FimCommand:
+    """Settings of `cpplm evaluate fim`."""
+
+    target: Target
+    fim: FimEvalSettings = field(default_factory=FimEvalSettings)
+
+
+def evaluate_fim(evaluation: Evaluation, settings: FimEvalSettings) -> dict[str, Any]:
+    """Holes filled, and what became of them, kept with the other results.
+
+    Raises:
+        UserError: no sandbox or compiler here, or there is nothing to cut.
+    """
+
+    def measure(_: dict[str, Any]) -> dict[str, Any]:
+        report = run_fim(evaluation.model, settings, folder=evaluation.folder)
+        return {**report.figures(), "table": report.table(), "details": report.details()}
+
+    what = to_dict(settings) | {"workers": 0, "inputs": inputs(settings)}
+    return evaluation.once("fim", what, measure)

@@ -1,0 +1,104 @@
+"""The harness judged by itself: canonical solutions must pass, buggy ones must compile and fail."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpplm.core.errors import UserError
+from cpplm.evaluate.cpp import cut, program
+from cpplm.evaluate.judge.judging import Judge
+from cpplm.evaluate.judge.scoring import COMPILED, Outcome
+from cpplm.evaluate.problems import Problem
+
+_EXPECTED: dict[str, frozenset[Outcome]] = {
+    "canonical": frozenset({"pass"}),
+    "buggy": COMPILED - {"pass", "early exit"},
+}
+
+
+@dataclass(frozen=True)
+class SelfTestSettings:
+    """Settings of `cpplm evaluate self_test`."""
+
+    problems: tuple[str, ...] = ("small", "humaneval")
+    """Sets of problems: "small", "humaneval", or paths of JSON Lines files."""
+    workers: int = 0
+    """Programs compiled and run at the same time; 0 means one per core."""
+
+    def __post_init__(self) -> None:
+        if not self.problems:
+            raise UserError("no problems to judge the harness by", fix='Use "small" or "humaneval".')
+        if self.workers < 0:
+            raise UserError(f"--workers must not be negative, it is {self.workers}")
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """What the harness made of solutions whose worth is known."""
+
+    canonical: int
+    """Canonical solutions judged."""
+    canonical_passed: int
+    buggy: int
+    """Buggy solutions judged."""
+    buggy_passed: int
+    complaints: tuple[str, ...]
+    """One line for each solution that was judged wrongly."""
+    not_judged: dict[str, str]
+    """Problems left out, and what this machine lacks for them."""
+    seconds: float
+
+    def figures(self) -> dict[str, Any]:
+        """For `--json`."""
+        return dict(vars(self))
+
+    def table(self) -> str:
+        """The figures as text."""
+        rows = [
+            f"canonical solutions that pass: {self.canonical_passed} of {self.canonical}",
+            f"buggy solutions that pass:     {self.buggy_passed} of {self.buggy}",
+            *self.complaints,
+            *(f"not judged: {name} ({reason})" for name, reason in self.not_judged.items()),
+            f"{self.seconds:.0f} s",
+        ]
+        return "\n".join(rows)
+
+
+def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTest:
+    """Judge the canonical and the buggy solution of each problem, as far as it has them.
+
+    Raises:
+        UserError: verdicts cannot be kept.
+    """
+    begin = time.perf_counter()
+    asked = [
+        (problem, kind, text)
+        for problem in problems
+        for kind, text in (("canonical", problem.canonical_solution), ("buggy", problem.buggy_solution))
+        if text
+    ]
+    verdicts = dict(judge.judge([program(problem, cut(text)) for problem, _, text in asked]))
+    counts: Counter[tuple[str, bool]] = Counter()
+    complaints, not_judged = [], {}
+    for number, (problem, kind, _) in enumerate(asked):
+        verdict = verdicts[number]
+        if verdict.outcome == "not judged":
+            not_judged[problem.name] = verdict.message
+            continue
+        counts[kind, verdict.outcome == "pass"] += 1
+        if verdict.outcome not in _EXPECTED[kind]:
+            said = " ".join(verdict.message.split())
+            complaints.append(f"{problem.name}: the {kind} solution ended as {verdict.outcome}: {said}")
+    return SelfTest(
+        canonical=counts["canonical", True] + counts["canonical", False],
+        canonical_passed=counts["canonical", True],
+        buggy=counts["buggy", True] + counts["buggy", False],
+        buggy_passed=counts["buggy", True],
+        complaints=tuple(complaints),
+        not_judged=not_judged,
+        seconds=round(time.perf_counter() - begin, 2),
+    )

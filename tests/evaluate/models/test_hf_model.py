@@ -1,0 +1,407 @@
+"""Models in Hugging Face directories: exact bytes, bits and samples, and nothing of theirs that runs."""
+
+import itertools
+import json
+import math
+import pickle
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import normalizers
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from cpplm.core.errors import UserError
+from cpplm.evaluate.models import hf_model
+from cpplm.evaluate.models.checkpoint_model import CheckpointModel
+from cpplm.evaluate.models.code_model import Request
+from cpplm.evaluate.models.hf_model import HfModel
+from cpplm.evaluate.models.hf_tokens import SENTINELS, HfTokens
+from cpplm.generate.engine import Engine
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.tokenizer.export import export_hf
+from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.evaluate.models.hf_dirs import byte_level, llama, sentence_piece, write_hf_dir, write_tokenizer
+from tests.evaluate.models.test_checkpoint_model import random_model
+from tests.texts import cpp_document
+
+GREEDY = SamplingSettings(max_new_tokens=12, temperature=0.0)
+SAMPLED = SamplingSettings(max_new_tokens=12, temperature=1.0, top_k=0)
+SPELT = "é漢🙂 x <|endoftext|> <fim_prefix>\t\r\n\x00"
+texts = st.one_of(
+    st.text(max_size=60),
+    st.text("aé漢🙂 \n\u0301\u00a0<|>", max_size=40),
+    st.integers(0, 99).map(cpp_document),
+    st.just(SPELT),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf_dir(tmp_path_factory.mktemp("hf") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> HfModel:
+    return HfModel.load(folder, device_type="cpu", precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def tokens(folder: Path) -> HfTokens:
+    return HfTokens(folder)
+
+
+# ---- bytes of tokens --------------------------------------------------------------------------------------
+
+
+@given(texts)
+def test_byte_level_tokens_end_where_their_bytes_do(tokens: HfTokens, text: str) -> None:
+    (found,) = tokens.encode([text])
+    edges = [0, *found.ends.tolist()]
+    data = text.encode()
+    assert edges[-1] == len(data)
+    for id_, begin, end in zip(found.ids, edges, edges[1:], strict=False):
+        assert tokens.bytes_of([id_]) == data[begin:end]
+    assert not set(found.ids) & tokens.end_ids
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> HfTokens:
+    return HfTokens(write_tokenizer(tmp_path_factory.mktemp("sp"), sentence_piece(), bos_token="<s>"))
+
+
+@given(texts)
+def test_sentence_pieces_end_where_their_bytes_do(pieces: HfTokens, text: str) -> None:
+    """Their first token has a space more than the text; a text of U+2581 is read as spaces by design."""
+    text = text.replace("▁", "")
+    (found,) = pieces.encode([text])
+    assert (b" " + text.encode() if text else b"") == pieces.bytes_of(found.ids)
+    edges = [0, *found.ends.tolist()]
+    assert edges[-1] == len(text.encode())
+    for id_, begin, end in list(zip(found.ids, edges, edges[1:], strict=False))[1:]:
+        assert pieces.bytes_of([id_]) == text.encode()[begin:end]
+
+
+@pytest.fixture(scope="module")
+def normalizing(tmp_path_factory: pytest.TempPathFactory) -> HfTokens:
+    tokenizer = byte_level(normalizer=normalizers.NFC())
+    return HfTokens(write_tokenizer(tmp_path_factory.mktemp("nfc"), tokenizer, eos_token="<|endoftext|>"))
+
+
+@given(texts)
+def test_normalized_texts_keep_their_own_bytes(normalizing: HfTokens, text: str) -> None:
+    (found,) = normalizing.encode([text])
+    ends = found.ends.tolist()
+    assert ends == sorted(ends)
+    assert (ends[-1] if ends else 0) == (len(text.encode()) if found.ids else 0)
+
+
+def test_a_normalized_character_is_one_place(normalizing: HfTokens) -> None:
+    decomposed = "e\u0301"  # becomes one character of two bytes, which are two tokens here
+    (found,) = normalizing.encode([f"a{decomposed}b"])
+    assert found.ends.tolist() == [1, 1, 2, 5]  # the accent, which is in no token, counts with what follows
+
+
+def test_a_space_before_the_text_belongs_to_no_text(tmp_path: Path) -> None:
+    tokens = HfTokens(write_tokenizer(tmp_path, byte_level(prefix_space=True), eos_token="<|endoftext|>"))
+    (found,) = tokens.encode(["int x"])
+    assert found.ends[-1] == 5
+    assert tokens.bytes_of(found.ids) == b" int x"
+    assert tokens.bytes_of(tokens.encode_inside("int x")) == b"int x"
+
+
+@pytest.mark.parametrize("text", ["x", " x", "é", "", "▁", "\n}"])
+def test_text_inside_a_document_gets_no_space(pieces: HfTokens, text: str) -> None:
+    assert pieces.bytes_of(pieces.encode_inside(text)) == text.replace("▁", " ").encode()
+
+
+def test_marks_that_a_tokenizer_takes_for_text_are_special_here(tmp_path: Path) -> None:
+    """Qwen's tokenizer lists <|fim_prefix|> among the tokens that are not special."""
+    tokenizer = byte_level(["<|endoftext|>", *SENTINELS[2]])
+    record = json.loads(tokenizer.to_str())
+    for token in record["added_tokens"][1:]:
+        token["special"] = False
+    write_tokenizer(tmp_path, tokenizer, eos_token="<|endoftext|>")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(record))
+    tokens = HfTokens(tmp_path)
+    (found,) = tokens.encode(["a<|fim_prefix|>b"])
+    assert tokens.ids["<|fim_prefix|>"] not in found.ids
+    assert tokens.ids["<|fim_prefix|>"] in tokens.end_ids
+
+
+def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokens = HfTokens(write_tokenizer(tmp_path, tokenizer, eos_token="<|endoftext|>"))
+    assert tokens.encode([cpp_document(1), "x"])[0].ends[-1] == len(cpp_document(1))
+    assert len(tokens.encode(["x"])[0].ids) == 1
+
+
+# ---- scoring ----------------------------------------------------------------------------------------------
+
+
+def test_bits_are_those_of_transformers(model: HfModel, folder: Path, tokens: HfTokens) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    (found,) = model.score([SPELT])
+    (encoded,) = tokens.encode([SPELT])
+    ids = [tokens.ids["<|endoftext|>"], *encoded.ids]
+    with torch.no_grad():
+        logits = plain(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    expected = [-float(logits[place, id_]) / math.log(2) for place, id_ in enumerate(encoded.ids)]
+    assert found.bits.tolist() == pytest.approx(expected, rel=1e-4)
+    assert found.ends[-1] == len(SPELT.encode())
+
+
+def test_bits_do_not_depend_on_the_batch(model: HfModel, folder: Path) -> None:
+    documents = [cpp_document(number) for number in range(5)] + ["", SPELT]
+    alone = HfModel.load(folder, device_type="cpu", precision="fp32", rows=1)
+    for one, other in zip(model.score(documents), alone.score(documents), strict=True):
+        assert one.bits.tolist() == pytest.approx(other.bits.tolist(), rel=1e-4)
+        assert one.context.tolist() == other.context.tolist()
+
+
+def test_logits_in_pieces_are_the_same(model: HfModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [cpp_document(3), "int x;"]
+    whole = list(model.score(documents))
+    monkeypatch.setattr(hf_model, "_MOST_LOGITS", 10 * 400)  # ten tokens of the vocabulary
+    for one, other in zip(whole, model.score(documents), strict=True):
+        assert one.bits.tolist() == pytest.approx(other.bits.tolist(), rel=1e-3)
+
+
+class WrappedConfig(PretrainedConfig):
+    model_type = "cpplm-wrapped"
+
+
+class Wrapped(PreTrainedModel):
+    """Our model as one of transformers, as an export would have it."""
+
+    config_class = WrappedConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.inner = random_model(Tokenizer.load(config.tokenizer_path))
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """They come from the file."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutputWithPast:
+        return CausalLMOutputWithPast(logits=self.inner(input_ids))
+
+
+def test_the_same_logits_give_the_same_bits_whoever_holds_them(
+    tokenizer: Tokenizer, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    AutoConfig.register("cpplm-wrapped", WrappedConfig, exist_ok=True)
+    AutoModelForCausalLM.register(WrappedConfig, Wrapped, exist_ok=True)
+    config = WrappedConfig(
+        vocab_size=tokenizer.vocab_size, max_position_embeddings=64, tokenizer_path=str(tokenizer_path)
+    )
+    Wrapped(config).save_pretrained(tmp_path)
+    export_hf(tokenizer, tmp_path)
+    theirs = HfModel.load(tmp_path, device_type="cpu", precision="fp32")
+    ours = CheckpointModel(Engine(random_model(tokenizer), tokenizer))
+    documents = [cpp_document(number) for number in range(6)] + [SPELT, ""]
+    for one, other in zip(theirs.score(documents), ours.score(documents), strict=True):
+        assert one.ends.tolist() == other.ends.tolist()
+        assert one.bits.tolist() == pytest.approx(other.bits.tolist(), rel=1e-4)
+
+
+# ---- writing ----------------------------------------------------------------------------------------------
+
+
+def written(model: HfModel, requests: list[Request], sampling: SamplingSettings, **more: Any) -> Any:
+    found = dict(model.write(requests, sampling, **more))
+    assert sorted(found) == list(range(len(requests)))
+    assert not any(sample.failed for samples in found.values() for sample in samples)
+    return [[sample.text for sample in found[number]] for number in range(len(requests))]
+
+
+PROMPTS = [Request(cpp_document(number)[: 10 + 7 * number]) for number in range(7)]
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_greedy_texts_are_those_of_transformers(
+    model: HfModel, folder: Path, tokens: HfTokens, penalty: float
+) -> None:
+    sampling = replace(GREEDY, repetition_penalty=penalty)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for request, (text,) in zip(PROMPTS, written(model, PROMPTS, sampling), strict=True):
+        (prompt,) = tokens.encode([request.prefix])
+        ids = torch.tensor([[tokens.ids["<|endoftext|>"], *prompt.ids]])
+        out = plain.generate(
+            ids, max_new_tokens=12, do_sample=False, eos_token_id=sorted(tokens.end_ids), pad_token_id=0,
+            repetition_penalty=penalty,
+        )  # fmt: skip
+        new = [id_ for id_ in out[0, ids.size(1) :].tolist() if id_ not in tokens.end_ids]
+        assert text == tokens.bytes_of(new).decode("utf-8", "replace")
+
+
+def test_a_sample_is_the_same_whatever_is_written_beside_it(model: HfModel) -> None:
+    together = written(model, PROMPTS, SAMPLED, num_samples=3)
+    assert len({text for samples in together for text in samples}) > 15
+    for request, samples in zip(PROMPTS, together, strict=True):
+        assert written(model, [request], SAMPLED, num_samples=2) == [samples[:2]]
+
+
+def test_stop_ends_each_row_by_itself(model: HfModel) -> None:
+    full = written(model, PROMPTS, SAMPLED, num_samples=2)
+    cut = written(model, PROMPTS, SAMPLED, num_samples=2, stop=lambda text: len(text) >= 4)
+    for whole, part in zip(itertools.chain(*full), itertools.chain(*cut), strict=True):
+        assert len(part) >= 4 or part == whole
+        assert whole.startswith(part.rstrip("\ufffd"))
+    assert sum(map(len, itertools.chain(*cut))) < sum(map(len, itertools.chain(*full)))
+
+
+def test_stop_texts_are_no_part_of_a_sample(model: HfModel) -> None:
+    full = written(model, PROMPTS, SAMPLED)
+    stops = tuple(sorted({text[3:5] for (text,) in full if len(text) >= 5}))
+    cut = written(model, PROMPTS, replace(SAMPLED, stop=stops))
+    for (whole,), (part,) in zip(full, cut, strict=True):
+        assert whole.startswith(part)
+        assert len(part) <= 3 or part == whole
+        assert not any(stop in part for stop in stops)
+
+
+def test_samples_end_at_the_end_of_the_context_and_too_long_prompts_fail_alone(
+    model: HfModel, tokens: HfTokens
+) -> None:
+    words = cpp_document(4)
+    ids = tokens.encode([words])[0]
+    almost = words.encode()[: int(ids.ends[58])].decode()  # with the start token 60 of 64
+    requests = [PROMPTS[0], Request(words * 3), Request(almost)]
+    found = dict(model.write(requests, GREEDY, num_samples=1))
+    assert "context 64" in found[1][0].failed
+    assert found[0][0].text == written(model, [PROMPTS[0]], GREEDY)[0][0]
+    assert 0 < len(tokens.encode([found[2][0].text])[0].ids) <= 6
+    assert not found[2][0].failed
+
+
+@pytest.mark.parametrize("names", SENTINELS, ids=lambda names: names[0])
+def test_holes_are_asked_for_with_the_tokenizers_sentinels(tmp_path: Path, names: tuple[str, ...]) -> None:
+    tokenizer = byte_level(["<|endoftext|>", *names])
+    tokens = HfTokens(write_tokenizer(tmp_path, tokenizer, eos_token="<|endoftext|>"))
+    model = HfModel(llama(tokenizer.get_vocab_size()).eval(), tokens, name="x", identity={})
+    assert model.fills_in
+    begin, suffix, middle = (tokens.ids[name] for name in names)
+    ids = [tokens.ids["<|endoftext|>"], begin, *tokens.encode(["int f("])[0].ids, suffix]
+    ids += [*tokens.encode([f"{names[0]} }}"])[0].ids, middle]
+    prompt = torch.tensor([ids])
+    out = model._model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, pad_token_id=0
+    )
+    new = out[0, len(ids) :].tolist()
+    ended = next((place for place, id_ in enumerate(new) if id_ in tokens.end_ids), len(new))
+    expected = tokens.bytes_of(new[:ended]).decode("utf-8", "replace")
+    assert written(model, [Request("int f(", f"{names[0]} }}")], GREEDY) == [[expected]]
+
+
+def test_without_sentinels_a_model_gets_the_prefix_alone(tmp_path: Path) -> None:
+    tokenizer = byte_level(["<|endoftext|>"])
+    tokens = HfTokens(write_tokenizer(tmp_path, tokenizer, eos_token="<|endoftext|>"))
+    model = HfModel(llama(tokenizer.get_vocab_size()).eval(), tokens, name="x", identity={})
+    assert not model.fills_in
+    assert written(model, [Request("int f(", "}")], GREEDY) == written(model, [Request("int f(")], GREEDY)
+
+
+# ---- what is refused --------------------------------------------------------------------------------------
+
+
+class Evil:
+    """Pickled, it makes a file when it is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.mark,))
+
+
+def test_pickled_weights_are_never_loaded(folder: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    evil = copy(folder, tmp_path / "evil")
+    (evil / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(mark)))
+    HfModel.load(evil, device_type="cpu")  # beside safetensors it is passed over
+    (evil / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="never loaded"):
+        HfModel.load(evil, device_type="cpu")
+    (evil / "other.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        HfModel.load(evil, device_type="cpu")
+    assert not mark.exists()
+
+
+def copy(folder: Path, to: Path) -> Path:
+    to.mkdir()
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def test_code_of_the_directory_never_runs(folder: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    evil = copy(folder, tmp_path / "evil")
+    (evil / "modeling_evil.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
+    config = json.loads((evil / "config.json").read_text())
+    auto = {"AutoConfig": "modeling_evil.C", "AutoModelForCausalLM": "modeling_evil.M"}
+    config |= {"model_type": "evil", "architectures": ["M"], "auto_map": auto}
+    (evil / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="cannot be loaded"):
+        HfModel.load(evil, device_type="cpu")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "no config.json"),
+        ("config.json", b"{", "cannot be loaded"),
+        ("config.json", b'{"model_type": "t5"}', "cannot be loaded"),
+        ("tokenizer.json", None, "tokenizer.json"),
+        ("tokenizer.json", b"[]", "not a JSON object"),
+        ("tokenizer.json", b'{"model": 3}', "is no tokenizer"),
+        ("tokenizer.json", b"\xff\xfe", "cannot read"),
+        ("tokenizer.json", b"[" * 100_000, "cannot read"),
+        ("model.safetensors", b"\x00" * 100, "cannot be loaded"),
+        ("adapter_config.json", b"{}", "adapter"),
+    ],
+)
+def test_damaged_directories(
+    folder: Path, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    damaged = copy(folder, tmp_path / "damaged")
+    if content is None:
+        (damaged / name).unlink()
+    else:
+        (damaged / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        HfModel.load(damaged, device_type="cpu")
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    """transformers would fill them with random numbers."""
+    broken = write_hf_dir(tmp_path / "broken")
+    state = llama(400).state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    llama(400).save_pretrained(broken, state_dict=state)
+    with pytest.raises(UserError, match=r"missing.*layers\.1\.mlp\.up_proj"):
+        HfModel.load(broken, device_type="cpu")
+
+
+def test_a_model_without_a_start_is_refused(tmp_path: Path) -> None:
+    tokens = HfTokens(write_tokenizer(tmp_path, byte_level()))
+    with pytest.raises(UserError, match="no token that begins or ends a text"):
+        HfModel(llama(400), tokens, name="x", identity={})
+
+
+def test_a_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"pip install 'cpplm\[hf\]'"):
+        HfModel.load(folder)

@@ -1,0 +1,36 @@
+"""The reference that the engine is held to: one row, no cache, everything read anew for each token."""
+
+import torch
+
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.writing import Completion, Request, Sample, choose
+from cpplm.model.transformer import Transformer
+from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+
+@torch.no_grad()
+def naive(model: Transformer, ids: list[int], count: int) -> list[int]:
+    """Greedy decoding, without healing."""
+    ids = ids.copy()
+    start = len(ids)
+    for _ in range(count):
+        token = int(model(torch.tensor([ids]))[0, -1].argmax())
+        if token in (BOS, EOS):
+            break
+        ids.append(token)
+    return ids[start:]
+
+
+@torch.no_grad()
+def naive_sample(model: Transformer, tokenizer: Tokenizer, request: Request, number: int) -> Completion:
+    """One sample of any request."""
+    sample = Sample(tokenizer, request, number, model.config.max_seq_len - len(request.ids) + 1)
+    while sample.reason is None:
+        logits = model(torch.tensor([[*request.ids, *sample.ids]]))[:, -1]
+        sample.push(choose(logits, [sample])[0])
+    return sample.completion()
+
+
+def greedy(count: int) -> SamplingSettings:
+    return SamplingSettings(max_new_tokens=count, temperature=0)

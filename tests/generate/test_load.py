@@ -1,0 +1,61 @@
+"""A model that is ready to decode gives what it gave before."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from cpplm.generate.engine import Engine
+from cpplm.generate.load import prepare
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.model.config import ModelConfig
+from cpplm.model.kernels import packed_linear
+from cpplm.model.kernels.packed_linear import PackedLinear, can_pack
+from cpplm.model.layers import Linear
+from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.generate.test_every_feature import EACH, engine_of
+from tests.model.features import random_ids
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@EACH
+def test_a_prepared_model_is_the_same(
+    config: ModelConfig, dtype: torch.dtype, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every layer is packed here, however small."""
+    monkeypatch.setattr(packed_linear, "_LEAST_WEIGHTS", 1)
+    config = dataclasses.replace(config, num_heads=2, num_kv_heads=1, head_dim=16)
+    logits, losses, texts = [], [], []
+    ids = random_ids(2, 40)
+    for ready in (False, True):
+        engine = engine_of(config, tokenizer)
+        engine.model.compute_dtype = dtype
+        if ready:
+            prepare(engine.model)
+            assert engine.model.embedding.weight.dtype == dtype
+            assert isinstance(engine.model.lm_head, PackedLinear) == can_pack(engine.model.device, dtype)
+        with torch.no_grad():
+            logits.append(engine.model(ids))
+            losses.append(engine.model.loss(ids, ids.roll(-1, dims=1)))
+        texts.append(Engine.complete(engine, "int", SamplingSettings(20, 1.0, 0)))
+    close = {"atol": 0.05, "rtol": 0.05} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    torch.testing.assert_close(*logits, **close)
+    torch.testing.assert_close(*losses, **close)
+    if torch.equal(*logits) or dtype == torch.float32:
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="needs oneDNN")
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64])
+def test_packed_products(tokens: int) -> None:
+    linear = Linear(96, 200)
+    torch.nn.init.normal_(linear.weight)
+    packed = PackedLinear(linear, keep_weight=False)
+    x = torch.randn(3, tokens, 96)
+    torch.testing.assert_close(packed(x), linear(x), atol=1e-4, rtol=1e-4)
+    assert not list(packed.parameters())
+
+
+def test_where_nothing_can_be_packed() -> None:
+    assert not can_pack(torch.device("cuda"), torch.bfloat16)
+    assert not can_pack(torch.device("cpu"), torch.float64)

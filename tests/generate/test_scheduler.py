@@ -1,0 +1,203 @@
+"""Requests that come, wait, share and go: nobody stops the others, and no block is lost."""
+
+import dataclasses
+import random
+
+import pytest
+
+from cpplm.core.errors import UserError
+from cpplm.generate.engine import Engine
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.scheduler import Event, Limits, Scheduler
+from cpplm.generate.writing import Completion, Request
+from cpplm.model.blocks import BLOCK
+from cpplm.tokenizer.special import BOS
+from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.generate.naive import greedy, naive_sample
+from tests.generate.test_every_feature import engine_of
+from tests.model.features import CONFIGS
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer: Tokenizer) -> Engine:
+    """Everything that remembers something."""
+    return engine_of(dataclasses.replace(CONFIGS["all"], hyper_connections=None), tokenizer)
+
+
+def ids(count: int, seed: int = 0) -> tuple[int, ...]:
+    generator = random.Random(seed)
+    return (BOS, *(generator.randrange(64, 500) for _ in range(count - 1)))
+
+
+def finish(scheduler: Scheduler) -> dict[tuple[int, int], Completion]:
+    done = {}
+    while not scheduler.idle:
+        for event in scheduler.step():
+            if event.completion is not None:
+                done[event.ticket, event.sample] = event.completion
+    return done
+
+
+def alone(engine: Engine, request: Request, number: int = 0) -> Completion:
+    return naive_sample(engine.model, engine.tokenizer, request, number)
+
+
+def test_a_long_prompt_does_not_stop_the_others(engine: Engine) -> None:
+    """While it is read, a few tokens per step, each step gives those that write a token."""
+    scheduler = engine.scheduler(Limits(chunk=8))
+    writing = scheduler.submit(Request(ids(4), SamplingSettings(60, 1.0, 0, seed=1)))
+    scheduler.step()
+    long = scheduler.submit(Request(ids(64), greedy(3)))
+    for _ in range(64 // 8 - 1):
+        assert [event.ticket for event in scheduler.step()] == [writing]
+    assert long in [event.ticket for event in scheduler.step()]
+
+
+def test_requests_join_and_leave_between_steps(engine: Engine) -> None:
+    """Each as if it were alone, whoever is written beside it."""
+    requests = {}
+    scheduler, generator, done = engine.scheduler(Limits(rows=4, chunk=20)), random.Random(3), {}
+    for number in range(8):
+        settings = SamplingSettings(generator.randrange(1, 20), 1.0, 0, seed=number)
+        request = Request(ids(generator.randrange(1, 60), seed=number % 5), settings, 1 + number % 3)
+        requests[scheduler.submit(request)] = request
+        for event in scheduler.step():
+            if event.completion is not None:
+                done[event.ticket, event.sample] = event.completion
+    done |= finish(scheduler)
+    for ticket, request in requests.items():
+        for sample in range(request.num_samples):
+            assert done[ticket, sample] == alone(engine, request, sample)
+    assert scheduler.cache.used_blocks == 0
+
+
+def test_more_samples_than_rows(engine: Engine) -> None:
+    request = Request(ids(20), SamplingSettings(6, 1.0, 0), num_samples=11)
+    scheduler = engine.scheduler(Limits(rows=4, kept_tokens=0))
+    ticket = scheduler.submit(request)
+    done = finish(scheduler)
+    assert [done[ticket, n] for n in range(11)] == [alone(engine, request, n) for n in range(11)]
+    assert scheduler.cache.used_blocks == scheduler.cache.kept_blocks == 0
+
+
+def test_samples_share_what_was_read(engine: Engine) -> None:
+    """Blocks of a prompt count once, however many samples follow it."""
+    used = []
+    for samples in (1, 8):
+        scheduler = engine.scheduler()
+        scheduler.submit(Request(ids(65), SamplingSettings(20, 1.0, 0), samples))
+        scheduler.step()
+        used.append(scheduler.cache.used_blocks)
+    groups = len(scheduler.cache._groups)
+    assert used[1] <= used[0] + 7 * groups  # one block each behind the prompt
+    assert used[0] >= 65 // BLOCK
+
+
+def test_a_shared_beginning_is_read_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, hidden_states = [], engine.model.hidden_states
+
+    def counted(ids_BT, *arguments):
+        read.append(ids_BT.size(1))
+        return hidden_states(ids_BT, *arguments)
+
+    monkeypatch.setattr(engine.model, "hidden_states", counted)
+    header = ids(50)
+    requests = [Request((*header, 100 + number), greedy(1)) for number in range(4)]
+    scheduler = engine.scheduler()
+    for request in requests:
+        scheduler.submit(request)
+        finish(scheduler)
+    assert read == [51, 3, 3, 3]
+    read.clear()
+    forgetful = engine.scheduler(Limits(kept_tokens=0))
+    for request in requests[:2]:
+        forgetful.submit(request)
+        finish(forgetful)
+    assert read == [51, 51]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 9])
+def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine, steps: int) -> None:
+    """Waiting, half read, or writing; the others go on as if it had never been."""
+    other = Request(ids(5, seed=1), SamplingSettings(30, 1.0, 0))
+    scheduler, twin = engine.scheduler(Limits(chunk=16)), engine.scheduler()
+    kept = scheduler.submit(other)
+    twin.submit(other)
+    ticket = scheduler.submit(Request(ids(60), greedy(30), num_samples=3))
+    for _ in range(1 + steps):
+        scheduler.step()
+        twin.step()
+    assert scheduler.cache.used_blocks > twin.cache.used_blocks
+    scheduler.cancel(ticket)
+    scheduler.cancel(ticket)  # once more is no error
+    assert scheduler.cache.used_blocks == twin.cache.used_blocks
+    assert finish(scheduler) == {(kept, 0): alone(engine, other)}
+    assert scheduler.cache.used_blocks == 0
+    assert scheduler._free_blocks == scheduler._blocks
+
+
+def test_random_traffic_loses_no_block(engine: Engine) -> None:
+    generator = random.Random(0)
+    scheduler = engine.scheduler(Limits(rows=5, tokens=400, chunk=24, kept_tokens=64))
+    alive: set[int] = set()
+    sizes = []
+    for step in range(250):
+        if generator.random() < 0.3 and scheduler.waiting < 4:
+            settings = SamplingSettings(generator.randrange(1, 30), 1.0, 0, seed=step)
+            request = Request(ids(generator.randrange(1, 60), step % 4), settings, generator.randrange(1, 5))
+            alive.add(scheduler.submit(request))
+        if alive and generator.random() < 0.1:
+            ticket = generator.choice(sorted(alive))
+            alive.remove(ticket)
+            scheduler.cancel(ticket)
+        alive -= {event.ticket for event in scheduler.step() if event.ended}
+        assert scheduler.writing <= 5
+        sizes.append(scheduler.cache.bytes)
+    finish(scheduler)
+    assert scheduler.cache.used_blocks == 0
+    assert scheduler._free_blocks == scheduler._blocks
+    groups = len(scheduler.cache._groups)
+    assert 0 < scheduler.cache.kept_blocks <= groups * 64 // BLOCK
+    assert sizes[-1] == sizes[125]  # memory is flat once it is full
+
+
+def test_the_cache_has_a_bound(engine: Engine) -> None:
+    """Who does not fit waits; what can never fit is refused."""
+    scheduler = engine.scheduler(Limits(rows=8, tokens=7 * BLOCK))
+    for seed in range(4):
+        scheduler.submit(Request(ids(30, seed), greedy(20)))  # 2 blocks and 3
+    most = 0
+    while not scheduler.idle:
+        scheduler.step()
+        assert scheduler.writing <= 1
+        most = max(most, scheduler.cache.used_blocks)
+    assert most <= len(scheduler.cache._groups) * 7
+    with pytest.raises(UserError, match="do not fit into the cache of 112"):
+        scheduler.submit(Request(ids(60), greedy(90)))
+    assert scheduler.idle
+
+
+def test_events_come_in_the_order_of_writing(engine: Engine) -> None:
+    scheduler = engine.scheduler()
+    scheduler.submit(engine.request("int", settings=SamplingSettings(10, 1.0, 0), num_samples=2))
+    events: list[Event] = []
+    while not scheduler.idle:
+        events += scheduler.step()
+    for sample in range(2):
+        of_sample = [event for event in events if event.sample == sample]
+        *early, last = of_sample
+        assert all(event.completion is None for event in early)
+        assert last.completion is not None
+        assert "".join(event.text for event in of_sample) == last.completion.text
+    assert [event.ended for event in events] == [False] * (len(events) - 1) + [True]
+
+
+@pytest.mark.parametrize("name", ["rows", "chunk"])
+def test_bad_limits(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} is 0"):
+        Limits(**{name: 0})
+
+
+def test_no_samples_are_refused(engine: Engine) -> None:
+    with pytest.raises(UserError, match="0 samples"):
+        engine.scheduler().submit(Request(ids(3), num_samples=0))

@@ -1,0 +1,35 @@
+"""Rows of one batch that are decoded together, for tests."""
+
+from collections.abc import Sequence
+
+import torch
+
+from cpplm.model.cache import Cache
+from cpplm.model.cache_view import CacheView
+from cpplm.model.transformer import Transformer
+
+
+class Rows:
+    """Sequences of one cache that read their tokens side by side; called like the model itself."""
+
+    def __init__(self, model: Transformer, batch: int, *, together: bool | None = None) -> None:
+        self.model = model
+        self.cache = Cache(
+            model.remembered(), device=model.device, dtype=model.compute_dtype, together=together
+        )
+        self.sequences = [self.cache.begin() for _ in range(batch)]
+
+    def view(self, counts: int | Sequence[int]) -> CacheView:
+        return self.cache.view(self.sequences, counts)
+
+    def __call__(self, ids: torch.Tensor, counts: Sequence[int] | None = None) -> torch.Tensor:
+        """Logits BTV of the next tokens; of a row, only the first `counts` are real."""
+        counts = counts or [ids.size(1)] * len(ids)
+        logits = self.model(ids, self.view(counts))
+        for sequence, row, count in zip(self.sequences, ids.tolist(), counts, strict=True):
+            self.cache.advance(sequence, row[:count])
+        return logits
+
+    def release(self) -> None:
+        for sequence in self.sequences:
+            self.cache.release(sequence)
