@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  { echo "make: Python 3.11 or newer is needed, $$($(PYTHON) --version) was found; pass PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "Setting up $(VENV), once: this installs PyTorch and some smaller packages and takes a minute or more."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[corpus,cluster,semantic,tracking,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[corpus,cluster,semantic,serve,tracking,dev]'
 	@touch $@
 
 # ---- demo: C++ on this machine to a model, in one command ------------------------------------------------
@@ -31,6 +31,7 @@ demo: $(VENV)/.installed  ## C++ projects to a model: corpus, tokenizer, train, 
 	$(CPPLM) evaluate --run $(DEMO)/run --data_dir $(DEMO)/corpus
 	$(CPPLM) generate --run $(DEMO)/run --examples --max_new_tokens 80 --save
 	$(CPPLM) runs page $(DEMO)/run
+	@echo 'Chat and complete C++ in a browser or an editor: $(CPPLM) serve --run $(DEMO)/run'
 
 clean-demo:  ## forget the demo and start over
 	@test ! -e $(DEMO) || test -d $(DEMO)/corpus || \
@@ -38,11 +39,14 @@ clean-demo:  ## forget the demo and start over
 	rm -rf $(DEMO)
 
 # ---- checks -----------------------------------------------------------------------------------------------
+# Most tests take one thread: they run beside each other.
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
 test: $(VENV)/.installed  ## the whole test suite, with coverage
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 test-fast: $(VENV)/.installed  ## the tests that take seconds
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 bench: $(VENV)/.installed  ## how fast the corpus is built; BENCH=DIR: on the projects in that folder
 	$(BIN)/python benchmarks/corpus.py $(BENCH)

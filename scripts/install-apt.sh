@@ -2,6 +2,7 @@
 # Installs the optional system packages of cpplm on Debian and Ubuntu; does nothing where they are already there.
 #   bubblewrap                 a second kind of sandbox for generated programs (cpplm also works without it)
 #   libboost-dev, libssl-dev   headers that three of the HumanEval problems include
+#   chromium                   tests of the pages in a real browser
 #   mold                       a fast linker: problems are judged sooner
 set -eu
 
@@ -9,6 +10,7 @@ wanted=
 command -v bwrap >/dev/null 2>&1 || wanted="$wanted bubblewrap"
 test -e /usr/include/boost/any.hpp || wanted="$wanted libboost-dev"
 test -e /usr/include/openssl/md5.h || wanted="$wanted libssl-dev"
+command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || wanted="$wanted chromium"
 command -v ld.mold >/dev/null 2>&1 || wanted="$wanted mold"
 if [ -z "$wanted" ]; then
     exit 0
@@ -27,8 +29,10 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 $as_root apt-get update -q
 for package in $wanted; do
-    if [ "$package" = mold ] && ! apt-cache show mold >/dev/null 2>&1; then
-        continue # older releases have none
-    fi
+    case "$package" in
+    mold | chromium)
+        apt-cache show "$package" >/dev/null 2>&1 || continue # not every release has it
+        ;;
+    esac
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$package"
 done

@@ -55,6 +55,7 @@ def test_verify_names_every_damaged_file(storage: Storage) -> None:
         verify(VerifySettings(storage.location))
 
 
+@pytest.mark.slow
 def test_an_imported_model_generates(tmp_path: Path, tokenizer_path: Path) -> None:
     record = {"sequence_len": 256, "vocab_size": 512, "n_layer": 2, "n_head": 2, "n_kv_head": 2, "n_embd": 64}
     record = {**record, "window_pattern": "SSSL"}

@@ -1,58 +1,188 @@
+"""`cpplm generate`: completions and holes, streamed or several, from flags or standard input."""
+
 import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cpplm.cli.generate import GenerateSettings, _from_stdin, _print_as_written
+from cpplm.cli.generate import CURSOR, GenerateSettings
+from cpplm.cli.main import dispatch
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import ModelSource
 from cpplm.generate.sampling import SamplingSettings
-from cpplm.model.config import ModelConfig
-from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.generate.talker import babbler, write_run
 
 MODEL = ModelSource(run="runs/any")
+Command = Callable[..., tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def engine(tokenizer: Tokenizer) -> Engine:
-    config = ModelConfig.from_depth(
-        1, vocab_size=tokenizer.vocab_size, max_seq_len=32, aspect_ratio=16, head_dim=16
+    return babbler(tokenizer, context=64)
+
+
+@pytest.fixture(scope="module")
+def run(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run", engine, {"fim": {"fim_rate": 0.5}})
+
+
+@pytest.fixture
+def command(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`cpplm generate` with flags, and with text on standard input: what it prints, and its figures."""
+
+    def call(*arguments: str, stdin: str | None = None) -> tuple[str, dict[str, Any]]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin or ""))
+        source = ("--run", str(run), "--precision", "fp32", "--device_type", "cpu", "--max_new_tokens", "12")
+        dispatch(["generate", *source, *arguments, "--json"])
+        text, _, last = capsys.readouterr().out.removesuffix("\n").rpartition("\n")
+        return text + "\n", json.loads(last)
+
+    return call
+
+
+def expected(engine: Engine, prefix: str, suffix: str | None = None, **more: Any) -> list[str]:
+    spm = bool(more.pop("spm", False))
+    count = more.pop("num_samples", 1)
+    settings = SamplingSettings(**{"max_new_tokens": 12, **more})
+    request = engine.request(prefix, suffix, settings=settings, num_samples=count, spm=spm)
+    (answer,) = engine.complete_many([request])
+    return [completion.text for completion in answer.completions]
+
+
+def test_a_prompt_and_its_completion_are_printed(engine: Engine, command: Command) -> None:
+    text, figures = command("-p", "int é = ", "--seed", "1")
+    (completion,) = expected(engine, "int é = ", seed=1)
+    assert text == f"int é = {completion}\n"
+    assert figures == {"step": 1, "prompt": "int é = ", "completions": [completion], "reasons": ["length"]}
+    assert command(stdin="int é = ")[0] == f"int é = {expected(engine, 'int é = ')[0]}\n"
+
+
+def test_every_way_of_sampling_is_a_flag(engine: Engine, command: Command) -> None:
+    flags = "-t 1.1 -k 30 --top_p 0.9 --min_p 0.01 --repetition_penalty 1.3 --seed 7 --max_new_tokens 9"
+    settings = {
+        "temperature": 1.1, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3, "seed": 7,
+        "max_new_tokens": 9, "stop": ("xyz", ";"),
+    }  # fmt: skip
+    assert command("--prompt", "int", *flags.split(), "--stop", "xyz", ";")[1]["completions"] == expected(
+        engine, "int", **settings
     )
-    model = Transformer(config)
-    model.init_weights(0)
-    return Engine(model, tokenizer)
 
 
-def test_what_is_printed_is_the_prompt_and_the_completion(
-    engine: Engine, capsys: pytest.CaptureFixture[str]
+def test_several_samples(engine: Engine, command: Command) -> None:
+    text, figures = command("--prompt", "int", "--num_samples", "3")
+    samples = expected(engine, "int", num_samples=3)
+    assert figures["completions"] == samples
+    assert text == "".join(f"--- sample {n} (length) ---\nint{each}\n" for n, each in enumerate(samples, 1))
+
+
+@pytest.mark.parametrize("spm", [False, True])
+def test_a_hole_is_filled(engine: Engine, command: Command, spm: bool) -> None:
+    more = ["--spm"] if spm else []
+    text, figures = command("--fim", "--prompt", "int f() {", "--suffix", "}\n", *more)
+    (middle,) = expected(engine, "int f() {", "}\n", spm=spm)
+    assert text == f"int f() {{{middle}}}\n"
+    assert figures["completions"] == [middle]
+    assert figures["suffix"] == "}\n"
+    assert command("--fim", *more, stdin=f"int f() {{{CURSOR}}}\n") == (text, figures)
+
+
+def test_several_holes_and_empty_sides(engine: Engine, command: Command) -> None:
+    text, figures = command("--fim", "--num_samples", "2", stdin=f"{CURSOR}}};")
+    samples = expected(engine, "", "};", num_samples=2)
+    assert figures["completions"] == samples
+    assert text == "".join(f"--- sample {n} (length) ---\n{each}}};\n" for n, each in enumerate(samples, 1))
+    assert command("--fim", stdin=f"int{CURSOR}")[1]["completions"] == expected(engine, "int", "")
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_drafts_do_not_change_the_text(command: Command, samples: int) -> None:
+    arguments = (
+        "--prompt",
+        "int a; int b; int a;",
+        "--num_samples",
+        str(samples),
+        "--max_new_tokens",
+        "30",
+        "-t",
+        "0.2",
+    )
+    text, figures = command(*arguments)
+    drafted_text, drafted = command(*arguments, "--draft", "lookup", "--draft_tokens", "3")
+    assert drafted_text == text
+    assert drafted.pop("drafted") >= drafted.pop("accepted")
+    assert drafted == figures
+
+
+def test_heads_that_are_not_there_cannot_draft(command: Command) -> None:
+    with pytest.raises(UserError, match="no head that could draft"):
+        command("--prompt", "int", "--draft", "heads")
+
+
+def test_a_model_that_never_filled_in_is_named(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sampling = SamplingSettings(max_new_tokens=12, seed=1)
-    completion = _print_as_written(engine, "int é = ", sampling)
-    assert capsys.readouterr().out == f"int é = {completion}\n"
-    assert completion == engine.complete("int é = ", sampling)[0].text
+    run = write_run(tmp_path / "plain", engine)
+    dispatch(["generate", "--run", str(run), "--fim", "-p", "a", "--suffix", "b", "--max_new_tokens", "2"])
+    assert "not trained to fill in" in capsys.readouterr().err
 
 
-def test_a_prompt_that_is_refused_is_not_printed(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match="context 32"):
-        _print_as_written(engine, "int x; " * 40, SamplingSettings())
+def test_a_prompt_that_is_refused_is_not_printed(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match="context 64"):
+        command("--prompt", "int x; " * 40)
     assert capsys.readouterr().out == ""
 
 
-def test_the_prompt_may_be_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("int main() {\n"))
-    assert _from_stdin() == "int main() {\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    with pytest.raises(UserError, match="empty"):
-        _from_stdin()
+def test_a_terminal_is_not_obeyed_to_what_a_model_writes(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt with an escape sequence stands here for a model that writes one."""
+    prompt = "int\x1b]0;title\x07 x;\r\n"
+    for terminal, printed in ((False, prompt), (True, "int␛]0;title␇ x;␍\n")):
+        monkeypatch.setattr("sys.stdout.isatty", lambda value=terminal: value)
+        dispatch(["generate", "--run", str(run), "--prompt", prompt, "--max_new_tokens", "1", "-t", "0"])
+        assert capsys.readouterr().out.startswith(printed)
 
 
-def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples(command: Command, engine: Engine) -> None:
+    text, figures = command("--examples")
+    assert len(figures["samples"]) == text.count("--- length ---") > 0
+
+
+# ---- wrong use --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stdin", "arguments", "message"),
+    [
+        ("", [], "empty"), ("int", ["--fim"], "0 times"), (f"a{CURSOR}b{CURSOR}", ["--fim"], "2 times"),
+    ],
+)  # fmt: skip
+def test_what_is_piped_in_is_checked(
+    stdin: str, arguments: list[str], message: str, command: Command
+) -> None:
+    with pytest.raises(UserError, match=message):
+        command(*arguments, stdin=stdin)
+
+
+def test_bytes_that_are_no_text(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"int \xff"), encoding="utf-8"))
+    with pytest.raises(UserError, match="no text"):
+        dispatch(["generate", "--run", str(run)])
+
+
+def test_a_terminal_is_not_waited_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin", terminal)
     with pytest.raises(UserError, match="--prompt TEXT or --examples"):
-        _from_stdin()
+        dispatch(["generate", "--run", str(run)])
 
 
 @pytest.mark.parametrize(
@@ -60,8 +190,16 @@ def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"examples": True, "prompt": "x"}, "--examples and --prompt"),
         ({"examples": True, "num_samples": 2}, "--num_samples"),
+        ({"examples": True, "fim": True}, "plain completions"),
+        ({"examples": True, "draft": "lookup"}, "plain completions"),
         ({"save": True}, "Add --examples"),
         ({"prompt": "x", "num_samples": 0}, "--num_samples 0"),
+        ({"prompt": "x", "suffix": "y"}, "Add --fim"),
+        ({"prompt": "x", "spm": True}, "Add --fim"),
+        ({"prompt": "x", "fim": True}, "--prompt and --suffix together"),
+        ({"suffix": "x", "fim": True}, "--prompt and --suffix together"),
+        ({"prompt": "x", "draft": "lookup", "draft_tokens": 0}, "--draft_tokens 0"),
+        ({"prompt": "x", "draft_tokens": 3}, "Add --draft lookup"),
     ],
 )
 def test_contradictions_are_refused(values: dict[str, object], message: str) -> None:

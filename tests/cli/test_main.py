@@ -86,7 +86,7 @@ def test_each_command_has_help_that_lists_each_setting_once(command: str, comman
     assert f"cpplm {command}" in out
     assert "--config" in out
     assert "--json" in out
-    named = re.findall(r"^[│ ] --(\w+)", out, re.MULTILINE)
+    named = re.findall(r"^[│ ] (?:-\w \S+, )*--(\w+)", out, re.MULTILINE)
     positional = [name for name in flags(settings_class(command)) if name not in named]
     assert sorted([*named, *positional]) == sorted(flags(settings_class(command)))
     assert len(positional) == len(re.findall(r"^[│ ] [A-Z]+ ", out, re.MULTILINE))

@@ -76,6 +76,7 @@ def test_the_same_steps_give_the_same_bytes(tmp_path, monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_killed_at_any_change_there_is_the_old_corpus_or_the_new_one(tmp_path):
     first, second, third = projects(tmp_path)
     for name in ("old", "new"):

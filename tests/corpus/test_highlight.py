@@ -35,6 +35,6 @@ def test_what_has_a_colour():
     "piece", ["a \n", "/*", "//", '"', "'", "\\\n", "# ", " ", "\n", "1'", 'R"(', "a<", "(", "_"]
 )
 def test_hostile_text_takes_no_longer(piece):
-    started = time.perf_counter()
+    started = time.process_time()
     highlight(piece * 100_000)
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3

@@ -191,6 +191,7 @@ def test_flags_that_changed_in_between_build_a_project_anew(tmp_path):
     assert "struct Metre" in documents(tmp_path / "out")["use.cc"]
 
 
+@pytest.mark.slow
 def test_the_same_bytes_after_a_kill_and_for_two_workers(tmp_path, monkeypatch):
     projects = two_projects(tmp_path)
     build(CorpusSettings(out=str(tmp_path / "out_whole"), projects=projects, workers=1, semantic=True))

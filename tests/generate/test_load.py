@@ -59,3 +59,22 @@ def test_packed_products(tokens: int) -> None:
 def test_where_nothing_can_be_packed() -> None:
     assert not can_pack(torch.device("cuda"), torch.bfloat16)
     assert not can_pack(torch.device("cpu"), torch.float64)
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="needs bfloat16 of oneDNN")
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 96)])
+def test_one_row_in_bfloat16(shape: tuple[int, ...]) -> None:
+    """By another loop than several rows, and oneDNN is as it was before."""
+    linear = Linear(96, 200).bfloat16()
+    torch.nn.init.normal_(linear.weight)
+    packed = PackedLinear(linear, keep_weight=False)
+    x = torch.randn(shape).bfloat16()
+    with torch.inference_mode():
+        for enabled in (True, False):
+            with torch.backends.mkldnn.flags(enabled=enabled):
+                found = packed(x)
+                assert torch._C._get_mkldnn_enabled() is enabled
+            assert found.shape == (*shape[:-1], 200)
+            torch.testing.assert_close(
+                found.float(), x.float() @ linear.weight.float().T, atol=0.1, rtol=0.01
+            )

@@ -33,10 +33,11 @@ CHANGES = {
 }
 ALL = {key: value for change in CHANGES.values() for key, value in change.items()} | {"engram": MEMORY}
 CONFIGS = {name: dataclasses.replace(PLAIN, **change) for name, change in {**CHANGES, "all": ALL}.items()}
-# All that decoding has to get right, of the two kinds of n-gram memory each with everything else; quicker.
+# For decoding: windows of one whole block, few iterations, and each kind of n-gram memory with all the rest.
 DECODED = {
     name: dataclasses.replace(
         config,
+        max_seq_len=32,
         hyper_connections=config.hyper_connections and HyperConnectionsConfig(3, sinkhorn_iterations=2),
     )
     for name, config in {**CONFIGS, "all, local": dataclasses.replace(CONFIGS["all"], engram=LOCAL)}.items()

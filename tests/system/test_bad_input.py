@@ -71,6 +71,7 @@ def test_contradictory_settings(tmp_path: Path, corpus: Path, tokenizer_path: Pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_disk_fills_up_during_a_save(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
     out = tmp_path / "run"
     assert train(out, corpus, tokenizer_path, "--num_iterations", 2).returncode == 0
@@ -82,6 +83,7 @@ def test_disk_fills_up_during_a_save(tmp_path: Path, corpus: Path, tokenizer_pat
     assert open_run(out).step == 4
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_named(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
     out = tmp_path / "run"
     assert train(out, corpus, tokenizer_path, "--num_iterations", 1).returncode == 0

@@ -33,7 +33,10 @@ def test_make_demo_runs_the_commands_of_the_readme() -> None:
         cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "MAKEFLAGS": ""},
     ).stdout  # fmt: skip
     made = [line.replace(".venv/bin/cpplm", "cpplm") for line in shown.splitlines() if "cpplm" in line]
-    assert [line.removesuffix(" --save") for line in made] == readme_commands()
+    *commands, last = made
+    assert [line.removesuffix(" --save") for line in commands] == readme_commands()
+    assert last.startswith("echo ")  # how to go on
+    assert "cpplm serve --run runs/demo/run" in last
 
 
 def run(arguments: list[str], *, kill_after: float | None = None) -> subprocess.CompletedProcess[str]:

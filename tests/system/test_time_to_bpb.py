@@ -20,7 +20,10 @@ from cpplm.core.errors import UserError
 from cpplm.tokenizer.special import IGNORED
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SIZES = "--depth 1 --head_dim 32 --max_seq_len 32 --device_batch_size 2 --total_batch_size 64 --no_compile"
+SIZES = (
+    "--depth 1 --head_dim 32 --max_seq_len 32 --short_seq_len 16 --device_batch_size 2 --total_batch_size 64 "
+    "--no_compile"
+)
 
 
 def load(name: str) -> ModuleType:

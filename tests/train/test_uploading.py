@@ -189,6 +189,7 @@ print("end", flush=True)
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.slow
 def test_the_process_ends_though_the_target_does_not_answer(
     local: Storage, store: ObjectStore, interrupted: bool
 ) -> None:

@@ -56,7 +56,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "cpplm.cli.evaluate:self_test",
         "the harness itself: right solutions must pass, buggy ones fail",
     ),
-    "generate": ("cpplm.cli.generate:generate", "complete a prompt"),
+    "generate": ("cpplm.cli.generate:generate", "complete a prompt, or fill in between two texts"),
+    "chat": ("cpplm.cli.chat:chat", "talk with a model, which may use tools"),
+    "export": ("cpplm.cli.export:export", "a model for Hugging Face's transformers"),
+    "serve": ("cpplm.cli.serve:serve", "a server for editors, OpenAI's clients and the web page"),
     "runs page": ("cpplm.cli.runs:page", "one self-contained HTML page about a run"),
     "runs compare": ("cpplm.cli.runs:compare", "runs side by side: figures, settings, curves"),
     "runs list": ("cpplm.cli.runs:list_runs", "a table of the runs below a folder"),
@@ -78,10 +81,12 @@ MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 
 # Packages that come with an extra, by the name under which they are imported.
 EXTRAS = {
-    "rapidfuzz": "[corpus]",
+    "fastapi": "[serve]",
+    "prometheus_client": "[serve]",
     "tree_sitter": "[corpus]",
     "tree_sitter_c": "[corpus]",
     "tree_sitter_cpp": "[corpus]",
+    "uvicorn": "[serve]",
 }
 
 

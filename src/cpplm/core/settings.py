@@ -26,6 +26,11 @@ from cpplm.core.errors import UserError
 T = TypeVar("T")
 
 
+def short(*letters: str) -> Any:
+    """For the annotation of a setting: `Annotated[int, short("k")]` is the flag -k too."""
+    return tyro.conf.arg(aliases=[f"-{letter}" for letter in letters])
+
+
 def to_dict(settings: Any) -> dict[str, Any]:
     """The settings as plain JSON types, to store beside what they produced."""
     values: dict[str, Any] = _plain(dataclasses.asdict(settings))

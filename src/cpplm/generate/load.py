@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import Precision, choose_device, choose_dtype
+from cpplm.core.settings import short
 from cpplm.generate.engine import Engine
+from cpplm.model.attention import Attention
 from cpplm.model.kernels.packed_linear import pack_linear_layers
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint import Checkpoint, open_run
@@ -19,9 +21,9 @@ from cpplm.train.checkpoint import Checkpoint, open_run
 class ModelSource:
     """Which model, and where it computes."""
 
-    run: str
+    run: Annotated[str, short("i", "g")]
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
-    step: int = -1
+    step: Annotated[int, short("s")] = -1
     """Checkpoint step (-1 = the newest)."""
     device_type: Literal["", "cuda", "mps", "cpu"] = ""
     """Device (empty = the best one present)."""
@@ -50,9 +52,12 @@ def prepare(model: Transformer) -> None:
     """Make a model ready to decode, in place; afterwards it cannot be trained.
 
     Matrices and tables are kept in the dtype in which they are used anyway: training keeps them in float32
-    and rounds them for each pass, which token by token would take most of the time. On a CPU matrices are
-    then packed.
+    and rounds them for each pass, which token by token would take most of the time. Those of queries, keys
+    and values become one, and on a CPU all are packed.
     """
+    for module in list(model.modules()):
+        if isinstance(module, Attention):
+            module.fuse()
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.to(model.compute_dtype)

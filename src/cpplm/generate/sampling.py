@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
+from cpplm.core.settings import short
 
 _RANKED = 512  # top_p first looks among so many likeliest tokens: sorting all of them takes longer
 
@@ -29,9 +31,9 @@ class SamplingSettings:
 
     max_new_tokens: int = 256
     """Tokens to write at most; the context length of the model is a limit too."""
-    temperature: float = 0.8
+    temperature: Annotated[float, short("t")] = 0.8
     """Divides the logits; 0 takes the likeliest token."""
-    top_k: int = 50
+    top_k: Annotated[int, short("k")] = 50
     """Sample among this many likeliest tokens (0 = all)."""
     seed: int = 0
     """The same seed gives the same text, sample by sample."""

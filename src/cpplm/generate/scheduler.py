@@ -2,8 +2,8 @@
 
 Each step reads at most `chunk` tokens of prompts, those of the longest waiting request first, so that a long
 prompt does not stop the others; then every sample that writes gets one token, and as many of those drafted
-behind it (`drafting.py`) as it would have written anyway. Samples of one prompt share
-what was read of it. Prompts that begin alike are read once, as long as what was read of them is kept.
+behind it (`drafting.py`) as it would have written anyway. Samples of one prompt share what was read of it.
+Prompts that begin alike are read once, as long as what was read of them is kept.
 
 A request is taken in when there is room for all that it may need, so none has to be put back later. Whoever
 ends or is cancelled gives back its memory at once. One thread drives a scheduler.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.generate.drafting import Drafter, DraftSettings, Trail
-from cpplm.generate.writing import Completion, Request, Sample, choose
+from cpplm.generate.writing import Completion, Request, Sample, TokenLogprob, choose
 from cpplm.model.blocks import BLOCK, CachedSequence
 from cpplm.model.cache import Cache
 from cpplm.model.transformer import Transformer
@@ -60,6 +60,8 @@ class Event:
     """The whole sample, when it has ended."""
     ended: bool
     """Whether that was the request's last one."""
+    logprob: TokenLogprob | None = None
+    """Of the token, where that was asked for."""
 
 
 @dataclass(eq=False)
@@ -267,15 +269,17 @@ class Scheduler:
 
     def _push(self, row: _Row, state_C: Tensor, token: int) -> Event:
         """Tell a sample its next token, chosen from this state; it leaves when it ends."""
-        job, text, completion = row.job, row.sample.push(token), None
+        job, sample, completion = row.job, row.sample, None
+        text = sample.push(token)
         self._drafter.extend(row.trail, state_C, token)
-        if row.sample.reason is not None:
-            completion = row.sample.completion()
+        if sample.reason is not None:
+            completion = sample.completion()
             self._leave(row)
         ended = job.ended == job.request.num_samples
         if ended:
             self._finish(job)
-        return Event(job.ticket, row.sample.number, text, completion, ended)
+        logprob = sample.logprobs[-1] if sample.logprobs else None
+        return Event(job.ticket, sample.number, text, completion, ended, logprob)
 
     def _leave(self, row: _Row) -> None:
         """Give back what a sample took."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +40,13 @@ class Request:
     """Asked after every token."""
     logprobs: int | None = None
     """Also give how likely each token was, and so many likeliest ones beside it."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end a continuation, beside <EOS> and <BOS>. The one that did is the last of its ids and no
+    part of its text."""
+    first_sample: int = 0
+    """Number of the first sample: with the seed it decides which random numbers that one draws."""
+    drawn: int = 0
+    """Random numbers that each sample leaves out: those with which the end of `ids` was written already."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,8 @@ class TokenLogprob:
 class Completion:
     """What was written after a prompt.
 
-    `ids` are the tokens that were written; the first of them may spell the end of the prompt, and the last
-    ones a stop text, both of which `text` leaves out.
+    `ids` are the tokens that were written; the first of them may spell the end of the prompt, the last ones a
+    stop text or one of `Request.end_ids`, all of which `text` leaves out.
     """
 
     text: str
@@ -83,7 +91,8 @@ class Sample:
         self.reason: Reason | None = None
         self._constraint = PrefixConstraint(tokenizer, request.prefix)
         self._decoder = StreamDecoder(tokenizer, skip=len(request.prefix))
-        self._random = random_stream(request.settings.seed, number)
+        self._random = random_stream(request.settings.seed, request.first_sample + number)
+        self._random.random(request.drawn)
         self._left, self._room = request.settings.max_new_tokens, room
         self._text = ""
         self._held = ""  # behind it, what may be the beginning of a stop text
@@ -115,6 +124,8 @@ class Sample:
         self._left -= self._constraint.done  # what spells the prefix does not count
         self._constraint.advance(token)
         self.ids.append(token)
+        if token in self.request.end_ids:
+            return self._end("end")
         shown = self._show(self._decoder.push(token))
         if self.reason is not None:
             return shown
@@ -157,6 +168,10 @@ def _overlap(text: str, stop: str) -> int:
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
 
 
+_draws = attrgetter("temperature", "top_k", "top_p", "min_p")
+"""What of the settings `sample` looks at."""
+
+
 def choose(logits_BV: Tensor, samples: Sequence[Sample]) -> list[int]:
     """The next token of each sample; how likely it was is noted where that was asked for.
 
@@ -172,11 +187,12 @@ def choose(logits_BV: Tensor, samples: Sequence[Sample]) -> list[int]:
     possible_BV = logits_BV
     if any(each.restricted for each in samples):
         possible_BV = torch.stack([each.restrict(row) for each, row in zip(samples, logits_BV, strict=True)])
-    alike: dict[SamplingSettings, list[int]] = {}
+    alike: dict[Any, list[int]] = {}  # rows that differ in their seeds or limits alone are drawn together
     for row, each in enumerate(samples):
-        alike.setdefault(each.request.settings, []).append(row)
+        alike.setdefault(_draws(each.request.settings), []).append(row)
     tokens = [0] * len(samples)
-    for settings, rows in alike.items():
+    for rows in alike.values():
+        settings = samples[rows[0]].request.settings
         uniforms = [samples[row].uniform() for row in rows]
         chosen = sample(possible_BV if len(alike) == 1 else possible_BV[rows], settings, uniforms)
         for row, token in zip(rows, chosen, strict=True):

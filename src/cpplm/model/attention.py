@@ -77,12 +77,14 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, part: str = "") -> None:
         super().__init__()
         self.window = config.windows()[layer]
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.head_dim
         self.qk_scale = config.qk_scale
         self.query = Linear(config.model_dim, config.num_heads * config.head_dim)
         self.key = Linear(config.model_dim, config.num_kv_heads * config.head_dim)
         self.value = Linear(config.model_dim, config.num_kv_heads * config.head_dim)
         self.output = Linear(config.num_heads * config.head_dim, config.model_dim)
+        self.fused: nn.Module | None = None
         self.value_embedding: nn.Embedding | None = None
         if config.has_value_embedding(layer):
             self.value_embedding = nn.Embedding(
@@ -94,9 +96,18 @@ class Attention(nn.Module):
             f"{part}{what} {layer}" for what in ("keys", "values", "index keys")
         )
 
+    @torch.no_grad()
+    def fuse(self) -> None:
+        """Queries, keys and values by one product from now on; not for training."""
+        parts = (self.query, self.key, self.value)
+        fused = Linear(self.query.in_features, sum(part.out_features for part in parts))
+        fused.weight = nn.Parameter(torch.cat([part.weight for part in parts]))
+        self.fused = fused
+        del self.query, self.key, self.value
+
     def remembered(self) -> list[Remembered]:
         """Keys and values in reach, and all keys of the indexer."""
-        shape = (self.key.out_features // self.head_dim, self.head_dim)
+        shape = (self.num_kv_heads, self.head_dim)
         rows = [Remembered(name, shape, self.window) for name in (self._keys, self._values)]
         if self.indexer is not None:
             rows.append(Remembered(self._index_keys, (self.indexer.dim,), None))
@@ -107,9 +118,7 @@ class Attention(nn.Module):
 
         With a cache, the tokens follow those it holds.
         """
-        query_BHTD = norm(rotate(self._heads(self.query(x_BTC)), context.angles)) * self.qk_scale
-        key_BGTD = norm(rotate(self._heads(self.key(x_BTC)), context.angles)) * self.qk_scale
-        value_BGTD = self._heads(self._valued(x_BTC, context.ids_BT))
+        query_BHTD, key_BGTD, value_BGTD = self._project(x_BTC, context)
         index = None if self.indexer is None else self.indexer(x_BTC, context)
         if context.cache is None:
             mixed_BHTD, divergence = self._mix(
@@ -164,12 +173,26 @@ class Attention(nn.Module):
             mixed.append(F.pad(of_rows, (0, 0, 0, padding)) if padding else of_rows)
         return torch.cat(mixed), None
 
+    def _project(self, x_BTC: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, turned and normalised, and values."""
+        if self.fused is None:
+            query_BHTD = self._turn(self.query(x_BTC), context.angles)
+            key_BGTD = self._turn(self.key(x_BTC), context.angles)
+            value = self.value(x_BTC)
+        else:
+            turned = (self.num_heads + self.num_kv_heads) * self.head_dim
+            both, value = self.fused(x_BTC).tensor_split([turned], dim=-1)
+            query_BHTD, key_BGTD = self._turn(both, context.angles).tensor_split([self.num_heads], dim=1)
+        return query_BHTD, key_BGTD, self._heads(self._with_embedding(value, x_BTC, context.ids_BT))
+
+    def _turn(self, projected: Tensor, angles: Angles) -> Tensor:
+        return norm(rotate(self._heads(projected), angles)) * self.qk_scale
+
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _valued(self, x_BTC: Tensor, ids_BT: Tensor) -> Tensor:
-        """Values, with the gated embedding of each token (after ResFormer, Zhou et al. 2024)."""
-        value = self.value(x_BTC)
+    def _with_embedding(self, value: Tensor, x_BTC: Tensor, ids_BT: Tensor) -> Tensor:
+        """Values with the gated embedding of each token (after ResFormer, Zhou et al. 2024)."""
         if self.value_embedding is None:
             return value
         gate_BTG = self.value_gate(x_BTC[..., : self.value_gate.in_features])

@@ -22,7 +22,8 @@ from cpplm.model.cache_rows import SCRATCH, ZEROS, Group
 class Piece:
     """Some rows of a batch that attend together, and where their keys and values are.
 
-    Rows that share a piece are aligned at their ends; `documents_BS` is -1 in front of the shorter ones.
+    Rows that share a piece are aligned at their ends; `documents_BS` is -1 in front of the shorter ones, and
+    None when all are of one length.
     """
 
     rows: slice
@@ -131,7 +132,9 @@ class CacheView:
             documents[row, begin:] = 0
             slots[row, begin : most - self._width] = table.slots(first, start)
             slots[row, most - self._width :] = self._new_slots(group)[0][row]
-        return Piece(slice(None), self._width, self._tensor(slots), self._tensor(documents))
+        padded = bool((documents < 0).any())
+        documents_BS = self._tensor(documents) if padded else None
+        return Piece(slice(None), self._width, self._tensor(slots), documents_BS)
 
 
 def before_start(rows_BTX: Tensor, count: int) -> Tensor:

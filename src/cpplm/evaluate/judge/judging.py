@@ -15,6 +15,7 @@ so a program that lacks an include still fails to compile.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -265,4 +266,7 @@ def _outcome(ran: Result, reported: Tally) -> Outcome:
 
 def _certain(result: Result, limits: Limits) -> bool:
     """Whether the run speaks of the program alone: not when a busy machine let the clock run out."""
-    return result.reason != "timeout" or result.cpu_seconds >= _SURELY_LIMITED * limits.cpu_seconds
+    if result.reason != "timeout" or result.signal == signal.SIGXCPU:
+        return True
+    # The kernel's limit and its report count differently: on a busy machine the report may be less.
+    return result.cpu_seconds >= _SURELY_LIMITED * limits.cpu_seconds

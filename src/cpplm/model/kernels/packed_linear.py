@@ -11,6 +11,10 @@ ordinary, one thread of an AMD EPYC with AVX512-BF16, torch 2.13, 3072 x 768, 20
 | 16     | 0.55     | 0.54    |
 | 128    | 0.74     | 0.62    |
 
+A single row in bfloat16 is quicker still with the weight as it was, by torch's own loop over its rows, which
+keeps up with memory: 0.7 of the time of packed products, for all of a model of 110 million weights. So each
+weight is kept twice, as many bytes as once in float32. That loop runs only where oneDNN is switched off.
+
 The two operators are those that torch.compile uses for the same end (`torch/_inductor/fx_passes/
 mkldnn_fusion.py`). They are no documented interface: where they are missing nothing is packed.
 """
@@ -32,18 +36,29 @@ class PackedLinear(nn.Module):
 
         Args:
             linear: the layer that it stands for.
-            keep_weight: whether the weight stays there as it is, too, for others to read.
+            keep_weight: whether the weight stays there as it is, too, for others to read; in bfloat16 always.
         """
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._row_by_row = linear.weight.dtype == torch.bfloat16
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_TOKENS)
-        if keep_weight:
+        if keep_weight or self._row_by_row:
             self.weight = linear.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features), in the dtype of the weight."""
+        if self._row_by_row and x.numel() == self.in_features:
+            return self._of_one_row(x)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
         return product
+
+    def _of_one_row(self, x: Tensor) -> Tensor:
+        before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return torch.mv(self.weight, x.reshape(-1)).view(*x.shape[:-1], -1)
+        finally:
+            torch._C._set_mkldnn_enabled(before)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,0 +1,235 @@
+"""`cpplm chat`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from cpplm.cli.report import Report
+from cpplm.cli.terminal import printable, shown
+from cpplm.core.errors import UserError
+from cpplm.core.settings import short
+from cpplm.generate.conversation import Conversation
+from cpplm.generate.engine import Engine
+from cpplm.generate.load import ModelSource, load_engine
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.scheduler import Limits
+from cpplm.generate.tools.box import ToolBox, ToolLimits
+from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, write
+from cpplm.generate.writing import Completion
+from cpplm.sandbox.sandbox import Sandbox
+
+try:
+    import readline
+except ImportError:  # Windows: typing works, without history
+    readline = None  # type: ignore[assignment]
+
+BLOCK = '"""'
+"""A line that begins and ends a text of several lines."""
+_WELCOME = f"quit or Ctrl-D: end   clear: begin anew   Ctrl-C: stop an answer   {BLOCK}: several lines"
+_KEPT_LINES = 1000
+_LIMITS = Limits(rows=1)
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """Settings of `cpplm chat`."""
+
+    model: ModelSource
+    """The model."""
+    prompt: Annotated[str | None, short("p")] = None
+    """Answer this and end, instead of asking for questions."""
+    system: str = ""
+    """What the model is told before the first question."""
+    tools: Path | None = None
+    """Folder of a C++ project whose files the model may search and read, and whose headers programs that it
+    compiles and runs in the sandbox may include. The calculator is always there."""
+    unsafe: bool = False
+    """With --tools: run these programs WITHOUT isolation. Never do this on a machine you care about."""
+    limits: ToolLimits = field(default_factory=ToolLimits)
+    """Of the tools."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    """How tokens are chosen."""
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and not self.prompt.strip():
+            raise UserError("--prompt is empty", fix="Give a question, or leave it out to be asked for one.")
+        if self.unsafe and self.tools is None:
+            raise UserError("--unsafe is about programs that tools run", fix="Add --tools, or leave it out.")
+
+
+def chat(settings: ChatSettings) -> Report:
+    """Answer one question, or talk until the user has enough."""
+    sandbox = Sandbox.probe(unsafe=True) if settings.unsafe else None
+    box = ToolBox(settings.tools, settings.limits, sandbox=sandbox)
+    engine, checkpoint = load_engine(settings.model)
+    session = Session(engine, box, Conversation(engine, settings.sampling, settings.system))
+    figures: dict[str, Any] = {"step": checkpoint.step}
+    if settings.prompt is None:
+        with _only_ctrl_c_interrupts():
+            session.talk(Terminal())
+    else:
+        completion = session.answer(settings.prompt)
+        figures |= {"answer": completion.text, "reason": completion.reason}
+    return Report("", figures | {"messages": session.conversation.messages})
+
+
+class Session:
+    """A conversation that is printed as it goes."""
+
+    def __init__(self, engine: Engine, box: ToolBox, conversation: Conversation) -> None:
+        self._engine, self._box, self.conversation = engine, box, conversation
+        self._scheduler = engine.scheduler(_LIMITS)
+        self._begun = False  # whether the cursor stands behind something
+
+    def talk(self, terminal: Terminal) -> None:
+        """Questions and answers until the user leaves."""
+        self._aside(_WELCOME)
+        while (text := terminal.read()) is not None:
+            command = text.strip().lower()
+            if command in {"quit", "exit"}:
+                return
+            if command == "clear":
+                self.conversation.clear()
+                self._aside("A new conversation.")
+            elif command and terminal.interactive:
+                self._answer_unless_stopped(text)
+            elif command:
+                self.answer(text)
+
+    def answer(self, text: str) -> Completion:
+        """Print the answer piece by piece.
+
+        Raises:
+            UserError: the model gives no numbers.
+        """
+        completion: Completion | None = None
+        for happening in write(self._scheduler, self.conversation.ask(text), self._box.fresh()):
+            self.conversation.hear(happening)
+            self._show(happening)
+            completion = happening.completion if isinstance(happening, Ended) else None
+        assert completion is not None  # noqa: S101  (it is the last that happens)
+        return completion
+
+    def _answer_unless_stopped(self, text: str) -> None:
+        before = len(self.conversation.messages)
+        try:
+            self.answer(text)
+        except KeyboardInterrupt:
+            self._scheduler = self._engine.scheduler(
+                _LIMITS
+            )  # the old one was stopped in the middle of a step
+            if len(self.conversation.messages) > before and not self.conversation.messages[-1]["content"]:
+                self.conversation.take_back()
+            self._new_line()
+            self._aside("Stopped.")
+
+    def _show(self, happening: Happening) -> None:
+        match happening:
+            case Said(text):
+                print(shown(text), end="", flush=True)
+                self._begun = not text.endswith("\n")
+            case Called(call):
+                self._aside(f"[{call.name or 'not a call'}] {call.text.strip()}")
+            case Answered(_, result):
+                self._aside(result)
+            case Ended(completion):
+                self._new_line()
+                if completion.reason == "length":
+                    self._aside("Cut off: --max_new_tokens or the model's context is used up.")
+
+    def _aside(self, text: str) -> None:
+        """A line that is no part of the answer: faint on a terminal, otherwise on stderr."""
+        if sys.stdout.isatty():
+            self._new_line()
+            print(shown(text, "2"), flush=True)
+        else:
+            print(printable(text), file=sys.stderr, flush=True)
+
+    def _new_line(self) -> None:
+        if self._begun:
+            print(flush=True)
+            self._begun = False
+
+
+class Terminal:
+    """Where questions come from: a terminal with history, or what is piped in, one question per line."""
+
+    def __init__(self) -> None:
+        self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a byte that is no text is no reason to end
+        self._history = history_file()
+        if self.interactive and readline is not None:
+            readline.clear_history()
+            readline.set_history_length(_KEPT_LINES)
+            with contextlib.suppress(OSError):  # there is none yet
+                readline.read_history_file(self._history)
+
+    def read(self) -> str | None:
+        """The next question; None when there is none."""
+        while True:
+            try:
+                text = self._line("> ")
+                if text is not None and text.strip() == BLOCK:
+                    text = self._block()
+            except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
+                print()  # the line is given up
+                continue
+            self._save()
+            return text
+
+    def _block(self) -> str:
+        lines = []
+        while (line := self._line("  ")) is not None and line.strip() != BLOCK:
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _line(self, prompt: str) -> str | None:
+        if not self.interactive:
+            line = sys.stdin.readline()
+            return line.removesuffix("\n") if line else None
+        try:
+            return input(prompt)
+        except EOFError:
+            print()
+            return None
+
+    def _save(self) -> None:
+        """Keep the history now: a window that is closed kills the program."""
+        if not self.interactive or readline is None:
+            return
+        new = self._history.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):  # it is a convenience
+            self._history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            readline.write_history_file(new)
+            new.replace(self._history)
+
+
+def history_file() -> Path:
+    """Where questions are kept, by the XDG Base Directory Specification."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "cpplm" / "chat_history"
+
+
+@contextlib.contextmanager
+def _only_ctrl_c_interrupts() -> Iterator[None]:
+    """Elsewhere SIGTERM is taken for Ctrl-C; here the latter only stops an answer."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(130)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

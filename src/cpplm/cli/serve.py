@@ -1,0 +1,26 @@
+"""`cpplm serve`."""
+
+from __future__ import annotations
+
+import contextlib
+
+from cpplm.cli.report import Report
+from cpplm.generate.load import load_engine
+from cpplm.serve.model import ServedModel
+from cpplm.serve.server import listen, serve_until_stopped
+from cpplm.serve.settings import ServeSettings
+
+
+def serve(settings: ServeSettings) -> Report:
+    """Serve a model until a signal says that it is enough."""
+    settings.network.keys()  # what is wrong with them, or with the address, is said before the model loads
+    bound, url = listen(settings.network)
+    with contextlib.closing(bound):
+        engine, checkpoint = load_engine(settings.model)
+        model = ServedModel.of(engine, checkpoint, settings)
+        figures = serve_until_stopped(model, settings, bound, url, ready=lambda: _show(url))
+    return Report("", figures)
+
+
+def _show(url: str) -> None:
+    print(url, flush=True)

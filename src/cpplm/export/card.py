@@ -1,0 +1,140 @@
+"""The model card of an export: what is known from the checkpoint and its run, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from cpplm import __version__
+from cpplm.core.runlog import LOG
+from cpplm.core.storage import Storage, is_bucket
+from cpplm.export import native
+from cpplm.model.config import ModelConfig
+from cpplm.model.counting import count_parameters
+from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.history import History
+from cpplm.train.page_evaluation import tiles
+
+EVALUATION = "evaluation.json"
+
+
+def model_card(
+    checkpoint: Checkpoint,
+    run: str,
+    *,
+    architecture: str,
+    lacking: Sequence[str],
+    left_out: Sequence[str],
+    dtype: str,
+    parameters: int,
+) -> str:
+    """README.md for a model hub.
+
+    Args:
+        checkpoint: of the model.
+        run: where it is from; the log and the evaluation of a local run are read.
+        architecture: name of the class of `transformers`.
+        lacking: see `native.lacking`.
+        left_out: parts of the model that are not exported.
+        dtype: of the weights.
+        parameters: in the export.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cpplm.export", "templates"),
+        autoescape=False,  # noqa: S701  (Markdown, shown by nobody before its author has read it)
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    folder = None if not run or is_bucket(run) else Path(run).expanduser().resolve()
+    return environment.get_template("model_card.md.jinja").render(
+        name=_name(folder, run),
+        version=__version__,
+        architecture=architecture,
+        is_native=architecture == native.ARCHITECTURE,
+        native_since=native.SINCE,
+        lacking=lacking,
+        left_out=left_out,
+        model=_shape(checkpoint.config(), parameters, dtype),
+        training=_training(checkpoint),
+        figures=_figures(folder, checkpoint.step),
+        fills_in=_fills_in(checkpoint),
+        context=checkpoint.config().max_seq_len,
+    )
+
+
+def _name(folder: Path | None, run: str) -> str:
+    """That of the run's folder; what is only called "run" or "checkpoints" has its name above."""
+    parts = [part for part in (run.split("/") if folder is None else folder.parts) if part.strip("/")]
+    named = [part for part in parts if part not in ("run", "checkpoints")]
+    return named[-1] if named else "model"
+
+
+def _shape(config: ModelConfig, parameters: int, dtype: str) -> dict[str, str]:
+    counted = count_parameters(config)
+    tables = counted["engram_tables"]
+    of_tables = f", {tables:,} of them in tables of n-grams" if tables else ""
+    return {
+        "parameters": f"{parameters:,}{of_tables}",
+        "layers": f"{config.num_layers}",
+        "width": f"{config.model_dim}",
+        "heads": f"{config.num_heads} for queries, {config.num_kv_heads} for keys and values, "
+        f"{config.head_dim} wide",
+        "context": f"{config.max_seq_len:,} tokens",
+        "vocabulary": f"{config.vocab_size:,} tokens",
+        "weights": dtype,
+    }
+
+
+def _training(checkpoint: Checkpoint) -> dict[str, str]:
+    """Of a run of ours: how far it came and with what; of an imported model, from where."""
+    found = {"step": f"{checkpoint.step:,}"}
+    if "state.json" in checkpoint.files:
+        state = checkpoint.json("state.json")
+        found["tokens trained on"] = f"{state['tokens']:,}"
+        found["time of training steps"] = f"{state['seconds']:,.0f} s"
+        for name in ("corpus", "tokenizer"):
+            if name in state:
+                found[f"fingerprint of the {name}"] = f"`{state[name]}`"
+    if "settings.json" in checkpoint.files:
+        settings = checkpoint.json("settings.json")
+        found["preset"] = settings.get("architecture", {}).get("preset", "")
+        found["seed"] = str(settings.get("seed", ""))
+    if "imported.json" in checkpoint.files:
+        found["imported"] = f"from nanochat's `{checkpoint.json('imported.json')['from']}`"
+    return {name: value for name, value in found.items() if value}
+
+
+def _figures(folder: Path | None, step: int) -> list[tuple[str, str, str]]:
+    """What was measured of just these weights: (what, value, remark)."""
+    if folder is None:
+        return []
+    found: list[tuple[str, str, str]] = []
+    if (folder / LOG).exists():
+        here = [record for record in History(folder).validations if record["step"] == step]
+        for record in here[-1:]:
+            remark = f"of {record['bytes']:,} bytes of held-out code, during training"
+            found.append(("bits per byte", f"{record['bits_per_byte']:.4f}", remark))
+    if (folder / EVALUATION).exists():
+        results = Storage(folder).read_json(EVALUATION)
+        of_step = {name: result for name, result in results.items() if result.get("step") == step}
+        found += _bits(of_step.get("bpb", {})) + tiles(of_step)
+    return found
+
+
+def _bits(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    if "bits_per_byte" not in result:
+        return []
+    return [("bits per byte", f"{result['bits_per_byte']:.4f}", "of held-out code, `cpplm evaluate bpb`")]
+
+
+def _fills_in(checkpoint: Checkpoint) -> bool:
+    """Whether the run rearranged any documents for fill-in-the-middle."""
+    if "settings.json" not in checkpoint.files:
+        return False
+    fim = checkpoint.json("settings.json").get("fim", {})
+    return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))

@@ -1,0 +1,162 @@
+"""A checkpoint as a folder that `transformers` loads.
+
+FOLDER/config.json                     shape; names the architecture
+       model.safetensors               weights; above 5 GB several files and `model.safetensors.index.json`
+       generation_config.json          which tokens end a text
+       tokenizer.json, tokenizer_config.json   see `cpplm.tokenizer.export`; with the chat template
+       README.md                       the model card
+       configuration_cpplm.py, ...     modeling code, where `transformers` has no such architecture
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
+from cpplm.export import custom, native
+from cpplm.export.card import model_card
+from cpplm.export.folders import whole_folder
+from cpplm.model.config import ModelConfig
+from cpplm.tokenizer import export as tokenizer_export
+from cpplm.tokenizer.special import BOS, EOS, PAD, SPECIAL_IDS
+from cpplm.train.checkpoint import Checkpoint
+
+MAX_FILE_BYTES = 5_000_000_000  # as `transformers` itself splits them
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FILES = {
+    "config.json", WEIGHTS, INDEX, "generation_config.json", "README.md", *tokenizer_export.FILES,
+    *custom.SOURCES,
+}  # fmt: skip
+_PART = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+# What ends a text, and an assistant's turn.
+ENDS = (EOS, BOS, SPECIAL_IDS["<|assistant_end|>"])
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    step: int
+    architecture: str
+    lacking: list[str]
+    """What the model has that `nanochat` of `transformers` lacks; empty without modeling code."""
+    left_out: list[str]
+    bytes: int
+    """Of the weights."""
+    parameters: int
+
+
+def export_to_hf(
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    run: str = "",
+    dtype: Dtype = "float32",
+    overwrite: bool = False,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> Exported:
+    """Write the folder, whole or not at all.
+
+    Args:
+        checkpoint: of the model.
+        out: the folder.
+        run: where the checkpoint is from, for the model card.
+        dtype: of the weights; float32 is what training keeps.
+        overwrite: replace an earlier export.
+        max_file_bytes: weights are split before a file grows larger; a single tensor never is.
+
+    Raises:
+        UserError: `out` may not be written, the disk is full, or the checkpoint is damaged.
+    """
+    with whole_folder(out, overwrite=overwrite, known=_is_ours) as folder:
+        config = checkpoint.config()
+        ours = checkpoint.model(device=torch.device("cpu"), compute_dtype=torch.float32).state_dict()
+        lacking = native.lacking(config, ours)
+        architecture = custom.ARCHITECTURE if lacking else native.ARCHITECTURE
+        weights = (custom.custom_weights if lacking else native.native_weights)(config, ours)
+        weights = {name: _cast(weight, getattr(torch, dtype)) for name, weight in weights.items()}
+        exported = Exported(
+            folder=out,
+            step=checkpoint.step,
+            architecture=architecture,
+            lacking=lacking,
+            left_out=_left_out(config),
+            bytes=sum(weight.nbytes for weight in weights.values()),
+            parameters=sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
+        )
+        _write_weights(folder, weights, max_file_bytes)
+        tokenizer_export.export_hf(checkpoint.tokenizer(), folder)
+        record = (custom.custom_config if lacking else native.native_config)(config)
+        storage = Storage(folder)
+        storage.write_json("config.json", {**record, **_COMMON, "dtype": dtype})
+        storage.write_json("generation_config.json", _TOKENS)
+        for name, source in (custom.sources() if lacking else {}).items():
+            storage.write(name, source)
+        card = model_card(
+            checkpoint, run, architecture=architecture, lacking=lacking, left_out=exported.left_out,
+            dtype=dtype, parameters=exported.parameters,
+        )  # fmt: skip
+        storage.write("README.md", card.encode())
+    return exported
+
+
+_TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": list(ENDS), "pad_token_id": PAD}
+_COMMON: dict[str, Any] = {**_TOKENS, "tie_word_embeddings": False, "use_cache": True}
+
+
+def _left_out(config: ModelConfig) -> list[str]:
+    count = config.mtp.depth if config.mtp else 0
+    return [f"{count} head{'s' * (count > 1)} for further tokens (MTP)"] if count else []
+
+
+def _is_ours(name: str) -> bool:
+    return name in FILES or _PART.fullmatch(name) is not None
+
+
+def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return (weight.to(dtype) if weight.is_floating_point() else weight).contiguous()
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_file_bytes: int) -> None:
+    parts = list(_parts(weights, max_file_bytes))
+    names = [WEIGHTS]
+    if len(parts) > 1:
+        names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
+        index = {
+            "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
+            "weight_map": {key: name for name, part in zip(names, parts, strict=True) for key in part},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    for name, part in zip(names, parts, strict=True):
+        try:
+            safetensors.torch.save_file(part, folder / name, metadata={"format": "pt"})
+        except safetensors.SafetensorError as error:
+            raise UserError(f"cannot write {folder / name}: {error}", fix="Free some space.") from error
+
+
+def _parts(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
+    """Weights in their order, as few parts as that allows."""
+    part: dict[str, Tensor] = {}
+    room = most
+    for name, weight in weights.items():
+        if part and weight.nbytes > room:
+            yield part
+            part, room = {}, most
+        part[name] = weight
+        room -= weight.nbytes
+    yield part

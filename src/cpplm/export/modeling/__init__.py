@@ -1,0 +1,1 @@
+"""Files that go into an export: modeling code for `transformers`, which needs nothing of cpplm."""

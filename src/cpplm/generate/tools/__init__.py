@@ -1,0 +1,1 @@
+"""Tools that a model calls while it writes: how a call looks, what may be called, how writing goes on."""

@@ -1,0 +1,212 @@
+"""Writing with tools: a continuation that stops at each call and goes on behind the result.
+
+    for happening in write(scheduler, request, box):
+        match happening:
+            case Said(text): ...            # text, as soon as it is certain
+            case Called(call): ...          # the model asks for a tool
+            case Answered(call, result): ...
+            case Ended(completion): ...     # last
+
+One continuation is a chain of requests. Each stops where a call begins or ends; the next one reads all that
+came before, and behind a call also its result, which the model did not write. What was read stays in the
+scheduler's cache, and each request goes on with the random numbers of the one before it: the text depends on
+the prompt, the seed and the results, as if it had been written in one go.
+
+`ToolLoop` is the chain without anybody who works it off, for a server that drives many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from cpplm.generate.scheduler import Scheduler
+from cpplm.generate.tools.box import ToolBox
+from cpplm.generate.tools.calls import KINDS, Call, Kind, marks, parse_call
+from cpplm.generate.writing import Completion, Reason, Request, Stop, TokenLogprob
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Said:
+    """Text that can be shown."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Called:
+    """The model asks for a tool."""
+
+    call: Call
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the tool answered."""
+
+    call: Call
+    result: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """That was all."""
+
+    completion: Completion
+
+
+Happening = Said | Called | Answered | Ended
+
+
+class ToolLoop:
+    """One sample that may call tools, as a chain of requests.
+
+    Attributes:
+        request: what is to be written next; None while a call waits, and at the end.
+        call: waits for its result.
+        reason: why it ended; None before.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, request: Request, context: int, sample: int = 0) -> None:
+        """Begin with the request itself.
+
+        Args:
+            tokenizer: the model's.
+            request: what is to be written; its limit on new tokens counts what the model writes, calls too.
+            context: the most tokens that the model reads.
+            sample: which of the request's samples this is.
+        """
+        self._tokenizer, self._context = tokenizer, context
+        self._first = replace(request, num_samples=1, first_sample=request.first_sample + sample)
+        self._marks = {kind: marks(tokenizer, kind) for kind in KINDS}
+        self._starts: dict[int | None, Kind] = {each.start: kind for kind, each in self._marks.items()}
+        self._writing: Kind | None = None  # a call of that kind, or text
+        self._ids, self._text = list(request.ids), ""
+        self._logprobs: list[TokenLogprob] = []
+        self._left, self._drawn = request.settings.max_new_tokens, request.drawn
+        self.call: Call | None = None
+        self.reason: Reason | None = None
+        self.request: Request | None = self._next(request.prefix)
+
+    @property
+    def shows(self) -> bool:
+        """Whether what `request` gives is text, and not part of a call."""
+        return self._writing is None
+
+    def take(self, completion: Completion) -> None:
+        """What came of `request`."""
+        assert self.request is not None  # noqa: S101  (the caller was given it)
+        prefix, written = self.request.prefix, completion.ids
+        last = written[-1] if written and completion.reason == "end" else None
+        self._ids += written
+        self._drawn += len(written)
+        self._left -= len(written) - _spelling(self._tokenizer, prefix, written)
+        self._logprobs += completion.logprobs
+        begins = finished = False
+        if self._writing is None:
+            self._text += completion.text
+            begins = last in self._starts
+        else:
+            finished = last == self._marks[self._writing].end
+        if not begins and not finished:
+            self._end(completion.reason)
+        elif self._left <= 0:
+            self._end("length")
+        elif self._writing is not None:
+            self.request, self.call = None, parse_call(self._writing, completion.text)
+        else:
+            self._writing = self._starts[last]
+            self._go_on()
+
+    def answer(self, result: str) -> None:
+        """The result of `call`; the model gets to read as much of it as there is room for."""
+        assert self._writing is not None  # noqa: S101  (there is a call)
+        each, room = self._marks[self._writing], self._context - len(self._ids) - 3
+        if room < 0:  # the two marks, and a token to write
+            self._end("length")
+            return
+        self._ids += [each.result_start, *self._tokenizer.encode(result)[:room], each.result_end]
+        self._writing = self.call = None
+        self._go_on()
+
+    def completion(self) -> Completion:
+        """All of it: the text without calls and results, the ids with them, logprobs of what was written."""
+        assert self.reason is not None  # noqa: S101  (the caller looked)
+        ids = tuple(self._ids[len(self._first.ids) :])
+        return Completion(self._text, ids, self.reason, tuple(self._logprobs))
+
+    def _go_on(self) -> None:
+        self.request = self._next(b"") if len(self._ids) < self._context else None
+        if self.request is None:
+            self._end("length")
+
+    def _end(self, reason: Reason) -> None:
+        self.reason, self.request, self.call = reason, None, None
+
+    def _next(self, prefix: bytes) -> Request:
+        """Text up to where a call begins, or a call up to its end; stop texts are for text alone."""
+        if self._writing is None:
+            ends, stops = [each.start for each in self._marks.values()], self._first.settings.stop
+        else:
+            ends, stops = [self._marks[self._writing].end], ()
+        return replace(
+            self._first,
+            ids=tuple(self._ids),
+            settings=replace(self._first.settings, max_new_tokens=self._left, stop=stops),
+            prefix=prefix,
+            stop=self._stop() if self._writing is None else None,
+            end_ids=(*self._first.end_ids, *ends),
+            drawn=self._drawn,
+        )
+
+    def _stop(self) -> Stop | None:
+        """The request's own, told all of the text."""
+        stop, before = self._first.stop, self._text
+        return None if stop is None else lambda text: stop(before + text)
+
+
+def _spelling(tokenizer: Tokenizer, prefix: bytes, ids: tuple[int, ...]) -> int:
+    """How many of the ids spell the prefix."""
+    spelt = accumulate(len(tokenizer.decode_bytes([id_])) for id_ in ids)
+    return sum(before < len(prefix) for before in [0, *spelt][: len(ids)])
+
+
+def write(scheduler: Scheduler, request: Request, box: ToolBox) -> Iterator[Happening]:
+    """One continuation with its calls, which are answered on the way.
+
+    Args:
+        scheduler: writes; nobody else drives it meanwhile.
+        request: of one sample.
+        box: fresh.
+
+    Raises:
+        UserError: the prompt leaves no room in the context.
+    """
+    loop = ToolLoop(scheduler.tokenizer, request, scheduler.model.config.max_seq_len)
+    while loop.reason is None:
+        yield from _write(scheduler, loop)
+        if loop.call is not None:
+            call = loop.call
+            yield Called(call)
+            result = box.call(call)
+            loop.answer(result)
+            yield Answered(call, result)
+    yield Ended(loop.completion())
+
+
+def _write(scheduler: Scheduler, loop: ToolLoop) -> Iterator[Said]:
+    """Work off the loop's request; whoever stops listening cancels it."""
+    assert loop.request is not None  # noqa: S101  (neither a call nor the end)
+    ticket, shows = scheduler.submit(loop.request), loop.shows
+    try:
+        while not scheduler.idle:
+            for event in scheduler.step():
+                if shows and event.text:
+                    yield Said(event.text)
+                if event.completion is not None:
+                    loop.take(event.completion)
+    except GeneratorExit:
+        scheduler.cancel(ticket)
+        raise

@@ -1,0 +1,1 @@
+"""Serving: OpenAI's HTTP API, and a web page."""

@@ -1,0 +1,164 @@
+"""The application: all routes, behind the gate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from cpplm import __version__
+from cpplm.generate.tools.box import ToolBox
+from cpplm.serve import page_routes
+from cpplm.serve.answering import Service
+from cpplm.serve.chat import Chat, add_chat
+from cpplm.serve.completions import add_completions
+from cpplm.serve.documented import answers, drop_defaults
+from cpplm.serve.driver import Driver
+from cpplm.serve.errors import ApiError, from_validation, of_status
+from cpplm.serve.gate import Gate
+from cpplm.serve.infill import add_infill
+from cpplm.serve.metrics import CONTENT_TYPE, Metrics
+from cpplm.serve.model import ServedModel
+from cpplm.serve.plan import Planner
+from cpplm.serve.schema import Health, ModelEntry, ModelList
+from cpplm.serve.settings import ServeSettings
+
+_TOOLS_AT_ONCE = 4  # calls of the server's tools, each with processes of its own
+
+
+@dataclass(frozen=True)
+class Application:
+    """What is served, and what its server has to know of it."""
+
+    asgi: ASGIApp
+    gate: Gate
+    service: Service
+
+
+def build(model: ServedModel, settings: ServeSettings) -> Application:
+    """Put everything together; nothing runs before the server starts.
+
+    Raises:
+        UserError: keys that are not there, tools that cannot work here, a model that cannot be driven so.
+    """
+    keys = settings.network.keys()
+    driver = Driver(model.engine, settings.batch.limits(), most_waiting=settings.batch.max_waiting)
+    metrics = Metrics(driver)
+    service = Service(model, settings.requests, driver, metrics)
+    planner = Planner(model, settings.requests)
+    box = ToolBox(settings.tools, settings.tool_limits)
+    chat = Chat(service, planner, box, tools_at_once=_TOOLS_AT_ONCE)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        driver.start()
+        try:
+            yield
+        finally:
+            await driver.stop()
+
+    app = FastAPI(
+        title="cpplm", version=__version__, summary="A C++ code model behind OpenAI's API.",
+        docs_url=None, redoc_url=None, lifespan=lifespan,
+    )  # fmt: skip
+    routes = APIRouter()
+    _add_facts(routes, service)
+    add_completions(routes, service, planner)
+    add_chat(routes, chat)
+    add_infill(routes, service, planner)
+    app.include_router(routes)
+    app.include_router(page_routes.router(settings.page))
+    _add_failures(app)
+    drop_defaults(app)
+    gate = Gate(
+        app, settings.network, keys=keys, metrics=metrics, paths=_paths(app),
+        stopping=lambda: service.stopping,
+    )  # fmt: skip
+    return Application(_with_cors(gate, settings.network.cors_origins), gate, service)
+
+
+def _paths(app: FastAPI) -> frozenset[str]:
+    return frozenset(app.openapi()["paths"])
+
+
+def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """Let pages of these origins in; the browser keeps all others out by itself."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=("GET", "POST"),
+        allow_headers=("Authorization", "Content-Type"), expose_headers=("Retry-After",),
+    )  # fmt: skip
+
+
+def _add_facts(routes: APIRouter, service: Service) -> None:
+    entry = ModelEntry(
+        id=service.model.name, object="model", created=service.model.created, owned_by="cpplm",
+        max_model_len=service.model.context, fills_in=service.model.fills_in,
+    )  # fmt: skip
+
+    @routes.get("/v1/models", responses=answers(ModelList), summary="The model that is served")
+    async def models() -> ModelList:
+        """One, by its name for requests."""
+        return ModelList(object="list", data=[entry])
+
+    @routes.get("/v1/models/{name:path}", responses=answers(ModelEntry), summary="One model")
+    async def model(name: str) -> ModelEntry:
+        """The one that is served."""
+        if name != entry.id:
+            raise ApiError(404, f"there is no model {name!r} here", code="model_not_found", param="model")
+        return entry
+
+    @routes.get("/health", responses={503: {"model": Health}}, summary="Whether requests are taken")
+    async def health() -> JSONResponse:
+        """For load balancers and editors; needs no key."""
+        status = "stopping" if service.stopping else "ok" if service.driver.alive else "failed"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+    @routes.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _add_failures(app: FastAPI) -> None:
+    """Every failure has the same form."""
+
+    async def refused(_: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, ApiError)  # noqa: S101  (it is registered for these)
+        return error.response()
+
+    async def malformed(http: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)  # noqa: S101
+        return from_validation(error.errors(), _fields(http)).response()
+
+    async def by_framework(_: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101
+        response = of_status(error.status_code, str(error.detail)).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    async def defect(_: HttpRequest, error: Exception) -> Response:
+        del error  # uvicorn logs it; clients learn nothing of the inside
+        return ApiError(500, "a defect of the server", code="internal").response()
+
+    app.add_exception_handler(ApiError, refused)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(HTTPException, by_framework)
+    app.add_exception_handler(Exception, defect)
+
+
+def _fields(http: HttpRequest) -> list[str]:
+    """The fields that the body of a request may have."""
+    route = http.scope.get("route")
+    field = route.body_field if isinstance(route, APIRoute) else None
+    return list(getattr(field.field_info.annotation, "model_fields", ())) if field is not None else []

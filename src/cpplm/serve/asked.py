@@ -1,0 +1,309 @@
+"""What requests look like: the fields that are done, those that change nothing, and no others.
+
+Clients send much. What only hints at something, or means something to other servers alone, is taken and
+ignored (`Harmless`). A parameter that would change the text and is not done is refused unless its value is
+the one that does nothing, and a field that nobody knows is refused, as by OpenAI: a spelling mistake should
+not go unseen. Types are strict: "0.5" is no number.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+_MOST_STOPS = 128
+_SEED = 2**63
+MOST_LOGPROBS = 20
+
+
+def _only(*neutral: Any) -> AfterValidator:
+    """A parameter that is not done, and the values at which that makes no difference."""
+    instead = f", or send {neutral[0]!r}" if neutral else ""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in neutral:
+            raise ValueError(f"is not supported: leave it out{instead}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("an empty stop text would end everything at once")
+    return text
+
+
+Zero = Annotated[float | None, _only(0)]
+One = Annotated[float | None, _only(1)]
+StopText = Annotated[str, Field(max_length=1000), AfterValidator(_not_empty)]
+
+
+class Strict(BaseModel):
+    """Fields of these types and no others."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Loose(BaseModel):
+    """Fields that are not known mean nothing."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class Body(BaseModel):
+    """The whole of a request."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def whole_characters(cls, data: Any) -> Any:
+        """JSON can hold half of a surrogate pair, which is no text and could not be answered with.
+
+        Raises:
+            ValueError: this does.
+        """
+        found = [data]
+        while found:
+            each = found.pop()
+            if isinstance(each, dict):
+                found += [*each, *each.values()]
+            elif isinstance(each, list):
+                found += each
+            elif isinstance(each, str) and not each.isascii():
+                try:
+                    each.encode()
+                except UnicodeEncodeError as error:
+                    raise ValueError("the body holds half of a surrogate pair") from error
+        return data
+
+
+class StreamOptions(Loose):
+    """Of a stream."""
+
+    include_usage: bool | None = False
+
+
+class TextFormat(Loose):
+    """The only form of answers."""
+
+    type: Literal["text"]
+
+
+class Harmless(Strict):
+    """Taken and ignored, or taken as long as it does nothing."""
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    # Of llama.cpp's clients.
+    cache_prompt: Any = None
+    samplers: Any = None
+    id_slot: Any = None
+    repeat_last_n: Any = None
+    dynatemp_exponent: Any = None
+    xtc_threshold: Any = None
+    dry_base: Any = None
+    dry_allowed_length: Any = None
+    dry_penalty_last_n: Any = None
+    timings_per_token: Any = None
+    t_max_prompt_ms: Any = None
+    t_max_predict_ms: Any = None
+    # What is not done.
+    frequency_penalty: Zero = None
+    presence_penalty: Zero = None
+    min_tokens: Zero = None
+    dynatemp_range: Zero = None
+    xtc_probability: Zero = None
+    dry_multiplier: Zero = None
+    typical_p: One = None
+    logit_bias: Annotated[dict[str, Any] | None, _only({})] = None
+    lora: Annotated[list[Any] | None, _only([])] = None
+    response_format: TextFormat | None = None
+
+
+class Sampled(Harmless, Body):
+    """What all writing requests have."""
+
+    model: str | None = Field(None, description="The one that is served, or nothing.")
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31, description="0 or -1: all tokens.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="llama.cpp's name of it.")
+    seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="None: another text each time.")
+    random_seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="Mistral's name of it.")
+    stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None = None
+    max_tokens: int | None = Field(None, ge=-1, le=2**31, description="-1: as many as the context allows.")
+    max_completion_tokens: int | None = Field(None, ge=-1, le=2**31)
+    n_predict: int | None = Field(None, ge=-1, le=2**31, description="llama.cpp's name of it.")
+    n: int | None = Field(None, ge=1, le=1024)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of whichever name; None where none was given."""
+        given = (self.max_completion_tokens, self.max_tokens, self.n_predict)
+        return next((each for each in given if each is not None), None)
+
+    @property
+    def choices(self) -> int:
+        """Completions of each prompt."""
+        return self.n or 1
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the number of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(Sampled):
+    """POST /v1/completions."""
+
+    prompt: (
+        str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+    ) = ""
+    suffix: str | None = None
+    echo: bool | None = False
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    best_of: int | None = Field(None, ge=1, le=1024, description="Only the same as n.")
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """As a list, whichever form was sent."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+class FimRequest(Sampled):
+    """POST /v1/fim/completions, Mistral's form of filling in."""
+
+    prompt: str
+    suffix: str | None = None
+
+
+# ---- chat -------------------------------------------------------------------------------------------------
+
+
+class TextPart(Loose):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledTool(Loose):
+    """What the model called, as the client repeats it."""
+
+    name: str
+    arguments: str
+
+
+class PastCall(Loose):
+    """A call of an earlier turn."""
+
+    id: str | None = None
+    function: CalledTool
+
+
+class Message(Loose):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(max_length=1000)] | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=100)] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All of its content."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class FunctionTool(Loose):
+    """What a tool is."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Loose):
+    """A tool of the client's."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ChatRequest(Sampled):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Annotated[str | dict[str, Any] | None, _only("auto", "none")] = None
+    parallel_tool_calls: Any = None
+    modalities: Annotated[list[str] | None, _only(["text"])] = None
+    audio: Annotated[Any, _only()] = None
+    functions: Annotated[list[Any] | None, _only([])] = None
+    function_call: Annotated[str | dict[str, Any] | None, _only("none")] = None
+    web_search_options: Annotated[Any, _only()] = None
+    moderation: Annotated[Any, _only()] = None
+
+
+# ---- llama.cpp --------------------------------------------------------------------------------------------
+
+
+class ExtraText(Loose):
+    """A piece of another file."""
+
+    text: str
+    filename: str | None = None
+
+
+class InfillRequest(Loose, Body):
+    """POST /infill of llama.cpp's server, as far as editors send it; other fields mean nothing."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    prompt: str = Field("", description="What stands between the prefix and the hole: the cursor's line.")
+    input_extra: Annotated[list[ExtraText], Field(max_length=1000)] = Field(default_factory=list)
+    n_predict: int = Field(
+        -1, ge=-1, le=2**31, description="0: only read, so that the next request is quick."
+    )
+    n_indent: int = Field(0, ge=0, le=2**31, description="Ends at a line indented less.")
+    t_max_predict_ms: float = Field(0, ge=0, description="Ends behind the first line after this time.")
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repeat_penalty: float | None = Field(None, ge=0.01, le=100)
+    seed: int | None = Field(None, ge=-_SEED, lt=_SEED)
+    stop: Annotated[list[StopText], Field(max_length=_MOST_STOPS)] = Field(default_factory=list)
+    stream: bool = False
+    response_fields: Annotated[list[str], Field(max_length=100)] | None = None

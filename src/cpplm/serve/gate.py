@@ -1,0 +1,164 @@
+"""What every request passes before anything reads it: who may come, how much it may send, in what time.
+
+Bodies are read whole, up to a bound, and handed on: a client that sends slowly, too much or nothing costs a
+connection and no more. Plain ASGI, so that streams pass through untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cpplm.serve.errors import ApiError
+from cpplm.serve.metrics import Metrics
+from cpplm.serve.settings import LOOPBACK, NetworkSettings
+
+# Without a key anybody may look whether the server lives, and load the page that then asks for the key.
+_OPEN = ("/health", "/", "/favicon.ico")
+_OPEN_BELOW = "/page/"
+# A client that sends too much is listened to a while, so that it reads the answer: it would see a broken
+# connection otherwise.
+_MOST_THROWN_AWAY = 64 << 20
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(
+        self, app: ASGIApp, network: NetworkSettings, *, keys: tuple[bytes, ...], metrics: Metrics,
+        paths: frozenset[str], stopping: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Wrap an application.
+
+        Args:
+            app: what is behind.
+            network: sizes and times.
+            keys: that a client may send; none for no check.
+            metrics: where answers are counted.
+            paths: those that the application has, by which they are counted.
+            stopping: whether no new work is taken.
+        """
+        self._app, self._keys, self._metrics = app, keys, metrics
+        self._paths, self._stopping = paths, stopping
+        self._network = network
+        self._hosts: frozenset[str] | None = None
+        if network.host in LOOPBACK:  # a page of anybody's may point its own name here (DNS rebinding)
+            self._hosts = frozenset(name.lower() for name in (*LOOPBACK, *network.host_names))
+        self.active = 0
+        """Requests under way."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status = time.monotonic(), 0
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self.active += 1
+        self._metrics.active.set(self.active)
+        try:
+            await self._pass(scope, receive, counted)
+        finally:
+            self.active -= 1
+            self._metrics.active.set(self.active)
+            self._metrics.requests.labels(path, str(status or "none")).inc()
+            self._metrics.seconds.labels(path).observe(time.monotonic() - begin)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope)
+        try:
+            async with asyncio.timeout(self._network.idle_timeout):
+                body = await self._body(receive, keep=refusal is None)
+        except TimeoutError:
+            body, refusal = b"", ApiError(408, "the request did not come in time", code="request_timeout")
+        if body is None:  # gone in the middle
+            return
+        if len(body) > self._network.max_request_bytes:
+            most = self._network.max_request_bytes
+            refusal = ApiError(
+                413, f"the body has more than {most:,} bytes: send less", code="request_too_large"
+            )
+        if refusal is not None:
+            refusal.headers["Connection"] = "close"
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, _replayed(body, receive), send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = {name: value for name, value in scope["headers"] if name in (b"host", b"authorization")}
+        host = _host_of(headers.get(b"host", b""))
+        if self._hosts is not None and host and host not in self._hosts:
+            return ApiError(
+                403,
+                f"this server is not {host!r}: it is for {', '.join(sorted(self._hosts))}",
+                code="wrong_host",
+            )
+        path = scope["path"]
+        if self._keys and not (path in _OPEN or path.startswith(_OPEN_BELOW)):
+            kind, _, sent = headers.get(b"authorization", b"").partition(b" ")
+            # All are compared, each in constant time, so that the answer's time tells nothing.
+            matches = [hmac.compare_digest(sent.strip(), key) for key in self._keys]
+            if kind.lower() != b"bearer" or not any(matches):
+                return ApiError(
+                    401,
+                    "no key, or not the right one: send 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+        if self._stopping() and scope["method"] == "POST":
+            return stopping()
+        return None
+
+    async def _body(self, receive: Receive, *, keep: bool) -> bytes | None:
+        """The body, or a little more than is allowed; None when the client went away."""
+        kept, size = bytearray(), 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if keep and len(kept) <= self._network.max_request_bytes:
+                kept += chunk
+            if not message.get("more_body", False) or size > _MOST_THROWN_AWAY:
+                return bytes(kept)
+
+
+def stopping() -> ApiError:
+    """What new requests are told while the server stops."""
+    return ApiError(
+        503, "the server stops and takes no new requests", code="stopping", headers={"Retry-After": "5"}
+    )
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` of ASGI that gives the body at once, then what comes: that the client went away."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return again
+
+
+def _host_of(header: bytes) -> str:
+    """The name in a Host header, without its port."""
+    text = header.decode("latin-1").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]

@@ -1,0 +1,63 @@
+"""Figures of a running server for Prometheus. Each server has a registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from cpplm.serve.driver import Driver
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+_WAIT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_GAP = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
+
+
+class Metrics:
+    """What is counted, and what is looked up when somebody asks."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Nothing counted yet."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "cpplm_http_requests", "Answers, by path and status", ("path", "status"), registry=self.registry
+        )
+        self.active = Gauge("cpplm_http_requests_active", "Requests under way", registry=self.registry)
+        self.seconds = Histogram(
+            "cpplm_http_request_seconds", "From a request's head to the end of its answer", ("path",),
+            buckets=_WAIT, registry=self.registry,
+        )  # fmt: skip
+        self.prompt_tokens = Counter("cpplm_prompt_tokens", "Tokens of prompts", registry=self.registry)
+        self.written_tokens = Counter("cpplm_written_tokens", "Tokens written", registry=self.registry)
+        self.first_token = Histogram(
+            "cpplm_first_token_seconds", "Until the first token of a request", buckets=_WAIT,
+            registry=self.registry,
+        )  # fmt: skip
+        self.gap = Histogram(
+            "cpplm_token_gap_seconds", "Between two tokens of a request", buckets=_GAP, registry=self.registry
+        )
+        self.cancelled = Counter(
+            "cpplm_requests_abandoned", "Requests whose clients went away", registry=self.registry
+        )
+        self._look_up(driver)
+
+    def _look_up(self, driver: Driver) -> None:
+        """Numbers that the thread writes and this reads: they may be a step old, never half-written."""
+        for name, meaning, look in (
+            ("cpplm_requests_waiting", "Requests of which nothing was written yet", lambda: driver.waiting),
+            ("cpplm_samples_writing", "Completions being written", lambda: driver.scheduler.writing),
+            ("cpplm_cache_blocks_used", "Blocks of the cache in use",
+             lambda: driver.scheduler.cache.used_blocks),
+            ("cpplm_cache_blocks_kept", "Blocks kept for requests that begin alike",
+             lambda: driver.scheduler.cache.kept_blocks),
+            ("cpplm_cache_bytes", "Memory of the cache", lambda: driver.scheduler.cache.bytes),
+            ("cpplm_drafted_tokens", "Tokens drafted", lambda: driver.scheduler.drafted),
+            ("cpplm_accepted_tokens", "Drafted tokens that were written", lambda: driver.scheduler.accepted),
+            ("cpplm_model_failures", "Steps of the model that failed", lambda: driver.failures),
+            ("cpplm_model_up", "Whether the model's thread runs", lambda: float(driver.alive)),
+        ):  # fmt: skip
+            Gauge(name, meaning, registry=self.registry).set_function(look)
+
+    def text(self) -> bytes:
+        """As Prometheus reads it."""
+        return generate_latest(self.registry)

@@ -1,0 +1,43 @@
+"""The model as clients see it: its name, its context, and whether it fills in."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from cpplm.generate.engine import Engine
+from cpplm.serve.settings import ServeSettings
+from cpplm.train.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """An engine under a name. It lives in memory whole: what happens to its files meanwhile is no matter."""
+
+    engine: Engine
+    name: str
+    fills_in: bool
+    """Whether it was trained on rearranged documents."""
+    created: int
+    """When it was loaded, in seconds since 1970."""
+
+    @classmethod
+    def of(cls, engine: Engine, checkpoint: Checkpoint, settings: ServeSettings) -> ServedModel:
+        """A checkpoint of ours."""
+        folder = "/".join(PurePosixPath(settings.model.run).parts[-2:])
+        name = settings.served_name or f"{folder}:{checkpoint.step}"
+        return cls(engine, name, _trained_to_fill_in(checkpoint), int(time.time()))
+
+    @property
+    def context(self) -> int:
+        """Tokens that it can have in view, the prompt and what it writes."""
+        return self.engine.model.config.max_seq_len
+
+
+def _trained_to_fill_in(checkpoint: Checkpoint) -> bool:
+    """As its run's settings say; an imported model has none."""
+    if "settings.json" not in checkpoint.files:
+        return False
+    fim = checkpoint.json("settings.json").get("fim", {})
+    return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))

@@ -1,0 +1,151 @@
+// A conversation with the model. What it writes is shown as text; code between ``` in colors, with buttons.
+import { chat, isCancel } from "./api.js";
+import { highlighted } from "./cpp.js";
+import { made } from "./dom.js";
+
+/** A text as parts {code, text}: code is what stands between lines of ``` or ~~~, also where the second is missing. */
+export function parts(text) {
+  const found = [];
+  let fence = "";
+  const add = (code, line) => {
+    if (found.at(-1)?.code !== code || found.at(-1).closed) found.push({ code, lines: [], closed: false });
+    if (line !== null) found.at(-1).lines.push(line);
+  };
+  for (const line of text.split("\n")) {
+    const [, mark] = line.match(/^ {0,3}(`{3,}|~{3,})/) ?? [];
+    if (!fence && mark) {
+      fence = mark;
+      add(true, null);
+    } else if (fence && mark?.startsWith(fence) && line.trim() === mark) {
+      fence = "";
+      found.at(-1).closed = true;
+    } else {
+      add(fence !== "", line);
+    }
+  }
+  return found.map(({ code, lines }) => ({ code, text: lines.join("\n") })).filter((part) => part.code || part.text.trim());
+}
+
+/** `takeCode` is called with code that is wanted in the editor. */
+export class Chat {
+  #log;
+  #form;
+  #settings;
+  #model;
+  #say;
+  #takeCode;
+  #messages = [];
+  #control = null;
+
+  constructor({ log, form, fresh, settings, model, say, takeCode }) {
+    [this.#log, this.#form, this.#settings, this.#model] = [log, form, settings, model];
+    [this.#say, this.#takeCode] = [say, takeCode];
+    const { message } = form.elements;
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.#control) this.stop();
+      else this.#send();
+    });
+    message.addEventListener("keydown", (event) => {
+      if (event.isComposing) return;
+      if (event.key === "Escape") this.stop();
+      if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      if (!this.#control) this.#send();
+    });
+    fresh.addEventListener("click", () => {
+      this.stop();
+      this.#messages = [];
+      log.replaceChildren();
+      message.focus();
+    });
+  }
+
+  /** End the answer that is being written; what there is of it stays. */
+  stop() {
+    this.#control?.abort();
+  }
+
+  async #send() {
+    const field = this.#form.elements.message, content = field.value.trim();
+    if (!content) return;
+    const asked = { role: "user", content }, answer = { role: "assistant", content: "" };
+    const messages = this.#messages, control = new AbortController();
+    const shown = [this.#show("You", content), this.#show("Model", "")];
+    messages.push(asked);
+    field.value = "";
+    this.#control = control;
+    this.#busy(true);
+    try {
+      await this.#stream(answer, [...messages], shown[1], control.signal);
+    } catch (error) {
+      if (!isCancel(error)) this.#say(error.message, true);
+    }
+    this.#control = null;
+    this.#busy(false);
+    if (answer.content) {
+      messages.push(answer);
+      this.#fill(shown[1], answer.content);
+    } else {
+      messages.pop(); // without an answer it was not said
+      for (const element of shown) element.remove();
+      field.value ||= content;
+    }
+  }
+
+  async #stream(answer, messages, shown, signal) {
+    const { chatTemperature: temperature, chatMaxTokens: max_tokens } = this.#settings.values;
+    const body = { model: this.#model().id, messages, temperature, max_tokens };
+    let frame = 0, cut = false;
+    try {
+      for await (const { text, reason } of chat({ body, key: this.#settings.key, signal })) {
+        answer.content += text;
+        cut ||= reason === "length";
+        frame ||= requestAnimationFrame(() => {
+          frame = 0;
+          this.#fill(shown, answer.content);
+        });
+      }
+    } finally {
+      cancelAnimationFrame(frame);
+    }
+    if (!answer.content.trim()) this.#say("The model has nothing to say.");
+    else this.#say(cut ? "The answer was cut off: it has as many tokens as the settings allow." : "The answer is complete.");
+  }
+
+  #busy(busy) {
+    this.#log.setAttribute("aria-busy", busy); // read out as a whole, not piece by piece
+    this.#form.elements.send.textContent = busy ? "Stop" : "Send";
+  }
+
+  #show(who, content) {
+    const body = made("div", { className: "body" });
+    const element = made("article", { className: `message ${who.toLowerCase()}` }, made("h3", { textContent: who }), body);
+    this.#log.append(element);
+    this.#fill(element, content, true);
+    return element;
+  }
+
+  // Follows the text unless somebody has scrolled up.
+  #fill(element, content, follow = false) {
+    const log = this.#log, atEnd = follow || log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    const found = parts(content).map(({ code, text }) => (code ? this.#code(text) : made("p", { textContent: text.trim() })));
+    element.querySelector(".body").replaceChildren(...found);
+    if (atEnd) log.scrollTop = log.scrollHeight;
+  }
+
+  #code(text) {
+    const take = made("button", { type: "button", textContent: "To editor" });
+    take.addEventListener("click", () => this.#takeCode(text));
+    const bar = made("div", { className: "bar" }, take);
+    if (navigator.clipboard) {
+      const copy = made("button", { type: "button", textContent: "Copy" });
+      copy.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(text);
+        this.#say("Copied.");
+      });
+      bar.prepend(copy);
+    }
+    return made("figure", { className: "code" }, made("pre", { tabIndex: 0 }, highlighted(text)), bar);
+  }
+}

@@ -1,0 +1,100 @@
+// The compile button: complaints at their lines and in a list, and what the program printed.
+import { compile } from "./api.js";
+import { made } from "./dom.js";
+
+const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+
+/** How a run ended, in words. */
+export function ending({ reason, exit_code, signal, seconds }) {
+  const after = `after ${seconds.toFixed(2)} s`;
+  if (reason === "exit") return `Ended with exit code ${exit_code} ${after}.`;
+  if (reason === "signal") return `Ended by signal ${signal} ${after}.`;
+  return `Stopped ${after}: ${reason === "timeout" ? "it took too long" : `too much of ${reason.replace(" limit", "")}`}.`;
+}
+
+export class Compiling {
+  #editor;
+  #settings;
+  #say;
+  #parts;
+  #problems = [];
+  #current = -1;
+  #running = false;
+
+  /** `parts`: the elements list, summary, output, stdin, and the buttons. */
+  constructor({ editor, settings, say, parts }) {
+    [this.#editor, this.#settings, this.#say, this.#parts] = [editor, settings, say, parts];
+  }
+
+  /** Compile what is in the editor, and run it if asked to. */
+  async start(run) {
+    if (this.#running) return;
+    this.#busy(true);
+    this.#say(run ? "Compiling and running…" : "Compiling…");
+    const lines = this.#editor.lines; // as they are sent: they may move while the compiler works
+    try {
+      const body = { source: this.#editor.value, run, stdin: run ? this.#parts.stdin.value : "" };
+      this.#show(await compile({ body, key: this.#settings.key }), lines);
+    } catch (error) {
+      this.#say(error.message, true);
+    } finally {
+      this.#busy(false);
+    }
+  }
+
+  /** Go to the next complaint, or the one before. */
+  step(by) {
+    const number = this.#problems.length;
+    if (!number) return;
+    this.#current = this.#current < 0 && by < 0 ? number - 1 : (this.#current + by + number) % number;
+    this.#go(this.#problems[this.#current]);
+    this.#say(this.#problems[this.#current].message);
+  }
+
+  #busy(busy) {
+    this.#running = busy;
+    for (const button of this.#parts.buttons) button.setAttribute("aria-disabled", busy);
+  }
+
+  #show({ ok, diagnostics, output, run }, lines) {
+    this.#problems = diagnostics.map((each) => ({ ...each, at: lines[each.line - 1] }));
+    this.#current = -1;
+    this.#editor.mark(this.#problems.filter(({ at, severity }) => at && severity !== "note").map((each) => [each.at, each]));
+    this.#parts.list.replaceChildren(...this.#problems.map((each) => this.#item(each)));
+    const number = (kind) => diagnostics.filter(({ severity }) => severity === kind).length;
+    const found = [count(number("error"), "error"), count(number("warning"), "warning")];
+    const text = ok && !number("warning") ? "Compiled without complaints." : `${ok ? "Compiled" : "Not compiled"}: ${found.join(", ")}.`;
+    this.#parts.summary.textContent = text;
+    this.#parts.output.replaceChildren(...(run ? this.#printed(run) : []), ...(ok ? [] : this.#raw(output)));
+    this.#say(run ? `${text} ${ending(run)}` : text);
+  }
+
+  #item(problem) {
+    const { severity, line, column, message } = problem;
+    const where = line ? `line ${line}${column ? `:${column}` : ""}` : "";
+    const kind = made("b", { textContent: severity });
+    const button = made("button", { type: "button", className: severity }, kind, ` ${where} `, message);
+    button.addEventListener("click", () => {
+      this.#current = this.#problems.indexOf(problem);
+      this.#go(problem);
+    });
+    return made("li", {}, button);
+  }
+
+  #go({ at, line, column }) {
+    if (line) this.#editor.jump(this.#editor.numberOf(at) || line, column ?? 1);
+  }
+
+  #printed(run) {
+    const shown = [made("p", { textContent: ending(run) })];
+    for (const [name, text] of [["Standard output", run.stdout], ["Standard error", run.stderr]])
+      if (text) shown.push(made("h3", { textContent: name }), made("pre", { textContent: text, tabIndex: 0 }));
+    return shown;
+  }
+
+  #raw(output) {
+    if (!output) return [];
+    const summary = made("summary", { textContent: "All that the compiler said" });
+    return [made("details", {}, summary, made("pre", { textContent: output, tabIndex: 0 }))];
+  }
+}

@@ -1,0 +1,185 @@
+"""Settings of the server: the flags of `cpplm serve`."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cpplm.core.errors import UserError
+from cpplm.generate.drafting import DraftSettings
+from cpplm.generate.load import ModelSource
+from cpplm.generate.scheduler import Limits
+from cpplm.generate.tools.box import ToolLimits
+from cpplm.serve.page_routes import PageSettings
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Where the server listens, and to whom it answers."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; the loopback is reached from this machine alone."""
+    port: int = 8000
+    """Port to listen on (0 = any that is free; the URL is printed)."""
+    api_key_env: str = ""
+    """Environment variable with the key that clients have to send (empty = none is asked for)."""
+    api_key_file: Path | None = None
+    """File with such keys, one a line."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may use the server, such as https://example.com; none but its own otherwise."""
+    host_names: tuple[str, ...] = ()
+    """Names under which clients reach it beside those of the loopback, when it listens there for a proxy."""
+    max_connections: int = 4096
+    """Connections at the same time; what comes beyond is refused with 503."""
+    max_request_bytes: int = 4 << 20
+    """Bytes of a request's body; a longer one is refused with 413."""
+    idle_timeout: float = 30.0
+    """Seconds that a client may take to send its request, and that an idle connection stays open."""
+    access_log: bool = False
+    """Say on stderr what was requested and with which status it was answered; never texts or keys."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"--port {self.port}", fix="Use a number from 0 to 65535.")
+        for name in ("max_connections", "max_request_bytes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
+        _refuse_no_time("idle_timeout", self.idle_timeout)
+        if not self.host:
+            raise UserError("--host is empty", fix="Use 127.0.0.1, or 0.0.0.0 for all of this machine's.")
+        if self.host_names and self.host not in LOOPBACK:
+            raise UserError("--host_names is looked at on the loopback only", fix="Leave it out.")
+
+    def keys(self) -> tuple[bytes, ...]:
+        """The keys that clients may send; none where no key is asked for.
+
+        Raises:
+            UserError: the variable or the file holds none.
+        """
+        found: list[str] = []
+        if self.api_key_env:
+            if not os.environ.get(self.api_key_env, "").strip():
+                raise UserError(f"the environment variable {self.api_key_env} (--api_key_env) is not set")
+            found.append(os.environ[self.api_key_env])
+        if self.api_key_file is not None:
+            try:
+                lines = self.api_key_file.expanduser().read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"cannot read --api_key_file {self.api_key_file}: {error}") from error
+            if not any(line.strip() for line in lines):
+                raise UserError(f"--api_key_file {self.api_key_file} holds no key", fix="Write one a line.")
+            found += lines
+        return tuple(dict.fromkeys(key.strip().encode() for key in found if key.strip()))
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How many requests are answered at a time, and with how much memory."""
+
+    max_batch: int = 32
+    """Completions that are written at the same time; others wait."""
+    max_waiting: int = 128
+    """Requests that may wait for their first token; one more is refused with 429."""
+    cache_tokens: int = 0
+    """Tokens of all requests together that fit into the cache (0 = as many as --max_batch can take)."""
+    prefix_cache_tokens: int = 32_768
+    """Tokens of ended requests that are kept for others that begin alike."""
+    prefill_chunk: int = 512
+    """Tokens of prompts that are read between two tokens of those who write."""
+    draft: Literal["off", "lookup", "heads"] = "off"
+    """Write several tokens at once where they can be guessed: by what stood behind the same tokens before
+    (lookup), or by the heads of a model trained with --mtp (heads). It changes no text."""
+
+    def __post_init__(self) -> None:
+        least = {"max_batch": 1, "max_waiting": 1, "cache_tokens": 0, "prefix_cache_tokens": 0,
+                 "prefill_chunk": 1}  # fmt: skip
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise UserError(f"--{name} {getattr(self, name)} must be at least {value}")
+
+    def limits(self) -> Limits:
+        """As the scheduler takes them."""
+        return Limits(
+            rows=self.max_batch,
+            tokens=self.cache_tokens,
+            chunk=self.prefill_chunk,
+            kept_tokens=self.prefix_cache_tokens,
+            draft=DraftSettings(self.draft),
+        )
+
+
+@dataclass(frozen=True)
+class RequestSettings:
+    """What a request gets that does not say what it wants, and what no request gets."""
+
+    default_new_tokens: int = 256
+    """Tokens to write where a request names no limit."""
+    max_new_tokens: int = 0
+    """Tokens to write at most, whatever a request asks for (0 = as the context allows)."""
+    max_choices: int = 16
+    """Completions of one request: its prompts times its `n`."""
+    temperature: float = 0.8
+    """Where a request names none."""
+    top_p: float = 1.0
+    """Where a request names none."""
+    top_k: int = 0
+    """Where a request names none (0 = all tokens)."""
+    fim_order: Literal["psm", "spm"] = "psm"
+    """What the model reads first of a hole's surroundings: the prefix, or the suffix, which lets an editor's
+    next request go on where the last one ended."""
+    request_timeout: float = 600.0
+    """Seconds until a request is given up."""
+    first_token_timeout: float = 120.0
+    """Seconds until a request is given up of which nothing was written yet."""
+    grace: float = 20.0
+    """Seconds that running requests have when the server is told to stop."""
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "default_new_tokens": 1,
+            "max_new_tokens": 0,
+            "max_choices": 1,
+            "top_k": 0,
+        }.items():
+            if getattr(self, name) < least:
+                raise UserError(f"--{name} {getattr(self, name)} must be at least {least}")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"--temperature {self.temperature}", fix="Use 0 (greedy) or a positive number.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"--top_p {self.top_p}", fix="Use a share above 0, 1 for all tokens.")
+        for name in ("request_timeout", "first_token_timeout"):
+            _refuse_no_time(name, getattr(self, name))
+        if not 0 <= self.grace < math.inf:
+            raise UserError(f"--grace {self.grace}", fix="Use 0 or a positive number of seconds.")
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Settings of `cpplm serve`."""
+
+    model: ModelSource
+    """The model."""
+    served_name: str = ""
+    """Name of the model for clients (empty = the run's folder and step)."""
+    tools: Path | None = None
+    """Folder in which the model may search, read and compile by itself during a chat, in the sandbox."""
+    tool_limits: ToolLimits = field(default_factory=ToolLimits)
+    """Of these tools, and of the calculator, which is always there."""
+    page: PageSettings = field(default_factory=PageSettings)
+    """What the web page may have compiled."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    """Where it listens."""
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    """How much it does at a time."""
+    requests: RequestSettings = field(default_factory=RequestSettings)
+    """What requests get."""
+
+
+def _refuse_no_time(name: str, seconds: float) -> None:
+    if not 0 < seconds < math.inf:
+        raise UserError(f"--{name} {seconds}", fix="Use a positive number of seconds.")

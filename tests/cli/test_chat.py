@@ -1,0 +1,348 @@
+"""`cpplm chat`: one question or many, tools, Ctrl-C, history."""
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpplm.cli import chat as chat_module
+from cpplm.cli.chat import BLOCK, ChatSettings, Session, history_file
+from cpplm.cli.main import dispatch
+from cpplm.core.errors import UserError
+from cpplm.core.settings import from_command_line
+from cpplm.generate.conversation import Conversation
+from cpplm.generate.load import ModelSource
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.tools.box import ToolBox
+from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.generate.talker import LEARNED, babbler, project, talker, write_run
+
+Chat = Callable[..., tuple[str, str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def run(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "talker", talker(tokenizer))
+
+
+@pytest.fixture(scope="module", name="project")
+def _project() -> Iterator[Path]:
+    with project() as folder:
+        yield folder
+
+
+@pytest.fixture
+def chat(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Chat:
+    """`cpplm chat` with what is piped in: what it prints on stdout and stderr, and its figures."""
+
+    def call(*arguments: str | Path, stdin: str = "") -> tuple[str, str, dict[str, Any]]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        source = ("--run", run, "--precision", "fp32", "--device_type", "cpu", "-t", "0")
+        dispatch(["chat", *map(str, (*source, *arguments)), "--json"])
+        out, err = capsys.readouterr()
+        text, _, last = out.removesuffix("\n").rpartition("\n")
+        return text, err, json.loads(last)
+
+    return call
+
+
+def answers(figures: dict[str, Any]) -> list[Any]:
+    return [message["content"] for message in figures["messages"] if message["role"] == "assistant"]
+
+
+# ---- one question -----------------------------------------------------------------------------------------
+
+
+def test_one_question_one_answer(chat: Chat) -> None:
+    text, err, figures = chat("-p", "hello")
+    assert (text, err) == ("int é;", "")
+    assert (figures["step"], figures["answer"], figures["reason"]) == (1, "int é;\n", "end")
+    assert answers(figures) == [LEARNED["hello"]]
+
+
+def test_the_calculator_is_always_there(chat: Chat) -> None:
+    text, err, figures = chat("-p", "12*34?")
+    assert text == "It is 408."
+    assert err == "[calculator] 12*34\n408\n"
+    assert answers(figures) == [LEARNED["12*34?"]]
+
+
+def test_tools_work_on_the_project(chat: Chat, project: Path) -> None:
+    text, err, figures = chat("-p", "where?", "--tools", project)
+    assert text == "shapes.h"
+    assert err.startswith('[search] search("area")\nshapes.h:1: int area(')
+    assert answers(figures) == [LEARNED["where?"]]
+    _, err, _ = chat("-p", "where?")
+    assert "error: there is no tool 'search', only calculator" in err
+    _, err, _ = chat("-p", "where?", "--tools", project, "--tool_calls", "0")
+    assert "error: 0 calls" in err
+
+
+def test_an_answer_that_is_cut_off_says_so(chat: Chat) -> None:
+    text, err, figures = chat("-p", "12*34?", "--max_new_tokens", "3")
+    assert figures["reason"] == "length"
+    assert "It is".startswith(text[:5])
+    assert "Cut off: --max_new_tokens" in err
+
+
+def test_what_the_system_says_stands_before(chat: Chat) -> None:
+    _, _, figures = chat("-p", "hello", "--system", "Be brief.")
+    assert figures["messages"][:2] == [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"},
+    ]  # fmt: skip
+
+
+# ---- many questions ---------------------------------------------------------------------------------------
+
+
+def test_questions_are_asked_until_the_user_leaves(chat: Chat) -> None:
+    for leaving in ("quit\n", "EXIT \n", ""):
+        text, _, figures = chat(
+            stdin=f"hello\n\n  \nclear\n12*34?\n{leaving}" + ("hello\n" if leaving else "")
+        )
+        assert text == "int é;\nIt is 408."
+        assert answers(figures) == [LEARNED["12*34?"]]  # the rest was cleared
+
+
+def test_a_question_knows_those_before_it(chat: Chat) -> None:
+    _, _, figures = chat("--max_new_tokens", "4", stdin="hello\nhello\n")
+    assert [message["role"] for message in figures["messages"]] == ["user", "assistant"] * 2
+
+
+def test_several_lines_are_one_question(chat: Chat) -> None:
+    stdin = f"{BLOCK}\nint main() {{\n\n}}\n{BLOCK}\nquit\n"
+    _, _, figures = chat("--max_new_tokens", "2", stdin=stdin)
+    assert figures["messages"][0]["content"] == "int main() {\n\n}"
+    _, _, figures = chat("--max_new_tokens", "2", stdin=f"{BLOCK}\nnever closed")
+    assert figures["messages"][0]["content"] == "never closed"
+
+
+class Questions:
+    """What a user types."""
+
+    interactive = True
+
+    def __init__(self, *texts: str) -> None:
+        self._texts: Iterator[str] = iter(texts)
+
+    def read(self) -> str | None:
+        return next(self._texts, None)
+
+
+def interrupt_while_printing(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+    """SIGINT, as Ctrl-C gives it, when so many pieces were printed; once."""
+    real, left = chat_module.shown, [when]
+
+    def shown(text: str, style: str = "") -> str:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(text, style)
+
+    monkeypatch.setattr(chat_module, "shown", shown)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = talker(tokenizer)
+    conversation = Conversation(engine, SamplingSettings(max_new_tokens=40, temperature=0))
+    session = Session(engine, ToolBox(), conversation)
+    interrupt_while_printing(monkeypatch, 2)
+    session.talk(Questions("12*34?", "clear", "12*34?"))  # type: ignore[arg-type]
+    out, err = capsys.readouterr()
+    assert "Stopped." in err
+    stopped, _, rest = out.partition("\n")
+    assert "It is ".startswith(stopped)
+    assert stopped
+    assert rest == "It is 408.\n"
+    assert conversation.messages[-1]["content"] == LEARNED["12*34?"]
+
+
+def test_what_was_said_before_ctrl_c_stays_said(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = talker(tokenizer)
+    conversation = Conversation(engine, SamplingSettings(max_new_tokens=40, temperature=0))
+    session = Session(engine, ToolBox(), conversation)
+    interrupt_while_printing(monkeypatch, 1)
+    session.talk(Questions("12*34?"))  # type: ignore[arg-type]
+    (said,) = conversation.messages[-1]["content"]
+    assert "It is ".startswith(said["text"])
+    monkeypatch.setattr(chat_module, "write", interrupted)
+    session.talk(Questions("hello"))  # type: ignore[arg-type]
+    assert [message["role"] for message in conversation.messages] == ["user", "assistant"]  # nothing was said
+
+
+def interrupted(*_: object) -> Iterator[Any]:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+    yield
+
+
+# ---- flags ------------------------------------------------------------------------------------------------
+
+
+def test_short_flags_are_those_of_nanochat() -> None:
+    def parse(*arguments: str) -> ChatSettings:
+        return from_command_line(ChatSettings, list(arguments), program="cpplm chat", description="")
+
+    long = parse("--run", "r", "--step", "3", "--prompt", "x", "--temperature", "0.5", "--top_k", "7")
+    assert parse("-g", "r", "-s", "3", "-p", "x", "-t", "0.5", "-k", "7") == long
+    assert parse("-i", "r", "-s3", "-px", "-t0.5", "-k7") == long
+    assert (long.model.run, long.model.step, long.sampling.top_k) == ("r", 3, 7)
+
+
+def test_help_has_the_short_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        dispatch(["chat", "--help"])
+    out = capsys.readouterr().out
+    for letters, name in (
+        ("-i STR, -g STR", "run"),
+        ("-s INT", "step"),
+        ("-t FLOAT", "temperature"),
+        ("-k INT", "top_k"),
+    ):
+        assert f"{letters}, --{name} " in out
+    assert re.search(r"-p \S+, --prompt ", out)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"prompt": " "}, "--prompt is empty"), ({"unsafe": True}, "Add --tools")],
+)
+def test_contradictions_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ChatSettings(model=ModelSource("r"), **values)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_not_there_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        dispatch(["chat", "--run", "no/such/run", "--tools", str(tmp_path / "none")])
+
+
+# ---- a real terminal --------------------------------------------------------------------------------------
+
+
+def test_history_is_kept_in_the_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert history_file() == tmp_path / "cpplm" / "chat_history"
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert history_file() == Path("/home/somebody/.local/state/cpplm/chat_history")
+
+
+class Typing:
+    """A program on a terminal of its own."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._terminal, inside = pty.openpty()
+        self.process = subprocess.Popen(
+            command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        )  # fmt: skip
+        os.close(inside)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 60) -> str:
+        """What was printed up to this text."""
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            ready = select.select([self._terminal], [], [], max(0, end - time.monotonic()))[0]
+            assert ready, f"no {text!r} in {self.seen!r}"
+            try:
+                self.seen += os.read(self._terminal, 4096).decode(errors="replace")
+            except OSError:  # it has ended
+                assert text in self.seen, f"no {text!r} in {self.seen!r}"
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+
+@pytest.fixture
+def typing(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[[], Typing]]:
+    """`cpplm chat` with a model that talks for a long time."""
+    run = write_run(tmp_path / "run", babbler(tokenizer, context=4096))
+    environment = {
+        **os.environ,
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "TERM": "xterm",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "cpplm.cli.main", "chat", "--run", str(run), "--max_new_tokens", "4000"]
+    opened: list[Typing] = []
+
+    def start() -> Typing:
+        opened.append(Typing([*command, "--device_type", "cpu"], environment))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+@pytest.mark.slow
+def test_a_terminal_session(typing: Callable[[], Typing], tmp_path: Path) -> None:
+    first = typing()
+    first.wait_for("> ")
+    first.type("tell me\n")
+    first.wait_for("tell me")
+    time.sleep(1)
+    first.type("\x03")
+    first.wait_for("Stopped.")
+    first.wait_for("> ")
+    first.type("given up")
+    first.wait_for("given up")  # a signal before readline waits for keys is seen with the next key only
+    time.sleep(1)
+    first.type("\x03")
+    first.wait_for("> ")
+    first.type("clear\n")
+    first.wait_for("A new conversation.")
+    first.wait_for("> ")
+    first.type("quit\n")
+    assert first.process.wait(timeout=20) == 0
+    history = tmp_path / "state" / "cpplm" / "chat_history"
+    assert [line for line in history.read_text().splitlines() if not line.startswith("_")] == [
+        "tell me",
+        "clear",
+        "quit",
+    ]
+    assert history.parent.stat().st_mode & 0o077 == 0
+
+    second = typing()
+    second.wait_for("> ")
+    second.type("\x1b[A\x1b[A\x1b[A")  # three lines back
+    second.wait_for("tell me")
+    second.type("\x15\x04")  # rub it out, end of input
+    assert second.process.wait(timeout=20) == 0
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_program(typing: Callable[[], Typing]) -> None:
+    chat = typing()
+    chat.wait_for("> ")
+    chat.type("tell me\n")
+    chat.wait_for("tell me")
+    time.sleep(1)
+    chat.process.send_signal(signal.SIGTERM)
+    assert chat.process.wait(timeout=20) == 130

@@ -1,0 +1,338 @@
+"""The folder: complete, readable by `transformers`, whole or not there at all."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel, AutoTokenizer, GenerationConfig
+
+from cpplm.core.errors import UserError
+from cpplm.core.runlog import RunLog
+from cpplm.core.storage import Storage
+from cpplm.export.custom import SOURCES, custom_weights
+from cpplm.export.hf import export_to_hf
+from cpplm.model.transformer import Transformer
+from cpplm.tokenizer.conversations import render_for_completion
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint import Checkpoint
+from tests.export.models import (
+    CONFIGS,
+    CONTEXT,
+    MIXED,
+    assert_close,
+    each_but_slowly,
+    ids_of,
+    load,
+    random_of,
+    save,
+)
+from tests.train.checkpoints import files_below
+from tests.train.test_writer import on_a_disk_of_its_own
+
+COMPLETE = sorted(
+    [*SOURCES, "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+     "tokenizer_config.json"]
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ours(tokenizer: Tokenizer) -> Transformer:
+    return random_of(CONFIGS["all"], tokenizer.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    ours: Transformer, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    return save(ours, tokenizer, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exports") / "new" / "hf"
+    export_to_hf(checkpoint, out)
+    return out
+
+
+# ---- what is in it ----------------------------------------------------------------------------------------
+
+
+@each_but_slowly(*MIXED)
+@torch.no_grad()
+def test_loaded_logits(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    ours = random_of(CONFIGS[name], tokenizer.vocab_size)
+    exported = export_to_hf(save(ours, tokenizer, tmp_path / "run"), tmp_path / "hf")
+    theirs = load(tmp_path / "hf")
+    assert exported.architecture == type(theirs).__name__ == "CpplmForCausalLM"
+    assert exported.parameters == sum(weight.numel() for weight in theirs.parameters())
+    ids = ids_of(ours.config, 2, CONTEXT)
+    assert_close(theirs(ids).logits, ours(ids))
+
+
+@torch.no_grad()
+def test_files(folder: Path, ours: Transformer, tokenizer: Tokenizer) -> None:
+    assert files_below(folder) == COMPLETE
+    assert files_below(folder.parent) == [f"hf/{name}" for name in COMPLETE]
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert config.max_position_embeddings == CONTEXT
+    assert config.dtype == torch.float32
+    generation = GenerationConfig.from_pretrained(folder)
+    assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (2, [3, 2, 23], 0)
+    base = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    ids = ids_of(ours.config, 1, 20)
+    torch.testing.assert_close(base(ids).last_hidden_state, ours.hidden_states(ids), atol=1e-4, rtol=0)
+    exported = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    messages = [{"role": "user", "content": "What is 2 << 3?"}]
+    prompt = exported.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert prompt == render_for_completion(tokenizer, {"messages": messages})
+
+
+def test_the_recipe_of_the_model_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the card tells its reader to type does run."""
+    card = (folder / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace('folder = "."', f"folder = {str(folder)!r}"), {})
+    written = capsys.readouterr().out
+    assert written.startswith("<BOS>int main() {\n")
+    assert len(written) > 30
+
+
+def test_half_the_space(checkpoint: Checkpoint, ours: Transformer, tmp_path: Path) -> None:
+    """Rounded weights, and just these: in float32 they give what our model gives with the same rounding."""
+    exported = export_to_hf(checkpoint, tmp_path / "hf", dtype="bfloat16")
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16, torch.int64}
+    assert exported.bytes == sum(tensor.nbytes for tensor in weights.values())
+    for name, weight in custom_weights(ours.config, ours.state_dict()).items():
+        assert torch.equal(weights[name], weight.bfloat16() if weight.is_floating_point() else weight)
+    theirs = load(tmp_path / "hf", dtype="auto")
+    assert theirs.dtype == torch.bfloat16
+    ids = ids_of(ours.config, 1, 30)
+    rounded = Transformer(ours.config)
+    rounded.load_state_dict(
+        {n: w.bfloat16().float() if w.is_floating_point() else w for n, w in ours.state_dict().items()}
+    )
+    with torch.no_grad():
+        assert_close(load(tmp_path / "hf")(ids).logits, rounded(ids))
+        assert bool(theirs(ids).logits.isfinite().all())
+
+
+@torch.no_grad()
+def test_large_weights_are_split(checkpoint: Checkpoint, ours: Transformer, tmp_path: Path) -> None:
+    export_to_hf(checkpoint, tmp_path / "hf", max_file_bytes=100_000)
+    parts = sorted((tmp_path / "hf").glob("model-*.safetensors"))
+    assert len(parts) > 3
+    sizes = [sum(tensor.nbytes for tensor in load_file(part).values()) for part in parts]
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert all(size <= 100_000 or len(load_file(part)) == 1 for size, part in zip(sizes, parts, strict=True))
+    ids = ids_of(ours.config, 1, 20)
+    assert_close(load(tmp_path / "hf")(ids).logits, ours(ids))
+    export_to_hf(checkpoint, tmp_path / "hf", overwrite=True)
+    assert files_below(tmp_path / "hf") == COMPLETE
+
+
+@torch.no_grad()
+def test_saved_again(folder: Path, ours: Transformer, tmp_path: Path) -> None:
+    """As after a training with `transformers`: weights and modeling code go along."""
+    load(folder).save_pretrained(tmp_path / "again")
+    ids = ids_of(ours.config, 1, 20)
+    assert_close(load(tmp_path / "again")(ids).logits, ours(ids))
+    assert set(SOURCES) <= {path.name for path in (tmp_path / "again").iterdir()}
+
+
+# ---- the model card ---------------------------------------------------------------------------------------
+
+
+def test_card_of_a_run(ours: Transformer, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """What was measured of these weights, not what was measured of others."""
+    run = tmp_path / "mine" / "run"
+    checkpoint = save(
+        ours, tokenizer, run / "checkpoints", 1200,
+        state=json.dumps({"step": 1200, "tokens": 614_400, "seconds": 93.4, "corpus": "c0ffee"}).encode(),
+        settings=json.dumps(
+            {"seed": 5, "architecture": {"preset": "cpplm"}, "fim": {"fim_rate": 0.5}}
+        ).encode(),
+    )  # fmt: skip
+    with RunLog(run / "log.jsonl") as log:
+        log.write("session", step=0, settings={})
+        for step, bits in ((600, 2.5), (1200, 1.53127)):
+            log.write("validation", step=step, bits_per_byte=bits, loss=1.0, tokens=9, bytes=123_456)
+    results = {"bpb": {"step": 1200, "bits_per_byte": 1.6}, "likelihood": {"step": 600, "bits_per_byte": 0.1}}
+    Storage(run).write_json("evaluation.json", results)
+    export_to_hf(checkpoint, tmp_path / "hf", run=str(run))
+    card = (tmp_path / "hf" / "README.md").read_text()
+    for expected in (
+        "# mine\n", "| step | 1,200 |", "| tokens trained on | 614,400 |",
+        "| time of training steps | 93 s |",
+        "| fingerprint of the corpus | `c0ffee` |", "| preset | cpplm |", "| seed | 5 |",
+        "| bits per byte | 1.5313 | of 123,456 bytes of held-out code, during training |",
+        "| bits per byte | 1.6000 | of held-out code, `cpplm evaluate bpb` |",
+        "`<BOS><FIM_PREFIX>`", "- n-gram memory of the kind 'memory' in layers 0, 2\n",
+        "2 heads for further tokens (MTP)", f"| vocabulary | {tokenizer.vocab_size:,} tokens |",
+    ):  # fmt: skip
+        assert expected in card
+    assert "2.5" not in card.partition("## Measured")[2].partition("## Use")[0]
+    assert str(tmp_path) not in card
+    assert card.startswith("---\nlibrary_name: transformers\n")
+
+
+def test_card_of_a_checkpoint_alone(folder: Path, checkpoint: Checkpoint) -> None:
+    card = (folder / "README.md").read_text()
+    assert "| step | 7 |" in card
+    for unknown in ("tokens trained on", "Measured", "FIM", "license:", "seed"):
+        assert unknown not in card
+    assert checkpoint.storage.location not in card
+
+
+# ---- whole or not at all ----------------------------------------------------------------------------------
+
+
+def test_nothing_is_overwritten_unasked(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "hf"
+    out.mkdir()
+    export_to_hf(checkpoint, out)  # an empty folder may be there
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(UserError, match=r"is not empty\. .*--overwrite"):
+        export_to_hf(checkpoint, out, dtype="bfloat16")
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+    export_to_hf(checkpoint, out, dtype="bfloat16", overwrite=True)
+    assert before["model.safetensors"] != (out / "model.safetensors").read_bytes()
+    assert files_below(tmp_path) == [f"hf/{name}" for name in COMPLETE]
+
+
+def test_what_no_export_wrote_is_never_deleted(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "hf"
+    export_to_hf(checkpoint, out)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds what no export wrote: notes\.txt\. "):
+        export_to_hf(checkpoint, out, overwrite=True)
+    (out / "notes.txt").unlink()
+    (out / "model.safetensors").unlink()
+    (out / "model.safetensors").mkdir()
+    with pytest.raises(UserError, match="no export wrote: model"):
+        export_to_hf(checkpoint, out, overwrite=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        export_to_hf(checkpoint, tmp_path / "file", overwrite=True)
+    with pytest.raises(UserError, match="cannot be replaced"):
+        export_to_hf(checkpoint, Path("/"), overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "hf"]
+
+
+def test_a_failure_leaves_nothing(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an older export is to be replaced, and between the two renames."""
+    out = tmp_path / "hf"
+    broken = Checkpoint(checkpoint.storage, checkpoint.step, {**checkpoint.files, "tokenizer.json": {}})
+    with pytest.raises(UserError, match="is damaged"):
+        export_to_hf(broken, out)
+    assert list(tmp_path.iterdir()) == []
+    export_to_hf(checkpoint, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    rename = Path.rename
+
+    def fail_second(path: Path, target: Path) -> Path:
+        if path.name.endswith(".unfinished"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_second)
+    with pytest.raises(KeyboardInterrupt):
+        export_to_hf(checkpoint, out, dtype="bfloat16", overwrite=True)
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_after_a_kill_between_the_renames(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "hf"
+    export_to_hf(checkpoint, out)
+    out.rename(tmp_path / ".hf.before")
+    (tmp_path / ".hf.unfinished").mkdir()
+    (tmp_path / ".hf.unfinished" / "half").write_text("x")
+    with pytest.raises(UserError, match="is not empty"):  # it is back
+        export_to_hf(checkpoint, out)
+    assert files_below(out) == COMPLETE
+    export_to_hf(checkpoint, out, overwrite=True)
+    assert files_below(tmp_path) == [f"hf/{name}" for name in COMPLETE]
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from cpplm.core.errors import UserError
+from cpplm.export.hf import export_to_hf
+from cpplm.train.checkpoint import open_run
+how, run, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+checkpoint = open_run(run)
+if how == "disk":
+    (out / "fill").write_bytes(bytes(3_000_000))
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    export_to_hf(checkpoint, out / "hf")
+except UserError as error:
+    print(error)
+print(sorted(path.name for path in out.iterdir() if path.name != "fill"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["disk", "limit"])
+def test_full_disk(how: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Once a real file system of 4 MB, once a limit on the length of files."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    out.mkdir()
+    save(random_of(CONFIGS["plain"], 20_000), tokenizer, run)
+    prefix = on_a_disk_of_its_own(out) if how == "disk" else []
+    try:
+        subprocess.run([*prefix, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no file system may be mounted here")
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", FULL_DISK, how, str(run), str(out)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    message, left = done.stdout.splitlines()
+    assert "cannot write" in message
+    assert "Free some space" in message
+    assert left == "[]"
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """What is there is a whole export, of the first kind or of the one that replaces it."""
+    out, chance = tmp_path / "hf", random.Random(0)
+    code = (
+        "import sys; from pathlib import Path; from cpplm.export.hf import export_to_hf;"
+        "from cpplm.train.checkpoint import open_run; c = open_run(sys.argv[1]); print('go', flush=True)\n"
+        "while True:\n"
+        " for dtype in ('float32', 'bfloat16'):\n"
+        "  export_to_hf(c, Path(sys.argv[2]), dtype=dtype, overwrite=True)"
+    )
+    for _ in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, checkpoint.storage.location, str(out)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"go\n"
+        time.sleep(chance.uniform(0.05, 0.6))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        folder = out if out.exists() else tmp_path / ".hf.before"
+        if folder.exists():
+            assert files_below(folder) == COMPLETE
+            dtype = json.loads((folder / "config.json").read_text())["dtype"]
+            weights = load_file(folder / "model.safetensors")
+            assert weights["lm_head.weight"].dtype == getattr(torch, dtype)
+    export_to_hf(checkpoint, out, overwrite=True)
+    assert files_below(tmp_path) == [f"hf/{name}" for name in COMPLETE]

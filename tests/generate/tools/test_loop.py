@@ -1,0 +1,313 @@
+"""Writing with tools: against a plain loop that forces results, and with a model that calls."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cpplm.generate.conversation import chat_request
+from cpplm.generate.drafting import DraftSettings
+from cpplm.generate.engine import Engine
+from cpplm.generate.sampling import SamplingSettings, random_stream, sample
+from cpplm.generate.scheduler import Limits, Scheduler
+from cpplm.generate.tools.box import ToolBox, ToolLimits
+from cpplm.generate.tools.calls import KINDS, RESULTS, marks, parse_call
+from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, ToolLoop, write
+from cpplm.generate.writing import Completion, Request
+from cpplm.tokenizer.conversations import render_conversation
+from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.generate.talker import CONTEXT, GREEDY, LEARNED, babbler, messages, project, talker
+from tests.model.features import random_ids
+
+
+@pytest.fixture(scope="module")
+def caller(tokenizer: Tokenizer) -> Engine:
+    """A random model that is fond of calls, sensible ones or not."""
+    engine = babbler(tokenizer, context=512)
+    fond = [id_ for kind in KINDS for id_ in dataclasses.astuple(marks(tokenizer, kind))[:2]]
+    digits = [tokenizer.ids[digit.encode()] for digit in "123+*"]
+    with torch.no_grad():
+        usual_C = engine.model.hidden_states(random_ids(8, 30, engine.model.config)).mean((0, 1))
+        engine.model.lm_head.weight[fond] += 6 * usual_C / usual_C.square().sum()
+        engine.model.lm_head.weight[digits] += 5 * usual_C / usual_C.square().sum()
+    return engine
+
+
+@torch.no_grad()
+def plain(engine: Engine, request: Request, number: int, box: ToolBox) -> Completion:
+    """Token by token, everything read anew; what a tool answers is read as if it had been written."""
+    tokenizer, settings = engine.tokenizer, request.settings
+    random = random_stream(settings.seed, number)
+    starts = {marks(tokenizer, kind).start: kind for kind in KINDS}
+    ids, texts, call, kind = list(request.ids), [[]], [], None
+    left, reason = settings.max_new_tokens, None
+    while reason is None:
+        logits = engine.model(torch.tensor([ids]))[:, -1]
+        (token,) = sample(logits, settings, [random.random()])
+        if token in (BOS, EOS):
+            reason = "end"
+            break
+        ids.append(token)
+        left -= 1
+        if token in request.end_ids:
+            reason = "end"
+        elif kind is None and token in starts:
+            kind, call = starts[token], []
+            texts.append([])
+        elif kind is None:
+            texts[-1].append(token)
+        elif token != marks(tokenizer, kind).end:
+            call.append(token)
+        elif left > 0:
+            each, result = marks(tokenizer, kind), box.call(parse_call(kind, tokenizer.decode(call)))
+            ids += [each.result_start, *tokenizer.encode(result), each.result_end]
+            kind = None
+        if reason is None and left == 0:
+            reason = "length"
+    text = "".join(tokenizer.decode(part) for part in texts)
+    return Completion(text, tuple(ids[len(request.ids) :]), reason)
+
+
+def happenings(
+    engine: Engine, request: Request, box: ToolBox, limits: Limits | None = None
+) -> list[Happening]:
+    return list(write(engine.scheduler(limits), request, box))
+
+
+def text_of(found: list[Happening]) -> str:
+    return "".join(each.text for each in found if isinstance(each, Said))
+
+
+def ended(found: list[Happening]) -> Completion:
+    assert isinstance(found[-1], Ended)
+    assert not any(isinstance(each, Ended) for each in found[:-1])
+    return found[-1].completion
+
+
+# ---- as in one go -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_it_is_as_if_written_in_one_go(caller: Engine, seed: int) -> None:
+    settings = SamplingSettings(40, 1.0 if seed else 0, 0, seed=seed)
+    request = Request((BOS, 100 + seed, 101), settings, first_sample=seed % 3, end_ids=(90, 91, 92))
+    expected = plain(caller, request, seed % 3, ToolBox())
+    found = happenings(caller, request, ToolBox())
+    assert ended(found) == expected
+    assert text_of(found) == expected.text
+
+
+def test_that_includes_calls_of_both_kinds(caller: Engine) -> None:
+    """The test above would prove little otherwise."""
+    calls = []
+    for seed in range(10):
+        request = Request(
+            (BOS, 100 + seed, 101), SamplingSettings(40, 1.0, 0, seed=seed), end_ids=(90, 91, 92)
+        )
+        calls += [each.call for each in happenings(caller, request, ToolBox()) if isinstance(each, Called)]
+    assert {call.kind for call in calls} == set(KINDS)
+    assert len(calls) > 12
+
+
+def test_each_sample_of_a_request_is_what_it_is_alone(caller: Engine) -> None:
+    """A chain per sample, worked off together as a server does, with what does not fit held back."""
+    request = Request((BOS, 100, 101), SamplingSettings(25, 1.0, 0, seed=5), num_samples=6, logprobs=1)
+    loops = [ToolLoop(caller.tokenizer, request, 512, number) for number in range(6)]
+    boxes = [ToolBox() for _ in loops]
+    scheduler = caller.scheduler(Limits(rows=4))
+    while any(loop.reason is None for loop in loops):
+        tickets = {scheduler.submit(loop.request): loop for loop in loops if loop.request is not None}
+        while not scheduler.idle:
+            for event in scheduler.step():
+                if event.completion is not None:
+                    tickets[event.ticket].take(event.completion)
+        for loop, box in zip(loops, boxes, strict=True):
+            if loop.call is not None:
+                loop.answer(box.call(loop.call))
+    alone = dataclasses.replace(request, num_samples=1, logprobs=None)
+    for number, loop in enumerate(loops):
+        completion = loop.completion()
+        assert dataclasses.replace(completion, logprobs=()) == plain(caller, alone, number, ToolBox())
+        written = [each.token for each in completion.logprobs]
+        assert len(written) >= 25 or completion.reason == "end"
+        assert set(written) <= {*completion.ids, BOS, EOS}
+
+
+# ---- a model that calls -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer: Tokenizer) -> Engine:
+    return talker(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[ToolBox]:
+    with project() as root:
+        yield ToolBox(root)
+
+
+def ask(engine: Engine, question: str, **changes: object) -> Request:
+    request = chat_request(engine, messages(question)[:1], GREEDY)
+    return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("draft", ["off", "lookup"])
+@pytest.mark.parametrize("question", LEARNED)
+def test_it_calls_reads_the_result_and_goes_on(
+    engine: Engine, box: ToolBox, question: str, draft: str
+) -> None:
+    limits = Limits(draft=DraftSettings(draft))  # type: ignore[arg-type]
+    found = happenings(engine, ask(engine, question), box.fresh(), limits)
+    parts: list[dict[str, str]] = []
+    for each in found:
+        match each:
+            case Said(text) if parts and parts[-1]["type"] == "text":
+                parts[-1]["text"] += text
+            case Said(text):
+                parts.append({"type": "text", "text": text})
+            case Called(call):
+                parts.append({"type": call.kind, "text": call.text})
+            case Answered(call, result):
+                parts.append({"type": RESULTS[call.kind], "text": result})
+    assert parts == LEARNED[question]
+    learned = render_conversation(engine.tokenizer, {"messages": messages(question)}).ids
+    completion = ended(found)
+    assert [*ask(engine, question).ids, *completion.ids] == learned
+    assert completion.reason == "end"
+    assert completion.text == "".join(part["text"] for part in parts if part["type"] == "text")
+
+
+def test_text_is_streamed_before_and_behind_a_call(engine: Engine) -> None:
+    found = happenings(engine, ask(engine, "12*34?"), ToolBox())
+    kinds = [type(each) for each in found]
+    place = kinds.index(Called)
+    assert kinds[place : place + 2] == [Called, Answered]
+    assert kinds[:place].count(Said) > 1
+    assert kinds[place + 2 :].count(Said) > 1
+
+
+def test_stop_texts_and_functions_see_text_alone(engine: Engine) -> None:
+    stopped = dataclasses.replace(GREEDY, stop=("34", "08."))
+    found = happenings(engine, ask(engine, "12*34?", settings=stopped), ToolBox())
+    assert (ended(found).text, ended(found).reason) == ("It is 4", "stop")
+    seen: list[str] = []
+    request = ask(engine, "12*34?", stop=lambda text: bool(seen.append(text)) or text.endswith("is 40"))
+    completion = ended(happenings(engine, request, ToolBox()))
+    assert (completion.text, completion.reason) == ("It is 40", "stop")
+    assert seen[-1] == "It is 40"
+    assert all("It is 408.".startswith(text) for text in seen)
+
+
+def test_what_is_written_counts_and_results_do_not(engine: Engine) -> None:
+    whole = ended(happenings(engine, ask(engine, "12*34?"), ToolBox()))
+    learned = render_conversation(engine.tokenizer, {"messages": messages("12*34?")})
+    written = sum(learned.mask)
+    for count in range(1, written + 1):
+        settings = dataclasses.replace(GREEDY, max_new_tokens=count)
+        completion = ended(happenings(engine, ask(engine, "12*34?", settings=settings), ToolBox()))
+        assert completion.reason == ("end" if count == written else "length")
+        assert completion.ids == whole.ids[: len(completion.ids)]
+        assert sum(learned.mask[len(ask(engine, "12*34?").ids) :][: len(completion.ids)]) == count
+
+
+def work_off(scheduler: Scheduler, loop: ToolLoop) -> None:
+    """Up to the next call or the end."""
+    while loop.request is not None:
+        scheduler.submit(loop.request)
+        while not scheduler.idle:
+            for event in scheduler.step():
+                if event.completion is not None:
+                    loop.take(event.completion)
+
+
+@pytest.mark.parametrize("length", [1, 50, 10_000])
+def test_a_result_takes_no_more_than_the_context(engine: Engine, length: int) -> None:
+    """What does not fit is not read; the answer goes on as long as there is room."""
+    loop, scheduler = ToolLoop(engine.tokenizer, ask(engine, "where?"), CONTEXT), engine.scheduler()
+    work_off(scheduler, loop)
+    assert loop.call is not None
+    before, result = len(ask(engine, "where?").ids), "a\0" * length
+    loop.answer(result)
+    assert loop.request is not None
+    read = engine.tokenizer.decode(loop.request.ids[before:])
+    assert read.startswith('<QUERY_TOOL>search("area")<CODE_END><TOOL_RESULT>a\0')
+    assert read.endswith("\0<CODE_END>" if len(loop.request.ids) < CONTEXT - 1 else "<CODE_END>")
+    assert (len(loop.request.ids) == CONTEXT - 1) == (length == 10_000)
+    work_off(scheduler, loop)
+    assert loop.reason is not None
+    assert len(loop.completion().ids) + before <= CONTEXT + 1
+
+
+@pytest.mark.parametrize("room", range(1, 8))
+def test_where_there_is_no_room_it_ends(engine: Engine, room: int) -> None:
+    """At a call's begin, at its end, or for the marks of its result; never with a prompt that is refused."""
+    request, each = ask(engine, "where?"), marks(engine.tokenizer, "query_tool")
+    loop = ToolLoop(engine.tokenizer, request, len(request.ids) + room)
+    loop.take(Completion("", (each.start,), "end"))
+    if loop.reason is None:
+        loop.take(Completion("", (each.end,), "end"))
+        assert loop.call is not None
+        loop.answer("1")
+    assert loop.reason == ("length" if room < 5 else None)
+    assert (loop.request is None) == (room < 5)
+    if loop.request is not None:
+        assert len(loop.request.ids) < len(request.ids) + room
+        assert engine.tokenizer.decode(loop.request.ids).endswith("<TOOL_RESULT>1<CODE_END>") == (room > 5)
+
+
+def test_a_call_that_is_broken_off_is_none(engine: Engine, tokenizer: Tokenizer) -> None:
+    each = marks(tokenizer, "python")
+    for completion in (Completion("1+", (100,), "end"), Completion("1+", (100,), "length")):
+        loop = ToolLoop(tokenizer, ask(engine, "12*34?"), CONTEXT)
+        loop.take(Completion("a", (99, each.start), "end"))
+        assert not loop.shows
+        loop.take(completion)
+        assert (loop.reason, loop.call, loop.request) == (completion.reason, None, None)
+        assert loop.completion() == Completion("a", (99, each.start, 100), completion.reason)
+
+
+def test_tools_that_are_used_up_are_told_and_it_ends(caller: Engine) -> None:
+    """A model that calls for ever ends by the tokens that it writes."""
+    request = Request((BOS, 100), SamplingSettings(60, 1.0, 0, seed=1))
+    found = happenings(caller, request, ToolBox(None, ToolLimits(tool_calls=1)))
+    results = [each.result for each in found if isinstance(each, Answered)]
+    assert len(results) > 1
+    assert set(results[1:]) == {"error: 1 calls are all that an answer may have"}
+    assert ended(found).reason in {"length", "end"}
+
+
+def test_the_prompts_end_is_spelt_before_anything_is_called(caller: Engine) -> None:
+    """Token healing: the request's prefix is written first, is no text, and does not count."""
+    request = caller.request("int shift_3_1(int", settings=SamplingSettings(20, 1.0, 0, seed=2))
+    assert request.prefix
+    (alone,) = caller.complete("int shift_3_1(int", request.settings)
+    loop = ToolLoop(caller.tokenizer, request, 512)
+    assert loop.request is not None
+    assert loop.request.prefix == request.prefix
+    completion = ended(happenings(caller, request, ToolBox(None, ToolLimits(tool_calls=0))))
+    spelt = caller.tokenizer.decode_bytes(completion.ids)
+    assert spelt.startswith(request.prefix)
+    starts = [marks(caller.tokenizer, kind).start for kind in KINDS]
+    place = next((place for place, id_ in enumerate(alone.ids) if id_ in starts), len(alone.ids))
+    assert completion.ids[:place] == alone.ids[:place]
+
+
+def test_who_stops_listening_leaves_nothing_behind(engine: Engine, box: ToolBox) -> None:
+    scheduler = engine.scheduler()
+    answer = write(scheduler, ask(engine, "12*34?"), box.fresh())
+    for each in answer:
+        if isinstance(each, Said):
+            break
+    assert isinstance(answer, Iterator)
+    answer.close()  # type: ignore[attr-defined]
+    assert_free(scheduler)
+    assert text_of(list(write(scheduler, ask(engine, "12*34?"), box.fresh()))) == "It is 408."
+    assert_free(scheduler)
+
+
+def assert_free(scheduler: Scheduler) -> None:
+    assert scheduler.idle
+    assert scheduler._free_blocks == scheduler._blocks

@@ -1,0 +1,96 @@
+"""The chat, in a browser."""
+
+from playwright.sync_api import Page, expect
+
+from tests.serve.page.actions import abandoned, ghost, pretend, settle, streamed, text_of, write
+from tests.serve.served import Served, wait_for
+
+HOSTILE = (
+    "</pre><img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>&lt;b&gt;"
+)
+
+
+def test_a_chat(page: Page, server: Served) -> None:
+    settle(page, chatTemperature="0", chatMaxTokens="12")
+    question = {"role": "user", "content": "What is 1 < 2?"}
+    page.locator("#message").fill(question["content"])
+    page.keyboard.press("Enter")
+    body = {"messages": [question], "temperature": 0, "max_tokens": 12}
+    expected = server.post("/v1/chat/completions", body).json()
+    expect(page.locator("[name=send]")).to_have_text("Send")
+    shown = page.locator(".message .body").all_text_contents()
+    said = expected["choices"][0]["message"]["content"]
+    assert shown[0] == question["content"]
+    assert "".join(shown[1].split()) == "".join(said.split())
+    expect(page.locator("#message")).to_have_value("")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".message")).to_have_count(0)
+
+
+def test_an_answer_is_stopped_and_stays(page: Page, server: Served) -> None:
+    gone = abandoned(server)
+    settle(page, chatTemperature="0", chatMaxTokens="15000")  # greedy, it never ends by itself
+    page.locator("#message").fill("Go on")
+    page.keyboard.press("Enter")
+    answer = page.locator(".message.model .body")
+    expect(answer).not_to_be_empty()
+    page.keyboard.press("Escape")
+    expect(page.locator("[name=send]")).to_have_text("Send")
+    wait_for(lambda: abandoned(server) == gone + 1)
+    server.settle()
+    assert answer.text_content()
+
+
+def test_the_whole_conversation_is_sent(page: Page) -> None:
+    asked = pretend(page, "/v1/chat/completions", streamed("Yes", ".", chat=True))
+    for question in ("One?", "Two?"):
+        page.locator("#message").fill(question)
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("[name=send]")).to_have_text("Send")
+    assert [message["content"] for message in asked[1]["messages"]] == ["One?", "Yes.", "Two?"]
+
+
+def test_code_of_an_answer_goes_to_the_editor(page: Page) -> None:
+    answer = "Here:\n\n```cpp\nint answer() { return 42; }\n```\nThat is all.\n~~~\nint open;"
+    pretend(page, "/v1/chat/completions", streamed(*answer, chat=True))
+    write(page, "")
+    page.locator("#message").fill("Please")
+    page.keyboard.press("Enter")
+    expect(page.locator("[name=send]")).to_have_text("Send")
+    assert page.locator(".message.model p").all_text_contents() == ["Here:", "That is all."]
+    assert page.locator(".message.model pre").all_text_contents() == [
+        "int answer() { return 42; }",
+        "int open;",
+    ]
+    expect(page.locator(".message.model pre .keyword").first).to_have_text("int")
+    page.get_by_role("button", name="Copy").first.click()
+    assert page.evaluate("navigator.clipboard.readText()") == "int answer() { return 42; }"
+    page.get_by_role("button", name="To editor").first.click()
+    assert text_of(page) == "int answer() { return 42; }"
+
+
+def test_what_a_model_writes_is_text(page: Page) -> None:
+    pretend(page, "/v1/chat/completions", streamed(HOSTILE, f"\n```\n{HOSTILE}\n", chat=True))
+    pretend(page, "/v1/completions", streamed(HOSTILE))
+    page.locator("#message").fill(HOSTILE)
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.model pre")).to_have_text(HOSTILE)
+    assert page.locator(".message p").all_text_contents() == [HOSTILE, HOSTILE]
+    write(page, "")
+    page.keyboard.press("Control+Space")
+    expect(ghost(page)).to_have_text(HOSTILE)
+    page.keyboard.press("Tab")
+    assert text_of(page) == HOSTILE
+    assert page.locator("#layer").text_content() == HOSTILE
+    assert page.locator("img, main script").count() == 0
+
+
+def test_a_chat_that_fails(page: Page, expected_statuses: list[int]) -> None:
+    expected_statuses.append(429)
+    error = {"error": {"message": "too many requests", "type": "x", "param": None, "code": "full"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=error))
+    page.locator("#message").fill("Hello")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("too many requests")
+    expect(page.locator("#message")).to_have_value("Hello")
+    expect(page.locator(".message")).to_have_count(0)

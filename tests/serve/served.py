@@ -1,0 +1,130 @@
+"""A real server on the loopback, in a thread of its own, and what tests ask it."""
+
+import asyncio
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+
+from cpplm.generate.engine import Engine
+from cpplm.generate.load import ModelSource
+from cpplm.serve.app import Application, build
+from cpplm.serve.driver import Driver
+from cpplm.serve.model import ServedModel
+from cpplm.serve.server import Server, listen
+from cpplm.serve.settings import BatchSettings, NetworkSettings, RequestSettings, ServeSettings
+
+NAME = "tiny"
+NETWORK = NetworkSettings(port=0)
+PATIENCE = 30.0  # seconds after which something that should happen did not
+
+
+@dataclasses.dataclass
+class Served:
+    """A server that runs."""
+
+    url: str
+    application: Application
+    server: Server
+    http: httpx2.Client
+
+    @property
+    def driver(self) -> Driver:
+        return self.application.service.driver
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
+        return self.http.post(path, json=body, **options)
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        answer = self.post("/v1/completions", body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One value of GET /metrics."""
+        want = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        start = f"{name}{{{want}}} " if want else f"{name} "
+        lines = self.http.get("/metrics").text.splitlines()
+        return next((float(line.removeprefix(start)) for line in lines if line.startswith(start)), 0.0)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way; no block of the cache is held then."""
+        wait_for(lambda: not self.application.gate.active and self.driver.scheduler.idle)
+        assert_nothing_held(self.driver)
+
+
+def assert_nothing_held(driver: Driver) -> None:
+    scheduler = driver.scheduler
+    assert scheduler.idle
+    assert (scheduler.writing, scheduler.waiting) == (0, 0)
+    assert scheduler.cache.used_blocks == 0
+    assert scheduler._free_blocks == scheduler._blocks
+    assert not driver._by_ticket
+    assert not driver._scorings
+    assert not driver._open
+
+
+def wait_for(happened: Callable[[], bool], patience: float = PATIENCE) -> None:
+    end = time.monotonic() + patience
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+@contextmanager
+def serving(
+    engine: Engine, *, fills_in: bool = True, network: NetworkSettings = NETWORK,
+    batch: BatchSettings | None = None, requests: RequestSettings | None = None, **more: Any,
+) -> Iterator[Served]:  # fmt: skip
+    """The server until the block ends; then nothing may be held any more."""
+    settings = ServeSettings(
+        ModelSource("some/run"), network=network, batch=batch or BatchSettings(max_batch=8),
+        requests=requests or RequestSettings(grace=5.0), **more,
+    )  # fmt: skip
+    application = build(ServedModel(engine, NAME, fills_in, created=1_700_000_000), settings)
+    bound, url = listen(network)
+    server = Server(application, settings)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])), name="server")
+    thread.start()
+    try:
+        wait_for(lambda: server.started or not thread.is_alive())
+        with httpx2.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+            yield Served(url, application, server, http)
+    finally:
+        server.stop()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert_nothing_held(application.service.driver)
+    assert not application.service.driver.alive
+
+
+def events(response: httpx2.Response) -> list[str]:
+    """The data of a stream's records."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    records = response.text.split("\n\n")
+    assert records.pop() == ""
+    assert all(record.startswith("data: ") and "\n" not in record for record in records)
+    return [record.removeprefix("data: ") for record in records]
+
+
+def chunks(response: httpx2.Response) -> list[dict[str, Any]]:
+    """The records of a stream that ended as it should."""
+    found = events(response)
+    assert found.pop() == "[DONE]"
+    return [json.loads(record) for record in found]
+
+
+def error_of(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    """The error of an answer, which has OpenAI's form."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["code"] == code, body
+    assert body["error"]["message"]
+    return body["error"]

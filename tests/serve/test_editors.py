@@ -1,0 +1,278 @@
+"""Requests as editors send them, byte for byte the fields of their sources, over plain HTTP.
+
+llama.vscode: src/llama-server.ts, `createRequestPayload` and `createChatEditRequestPayload`. llama.vim:
+autoload/llama.vim. Continue: core/llm/llms/OpenAI.ts, `_streamFim` and `_convertArgs`, as its provider
+"mistral" uses them.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from cpplm.generate.engine import Engine
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.serve.infill import Enough, surroundings
+from cpplm.serve.model import ServedModel
+from cpplm.serve.plan import Planner
+from cpplm.serve.settings import RequestSettings
+from cpplm.tokenizer.special import BOS, FIM_PREFIX
+from tests.serve.served import NAME, Served, chunks, error_of, events, serving
+from tests.texts import cpp_document
+
+PREFIX = "#include <vector>\n\nint area(int width, int height) {\n"
+SUFFIX = "\n}\n\nint main() {}\n"
+EXTRA = [
+    {"text": "struct Shape;\n", "time": 1_700_000_000_000, "filename": "shape.h"},
+    {"text": "int width(const Shape&);\n", "time": 1_700_000_000_001, "filename": "width.h"},
+]
+
+
+def llama_vscode(**changed: Any) -> dict[str, Any]:
+    return {
+        "input_prefix": PREFIX, "input_suffix": SUFFIX, "input_extra": EXTRA, "prompt": "    return wid",
+        "n_predict": 24, "top_k": 40, "top_p": 0.99, "stream": False,
+        "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "n_indent": 4,
+        "t_max_prompt_ms": 500, "t_max_predict_ms": 2500, **changed,
+    }  # fmt: skip
+
+
+# ---- llama.vscode and llama.vim ---------------------------------------------------------------------------
+
+
+def test_a_completion_at_the_cursor(served: Served, engine: Engine) -> None:
+    """With every field that the plug-in then reads for its status bar."""
+    body = llama_vscode(temperature=0, n_indent=0, input_extra=[], t_max_predict_ms=60_000)
+    answer = served.post("/infill", body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    sampling = SamplingSettings(24, 0, 40, top_p=0.99)
+    request = engine.request(PREFIX + "    return wid", SUFFIX, settings=sampling)
+    (expected,) = next(iter(engine.complete_many([request]))).completions
+    assert found["content"] == expected.text
+    assert found["generation_settings"]["n_ctx"] == engine.model.config.max_seq_len
+    assert found["tokens_cached"] == len(request.ids) + len(expected.ids)
+    assert found["truncated"] is False
+    assert (found["stop"], found["stop_type"]) == (True, "limit")
+    timings = found["timings"]
+    assert timings["prompt_n"] == found["tokens_evaluated"] == len(request.ids)
+    assert timings["predicted_n"] == found["tokens_predicted"] == len(expected.ids)
+    for name in ("prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second"):
+        assert timings[name] > 0
+
+
+def test_what_is_read_ahead_stays_read(served: Served) -> None:
+    """`n_predict` 0 tells of pieces of other files before they are needed; they come first in the prompt."""
+    ahead = {
+        "input_prefix": "", "input_suffix": "", "input_extra": EXTRA * 3, "prompt": "", "n_predict": 0,
+        "samplers": [], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1,
+    }  # fmt: skip
+    answer = served.post("/infill", ahead).json()
+    assert (answer["content"], answer["tokens_predicted"]) == ("", 0)
+    served.settle()
+    tokenizer, scheduler = served.driver.engine.tokenizer, served.driver.scheduler
+    extra = tokenizer.encode("".join(each["text"] + "\n" for each in EXTRA * 3))
+    body = llama_vscode(input_extra=EXTRA * 3)
+    assert served.post("/infill", body).status_code == 200
+    served.settle()
+    sequence = scheduler.cache.begin((BOS, FIM_PREFIX, *extra))
+    assert sequence.length >= len(extra) // 16 * 16 - 16
+    scheduler.cache.release(sequence)
+
+
+def test_an_older_plug_in(served: Served) -> None:
+    """It asks for one token where newer ones ask for none."""
+    body = {
+        "input_prefix": "", "input_suffix": "", "input_extra": EXTRA, "prompt": "", "n_predict": 1,
+        "top_k": 40,        "top_p": 0.99, "stream": False, "samplers": ["temperature"], "cache_prompt": True,
+        "t_max_prompt_ms": 1,        "t_max_predict_ms": 1,
+    }  # fmt: skip
+    assert served.post("/infill", body).json()["tokens_predicted"] >= 1
+
+
+def test_only_some_fields(served: Served) -> None:
+    """As llama.vim asks for them."""
+    body = llama_vscode(response_fields=["content", "timings/prompt_n", "truncated", "no/such", "content/x"])
+    found = served.post("/infill", body).json()
+    assert set(found) == {"content", "timings/prompt_n", "truncated"}
+    assert found["timings/prompt_n"] > 10
+
+
+def test_a_stream(served: Served) -> None:
+    whole = served.post("/infill", llama_vscode(temperature=0)).json()
+    found = [
+        json.loads(each) for each in events(served.post("/infill", llama_vscode(temperature=0, stream=True)))
+    ]
+    assert "".join(each["content"] for each in found) == whole["content"]
+    assert [each["stop"] for each in found] == [False] * (len(found) - 1) + [True]
+
+
+def test_surroundings_of_any_length(served: Served) -> None:
+    """An editor does not know the context: what is farthest away is left out."""
+    text = "".join(map(cpp_document, range(30)))
+    for body in (
+        llama_vscode(input_prefix=text, input_suffix=text),
+        llama_vscode(input_prefix=text, input_suffix=""),
+        llama_vscode(input_prefix="", input_suffix=text, prompt=""),
+        llama_vscode(input_extra=[{"text": text, "filename": "x"}] * 3),
+        llama_vscode(input_prefix="é漢" * 5000, n_predict=100_000),
+    ):
+        found = served.post("/infill", body)
+        assert found.status_code == 200, found.text
+        assert found.json()["truncated"] is True
+
+
+def test_the_chat_of_llama_vscode(served: Served) -> None:
+    """Its request to edit a selection, with all that it says about sampling."""
+    body = {
+        "messages": [{"role": "system", "content": "You are an expert coder."},
+                     {"role": "user", "content": "modify: int x;"}],
+        "stream": False, "cache_prompt": True, "samplers": "edkypmxt", "temperature": 0.8,
+        "dynatemp_range": 0, "dynatemp_exponent": 1, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
+        "typical_p": 1,
+        "xtc_probability": 0, "xtc_threshold": 0.1, "repeat_last_n": 64, "repeat_penalty": 1,
+        "presence_penalty": 0, "frequency_penalty": 0, "dry_multiplier": 0, "dry_base": 1.75,
+        "dry_allowed_length": 2, "dry_penalty_last_n": -1, "max_tokens": -1, "timings_per_token": False,
+    }  # fmt: skip
+    found = served.post("/v1/chat/completions", body)
+    assert found.status_code == 200, found.text
+    assert found.json()["choices"][0]["message"]["content"]
+    tools = [{"type": "function", "function": {"name": "read_file", "description": "x",
+              "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}}]  # fmt: skip
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": False, "temperature": 0.8,
+            "top_p": 0.95, "tools": tools, "tool_choice": "auto", "max_tokens": 5}  # fmt: skip
+    assert served.post("/v1/chat/completions", body).status_code == 200
+
+
+# ---- Continue ---------------------------------------------------------------------------------------------
+
+CONTINUE_STOPS = ["/src/", "#- coding: utf-8", "```", "\nfunction", "\nclass", "\nmodule", "\nexport",
+                  "\nimport", "\n\n\n", "<|endoftext|>"]  # fmt: skip
+
+
+def continue_fim(**changed: Any) -> dict[str, Any]:
+    return {
+        "model": NAME, "prompt": PREFIX, "suffix": SUFFIX, "max_tokens": 24, "temperature": 0.01,
+        "stop": CONTINUE_STOPS, "stream": True, **changed,
+    }  # fmt: skip
+
+
+def test_continue_fills_in(served: Served, engine: Engine) -> None:
+    """It reads `choices[0].delta.content` of every record."""
+    headers = {"Accept": "application/json", "x-api-key": "", "Authorization": "Bearer undefined"}
+    found = chunks(served.post("/v1/fim/completions", continue_fim(seed=1), headers=headers))
+    sampling = SamplingSettings(24, 0.01, 0, seed=1, stop=tuple(CONTINUE_STOPS))
+    request = engine.request(PREFIX, SUFFIX, settings=sampling)
+    (expected,) = next(iter(engine.complete_many([request]))).completions
+    assert "".join(each["choices"][0]["delta"]["content"] for each in found) == expected.text
+    assert found[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_mistrals_own_client_may_ask_for_a_whole_answer(served: Served) -> None:
+    body = continue_fim(stream=False, random_seed=3, min_tokens=0, top_p=1, metadata=None)
+    found = served.post("/v1/fim/completions", body).json()
+    assert found["choices"][0]["message"]["role"] == "assistant"
+    assert found["usage"]["completion_tokens"] == 24
+    again = served.post("/v1/fim/completions", body).json()
+    assert again["choices"][0]["message"]["content"] == found["choices"][0]["message"]["content"]
+
+
+def test_continue_at_the_end_of_a_file(served: Served) -> None:
+    assert chunks(served.post("/v1/fim/completions", continue_fim(suffix="")))
+
+
+def test_continue_chats(served: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hello"}], "model": NAME, "max_tokens": 16, "stream": True,
+        "stop": ["x" * 5],
+    }  # fmt: skip
+    found = chunks(served.post("/v1/chat/completions", body))
+    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
+def test_continue_needs_to_know_the_context(served: Served) -> None:
+    text = "int x; " * 400
+    error_of(served.post("/v1/fim/completions", continue_fim(prompt=text)), 400, "context_length_exceeded")
+
+
+# ---- where a suggestion ends ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("indent", "text", "cut"),
+    [
+        (4, "x;\n    y;\n}\n", "x;\n    y;"),
+        (4, "x;\n    y;\n  ", "x;\n    y;\n  "),  # not yet known
+        (4, "x;\n\n    y;", "x;\n\n    y;"),
+        (4, "}\n}", "}"),
+        (0, "x;\n}\n}", "x;\n}\n}"),
+        (2, "a\n\tb\n", "a"),
+    ],
+)
+def test_lines_that_are_indented_less(indent: int, text: str, cut: str) -> None:
+    enough = Enough(indent, 0)
+    assert enough.cut(text) == cut
+    assert enough(text) == (cut != text)
+
+
+def test_time_is_up_behind_a_line_only() -> None:
+    enough = Enough(0, 1e-9)
+    assert not enough("int x")
+    assert enough("int x;\n")
+    assert not Enough(0, 0)("int x;\n")
+    assert not Enough(0, 60_000)("int x;\n")
+
+
+# ---- what fits --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def planner(engine: Engine) -> Planner:
+    return Planner(ServedModel(engine, NAME, True, 0), RequestSettings())
+
+
+@pytest.mark.parametrize("room", [0, 5, 40, 100, 230, 1000])
+def test_surroundings_fit_and_are_the_nearest(planner: Planner, engine: Engine, room: int) -> None:
+    prefix, suffix = "".join(map(cpp_document, range(5))), "".join(map(cpp_document, range(5, 9)))
+    extras = ["int oldest;", "int old;", "int new_one;"]
+    found = surroundings(planner, extras, prefix, suffix, room)
+    tokens = len(engine.tokenizer.encode(found.prefix)) + len(engine.tokenizer.encode(found.suffix))
+    assert tokens <= room + 4  # cut texts may take a token more
+    assert suffix.encode().startswith(found.suffix)
+    taken = [each for each in extras if each.encode() in found.prefix]
+    assert taken == extras[len(extras) - len(taken) :]
+    behind_extras = found.prefix.removeprefix("".join(f"{each}\n" for each in taken).encode())
+    assert prefix.encode().endswith(behind_extras)
+    if room >= 100:
+        assert found.suffix
+        assert behind_extras
+        assert len(taken) == 3
+
+
+def test_short_surroundings_are_whole(planner: Planner) -> None:
+    found = surroundings(planner, ["int a;"], PREFIX, SUFFIX, 200)
+    assert (found.prefix.decode(), found.suffix.decode()) == (f"int a;\n{PREFIX}", SUFFIX)
+    assert found.truncated is False
+
+
+def test_extras_stay_the_same_while_somebody_types(planner: Planner) -> None:
+    extras = [cpp_document(n)[:60] for n in range(9)]
+    begins = set()
+    for length in range(1, 400, 13):
+        found = surroundings(planner, extras, cpp_document(4)[:length], SUFFIX, 240)
+        begins.add(found.prefix[:60])
+    assert len(begins) == 1
+
+
+def test_the_suffix_may_come_first(engine: Engine) -> None:
+    """Then an editor's next request goes on where the last one ended."""
+    with serving(engine, requests=RequestSettings(fim_order="spm")) as served:
+        found = served.post(
+            "/infill", llama_vscode(temperature=0, n_indent=0, input_extra=[], top_k=0, top_p=1)
+        )
+        request = engine.request(
+            PREFIX + "    return wid", SUFFIX, settings=SamplingSettings(24, 0), spm=True
+        )
+        (expected,) = next(iter(engine.complete_many([request]))).completions
+        assert found.json()["content"] == expected.text
+        served.settle()

@@ -1,0 +1,322 @@
+"""The real client of OpenAI's API against a real model, and our own client that measures models."""
+
+import openai
+import pytest
+
+from cpplm.evaluate.models.checkpoint_model import CheckpointModel
+from cpplm.evaluate.models.code_model import Request as CodeRequest
+from cpplm.evaluate.models.url_model import UrlModel
+from cpplm.generate.engine import Engine
+from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.scheduler import Limits
+from cpplm.generate.writing import Completion, Request
+from cpplm.tokenizer.special import BOS
+from tests.serve.served import NAME, Served, error_of, serving
+from tests.texts import cpp_document
+
+PROMPT = "int main() {\n    ret"
+SAMPLED = {"temperature": 0.7, "top_p": 0.9, "seed": 5}
+
+
+def settings(tokens: int, **more: object) -> SamplingSettings:
+    return SamplingSettings(tokens, 0.7, 0, seed=5, top_p=0.9, **more)  # type: ignore[arg-type]
+
+
+def by_engine(engine: Engine, request: Request) -> list[Completion]:
+    (answer,) = engine.complete_many([request], Limits(rows=8))
+    return list(answer.completions)
+
+
+# ---- models -----------------------------------------------------------------------------------------------
+
+
+def test_models(client: openai.OpenAI, engine: Engine) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.owned_by) == (NAME, "cpplm")
+    assert client.models.retrieve(NAME) == model
+    assert model.model_dump()["max_model_len"] == engine.model.config.max_seq_len
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.models.retrieve("other")
+
+
+# ---- completions ------------------------------------------------------------------------------------------
+
+
+def test_a_completion_is_the_engines(client: openai.OpenAI, engine: Engine) -> None:
+    request = engine.request(PROMPT, settings=settings(24), num_samples=3)
+    expected = by_engine(engine, request)
+    answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=24, n=3, **SAMPLED)
+    assert [choice.text for choice in answer.choices] == [each.text for each in expected]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    reasons = [{"end": "stop"}.get(each.reason, each.reason) for each in expected]
+    assert [choice.finish_reason for choice in answer.choices] == reasons
+    assert answer.object == "text_completion"
+    assert answer.model == NAME
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(request.ids)
+    assert answer.usage.completion_tokens == sum(len(each.ids) for each in expected)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_is_the_same_in_pieces(client: openai.OpenAI) -> None:
+    asked = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "n": 2, **SAMPLED}
+    whole = client.completions.create(**asked)
+    texts, reasons, usages = {0: "", 1: ""}, {}, []
+    records = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    for record in records:
+        usages.append(record.usage)
+        for choice in record.choices:
+            texts[choice.index] += choice.text
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    assert [texts[n] for n in (0, 1)] == [choice.text for choice in whole.choices]
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert usages.pop() == whole.usage
+    assert records[-1].choices == []
+    assert set(usages) == {None}
+    assert len({record.id for record in records}) == 1
+    assert len(records) > 10  # as soon as it is written
+
+
+def test_stop_texts(client: openai.OpenAI, engine: Engine) -> None:
+    (free,) = by_engine(engine, engine.request(PROMPT, settings=settings(40)))
+    stop = free.text[9:12]
+    expected = free.text[: free.text.index(stop)]
+    for asked in (stop, ["never there", stop]):
+        answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=40, stop=asked, **SAMPLED)
+        assert answer.choices[0].text == expected
+        assert answer.choices[0].finish_reason == "stop"
+        records = client.completions.create(
+            model=NAME, prompt=PROMPT, max_tokens=40, stop=asked, stream=True, **SAMPLED
+        )
+        assert "".join(record.choices[0].text for record in records) == expected
+
+
+def test_without_a_seed_texts_differ(client: openai.OpenAI) -> None:
+    found = {
+        client.completions.create(model=NAME, prompt=PROMPT, max_tokens=30, temperature=1).choices[0].text
+        for _ in range(4)
+    }
+    assert len(found) > 1
+
+
+def test_any_seed_that_openai_takes(client: openai.OpenAI) -> None:
+    def text(seed: int) -> str:
+        answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=30, seed=seed)
+        return answer.choices[0].text
+
+    assert text(-7) == text(-7) != text(7)
+    assert text(2**63 - 1)
+
+
+def test_a_suffix_is_filled_in(client: openai.OpenAI, engine: Engine) -> None:
+    request = engine.request("int f() {\n", "\n}\n", settings=settings(20))
+    (expected,) = by_engine(engine, request)
+    answer = client.completions.create(
+        model=NAME, prompt="int f() {\n", suffix="\n}\n", max_tokens=20, **SAMPLED
+    )
+    assert answer.choices[0].text == expected.text
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(request.ids)
+
+
+def test_several_prompts(client: openai.OpenAI, engine: Engine) -> None:
+    prompts = [PROMPT, "", "struct é"]
+    expected = [
+        each.text
+        for prompt in prompts
+        for each in by_engine(engine, engine.request(prompt, settings=settings(9), num_samples=2))
+    ]
+    answer = client.completions.create(model=NAME, prompt=prompts, max_tokens=9, n=2, **SAMPLED)
+    assert [choice.text for choice in answer.choices] == expected
+
+
+def test_prompts_as_tokens(client: openai.OpenAI, engine: Engine) -> None:
+    """Taken as they are: nothing of them is spelt anew; <BOS> may be there or not."""
+    ids = engine.tokenizer.encode("int main() {")
+    (expected,) = by_engine(engine, Request((BOS, *ids), settings(12)))
+    for prompt in (ids, [BOS, *ids]):
+        answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=12, **SAMPLED)
+        assert answer.choices[0].text == expected.text
+    echoed = client.completions.create(model=NAME, prompt=[ids, ids], max_tokens=12, echo=True, **SAMPLED)
+    assert [choice.text for choice in echoed.choices] == ["int main() {" + expected.text] * 2
+
+
+def test_an_echo(client: openai.OpenAI) -> None:
+    plain = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=12, **SAMPLED).choices[0]
+    echoed = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=12, echo=True, **SAMPLED)
+    assert echoed.choices[0].text == PROMPT + plain.text
+    records = client.completions.create(
+        model=NAME, prompt=PROMPT, max_tokens=12, echo=True, stream=True, **SAMPLED
+    )
+    assert "".join(record.choices[0].text for record in records) == PROMPT + plain.text
+    alone = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=0, echo=True)
+    assert (alone.choices[0].text, alone.choices[0].finish_reason) == (PROMPT, "length")
+
+
+def test_other_parameters(client: openai.OpenAI, engine: Engine) -> None:
+    """Those that OpenAI has not, and those that mean nothing."""
+    sampling = SamplingSettings(20, 1.5, 7, 3, 1.0, 0.05, 1.3)
+    (expected,) = by_engine(engine, engine.request(PROMPT, settings=sampling))
+    answer = client.completions.create(
+        model=NAME, prompt=PROMPT, max_tokens=20, temperature=1.5, seed=3, user="me", frequency_penalty=0,
+        presence_penalty=0, best_of=1, logit_bias={},
+        extra_body={"top_k": 7, "min_p": 0.05, "repetition_penalty": 1.3, "cache_prompt": True},
+    )  # fmt: skip
+    assert answer.choices[0].text == expected.text
+
+
+# ---- probabilities ----------------------------------------------------------------------------------------
+
+
+def data_of(token: str) -> bytes:
+    """The bytes that a listed token stands for."""
+    if token.startswith("bytes:"):
+        return bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
+    return token.encode()
+
+
+def test_probabilities_of_a_completion(client: openai.OpenAI, engine: Engine) -> None:
+    """Those of the tokens of the text: not of what spells the prompt's end anew."""
+    request = engine.request(PROMPT, settings=settings(16), logprobs=4)
+    (expected,) = by_engine(engine, request)
+    answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=16, logprobs=4, **SAMPLED)
+    found = answer.choices[0].logprobs
+    assert found is not None
+    assert found.tokens and found.token_logprobs and found.text_offset and found.top_logprobs
+    assert request.prefix  # so there is something to leave out
+    spelled = b"".join(map(data_of, found.tokens)).decode("utf-8", "replace")
+    assert spelled == answer.choices[0].text == expected.text
+    spelt = len(expected.logprobs) - len(found.tokens)
+    assert spelt >= 0
+    listed = expected.logprobs[spelt:]
+    assert found.token_logprobs == pytest.approx([each.logprob for each in listed], abs=1e-4)
+    assert all(len(top) <= 4 for top in found.top_logprobs)
+    for token, offset in zip(found.tokens, found.text_offset, strict=True):
+        if not token.startswith("bytes:"):
+            assert (PROMPT + expected.text)[offset:].lstrip("\ufffd").startswith(token)
+
+
+def test_probabilities_in_a_stream_are_the_same(client: openai.OpenAI, engine: Engine) -> None:
+    """Also where a stop text cuts tokens off."""
+    (free,) = by_engine(engine, engine.request(PROMPT, settings=settings(40)))
+    asked = {"model": NAME, "prompt": PROMPT, "max_tokens": 40, "logprobs": 2, "stop": free.text[14:16],
+             **SAMPLED}  # fmt: skip
+    whole = client.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None
+    tokens, offsets = [], []
+    for record in client.completions.create(**asked, stream=True):
+        logprobs = record.choices[0].logprobs
+        if logprobs is not None:
+            tokens += logprobs.tokens or []
+            offsets += logprobs.text_offset or []
+    assert (tokens, offsets) == (whole.logprobs.tokens, whole.logprobs.text_offset)
+    assert "".join(tokens).startswith(whole.text)
+    assert not "".join(tokens[:-1]).startswith(whole.text) or "".join(tokens) == whole.text
+
+
+@pytest.fixture
+def ours(served: Served) -> UrlModel:
+    return UrlModel.connect(f"{served.url}/v1", fills_in=True)
+
+
+def test_our_own_client_scores_as_the_model_itself(ours: UrlModel, engine: Engine) -> None:
+    local = CheckpointModel(engine)
+    assert ours.context == local.context
+    for text in (cpp_document(3)[:400], "é漢🙂 x\t{ 漢漢 }\n", "x"):
+        (found,), (expected,) = ours.score([text]), local.score([text])
+        assert found.ends.tolist() == expected.ends.tolist()
+        assert found.bits == pytest.approx(expected.bits, abs=2e-3)
+
+
+def test_our_own_client_scores_long_texts(ours: UrlModel, engine: Engine) -> None:
+    text = "".join(map(cpp_document, range(4)))
+    (found,), (expected,) = ours.score([text]), CheckpointModel(engine).score([text])
+    assert found.ends[-1] == expected.ends[-1] == len(text.encode())
+    assert found.bits.sum() == pytest.approx(expected.bits.sum(), rel=0.02)  # in other windows
+
+
+def test_our_own_client_has_it_write(ours: UrlModel, engine: Engine) -> None:
+    sampling = SamplingSettings(10, temperature=0)
+    requests = [CodeRequest(PROMPT), CodeRequest("int f() {\n", "\n}\n"), CodeRequest("x" * 5000)]
+    found = dict(ours.write(requests, sampling, stop=lambda text: "\n" in text))
+    local = dict(CheckpointModel(engine, fills_in=True).write(requests[:2], sampling))
+    for number in (0, 1):
+        (written,) = found[number]
+        assert local[number][0].text.startswith(written.text.partition("\n")[0])
+    assert "context" in found[2][0].failed
+
+
+# ---- what is refused --------------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"max_tokens": -2}, "max_tokens", "greater than or equal to -1"),
+    ({"temperature": "0.5"}, "temperature", "valid number"),
+    ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty", "greater than or equal to 0.01"),
+    ({"n": 0}, "n", "greater than or equal to 1"),
+    ({"n": True}, "n", "valid integer"),
+    ({"n": 100}, "n", "100 completions in one request, 16 are allowed"),
+    ({"prompt": 7}, "prompt", "valid"),
+    ({"prompt": []}, "prompt", "at least 1 item"),
+    ({"prompt": [1, "x"]}, "prompt", "valid"),
+    ({"prompt": [10**6]}, "prompt", "the model has no token 1000000"),
+    ({"stop": ""}, "stop", "an empty stop text"),
+    ({"stop": ["x"] * 200}, "stop", "at most 128 items"),
+    ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+    ({"best_of": 3}, "best_of", "not supported"),
+    ({"logit_bias": {"70": 5}}, "logit_bias", "is not supported: leave it out, or send {}"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "is not supported: leave it out, or send 0"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
+    ({"temprature": 1}, "temprature", "unknown parameter: temprature. Did you mean 'temperature'?"),
+    ({"suffix": "x", "echo": True}, "echo", "exclude each other"),
+    ({"suffix": "x", "prompt": [70]}, "prompt", "is text"),
+    ({"seed": 2**63}, "seed", "less than"),
+    ({"stream": "yes"}, "stream", "valid boolean"),
+    ({"prompt": "int x; " * 400}, "prompt", "context is 256"),
+    ({"prompt": "x" * 10_000_000 }, None, "more than 4,194,304 bytes"),
+    ({"prompt": "x" * 4_000_000 }, "prompt", "the prompt has more than"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "param", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_refused(
+    client: openai.OpenAI, change: dict[str, object], param: str | None, message: str
+) -> None:
+    """With the field that is to blame, and a message that says how to mend it."""
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.completions.create(
+            model=NAME,
+            prompt=change.pop("prompt", PROMPT),
+            extra_body=change,  # type: ignore[arg-type]
+        )
+    error = refused.value
+    assert error.status_code == (413 if "bytes" in message else 400)
+    assert message in str(error.body["message"])  # type: ignore[index]
+    assert error.param == param
+    assert error.type == "invalid_request_error"
+
+
+def test_another_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="only 'tiny'"):
+        client.completions.create(model="gpt-4", prompt="x")
+
+
+def test_a_model_that_was_not_trained_to_fill_in(engine: Engine) -> None:
+    with serving(engine, fills_in=False) as other:
+        answer = other.post("/v1/completions", {"prompt": "x", "suffix": "y"})
+        assert "was not trained to fill in" in error_of(answer, 400, "no_fill_in")["message"]
+        assert other.post("/infill", {"input_prefix": "x"}).status_code == 400
+        assert other.complete(prompt="x", suffix="", max_tokens=2)["choices"][0]["text"]
+        entry = other.http.get("/v1/models").json()["data"][0]
+        assert entry["fills_in"] is False
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-38, 1e-6, 0.002, 100])
+def test_any_temperature(client: openai.OpenAI, temperature: float) -> None:
+    """Logits divided by it, and by a penalty, stay finite."""
+    answer = client.completions.create(
+        model=NAME, prompt=PROMPT, max_tokens=20, temperature=temperature, top_p=0,
+        extra_body={"repetition_penalty": 0.01, "min_p": 5e-324},
+    )  # fmt: skip
+    assert answer.choices[0].text
