@@ -1,12 +1,13 @@
-"""Tokens per second of decoding, against generate of transformers on a Llama of the same size.
+"""Tokens per second of decoding, against generate of transformers.
 
     python benchmarks/decode.py [--depth 12] [--batches 1 16] [--dtype auto] [--threads 2] [--turns 5]
 
 Each contender has a process of its own and takes turns: our scheduler on the preset "seed", which has no
-tables, and on the default preset; `LlamaForCausalLM` with as many layers, heads and parameters, untied, the
-same number format, as `generate` runs it. Weights are random, prompts are random tokens of one length, the
-likeliest token is taken. The time of one token is that of all minus that of the first, so that reading the
-prompt does not count.
+tables, and on the default preset; the very same weights as `cpplm export --to hf` writes them; and
+`LlamaForCausalLM` with as many layers, heads and parameters as the preset "seed", untied. All have the same
+number format, and transformers runs its own with `generate`. Weights are random, prompts are random tokens
+of one length, the likeliest token is taken. The time of one token is that of all minus that of the first, so
+that reading the prompt does not count.
 
 The share of the memory's bandwidth is what a token has to read (weights of matrix products, keys and values
 in reach) times tokens per second, over the bandwidth of a copy, reads and writes added up, measured in turn.
@@ -15,17 +16,24 @@ in reach) times tokens per second, over the bandwidth of a copy, reads and write
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from measuring import Spread, describe_machine, prepare_environment, progress, publish, ratios
 
 from cpplm.core.hardware import choose_device, choose_dtype
+from cpplm.core.settings import to_dict
+from cpplm.core.storage import Storage
 from cpplm.core.workers import worker_pool
+from cpplm.export.hf import ENDS, export_to_hf
 from cpplm.generate.load import prepare
 from cpplm.generate.sampling import SamplingSettings
 from cpplm.generate.scheduler import Limits, Scheduler
@@ -35,6 +43,10 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.saving import write_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import GenerationMixin
 
 Write = Callable[[torch.Tensor, int], None]
 """Read prompts BT and write so many tokens behind each."""
@@ -43,12 +55,19 @@ COPIED = 2**28
 """Bytes of the copy that the bandwidth is measured with."""
 
 
-def our_writer(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> tuple[Write, dict[str, int]]:
-    """Our scheduler, and what it reads per token."""
+def random_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
+    """The same for every process that asks."""
+    torch.manual_seed(0)
     model = Transformer(config, compute_dtype=dtype)
     model.init_weights()
     with torch.no_grad():
-        model.lm_head.weight[[BOS, EOS]] = 0  # never the likeliest: nothing ends early
+        model.lm_head.weight[list(ENDS)] = 0  # never the likeliest: nothing ends early
+    return model
+
+
+def our_writer(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> tuple[Write, dict[str, int]]:
+    """Our scheduler, and what it reads per token."""
+    model = random_model(config, dtype)
     facts = {**sizes(model, dtype), "cache_bytes": cache_bytes(model.remembered(), config, dtype)}
     prepare(model)
 
@@ -82,11 +101,26 @@ def cache_bytes(remembered: list[Remembered], config: ModelConfig, dtype: torch.
     return total
 
 
+def exported_writer(
+    config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype
+) -> tuple[Write, dict[str, int]]:
+    """The same weights in transformers."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow to import)
+
+    files = {"config.json": json.dumps(to_dict(config)).encode(), "tokenizer.json": tokenizer.to_json()}
+    with tempfile.TemporaryDirectory() as folder:
+        run, exported = Path(folder, "run"), Path(folder, "exported")
+        weights = {"model.safetensors": random_model(config, dtype).state_dict()}
+        export_to_hf(write_checkpoint(Storage(run, create=True), 0, weights, files), exported)
+        model = AutoModelForCausalLM.from_pretrained(exported, dtype=dtype, trust_remote_code=True).eval()
+    return partial(generate, model), sizes(model, dtype)
+
+
 def llama_writer(
     config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype
 ) -> tuple[Write, dict[str, int]]:
-    """The same of transformers: its gated MLP has 8/3 of the width, as many weights as ours of 4."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import)
+    """What transformers is at home with: its gated MLP has 8/3 of the width, as many weights as ours of 4."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import)
 
     del tokenizer
     model = LlamaForCausalLM(
@@ -104,22 +138,30 @@ def llama_writer(
         )
     )
     model = model.to(dtype).eval()
-
-    def write(ids_BT: torch.Tensor, count: int) -> None:
-        settings = GenerationConfig(
-            max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=EOS
-        )
-        mask_BT = torch.ones_like(ids_BT)
-        written = model.generate(input_ids=ids_BT, attention_mask=mask_BT, generation_config=settings)
-        assert written.size(1) == ids_BT.size(1) + count
-
-    return write, sizes(model, dtype)
+    return partial(generate, model), sizes(model, dtype)
 
 
+def generate(model: GenerationMixin, ids_BT: torch.Tensor, count: int) -> None:
+    """`count` tokens, whatever they are."""
+    from transformers import GenerationConfig  # noqa: PLC0415  (slow to import)
+
+    settings = GenerationConfig(
+        max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=EOS
+    )
+    mask_BT = torch.ones_like(ids_BT)
+    written = model.generate(input_ids=ids_BT, attention_mask=mask_BT, generation_config=settings)
+    assert written.size(1) == ids_BT.size(1) + count
+
+
+LLAMA = "Llama of transformers"
+OURS = {"cpplm": "exported", "cpplm, default preset": "exported, default preset"}
+"""And who has the same weights."""
 CONTENDERS = {
     "cpplm": (our_writer, ModelConfig.seed),
+    "exported": (exported_writer, ModelConfig.seed),
     "cpplm, default preset": (our_writer, ModelConfig.from_depth),
-    "Llama of transformers": (llama_writer, ModelConfig.seed),
+    "exported, default preset": (exported_writer, ModelConfig.from_depth),
+    LLAMA: (llama_writer, ModelConfig.seed),
 }
 
 _write: Write
@@ -212,13 +254,14 @@ def figures(
     bandwidths: list[float],
 ) -> dict[str, Any]:
     """What was measured, said on stderr too."""
-    peer = rates["Llama of transformers"]
-    faster = {b: ratios(rates["cpplm"][b], peer[b]) for b in arguments.batches}
-    for batch, ratio in faster.items():
-        progress(f"{batch} at a time: cpplm is {ratio} times as fast as generate of transformers")
+    faster: dict[str, dict[int, Spread]] = {}
+    for name, peer in [*OURS.items(), ("cpplm", LLAMA)]:
+        faster[f"{name} / {peer}"] = {b: ratios(rates[name][b], rates[peer][b]) for b in arguments.batches}
+        for batch, ratio in faster[f"{name} / {peer}"].items():
+            progress(f"{batch} at a time: {name} is {ratio} times as fast as {peer} in transformers")
     shares = {}
     if 1 in arguments.batches:
-        for name in ("cpplm", "cpplm, default preset"):
+        for name in OURS:
             read = facts[name]["weight_bytes"] + facts[name]["cache_bytes"]
             turns = zip(rates[name][1], bandwidths, strict=True)
             shares[name] = Spread.of(read * rate / bandwidth for rate, bandwidth in turns)
@@ -232,7 +275,7 @@ def figures(
         "copy_bytes_per_second": Spread.of(bandwidths, 0),
         "share_of_bandwidth": shares,
         "tokens_per_second": {n: {b: Spread.of(r, 1) for b, r in of.items()} for n, of in rates.items()},
-        "times_as_fast_as_transformers": faster,
+        "times_as_fast": faster,
     }
 
 
