@@ -50,7 +50,7 @@ def test_with_a_compiler() -> None:
     _, findings = findings_of(result.stdout)
     assert findings["g++"]["ok"]
     assert "g++" in findings["g++"]["value"]
-    assert findings["torch.compile"]["value"] == "on"
+    assert findings["torch.compile"]["value"] == findings["kernel for decoding"]["value"] == "on"
     assert {"python", "memory", "device", "attention", "loss", "fp8", "sandbox", *LIBRARIES} <= set(findings)
 
 
@@ -62,6 +62,7 @@ def test_without_a_compiler(path_without_compilers: str) -> None:
     assert not findings["g++"]["ok"]
     assert "apt-get install g++" in findings["g++"]["fix"]
     assert not findings["torch.compile"]["ok"]
+    assert not findings["kernel for decoding"]["ok"]
     text = result.stdout.splitlines()[:-1]
     assert any(line.startswith("MISSING g++") for line in text)
     assert any(line.strip().startswith("-> sudo apt-get install g++") for line in text)

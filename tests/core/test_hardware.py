@@ -16,6 +16,7 @@ from cpplm.core.hardware import (
     environment,
     has_fast_bf16,
     peak_memory_bytes,
+    processor_features,
     processor_name,
 )
 
@@ -74,6 +75,7 @@ def test_the_environment_is_plain_text() -> None:
     assert found["torch"] == torch.__version__
     assert float(found["memory_gib"]) > 0
     assert processor_name()
+    assert processor_features().startswith(processor_name())
 
 
 def program(folder: Path, name: str, text: str) -> None:

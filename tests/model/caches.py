@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import torch
 
 from cpplm.model.cache import Cache
-from cpplm.model.cache_view import CacheView
+from cpplm.model.cache_view import CacheView, Reading
 from cpplm.model.transformer import Transformer
 
 
 class Rows:
     """Sequences of one cache that read their tokens side by side; called like the model itself."""
 
-    def __init__(self, model: Transformer, batch: int, *, together: bool | None = None) -> None:
+    def __init__(self, model: Transformer, batch: int, *, reading: Reading | None = None) -> None:
         self.model = model
         self.cache = Cache(
-            model.remembered(), device=model.device, dtype=model.compute_dtype, together=together
+            model.remembered(), device=model.device, dtype=model.compute_dtype, reading=reading
         )
         self.sequences = [self.cache.begin() for _ in range(batch)]
 

@@ -9,13 +9,14 @@ import torch
 
 from cpplm.model.blocks import BLOCK, BlockPool, CachedSequence, block_names
 from cpplm.model.cache import Cache
+from cpplm.model.cache_view import Reading
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from tests.model.caches import Rows
 from tests.model.features import CONFIGS, DECODED, PLAIN, random_ids, random_model
 
 EACH = pytest.mark.parametrize("config", DECODED.values(), ids=DECODED.keys())
-TOGETHER = pytest.mark.parametrize("together", [False, True], ids=["each", "together"])
+READING = pytest.mark.parametrize("reading", ["in place", "together", "each"])
 
 
 @dataclass
@@ -29,10 +30,10 @@ class Text:
 class Session:
     """Texts that come and go at random; every logit is compared with the whole pass without a cache."""
 
-    def __init__(self, model: Transformer, *, together: bool, kept_tokens: int, seed: int) -> None:
+    def __init__(self, model: Transformer, *, reading: Reading, kept_tokens: int, seed: int) -> None:
         self.model, self.random = model, random.Random(seed)
         self.cache = Cache(
-            model.remembered(), device=model.device, dtype=model.compute_dtype, together=together,
+            model.remembered(), device=model.device, dtype=model.compute_dtype, reading=reading,
             kept_tokens=kept_tokens,
         )  # fmt: skip
         self.texts: list[Text] = []
@@ -86,10 +87,10 @@ class Session:
 
 
 @EACH
-@TOGETHER
+@READING
 @torch.no_grad()
-def test_every_row_is_as_if_it_were_alone(config: ModelConfig, together: bool) -> None:
-    session = Session(random_model(config), together=together, kept_tokens=64, seed=len(str(config)))
+def test_every_row_is_as_if_it_were_alone(config: ModelConfig, reading: Reading) -> None:
+    session = Session(random_model(config), reading=reading, kept_tokens=64, seed=len(str(config)))
     for _ in range(3):
         session.begin()
     for _ in range(20):
@@ -109,13 +110,13 @@ def test_every_row_is_as_if_it_were_alone(config: ModelConfig, together: bool) -
 
 
 @EACH
-@TOGETHER
+@READING
 @torch.no_grad()
-def test_thirty_two_rows_of_different_lengths(config: ModelConfig, together: bool) -> None:
+def test_thirty_two_rows_of_different_lengths(config: ModelConfig, reading: Reading) -> None:
     """Padded on the right as they are read, then token by token, shorter ones joining later."""
     model = random_model(config)
     ids = random_ids(32, 37, config)
-    rows = Rows(model, 32, together=together)
+    rows = Rows(model, 32, reading=reading)
     first = [1 + 31 * row // 32 for row in range(32)]
     early = rows(ids[:, :31], first)
     late = [rows(ids.gather(1, torch.tensor(first)[:, None] + step)) for step in range(5)]

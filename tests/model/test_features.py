@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from cpplm.model.cache_view import Reading
 from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_flops, count_parameters
 from cpplm.model.settings import KernelSettings
@@ -57,13 +58,13 @@ def test_causal_in_decoding(config: ModelConfig) -> None:
 
 @EACH
 @pytest.mark.parametrize("chunks", [[16], [1] * 16, [5, 1, 1, 9], [15, 1]], ids=str)
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("reading", ["in place", "together", "each"])
 @torch.no_grad()
 def test_cached_decoding_gives_the_training_logits(
-    config: ModelConfig, chunks: list[int], together: bool
+    config: ModelConfig, chunks: list[int], reading: Reading
 ) -> None:
     model, ids = random_model(config), random_ids(3, 16)
-    decode = Rows(model, 3, together=together)
+    decode = Rows(model, 3, reading=reading)
     pieces = [decode(piece) for piece in ids.split(chunks, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids), atol=1e-4, rtol=1e-4)
 

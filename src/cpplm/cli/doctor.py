@@ -19,6 +19,7 @@ from cpplm.core.hardware import choose_device, choose_dtype, compiler_version, e
 from cpplm.evaluate.judge.headers import find_missing, included
 from cpplm.evaluate.problems import load_problems
 from cpplm.model.kernels.attention import AttentionRequest, attention_decision
+from cpplm.model.kernels.decode_attention import can_decode
 from cpplm.model.kernels.loss import LossRequest, loss_decision
 from cpplm.model.precision import missing_for_fp8
 from cpplm.sandbox.compiler import fast_linker
@@ -115,6 +116,9 @@ def _compilers() -> Iterator[Finding]:
     yield Finding("g++", gxx or "not found", gxx is not None, needed=True, fix="" if gxx else install)
     compiled = gxx is not None or choose_device().type == "cuda"
     yield Finding("torch.compile", "on" if compiled else "off: training is slower", compiled)
+    if choose_device().type == "cpu":
+        decodes = can_decode(choose_device(), choose_dtype("auto", choose_device()))
+        yield Finding("kernel for decoding", "on" if decodes else "off: many rows are slower", decodes)
 
 
 def _sandbox() -> Iterator[Finding]:

@@ -131,6 +131,16 @@ def processor_name() -> str:
         return platform.processor() or platform.machine()
 
 
+def processor_features() -> str:
+    """The processor's name, and its instruction sets where the system tells them."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123  (a file of the kernel)
+            known = next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        known = ""
+    return f"{processor_name()} {known}"
+
+
 def compiler_version(name: str) -> str | None:
     """The first line of `NAME --version`, or None when it is not installed or does not work."""
     path = shutil.which(name)

@@ -182,7 +182,7 @@ def choose(logits_BV: Tensor, samples: Sequence[Sample]) -> list[int]:
     Raises:
         UserError: the model's logits are no numbers.
     """
-    if bool(logits_BV.isnan().any()):
+    if bool(logits_BV.sum().isnan()):  # a third of the time of looking at each
         raise UserError("the model gives no numbers (NaN)", fix="Its training diverged: use an earlier step.")
     possible_BV = logits_BV
     if any(each.restricted for each in samples):

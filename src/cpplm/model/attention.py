@@ -18,6 +18,7 @@ from cpplm.model.cache_rows import Remembered
 from cpplm.model.cache_view import CacheView
 from cpplm.model.config import VALUE_GATE_INPUTS, ModelConfig
 from cpplm.model.kernels.attention import attention
+from cpplm.model.kernels.decode_attention import decode_attention
 from cpplm.model.kernels.sparse import Choice, sparse_attention
 from cpplm.model.layers import Angles, Linear, norm, rotary_angles, rotate
 
@@ -158,6 +159,13 @@ class Attention(nn.Module):
         cache.write(self._values, value_BGTD.transpose(1, 2))
         if index is not None:
             cache.write(self._index_keys, index[1])
+        plain = index is None and context.backend == "auto" and not torch.is_grad_enabled()
+        if plain and (blocks := cache.blocks(self._keys)) is not None:
+            keys_SGD, values_SGD = cache.slots(self._keys), cache.slots(self._values)
+            mixed_BTHD = decode_attention(
+                query_BHTD.transpose(1, 2), keys_SGD, values_SGD, blocks, window=self.window
+            )
+            return mixed_BTHD.transpose(1, 2), None
         mixed = []
         for piece in cache.pieces(self._keys):
             rows, new = piece.rows, slice(piece.queries)

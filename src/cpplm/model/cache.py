@@ -18,7 +18,8 @@ import torch
 
 from cpplm.model.blocks import BLOCK, BlockTable, CachedSequence, block_names
 from cpplm.model.cache_rows import Group, Remembered
-from cpplm.model.cache_view import CacheView
+from cpplm.model.cache_view import CacheView, Reading
+from cpplm.model.kernels.decode_attention import can_decode
 
 
 class Cache:
@@ -31,7 +32,7 @@ class Cache:
         device: torch.device,
         dtype: torch.dtype,
         kept_tokens: int = 0,
-        together: bool | None = None,
+        reading: Reading | None = None,
     ) -> None:
         """Empty; it grows as sequences need it, and never shrinks.
 
@@ -40,11 +41,14 @@ class Cache:
             device: where.
             dtype: of the computation.
             kept_tokens: of ended sequences, for others that begin alike.
-            together: whether all rows of a batch attend in one call, the shorter ones padded, as a GPU likes
-                it, or one by one; None for what suits the device.
+            reading: how the rows of a batch attend; None for what suits the device: in place on a CPU that
+                has a kernel for it, else one by one, and together on a GPU.
         """
         self.device, self.dtype = device, dtype
-        self.together = device.type != "cpu" if together is None else together
+        if reading is None:
+            on_cpu: Reading = "in place" if can_decode(device, dtype) else "each"
+            reading = on_cpu if device.type == "cpu" else "together"
+        self.reading = reading
         by_reach: dict[int | None, list[Remembered]] = {}
         for each in remembered:
             by_reach.setdefault(each.group, []).append(each)
@@ -145,4 +149,4 @@ class Cache:
                 missing = -(-(start + count) // BLOCK) - table.first - len(table.blocks)
                 table.blocks += [group.pool.take() for _ in range(missing)]
             group.fit(self.device, self.dtype)
-        return CacheView(self._groups, sequences, starts, counts, self.device, together=self.together)
+        return CacheView(self._groups, sequences, starts, counts, self.device, reading=self.reading)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,11 @@ from torch import Tensor
 
 from cpplm.model.blocks import BLOCK, CachedSequence
 from cpplm.model.cache_rows import SCRATCH, ZEROS, Group
+from cpplm.model.kernels.decode_attention import MOST_TOKENS, Blocks
+
+Reading = Literal["in place", "together", "each"]
+"""How the rows of a batch attend: by one kernel that reads the blocks in place; over a copy of all rows' keys
+together, the shorter ones padded; each over a copy of its own."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +51,20 @@ class CacheView:
         counts: Sequence[int],
         device: torch.device,
         *,
-        together: bool,
+        reading: Reading,
     ) -> None:
         """See `Cache.view`."""
         self._groups, self._device = groups, device
         self._group_of = {each.name: index for index, group in enumerate(groups) for each in group.remembered}
         self._tables = [[sequence.tables[index] for sequence in sequences] for index in range(len(groups))]
         self._starts, self._counts, self._width = starts, counts, max(counts)
-        self._together = together and len(sequences) > 1
+        self._reading = reading
         self.positions_BT = self._tensor(np.array(starts)[:, None] + np.arange(self._width)).float()
         """Of the new tokens, counted from each sequence's start; float32."""
         self._new: dict[int, tuple[NDArray[np.int64], Tensor]] = {}
         self._before: dict[tuple[int, int], Tensor] = {}
         self._pieces: dict[int, list[Piece]] = {}
+        self._blocks: dict[int, Blocks] = {}
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -76,9 +83,7 @@ class CacheView:
 
     def write(self, name: str, rows_BTX: Tensor) -> None:
         """Store what is remembered of the new tokens."""
-        group = self._group_of[name]
-        rows = self._groups[group].rows[name]
-        rows.index_copy_(0, self._new_slots(group)[1], rows_BTX.flatten(0, 1))
+        self.slots(name).index_copy_(0, self._new_slots(self._group_of[name])[1], rows_BTX.flatten(0, 1))
 
     def recent(self, name: str, rows_BTX: Tensor, count: int) -> Tensor:
         """The new rows, stored, behind the `count` rows before them, which are zero before the start."""
@@ -86,7 +91,7 @@ class CacheView:
         group = self._group_of[name]
         if (group, count) not in self._before:
             self._before[group, count] = self._slots_before(group, count)
-        before = self._groups[group].rows[name].index_select(0, self._before[group, count])
+        before = self.slots(name).index_select(0, self._before[group, count])
         return torch.cat((before.unflatten(0, (-1, count)), rows_BTX), dim=1)
 
     def _slots_before(self, group: int, count: int) -> Tensor:
@@ -96,17 +101,35 @@ class CacheView:
                 row[count - there :] = table.slots(start - there, start)
         return self._tensor(slots.reshape(-1))
 
+    def blocks(self, name: str) -> Blocks | None:
+        """Where all rows are, for a kernel that reads them in place; None if the batch goes by `pieces`."""
+        if self._reading != "in place" or self._width > MOST_TOKENS:
+            return None
+        group = self._group_of[name]
+        if group not in self._blocks:
+            tables = self._tables[group]
+            numbers = np.zeros((len(tables), max(len(table.blocks) for table in tables)), dtype=np.int64)
+            for row, table in zip(numbers, tables, strict=True):
+                row[: len(table.blocks)] = table.blocks
+            places = zip(self._starts, self._counts, (table.first for table in tables), strict=True)
+            self._blocks[group] = Blocks(numbers, np.array(list(places)), BLOCK)
+        return self._blocks[group]
+
+    def slots(self, name: str) -> Tensor:
+        """All that is remembered of a layer, of all sequences, shape SX."""
+        return self._groups[self._group_of[name]].rows[name]
+
     def pieces(self, name: str) -> list[Piece]:
         """How to go through the batch: all rows, each in one piece."""
         group = self._group_of[name]
         if group not in self._pieces:
-            self._pieces[group] = [self._all(group)] if self._together else self._each(group)
+            together = self._reading == "together" and len(self._starts) > 1
+            self._pieces[group] = [self._all(group)] if together else self._each(group)
         return self._pieces[group]
 
     def read(self, name: str, piece: Piece) -> Tensor:
         """All that is remembered in reach of a piece's queries, these included, shape BSX."""
-        rows = self._groups[self._group_of[name]].rows[name]
-        return rows.index_select(0, piece.slots_BS.flatten()).unflatten(0, piece.slots_BS.shape)
+        return self.slots(name).index_select(0, piece.slots_BS.flatten()).unflatten(0, piece.slots_BS.shape)
 
     def _each(self, group: int) -> list[Piece]:
         """Row by row, without padding."""

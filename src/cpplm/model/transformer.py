@@ -212,7 +212,9 @@ class Transformer(nn.Module):
         """Capped float32 logits of the real vocabulary, shape BTV: padding rows never enter a softmax."""
         logits_BTV = self.lm_head(hidden_BTC)[..., : self.config.vocab_size].float()
         cap = self.config.logit_softcap
-        return cap * torch.tanh(logits_BTV / cap)
+        if torch.is_grad_enabled():
+            return cap * torch.tanh(logits_BTV / cap)
+        return logits_BTV.div_(cap).tanh_().mul_(cap)  # the same, without memory for each step
 
     def forward(self, ids_BT: Tensor, cache: CacheView | None = None) -> Tensor:
         """Logits of the next token at every position, shape BTV."""
