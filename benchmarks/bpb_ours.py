@@ -20,6 +20,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.settings import TrainSettings
+from cpplm.train.torch_learner import torch_model
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 
@@ -60,7 +61,7 @@ class _Measurement(Callback):
 
     @staticmethod
     def _score(trainer: Trainer, texts: HeldOut) -> Score:
-        model = trainer.model
+        model = torch_model(trainer.learner)
         found = texts.score(lambda x, y: model.loss(x, y, reduction="none"), model.device)
         progress(f"    {trainer.state.seconds:6.1f} s: {found.code:.4f} bits per byte")
         return found

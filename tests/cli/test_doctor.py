@@ -54,6 +54,34 @@ def test_with_a_compiler() -> None:
     assert {"python", "memory", "device", "attention", "loss", "fp8", "sandbox", *LIBRARIES} <= set(findings)
 
 
+@pytest.mark.parametrize(
+    ("chips", "installed", "ok", "named"),
+    [
+        (0, {}, None, set()),
+        (0, {"jax": "0.10.2"}, None, {"jax"}),
+        (4, {}, False, {"tpu"}),
+        (4, {"jax": "0.10.2"}, False, {"tpu", "jax"}),
+        (4, {"jax": "0.10.2", "libtpu": "0.0.42"}, True, {"tpu", "jax", "libtpu"}),
+    ],
+)
+def test_tpus_and_what_trains_on_them(
+    chips: int, installed: dict[str, str], ok: bool | None, named: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError
+        return installed[name]
+
+    monkeypatch.setattr(doctor_module, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(doctor_module, "version", version)
+    found = {finding.name: finding for finding in doctor_module._tpu()}
+    assert set(found) == named
+    if chips:
+        assert found["tpu"].ok is ok
+        assert found["tpu"].value.startswith("4 chips")
+        assert (found["tpu"].fix == "") is ok
+
+
 def test_without_a_compiler(path_without_compilers: str) -> None:
     result = cpplm("doctor", "--json", env={**os.environ, "PATH": path_without_compilers})
     assert result.returncode == 0, result.stderr

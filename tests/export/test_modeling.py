@@ -134,6 +134,7 @@ configs = st.builds(
     head_dim=st.sampled_from([2, 8]),
     max_seq_len=st.sampled_from([8, 33, CONTEXT]),
     window_pattern=st.text("SL", min_size=1, max_size=3),
+    mlp=st.sampled_from(["relu2", "swiglu"]),
     mlp_ratio=st.integers(1, 4),
     rope_base=st.sampled_from([100.0, 100_000.0]),
     qk_scale=st.sampled_from([1.0, 1.2]),

@@ -77,6 +77,7 @@ def test_evaluated_and_continued_as_a_run_is(tokenizer: Tokenizer, tmp_path: Pat
 LACKS = {
     "plain": ["sliding windows in layers 0, 1, 2"],
     "values": ["normalized queries and keys scaled by 1.2", "value embeddings in layers 1, 3"],
+    "swiglu": ["SwiGLU"],
     "smear": ["smear"],
     "backout": ["backout"],
     "memory": ["n-gram memory of the kind 'memory' in layers 0, 2"],

@@ -23,6 +23,7 @@ SPARSE = SparseAttentionConfig(start_layer=2, top_k=5, local_window=2, indexer_h
 CHANGES = {
     "plain": {},
     "values": {"value_embeddings": True, "qk_scale": 1.2},
+    "swiglu": {"mlp": "swiglu"},
     "smear": {"smear": True},
     "backout": {"backout": True, "residual_scales": (1.15, 1.05), "embedding_scales": (0.2, 0.05)},
     "memory": {"engram": MEMORY},
@@ -31,7 +32,9 @@ CHANGES = {
     "further": {"mtp": MultiTokenConfig(depth=2)},
     "sparse": {"dsa": SPARSE},
 }
-ALL = {key: value for change in CHANGES.values() for key, value in change.items()} | {"engram": MEMORY}
+# SwiGLU takes the place of what all models have, so it is no part of "all".
+ADDED = [change for name, change in CHANGES.items() if name != "swiglu"]
+ALL = {key: value for change in ADDED for key, value in change.items()} | {"engram": MEMORY}
 CONFIGS = {name: dataclasses.replace(PLAIN, **change) for name, change in {**CHANGES, "all": ALL}.items()}
 # For decoding: windows of one whole block, few iterations, and each kind of n-gram memory with all the rest.
 DECODED = {

@@ -25,6 +25,7 @@ def test_nothing_said_is_the_preset() -> None:
     [
         (["--rope_base", "500"], "rope_base", 500.0),
         (["--qk_scale", "1.5"], "qk_scale", 1.5),
+        (["--mlp", "swiglu"], "mlp", "swiglu"),
         (["--short_window", "quarter"], "short_window", "quarter"),
         (["--value_embeddings", "on"], "value_embeddings", True),
         (["--smear", "on"], "smear", True),

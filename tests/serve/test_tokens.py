@@ -10,8 +10,8 @@ from cpplm.tokenizer.special import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
-def trailed(tokenizer: Tokenizer, request: Request, ids: list[int]) -> tuple[str, list[Token]]:
-    """Text and tokens of a continuation, as a server shows them step by step."""
+def trailed(tokenizer: Tokenizer, request: Request, ids: list[int]) -> tuple[str, list[Token], bool]:
+    """Text and tokens of a continuation, as a server shows them step by step, and whether it has ended."""
     sample, trail = Sample(tokenizer, request, 0, 1000), TokenTrail(tokenizer, skip=len(request.prefix))
     text, tokens = "", list[Token]()
     for id_ in ids:
@@ -22,7 +22,7 @@ def trailed(tokenizer: Tokenizer, request: Request, ids: list[int]) -> tuple[str
         tokens += trail.show(len(shown), last=sample.reason is not None)
         if sample.reason is not None:
             break
-    return text, tokens
+    return text, tokens, sample.reason is not None
 
 
 @given(st.data())
@@ -33,9 +33,11 @@ def test_tokens_spell_the_text(tokenizer: Tokenizer, data: st.DataObject) -> Non
     stop = data.draw(st.sampled_from([whole[place : place + 2] for place in range(len(whole))] or ["x"]))
     stops = (stop,) if stop and data.draw(st.booleans()) else ()
     request = Request((BOS,), SamplingSettings(1000, stop=stops))
-    text, tokens = trailed(tokenizer, request, ids)
+    text, tokens, stopped = trailed(tokenizer, request, ids)
     spelt = b"".join(token.data for token in tokens).decode("utf-8", "replace")
-    if stops:
+    if stops and not stopped:  # a token of which a part may begin the stop text is shown with the next one
+        assert text.startswith(spelt.rstrip("\ufffd"))
+    elif stops:
         assert spelt.startswith(text.rstrip("\ufffd"))
         assert len(tokens) < 2 or tokens[-1].offset <= len(text)
     else:
@@ -48,7 +50,7 @@ def test_tokens_spell_the_text(tokenizer: Tokenizer, data: st.DataObject) -> Non
 def test_what_spells_the_prompts_end_is_left_out(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("return value;")
     request = Request((BOS,), SamplingSettings(100), prefix=b"ret")
-    text, tokens = trailed(tokenizer, request, ids)
+    text, tokens, _ = trailed(tokenizer, request, ids)
     assert text == "urn value;"
     assert b"".join(token.data for token in tokens) == b"urn value;"
     assert tokens[0].offset == 0
@@ -57,7 +59,7 @@ def test_what_spells_the_prompts_end_is_left_out(tokenizer: Tokenizer) -> None:
 def test_parts_of_characters(tokenizer: Tokenizer) -> None:
     """They are named as OpenAI does, and the whole of them is one character of the text."""
     ids = [tokenizer.ids[bytes([value])] for value in "é!".encode()]
-    text, tokens = trailed(tokenizer, Request((BOS,)), ids)
+    text, tokens, _ = trailed(tokenizer, Request((BOS,)), ids)
     assert text == "é!"
     assert for_completions(tokens).tokens == ["bytes:\\xc3", "bytes:\\xa9", "!"]
     assert for_completions(tokens).text_offset == [0, 0, 1]

@@ -11,8 +11,9 @@ import pytest
 from cpplm.core.runlog import read_run_log
 from cpplm.train.page import write_page
 from cpplm.train.pretrain import pretrain
-from cpplm.train.profiling import MOST_OPERATIONS, ProfileCallback
+from cpplm.train.profiling import ProfileCallback
 from cpplm.train.settings import TrainSettings
+from cpplm.train.torch_profiler import MOST_OPERATIONS
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from tests.train.test_pretrain import settings, weights  # noqa: F401  (settings is a fixture)
 

@@ -233,6 +233,8 @@ def shorten(batch: Batch, length: int) -> Batch:
     Raises:
         ValueError: `length` does not divide T.
     """
+    if batch.inputs.shape[1] == length:
+        return batch
     if batch.inputs.shape[1] % length:
         raise ValueError(f"rows of {batch.inputs.shape[1]} tokens cannot be cut into rows of {length}")
     documents = None if batch.documents is None else batch.documents.reshape(-1, length)

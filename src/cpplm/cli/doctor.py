@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import sys
@@ -15,7 +16,14 @@ import psutil
 
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import choose_device, choose_dtype, compiler_version, environment, has_fast_bf16
+from cpplm.core.hardware import (
+    choose_device,
+    choose_dtype,
+    compiler_version,
+    environment,
+    has_fast_bf16,
+    tpu_chips,
+)
 from cpplm.evaluate.judge.headers import find_missing, included
 from cpplm.evaluate.problems import load_problems
 from cpplm.model.kernels.attention import AttentionRequest, attention_decision
@@ -54,7 +62,7 @@ class Finding:
 
 def doctor(_: DoctorSettings) -> Report:
     """Look at everything and print one line each."""
-    findings = [*_hardware(), *_kernels(), *_compilers(), *_sandbox(), *_libraries()]
+    findings = [*_hardware(), *_tpu(), *_kernels(), *_compilers(), *_sandbox(), *_libraries()]
     rows = [_row(finding) for finding in findings]
     broken = [f.name for f in findings if f.needed and not f.ok]
     rows.append(f"missing: {', '.join(broken)}" if broken else "everything that 'make demo' needs is here")
@@ -92,6 +100,20 @@ def _hardware() -> Iterator[Finding]:
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
     reason = "in hardware" if has_fast_bf16(device) else "no fast bfloat16 here"
     yield Finding("matrix products", f"{dtype} ({reason}; --precision)")
+
+
+def _tpu() -> Iterator[Finding]:
+    """TPUs, and what trains on them; nothing where there is neither."""
+    chips, found = tpu_chips(), {}
+    for name in ("jax", "libtpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    if chips:
+        ready = len(found) == 2
+        fix = "" if ready else "pip install 'cpplm[tpu]'"
+        yield Finding("tpu", f"{chips} chips; cpplm train takes JAX and them (--backend)", ready, fix=fix)
+    for name, installed in found.items():
+        yield Finding(name, installed)
 
 
 def _kernels() -> Iterator[Finding]:

@@ -69,6 +69,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "compare every file of the checkpoints with its hash",
     ),
     "checkpoints import": ("cpplm.cli.checkpoints:import_checkpoint", "a model trained by nanochat"),
+    "tpu check": (
+        "cpplm.cli.tpu:check",
+        "compile the training step for TPUs that are not here: does it fit?",
+    ),
+    "tpu bench": ("cpplm.cli.tpu:bench", "tokens per second of the training step on the devices here"),
     "doctor": (
         "cpplm.cli.doctor:doctor",
         "what was found on this machine, what is missing and how to mend it",
@@ -82,6 +87,8 @@ MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 # Packages that come with an extra, by the name under which they are imported.
 EXTRAS = {
     "fastapi": "[serve]",
+    "jax": "[tpu]",
+    "optax": "[tpu]",
     "prometheus_client": "[serve]",
     "tree_sitter": "[corpus]",
     "tree_sitter_c": "[corpus]",

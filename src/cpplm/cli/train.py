@@ -9,6 +9,7 @@ from cpplm.core.progress import say
 from cpplm.evaluate.callback import CppEvaluationCallback
 from cpplm.generate.samples import SampleCallback
 from cpplm.generate.sampling import SamplingSettings
+from cpplm.train.backends import trains_with_jax
 from cpplm.train.dry_run import estimate_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
@@ -23,6 +24,8 @@ def train(settings: TrainSettings) -> Report:
     extra: list[Callback] = []
     if settings.shard:
         say("no samples during training, as no process has the whole model; 'cpplm generate' makes them")
+    elif trains_with_jax(settings):
+        say("no samples during training, as the model is JAX's; 'cpplm generate' makes them")
     elif settings.sample_every > 0:
         extra.append(SampleCallback(settings.sample_every, SamplingSettings()))
     if settings.cpp_eval_every > 0:

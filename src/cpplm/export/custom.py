@@ -20,6 +20,7 @@ ARCHITECTURE = "CpplmForCausalLM"
 SOURCES = ("configuration_cpplm.py", "modeling_cpplm.py", "attention_cpplm.py", "memory_cpplm.py")
 NAMES = {
     **native.NAMES,
+    ".mlp.gate.": ".mlp.gate_proj.",
     ".mlp.up.": ".mlp.up_proj.",
     ".mlp.down.": ".mlp.down_proj.",
     ".attention.value_": ".self_attn.value_",
@@ -59,7 +60,8 @@ def custom_config(config: ModelConfig) -> dict[str, Any]:
         },
         "vocab_size": config.vocab_size,
         "hidden_size": config.model_dim,
-        "intermediate_size": config.mlp_ratio * config.model_dim,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": "silu" if config.mlp == "swiglu" else "relu2",
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,

@@ -49,6 +49,8 @@ def lacking(config: ModelConfig, weights: Mapping[str, Tensor]) -> list[str]:
     values = [layer for layer in layers if config.has_value_embedding(layer)]
     mixed = [layer for layer in layers[1:] if weights["embedding_scales"][layer] != 0]
     found: list[str] = []
+    if config.mlp == "swiglu":
+        found.append("SwiGLU")
     if windows:
         found.append(f"sliding windows in {_named(windows)}")
     if config.qk_scale != 1:
@@ -123,7 +125,7 @@ def native_config(config: ModelConfig) -> dict[str, Any]:
         "model_type": "nanochat",
         "vocab_size": config.vocab_size,
         "hidden_size": config.model_dim,
-        "intermediate_size": config.mlp_ratio * config.model_dim,
+        "intermediate_size": config.mlp_dim,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,

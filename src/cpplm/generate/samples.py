@@ -8,6 +8,7 @@ from cpplm.core.progress import say
 from cpplm.generate.engine import Engine
 from cpplm.generate.sampling import SamplingSettings
 from cpplm.tokenizer.special import BOS
+from cpplm.train.torch_learner import torch_model
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 EXAMPLE_PROMPTS = (
@@ -40,7 +41,7 @@ class SampleCallback(Callback):
         """Sample when the interval has passed."""
         if trainer.state.step % self._every:
             return
-        samples = example_completions(Engine(trainer.model, trainer.tokenizer), self._settings)
+        samples = example_completions(Engine(torch_model(trainer.learner), trainer.tokenizer), self._settings)
         trainer.log.write("samples", step=trainer.state.step, samples=samples)
         for sample in samples[:1]:
             say(f"step {trainer.state.step}: {sample['prompt']}{sample['completion']}")

@@ -12,7 +12,7 @@ from cpplm.model.cache_rows import Remembered
 from cpplm.model.config import ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection
-from cpplm.model.layers import MLP, norm
+from cpplm.model.layers import MLP, SwiGLU, norm
 
 
 class Block(nn.Module):
@@ -32,7 +32,7 @@ class Block(nn.Module):
         if config.engram is not None and layer in config.engram.layers:
             self.engram = (EngramMemory if config.engram.kind == "memory" else NgramBranch)(config, layer)
         self.attention = Attention(config, layer, part)
-        self.mlp = MLP(config.model_dim, config.mlp_ratio * config.model_dim)
+        self.mlp = (SwiGLU if config.mlp == "swiglu" else MLP)(config.model_dim, config.mlp_dim)
         self.connections: nn.ModuleDict | None = None
         if config.hyper_connections is not None:
             names = ("engram", "attention", "mlp") if self.engram is not None else ("attention", "mlp")

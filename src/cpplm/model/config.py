@@ -18,6 +18,7 @@ from cpplm.core.errors import UserError
 VERSION = 1
 VOCAB_MULTIPLE = 64  # tensor cores want matrix sides that are multiples of this
 WINDOW_MULTIPLE = 128  # the tile of flash kernels; quarter windows are rounded up to it
+MLP_MULTIPLE = 64  # of a hidden layer whose width is not a multiple of the model's
 VALUE_GATE_INPUTS = 12  # channels of the residual stream that gate value embeddings, as in nanochat
 SMEAR_GATE_INPUTS = 24  # channels that gate the token before, likewise
 
@@ -163,8 +164,10 @@ class ModelConfig:
     """Attention span per layer, tiled: L = full context, S = short. The last layer is always L."""
     short_window: Literal["half", "quarter"] = "half"
     """Span of S: half the context, or a quarter of it rounded up to 128."""
+    mlp: Literal["relu2", "swiglu"] = "relu2"
+    """Two matrices around a squared ReLU, or SwiGLU: three, one of which gates."""
     mlp_ratio: int = 4
-    """Width of the MLP's hidden layer over `model_dim`."""
+    """Width of the MLP's hidden layer over `model_dim`; of SwiGLU's two thirds of it, rounded up to 64."""
     rope_base: float = 10_000.0
     """Base of the rotary position frequencies."""
     qk_scale: float = 1.0
@@ -272,6 +275,14 @@ class ModelConfig:
     def padded_vocab_size(self) -> int:
         """Rows of the embedding and of the output head."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def mlp_dim(self) -> int:
+        """Width of the MLP's hidden layer. That of SwiGLU is smaller, so that both have about as many
+        weights (Shazeer 2020, arXiv 2002.05202)."""
+        if self.mlp == "relu2":
+            return self.mlp_ratio * self.model_dim
+        return -(-2 * self.mlp_ratio * self.model_dim // (3 * MLP_MULTIPLE)) * MLP_MULTIPLE
 
     def windows(self) -> list[int | None]:
         """Per layer, how many earlier tokens a token sees besides itself; None is all of them."""

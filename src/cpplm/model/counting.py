@@ -77,7 +77,7 @@ def count_flops(config: ModelConfig, seq_len: int | None = None) -> dict[str, in
 def _block_matrices(config: ModelConfig) -> int:
     """Weights of attention and MLP of one layer."""
     attention = config.model_dim * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
-    return attention + 2 * config.mlp_ratio * config.model_dim**2
+    return attention + (3 if config.mlp == "swiglu" else 2) * config.mlp_dim * config.model_dim
 
 
 def _sublayers(config: ModelConfig) -> int:

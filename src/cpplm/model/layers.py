@@ -47,6 +47,21 @@ def rotate(x_BHTD: Tensor, angles: Angles) -> Tensor:
     return turned.to(x_BHTD.dtype)
 
 
+class SwiGLU(nn.Module):
+    """Two matrices around a product of one hidden layer with the SiLU of another (Shazeer 2020, arXiv
+    2002.05202, equation 6)."""
+
+    def __init__(self, model_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.gate = Linear(model_dim, hidden_dim)
+        self.up = Linear(model_dim, hidden_dim)
+        self.down = Linear(hidden_dim, model_dim)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """BTC to BTC, each token alone."""
+        return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
+
+
 class MLP(nn.Module):
     """Two matrices around a squared ReLU (Primer, So et al. 2021)."""
 

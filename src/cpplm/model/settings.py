@@ -24,6 +24,8 @@ class ArchitectureSettings:
 
     preset: Literal["cpplm", "seed", "nanochat"] = "cpplm"
     """Recipe behind the depth: ours, the first one without additions, or nanochat's of July 2026."""
+    mlp: Literal["preset", "relu2", "swiglu"] = "preset"
+    """Squared ReLU between two matrices, or SwiGLU with as many weights."""
     short_window: Literal["preset", "half", "quarter"] = "preset"
     """Span of the S layers of --window_pattern: half or a quarter of the context."""
     rope_base: float = -1.0
@@ -146,6 +148,8 @@ class ArchitectureSettings:
             changes["smear"] = self.smear == "on"
         if self.backout != "preset":
             changes["backout"] = self.backout == "on"
+        if self.mlp != "preset":
+            changes["mlp"] = self.mlp
         if self.short_window != "preset":
             changes["short_window"] = self.short_window
         kind = self._engram_kind()

@@ -1,10 +1,11 @@
 """The transformer.
 
-Rotary positions, normalised queries and keys, untied embedding and output head, squared ReLU, RMSNorm without
-weights (also right after the embedding), no biases, grouped-query attention, capped logits, sliding windows,
-and per layer two learned scalars: one scales the residual stream, one mixes the embedding back in. What
-else a model has, its configuration says: value embeddings, smear, backout, n-gram memory (`engram`), several
-residual streams (`hyper_connections`), heads that predict further tokens (`multi_token`), sparse attention.
+Rotary positions, normalised queries and keys, untied embedding and output head, squared ReLU or SwiGLU,
+RMSNorm without weights (also right after the embedding), no biases, grouped-query attention, capped logits,
+sliding windows, and per layer two learned scalars: one scales the residual stream, one mixes the embedding
+back in. What else a model has, its configuration says: value embeddings, smear, backout, n-gram memory
+(`engram`), several residual streams (`hyper_connections`), heads that predict further tokens (`multi_token`),
+sparse attention.
 
 Shapes: B batch, T tokens, C model_dim, V vocabulary. `x` is the residual stream BTC, or streams BTNC.
 
@@ -36,8 +37,8 @@ from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
 BACKOUT_INIT = 0.2
 # Matrices that start random; those that write to the residual stream, and what is not named, start at zero.
 RANDOM_WEIGHTS = (
-    ".query.weight", ".key.weight", ".value.weight", ".head_weights.weight", ".up.weight", ".reduce.weight",
-    ".merge.weight", ".value_embedding.weight",
+    ".query.weight", ".key.weight", ".value.weight", ".head_weights.weight", ".gate.weight", ".up.weight",
+    ".reduce.weight", ".merge.weight", ".value_embedding.weight",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ root of the batch, AdamW's also by width^-0.5, weight decay by 1/depth^2 or by t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -13,6 +14,7 @@ from typing import Literal
 from torch.distributed import ProcessGroup
 
 from cpplm.core.errors import UserError
+from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.bundles import Group
 from cpplm.optim.muon import MuonAdamW
@@ -82,27 +84,26 @@ def role(name: str) -> tuple[str, str, float]:
     return next((entry for entry in ROLES if fnmatchcase(name, entry[0])), MATRIX)
 
 
-def build_optimizer(
-    model: Transformer,
+def groups_of(
+    parameters: Iterable[str],
+    config: ModelConfig,
     rates: Rates,
     *,
     batch_tokens: int,
     horizon: float | None = None,
-    process_group: ProcessGroup | None = None,
-) -> MuonAdamW:
-    """The optimizer for one model.
+) -> list[Group]:
+    """What learns how.
 
     Args:
-        model: on its device.
+        parameters: their names.
+        config: of the model.
         rates: at the reference batch, width and depth.
         batch_tokens: per step, of all ranks together.
         horizon: training tokens over those of the reference model; for weight decay that follows them.
-        process_group: of the ranks.
 
     Raises:
         UserError: weight decay follows a horizon that is not known.
     """
-    config = model.config
     batch_scale = (batch_tokens / REFERENCE_BATCH) ** 0.5
     width_scale = (config.model_dim / REFERENCE_DIM) ** -0.5
     decay = rates.weight_decay * (REFERENCE_DEPTH / config.num_layers) ** 2
@@ -121,7 +122,7 @@ def build_optimizer(
         "scalar": rates.scalar_lr * batch_scale,
     }
     names_by_role: dict[tuple[str, str, float], list[str]] = {}
-    for name, _ in model.named_parameters():
+    for name in parameters:
         names_by_role.setdefault(role(name), []).append(name)
     groups = []
     for (pattern, rate, share), names in names_by_role.items():
@@ -141,4 +142,29 @@ def build_optimizer(
         groups.append(
             Group(tuple(names), muon=False, learning_rate=learning_rate, beta1=beta1, beta2=rates.adam_beta2)
         )
+    return groups
+
+
+def build_optimizer(
+    model: Transformer,
+    rates: Rates,
+    *,
+    batch_tokens: int,
+    horizon: float | None = None,
+    process_group: ProcessGroup | None = None,
+) -> MuonAdamW:
+    """The optimizer for one model.
+
+    Args:
+        model: on its device.
+        rates: at the reference batch, width and depth.
+        batch_tokens: per step, of all ranks together.
+        horizon: see `groups_of`.
+        process_group: of the ranks.
+
+    Raises:
+        UserError: weight decay follows a horizon that is not known.
+    """
+    names = (name for name, _ in model.named_parameters())
+    groups = groups_of(names, model.config, rates, batch_tokens=batch_tokens, horizon=horizon)
     return MuonAdamW(model, groups, product_dtype=model.compute_dtype, process_group=process_group)

@@ -16,12 +16,10 @@ from tqdm import tqdm
 
 from cpplm.batches.state import LoaderState
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import peak_memory_bytes
 from cpplm.core.progress import progress_bar, say
 from cpplm.core.settings import to_dict
 from cpplm.model.counting import count_flops
 from cpplm.train.checkpoint import committed_steps
-from cpplm.train.sharding import whole_state_dict
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
 from cpplm.train.writer import CheckpointWriter
@@ -31,7 +29,7 @@ class ProgressLog(Callback):
     """Each step into the run log and onto the bar: loss, tokens per second, time left."""
 
     def __init__(self, bar: tqdm[Any], peak_flops: float) -> None:
-        """`bar` counts to 100, whoever opened it closes it; `peak_flops` of all ranks is an MFU of 1."""
+        """`bar` counts to 100, whoever opened it closes it; `peak_flops` of all devices is an MFU of 1."""
         self._bar = bar
         self._peak_flops = peak_flops
         self._smooth_loss = math.nan
@@ -58,7 +56,7 @@ class ProgressLog(Callback):
         first = math.isnan(self._smooth_loss)
         self._smooth_loss = metrics.loss if first else 0.9 * self._smooth_loss + 0.1 * metrics.loss
         rate = metrics.tokens / metrics.seconds
-        flops = rate * count_flops(trainer.model.config)["total"]
+        flops = rate * count_flops(trainer.learner.config)["total"]
         trainer.log.write(
             "step",
             step=state.step,
@@ -75,7 +73,7 @@ class ProgressLog(Callback):
             flops_per_second=round(flops),
             mfu=round(flops / self._peak_flops, 4),
             eta_seconds=round(self._eta(trainer.progress)),
-            peak_memory_bytes=peak_memory_bytes(trainer.model.device),
+            peak_memory_bytes=trainer.learner.peak_memory(),
         )
         self._bar.set_postfix_str(
             f"step {state.step}, loss {self._smooth_loss:.3f}, {rate:,.0f} tokens/s, "
@@ -118,7 +116,7 @@ class ValidationCallback(Callback):
         batches = self._batches()
         if trainer.world.size == 1:  # several ranks have to end together
             batches = itertools.takewhile(lambda _: not trainer.stopping, batches)
-        result = validate(trainer.model, batches, sizes, trainer.world)
+        result = validate(trainer.learner, batches, sizes, trainer.world)
         if trainer.stopping and trainer.world.size == 1:
             return  # half a measurement is none
         self._measured_at = trainer.state.step
@@ -172,9 +170,9 @@ class CheckpointCallback(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         """What has to be gathered is gathered from all ranks; then the first one writes it."""
-        state, model, world = trainer.state, trainer.model, trainer.world
+        state, learner, world = trainer.state, trainer.learner, trainer.world
         self._saved_seconds = state.seconds
-        weights, optimizer = whole_state_dict(model), trainer.optimizer.named_state(on_first=True)
+        weights, optimizer = learner.state()
         loader = LoaderState.merge(
             LoaderState.from_json(values) for values in world.gather_objects(state.loader.to_json())
         )
@@ -183,7 +181,7 @@ class CheckpointCallback(Callback):
         _refuse_spoiled(weights)
         tensors = {"model.safetensors": weights.items(), "optimizer.safetensors": optimizer.items()}
         files = {
-            "config.json": _json(to_dict(model.config)),
+            "config.json": _json(to_dict(learner.config)),
             "settings.json": _json(to_dict(trainer.settings)),
             "tokenizer.json": trainer.tokenizer.to_json(),
             "state.json": _json({**asdict(state), "loader": loader.to_json(), **self._provenance}),

@@ -74,7 +74,7 @@ def train_loader(
     return TrainLoader(
         _sources(settings, readers),
         _encoder(settings, tokenizer),
-        batch_size=settings.device_batch_size,
+        batch_size=settings.device_batch_size * world.replicas,
         seq_len=settings.max_seq_len,
         seed=settings.seed,
         state=state,
@@ -158,13 +158,13 @@ def checked(
 
 
 def validation_passes(
-    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer
+    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer, world: World
 ) -> Callable[[], Iterable[tuple[Tensor, Tensor]]]:
     """A function that begins a fresh pass over the validation tokens."""
     return lambda: validation_batches(
         reader,
         tokenizer,
-        batch_size=settings.device_batch_size,
+        batch_size=settings.device_batch_size * world.replicas,
         seq_len=settings.max_seq_len,
         max_tokens=settings.eval_tokens,
         threads=settings.data.tokenizer_threads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from cpplm.core.errors import UserError
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.estimate import Estimate, estimate
 from cpplm.train.horizon import horizon_of, with_batch_size
@@ -17,6 +18,8 @@ def estimate_run(settings: TrainSettings) -> Estimate:
     Raises:
         UserError: settings that such a run would refuse.
     """
+    if settings.backend == "jax":
+        raise UserError("--dry_run knows GPUs only", fix="'cpplm tpu check' compiles the step for TPUs.")
     config = model_config(settings, Tokenizer.load(settings.tokenizer).vocab_size)
     settings = with_batch_size(settings, config, settings.dry.world_size)
     horizon = horizon_of(settings, config)

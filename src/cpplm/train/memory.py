@@ -149,7 +149,7 @@ def trace_activations(plan: Plan, loss_rows: int = LOSS_ROWS) -> Activations:
         recomputed=block if again else 0,
         block=block,
         loss=0 if kernel == "native" else logits,
-        work=3 * tokens * config.mlp_ratio * config.model_dim * size,
+        work=3 * tokens * config.mlp_dim * size,
     )
 
 

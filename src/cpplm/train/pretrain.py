@@ -12,20 +12,19 @@ from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import ask_for_large_pages, environment
 from cpplm.core.locking import only_writer
-from cpplm.core.peak import reference_flops
 from cpplm.core.progress import say
 from cpplm.core.runlog import LOG, RunLog, SilentLog, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_flops, count_parameters
-from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.building import build, choose_kernels, loss_function
+from cpplm.train.backends import open_backend
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint import Checkpoint, open_checkpoint
 from cpplm.train.data import check_data, checked, fingerprint, open_readers, train_loader, validation_passes
 from cpplm.train.horizon import Horizon, horizon_of, with_batch_size
+from cpplm.train.learner import Backend, Learner
 from cpplm.train.memory_log import MemoryCallback
 from cpplm.train.profiling import ProfileCallback
 from cpplm.train.resume import find_checkpoint, restore_state
@@ -34,7 +33,7 @@ from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.tracking import make_trackers, require_trackers
 from cpplm.train.trainer import Callback, Trainer, TrainState
 from cpplm.train.uploading import Uploader, missing_steps
-from cpplm.train.world import World, open_world
+from cpplm.train.world import World
 from cpplm.train.writer import CheckpointWriter
 
 
@@ -58,18 +57,21 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
         KeyboardInterrupt: stopped on request; the state is saved.
     """
     ask_for_large_pages()
-    with open_world(settings.device_type) as world:
-        return _pretrain(settings, world, extra_callbacks)
+    backend = open_backend(settings)
+    with backend.open_world() as world:
+        return _pretrain(settings, backend, world, extra_callbacks)
 
 
-def _pretrain(settings: TrainSettings, world: World, extra_callbacks: Sequence[Callback]) -> RunSummary:
+def _pretrain(
+    settings: TrainSettings, backend: Backend, world: World, extra_callbacks: Sequence[Callback]
+) -> RunSummary:
     readers = open_readers(settings)
     tokenizer = Tokenizer.load(settings.tokenizer)
     config = model_config(settings, tokenizer.vocab_size)
-    settings = with_batch_size(settings, config, world.size)
+    settings = with_batch_size(settings, config, world.batch_shares)
     horizon = horizon_of(settings, config)
     require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
-    kernels = choose_kernels(settings, config, world.device)
+    facts = backend.check(settings, config, world)
     check_data(settings, readers, tokenizer, horizon)
     with ExitStack() as stack:
         if world.is_first:
@@ -87,24 +89,22 @@ def _pretrain(settings: TrainSettings, world: World, extra_callbacks: Sequence[C
             say(f"continuing {settings.out} from step {state.step}")
         # The first rows are tokenised while the model is compiled.
         source = train_loader(settings, readers, tokenizer, horizon, world, state.loader)
-        batches = stack.enter_context(closing(Prefetcher(source)))
+        batches = stack.enter_context(closing(Prefetcher(map(backend.place, source))))
         stack.callback(source.close)  # before the prefetcher, whose thread may be waiting for it
-        model, optimizer = build(settings, config, tokenizer, checkpoint, horizon, world)
-        losses = loss_function(settings, model)
-        peak, peak_source = reference_flops(world.device, model.compute_dtype)
-        facts = {"kernels": kernels, "ranks": world.size, "peak_flops": peak, "peak_source": peak_source}
-        log = stack.enter_context(_open_log(settings, state, model, horizon, facts, world))
+        learner = backend.build(settings, config, tokenizer, checkpoint, horizon, world)
+        peak, peak_source = learner.peak_flops()
+        facts |= {"ranks": world.size, "peak_flops": peak, "peak_source": peak_source}
+        log = stack.enter_context(_open_log(settings, state, learner, horizon, facts, world))
         # Saved before all else: what fails after it cannot take the step along.
         callbacks: list[Callback] = [CheckpointCallback(writer, provenance)]
         if settings.eval_every > 0:
-            callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer)))
+            callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer, world)))
         if world.is_first:
             bar = stack.enter_context(ProgressLog.open_bar(done))
-            progress = ProgressLog(bar, world.size * peak)
+            progress = ProgressLog(bar, world.devices * peak)
             callbacks = [progress, *callbacks, *_watchers(settings), *extra_callbacks]
         trainer = Trainer(
-            model=model,
-            optimizer=optimizer,
+            learner=learner,
             tokenizer=tokenizer,
             batches=checked(batches, readers, tokenizer),
             horizon=horizon,
@@ -112,7 +112,6 @@ def _pretrain(settings: TrainSettings, world: World, extra_callbacks: Sequence[C
             state=state,
             log=log,
             callbacks=callbacks,
-            loss_function=losses,
             world=world,
         )
         with _logged_end(trainer):
@@ -180,7 +179,7 @@ def _make_folder(out: Path) -> None:
 def _open_log(
     settings: TrainSettings,
     state: TrainState,
-    model: Transformer,
+    learner: Learner,
     horizon: Horizon,
     facts: dict[str, Any],
     world: World,
@@ -203,11 +202,11 @@ def _open_log(
         "session",
         step=state.step,
         settings=to_dict(settings),
-        config=to_dict(model.config),
-        parameters=count_parameters(model.config),
-        flops_per_token=count_flops(model.config)["total"],
+        config=to_dict(learner.config),
+        parameters=count_parameters(learner.config),
+        flops_per_token=count_flops(learner.config)["total"],
         horizon={"steps": horizon.steps, "seconds": horizon.seconds},
-        precision=str(model.compute_dtype).removeprefix("torch."),
+        precision=learner.precision,
         log_reached=log.reached,
         environment=environment(),
         **facts,

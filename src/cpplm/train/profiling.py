@@ -1,4 +1,4 @@
-"""Traces of training steps with torch's profiler, planned or asked of a running job.
+"""Traces of training steps, planned or asked of a running job.
 
 `touch RUN/profile` traces the next three steps of a run that is going on: a file works wherever the folder
 does (other hosts, containers), and, unlike a signal, cannot end a process that does not expect it. When no
@@ -8,34 +8,29 @@ trace is taken a step costs one look for that file. Writing a trace stops the ru
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch.profiler import ProfilerActivity, profile
 
 from cpplm.core.progress import say
+from cpplm.train.learner import Profiler
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 REQUEST = "profile"  # the file whose appearance asks for a trace
 FOLDER = "profiles"
 PROFILED_STEPS = 3
-MOST_OPERATIONS = 15
 
 
 class ProfileCallback(Callback):
-    """Writes `profiles/step_N.json.gz`, a trace of three steps from N on, and a table of it into the log.
+    """Writes `profiles/step_N`, a trace of three steps from N on, and a table of it into the log.
 
-    The trace opens in ui.perfetto.dev and chrome://tracing. What callbacks do between the steps is in it,
-    too, and the traced steps are slower than others. A trace that fails never ends the run.
+    What callbacks do between the steps is in it, too, and the traced steps are slower than others. A trace
+    that fails never ends the run.
     """
 
     def __init__(self, folder: Path, first_step: int = -1) -> None:
         """`folder` is that of the run; one trace begins with `first_step` (-1 = only on request)."""
         self._folder = folder
         self._first_step = first_step
-        self._profiler: profile | None = None
+        self._profiler: Profiler | None = None
         self._begun_at = 0
 
     def on_start(self, trainer: Trainer) -> None:
@@ -61,10 +56,7 @@ class ProfileCallback(Callback):
             request.unlink(missing_ok=True)
         if not asked and following != self._first_step:
             return
-        activities = [ProfilerActivity.CPU]
-        if trainer.model.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        profiler = profile(activities=activities)
+        profiler = trainer.learner.profiler(self._folder / FOLDER / f"step_{following:06d}")
         try:
             profiler.start()
         except RuntimeError as error:  # another profiler holds the device
@@ -73,51 +65,21 @@ class ProfileCallback(Callback):
         self._profiler, self._begun_at = profiler, following
         say(f"profiling {PROFILED_STEPS} steps from step {following}")
 
-    def _end(self, trainer: Trainer, profiler: profile) -> None:
+    def _end(self, trainer: Trainer, profiler: Profiler) -> None:
         self._profiler = None
-        name = f"{FOLDER}/step_{self._begun_at:06d}.json.gz"
-        part = self._folder / f"{name}.part.gz"  # its ending makes torch compress
         try:
-            if trainer.model.device.type == "cuda":
-                torch.cuda.synchronize(trainer.model.device)
-            profiler.stop()
-            part.parent.mkdir(exist_ok=True)
-            profiler.export_chrome_trace(str(part))
-            part.replace(self._folder / name)
+            operations = profiler.stop()
         except (RuntimeError, OSError) as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
             say(f"warning: no profile of step {self._begun_at}: {error}")
             return
-        device = trainer.model.device.type
-        operations = most_expensive(profiler, device)
         trainer.log.write(
             "profile",
             step=self._begun_at,
             last_step=trainer.state.step,
-            trace=name,
-            device=device,
+            trace=str(profiler.path.relative_to(self._folder)),
+            device=trainer.learner.kind,
             operations=operations,
         )
         top = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operations[:3])
-        say(f"profile of steps {self._begun_at} to {trainer.state.step}: {self._folder / name} ({top})")
-
-
-def most_expensive(profiler: profile, device: str) -> list[dict[str, Any]]:
-    """The operations that took most time on the device, by their own time, without what they call.
-
-    Returns:
-        `name`, `calls`, `milliseconds` and `share` (of all operations' own time) of at most 15 operations.
-    """
-    field = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    averages = sorted(profiler.key_averages(), key=lambda average: -getattr(average, field))
-    total = sum(getattr(average, field) for average in averages) or 1
-    return [
-        {
-            "name": average.key,
-            "calls": average.count,
-            "milliseconds": round(getattr(average, field) / 1000, 3),
-            "share": round(getattr(average, field) / total, 4),
-        }
-        for average in averages[:MOST_OPERATIONS]
-    ]
+        told = f" ({top})" if top else ""
+        say(f"profile of steps {self._begun_at} to {trainer.state.step}: {profiler.path}{told}")

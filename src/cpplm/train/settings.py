@@ -16,6 +16,7 @@ from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.optim.groups import Rates
 from cpplm.optim.schedules import Schedule
 from cpplm.train.estimate import DryRunSettings
+from cpplm.train.jax_settings import JaxSettings
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,17 @@ class TrainSettings:
 
     seed: int = 0
     """Of the initial weights and the document order."""
-    device_type: Literal["", "cuda", "mps", "cpu"] = ""
+    backend: Literal["auto", "torch", "jax"] = "auto"
+    """Library: PyTorch for CPU, CUDA and MPS, JAX for TPUs (auto = JAX where a TPU is present)."""
+    device_type: Literal["", "cuda", "mps", "cpu", "tpu"] = ""
     """Device (empty = the best one present)."""
     precision: Precision = "auto"
     """Of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
     no_compile: bool = False
     """Run without torch.compile: slower steps, instant start."""
+
+    jax: JaxSettings = field(default_factory=JaxSettings)
+    """Of JAX."""
 
     shard: bool = False
     """Divide weights, gradients and optimizer state among the ranks that torchrun started (FSDP2)."""

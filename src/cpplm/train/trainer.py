@@ -1,6 +1,6 @@
 """The training loop. Everything that is not a step is a callback.
 
-State that matters is explicit (`TrainState`, model, optimizer), so that a run continued from a checkpoint
+State that matters is explicit (`TrainState`, learner), so that a run continued from a checkpoint
 takes the very steps that the uninterrupted run would have taken: bit for bit on the same machine, when the
 length of the run is given in steps.
 
@@ -18,21 +18,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-import torch
-from torch import Tensor
-
 from cpplm.batches.loader import Batch, shorten
 from cpplm.batches.state import LoaderState
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.runlog import RunLog
-from cpplm.model.transformer import Transformer
-from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.compiling import LossFunction
 from cpplm.train.horizon import Horizon
+from cpplm.train.learner import Learner, StepPlan
 from cpplm.train.settings import TrainSettings
-from cpplm.train.sharding import synchronise_gradients
 from cpplm.train.world import World
 
 
@@ -78,14 +72,12 @@ class Callback:
 
 @dataclass
 class Trainer:
-    """A model, its optimizer, its data and how far it has come.
+    """A model with its optimizer, its data and how far it has come.
 
-    `loss_function` is `model.training_losses`, possibly compiled. `stopping` turns true when this rank is
-    asked to stop.
+    `stopping` turns true when this rank is asked to stop.
     """
 
-    model: Transformer
-    optimizer: MuonAdamW
+    learner: Learner
     tokenizer: Tokenizer
     batches: Iterator[Batch]
     horizon: Horizon
@@ -93,9 +85,9 @@ class Trainer:
     state: TrainState
     log: RunLog
     callbacks: Sequence[Callback]
-    loss_function: LossFunction
     world: World
     stopping: bool = False
+    _waited: float = 0.0
 
     @property
     def progress(self) -> float:
@@ -132,64 +124,50 @@ class Trainer:
             UserError: the loss or its gradient is no number.
         """
         begin = time.perf_counter()
-        multiplier, weight = self._schedule()
-        parts, waited = self._forward_backward(weight)
-        total, next_token, multi_token, indexer = self.world.mean(parts).tolist()
-        self.optimizer.step()
-        norm = float(self.optimizer.gradient_norm)
-        if not (math.isfinite(total) and math.isfinite(norm)):
+        plan = self._plan()
+        count = self.settings.forward_passes(self.world.batch_shares)
+        losses = self.learner.step(self._take(count), count, plan)
+        if not (math.isfinite(losses.total) and math.isfinite(losses.gradient_norm)):
             raise UserError(
-                f"the loss is {total} and its gradient {norm} at step {self.state.step + 1}",
+                f"the loss is {losses.total} and its gradient {losses.gradient_norm} "
+                f"at step {self.state.step + 1}",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
-        self.optimizer.zero_grad(set_to_none=True)
         self.state.step += 1
         self.state.tokens += self.settings.total_batch_size
         return StepMetrics(
-            loss=next_token,
-            multi_token_loss=multi_token,
-            indexer_loss=indexer,
-            gradient_norm=norm,
-            lr_multiplier=multiplier,
+            loss=losses.next_token,
+            multi_token_loss=losses.multi_token,
+            indexer_loss=losses.indexer,
+            gradient_norm=losses.gradient_norm,
+            lr_multiplier=plan.learning_rate,
             seconds=time.perf_counter() - begin,
-            data_seconds=waited,
+            data_seconds=self._waited,
             tokens=self.settings.total_batch_size,
         )
 
-    def _forward_backward(self, multi_token_weight: Tensor) -> tuple[Tensor, float]:
-        """Gradients of this rank's share of the batch.
-
-        Returns:
-            The mean losses (total, next token, multi token, indexer) and the seconds spent waiting for data.
-        """
-        count, device = self.settings.forward_passes(self.world.size), self.model.device
+    def _take(self, count: int) -> Iterator[Batch]:
+        """The next `count` batches of this rank, in rows of the present length; notes the time they take."""
         length = self.settings.data.row_length(self.progress, self.settings.max_seq_len)
-        parts, waited = torch.zeros(4, device=device), 0.0
-        for number in range(1, count + 1):
+        self._waited = 0.0
+        for _ in range(count):
             asked = time.perf_counter()
             batch = shorten(next(self.batches), length)
-            waited += time.perf_counter() - asked
-            inputs_BT = batch.inputs.to(device, non_blocking=True)
-            targets_BT = batch.targets.to(device, non_blocking=True)
-            documents = batch.documents
-            documents_BT = None if documents is None else documents.to(device, non_blocking=True)
-            synchronise_gradients(self.model, number == count)
-            losses = self.loss_function(inputs_BT, targets_BT, multi_token_weight, documents_BT)
-            (losses.total / count).backward()
-            parts += torch.stack([part.detach() for part in losses]) / count
+            self._waited += time.perf_counter() - asked
             self.state.loader = batch.state
-        return parts, waited
+            yield batch
 
-    def _schedule(self) -> tuple[float, Tensor]:
-        """Set rates and modes for this step; returns the rate multiplier and the multi-token weight."""
+    def _plan(self) -> StepPlan:
+        """What the schedules say of the next step."""
         progress, step = self.progress, self.state.step
         schedule, architecture = self.settings.schedule, self.settings.architecture
-        self.optimizer.lr_multiplier = schedule.learning_rate(progress, step)
-        self.optimizer.muon_momentum = schedule.momentum(progress, step)
-        self.optimizer.weight_decay_multiplier = schedule.weight_decay(progress)
-        self.model.dense_attention = architecture.dense_attention(progress)
-        weight = torch.tensor(architecture.multi_token_weight(progress), device=self.model.device)
-        return self.optimizer.lr_multiplier, weight
+        return StepPlan(
+            learning_rate=schedule.learning_rate(progress, step),
+            weight_decay=schedule.weight_decay(progress),
+            momentum=schedule.momentum(progress, step),
+            multi_token_weight=architecture.multi_token_weight(progress),
+            dense_attention=architecture.dense_attention(progress),
+        )
 
     def _asked_to_stop(self) -> bool:
         """Whether any rank was asked to; the same answer on all of them."""

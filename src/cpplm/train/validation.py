@@ -10,13 +10,24 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special import IGNORED
 from cpplm.train.world import ALONE, World
+
+
+class Model(Protocol):
+    """A `Transformer`, or a `Learner` that trains one."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it wants its batches."""
+
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
+        """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORED`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Validation:
 
 @torch.no_grad()
 def validate(
-    model: Transformer,
+    model: Model,
     batches: Iterable[tuple[Tensor, Tensor]],
     token_bytes: Tensor,
     world: World = ALONE,

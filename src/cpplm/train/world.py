@@ -36,6 +36,18 @@ class World:
     size: int
     device: torch.device
     process_group: dist.ProcessGroup | None
+    replicas: int = 1
+    """So many times `device_batch_size` rows this process computes at once."""
+
+    @property
+    def batch_shares(self) -> int:
+        """So many times `device_batch_size` rows all processes compute at once."""
+        return self.size * self.replicas
+
+    @property
+    def devices(self) -> int:
+        """Devices of all processes."""
+        return self.size
 
     @property
     def is_first(self) -> bool:

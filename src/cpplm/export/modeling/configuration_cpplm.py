@@ -16,6 +16,7 @@ class CpplmConfig(PretrainedConfig):
         vocab_size: ids of the tokenizer.
         hidden_size: width of the residual stream.
         intermediate_size: width of the MLP's hidden layer.
+        hidden_act: "relu2", a squared ReLU, or "silu", of a gate beside the hidden layer (SwiGLU).
         num_hidden_layers: transformer layers.
         num_attention_heads: query heads.
         num_key_value_heads: key and value heads.
@@ -47,6 +48,7 @@ class CpplmConfig(PretrainedConfig):
         vocab_size: int = 320,
         hidden_size: int = 64,
         intermediate_size: int = 256,
+        hidden_act: str = "relu2",
         num_hidden_layers: int = 2,
         num_attention_heads: int = 2,
         num_key_value_heads: int = 2,
@@ -72,6 +74,7 @@ class CpplmConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
+        self.hidden_act = hidden_act
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads

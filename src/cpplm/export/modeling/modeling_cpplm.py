@@ -2,11 +2,11 @@
 
     model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
-It computes what cpplm's own inference does: rotary positions, normalized queries and keys, squared ReLU,
-RMSNorm without weights (also right after the embedding), no biases, capped logits, and per layer two learned
-scalars, one of which scales the residual stream while the other mixes the embedding back in. What else a
-model has, `CpplmConfig` says: sliding windows, grouped queries, embeddings among the values, smear, backout,
-memory of n-grams, several residual streams, sparse attention.
+It computes what cpplm's own inference does: rotary positions, normalized queries and keys, squared ReLU or
+SwiGLU, RMSNorm without weights (also right after the embedding), no biases, capped logits, and per layer two
+learned scalars, one of which scales the residual stream while the other mixes the embedding back in. What
+else a model has, `CpplmConfig` says: sliding windows, grouped queries, embeddings among the values, smear,
+backout, memory of n-grams, several residual streams, sparse attention.
 
 Texts of different lengths are padded on the left, with an `attention_mask`. The model reads ids
 (`inputs_embeds` does not say enough) and keeps what it needs in a `DynamicCache`.
@@ -32,15 +32,20 @@ SMEAR_GATE_INPUTS = 24  # channels that gate the token before
 
 
 class CpplmMLP(nn.Module):
-    """Two matrices around a squared ReLU."""
+    """Two matrices around a squared ReLU, or with a third one for the gate (SwiGLU)."""
 
     def __init__(self, config: CpplmConfig) -> None:
         super().__init__()
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj: nn.Linear | None = None
+        if config.hidden_act == "silu":
+            self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """BTC to BTC, each token alone."""
+        if self.gate_proj is not None:
+            return self.down_proj(F.silu(self.gate_proj(x_BTC)) * self.up_proj(x_BTC))
         return self.down_proj(F.relu(self.up_proj(x_BTC)).square())
 
 

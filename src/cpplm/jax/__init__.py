@@ -1,0 +1,1 @@
+"""The same model and trainer for TPUs, in JAX."""

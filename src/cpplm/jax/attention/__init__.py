@@ -1,0 +1,5 @@
+"""Attention in JAX behind one switch: `attend`."""
+
+from cpplm.jax.attention.switch import KINDS, Kind, attend, attention_kind
+
+__all__ = ["KINDS", "Kind", "attend", "attention_kind"]

@@ -1,0 +1,85 @@
+"""Attention that makes every score: the reference, for short rows, and what runs on any device.
+
+Shapes: B batch, T tokens, S keys, H query heads, G key-value heads, R = H / G, D head_dim.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from cpplm.jax.attention.window import left_neighbours
+
+
+def visible(length: int, window: int | None, document_ids: Array | None) -> Array:
+    """True where query i may look at key j: shape 11TS, or B1TS with documents."""
+    left = left_neighbours(window, length)
+    distance_TS = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    mask_TS = distance_TS >= 0
+    if left is not None:
+        mask_TS &= distance_TS <= left
+    mask_11TS = mask_TS[None, None]
+    if document_ids is None:
+        return mask_11TS
+    return mask_11TS & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+
+
+def dense_attention(
+    query_BTHD: Array,
+    key_BTGD: Array,
+    value_BTGD: Array,
+    *,
+    window: int | None = None,
+    document_ids: Array | None = None,
+    scale: float | None = None,
+) -> Array:
+    """Causal attention by two products and a softmax in float32, whatever the dtype of its inputs.
+
+    Args:
+        query_BTHD: queries.
+        key_BTGD: keys, G dividing H.
+        value_BTGD: values.
+        window: earlier tokens visible besides the token itself; None for all.
+        document_ids: the document of each token, integers BT; a token sees its own document only.
+        scale: factor on the scores; 1 / sqrt(head_dim) unless given.
+
+    Returns:
+        The mixed values, BTHD, in the dtype of the queries. Memory: B * H * T * T scores.
+    """
+    batch, length, heads, width = query_BTHD.shape
+    groups = key_BTGD.shape[2]
+    query_BTGRD = query_BTHD.reshape(batch, length, groups, heads // groups, width)
+    score_BGRTS = jnp.einsum(
+        "btgrd,bsgd->bgrts", query_BTGRD, key_BTGD, preferred_element_type=jnp.float32
+    ) * (width**-0.5 if scale is None else scale)
+    mask_B11TS = visible(length, window, document_ids)[:, :, None]
+    weight_BGRTS = jax.nn.softmax(jnp.where(mask_B11TS, score_BGRTS, -jnp.inf), axis=-1)
+    mixed = jnp.einsum("bgrts,bsgd->btgrd", weight_BGRTS.astype(value_BTGD.dtype), value_BTGD)
+    return mixed.reshape(query_BTHD.shape).astype(query_BTHD.dtype)
+
+
+def xla_attention(
+    query_BTHD: Array,
+    key_BTGD: Array,
+    value_BTGD: Array,
+    *,
+    window: int | None = None,
+    document_ids: Array | None = None,
+    scale: float | None = None,
+) -> Array:
+    """The same by `jax.nn.dot_product_attention`, which XLA compiles; arguments as in `dense_attention`."""
+    left = left_neighbours(window, query_BTHD.shape[1])
+    mask = None
+    if document_ids is not None:
+        mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    return jax.nn.dot_product_attention(
+        query_BTHD,
+        key_BTGD,
+        value_BTGD,
+        mask=mask,
+        scale=scale,
+        is_causal=True,
+        local_window_size=None if left is None else (left, 0),
+        implementation="xla",
+    )

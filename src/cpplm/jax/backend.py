@@ -1,0 +1,206 @@
+"""Training with JAX: `cpplm train --backend jax`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import Mesh
+
+from cpplm.batches.loader import Batch
+from cpplm.core.errors import UserError
+from cpplm.core.progress import say
+from cpplm.jax.attention import attention_kind
+from cpplm.jax.layout import initial, stack_numpy
+from cpplm.jax.learner import JaxLearner, place
+from cpplm.jax.mesh import Feed, check_mesh, make_mesh, mesh_sizes
+from cpplm.jax.optimizer import Optimizer
+from cpplm.jax.settings import RunSettings
+from cpplm.jax.state import stack_state
+from cpplm.jax.step import TrainStep
+from cpplm.jax.world import JaxWorld, joined
+from cpplm.model.config import ModelConfig
+from cpplm.model.settings import DEFAULT_KERNELS
+from cpplm.tokenizer.canonical import canonical_ids
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.horizon import Horizon, relative_tokens
+from cpplm.train.learner import Learner
+from cpplm.train.settings import TrainSettings
+from cpplm.train.world import World
+
+
+class JaxBackend:
+    """See `cpplm.train.learner.Backend`. The mesh is made when the world is opened."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        """Nothing is touched yet.
+
+        Raises:
+            UserError: settings that only PyTorch knows.
+        """
+        _refuse_settings_of_torch(settings)
+        self._settings = settings
+        self._mesh: Mesh | None = None
+        self._feed = Feed(1, (0,), 0, 1)
+
+    @contextmanager
+    def open_world(self) -> Iterator[World]:
+        """See `Backend`; the world is a `JaxWorld`."""
+        settings = self._settings
+        with joined(settings) as devices:
+            sizes = mesh_sizes(settings.jax.axes(), len(devices))
+            self._mesh = make_mesh(sizes, devices)
+            if self._mesh.size < len(devices):
+                say(f"training on {self._mesh.size} of {len(devices)} chips, as --mesh says")
+            self._feed = Feed.of(self._mesh)
+            feed = self._feed
+            _refuse_batch(settings, feed.shards)
+            if devices[0].platform == "tpu":
+                _keep_compiled_programs()
+            cpu = torch.device("cpu")
+            yield JaxWorld(feed.index, feed.count, cpu, None, len(feed.own), chips=self._mesh.size)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The chips of the run.
+
+        Raises:
+            RuntimeError: the world is not open.
+        """
+        if self._mesh is None:
+            raise RuntimeError("the world is not open")
+        return self._mesh
+
+    @property
+    def feed(self) -> Feed:
+        """This host's rows, once the world is open."""
+        return self._feed
+
+    def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
+        """See `Backend`."""
+        del world
+        sizes = dict(self.mesh.shape)
+        check_mesh(sizes, config, settings.data.row_lengths(settings.max_seq_len))
+        run = run_settings(settings, self.mesh)
+        return {
+            "kernels": {"attention": attention_kind(run.attention, self.mesh)},
+            "run": dataclasses.asdict(run),
+            "mesh": sizes,
+            "chips": self.mesh.size,
+            "chip": self.mesh.devices.flat[0].device_kind,
+            "jax": jax.__version__,
+        }
+
+    def place(self, batch: Batch) -> Batch:
+        """See `Backend`."""
+        return place(batch, self._feed, self.mesh)
+
+    def build(
+        self,
+        settings: TrainSettings,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        checkpoint: Checkpoint | None,
+        horizon: Horizon,
+        world: World,
+    ) -> Learner:
+        """See `Backend`. A new model begins with the weights that PyTorch would give it."""
+        step = train_step(settings, config, horizon, self.mesh)
+        if checkpoint is None:
+            weights = initial(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
+            state: dict[str, np.ndarray] = {}
+        else:
+            weights = stack_numpy(_arrays(checkpoint, "model.safetensors"), config)
+            state = _arrays(checkpoint, "optimizer.safetensors")
+        learner = JaxLearner(step, self.feed, weights, stack_state(state, step.optimizer, config))
+        say("compiling the training step, before the first one")
+        rows = settings.device_batch_size * world.batch_shares
+        for length in settings.data.row_lengths(settings.max_seq_len):
+            learner.compile(
+                rows * settings.max_seq_len // length,
+                length,
+                count=settings.forward_passes(world.batch_shares),
+                documents=settings.data.document_mask,
+            )
+        return learner
+
+
+def train_step(settings: TrainSettings, config: ModelConfig, horizon: Horizon, mesh: Mesh) -> TrainStep:
+    """The step that these settings describe, for chips that need not be here.
+
+    Raises:
+        UserError: weight decay follows a horizon that is not known.
+    """
+    run = run_settings(settings, mesh)
+    optimizer = Optimizer.of(
+        config,
+        settings.rates,
+        batch_tokens=settings.total_batch_size,
+        horizon=relative_tokens(settings, config, horizon),
+        product_dtype=run.dtype,
+        mesh=mesh,
+    )
+    return TrainStep(config, run, optimizer, mesh)
+
+
+def run_settings(settings: TrainSettings, mesh: Mesh) -> RunSettings:
+    """How the model is computed: in bfloat16 on TPUs unless told."""
+    on_tpu = mesh.devices.flat[0].platform == "tpu"
+    bfloat16 = settings.precision == "bf16" or (settings.precision == "auto" and on_tpu)
+    return RunSettings(
+        compute_dtype="bfloat16" if bfloat16 else "float32",
+        remat=settings.jax.remat,
+        loss_chunk=settings.jax.loss_chunk,
+        attention=settings.jax.jax_attention,
+    )
+
+
+def _refuse_settings_of_torch(settings: TrainSettings) -> None:
+    """What JAX would pass over in silence."""
+    instead = {
+        "shard": "Use --mesh fsdp=CHIPS.",
+        "gradient_checkpointing": "Use --remat full.",
+        "attention": "Use --jax_attention.",
+    }
+    given = [
+        name
+        for name in ("attention", "kernel", "gradient_checkpointing", "fp8", "nvfp4")
+        if getattr(settings.kernels, name) != getattr(DEFAULT_KERNELS, name)
+    ]
+    given += [name for name in ("shard", "no_compile") if getattr(settings, name)]
+    for name in given:
+        raise UserError(
+            f"--{name} is PyTorch's, and --backend jax does not know it",
+            fix=instead.get(name, "Leave it out."),
+        )
+
+
+def _refuse_batch(settings: TrainSettings, shares: int) -> None:
+    rows = settings.device_batch_size * settings.max_seq_len * shares
+    if settings.total_batch_size != -1 and settings.total_batch_size % rows:
+        raise UserError(
+            f"--mesh divides a batch among {shares} chips, and --total_batch_size "
+            f"{settings.total_batch_size:,} is not a multiple of --device_batch_size x --max_seq_len x "
+            f"{shares} = {rows:,} tokens",
+            fix=f"Use {max(1, round(settings.total_batch_size / rows)) * rows}, "
+            "or fewer chips on data and fsdp.",
+        )
+
+
+def _arrays(checkpoint: Checkpoint, name: str) -> dict[str, np.ndarray]:
+    return {key: tensor.numpy() for key, tensor in checkpoint.tensors(name).items()}
+
+
+def _keep_compiled_programs() -> None:
+    """In a folder, so that the next start of the same run takes seconds. A user's own choice stays."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        jax.config.update("jax_compilation_cache_dir", str(cache / "cpplm" / "jax"))

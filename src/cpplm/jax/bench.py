@@ -1,0 +1,188 @@
+"""`cpplm tpu bench`: how fast the training step is on the devices of this machine.
+
+The step, the learner and the mesh are the trainer's; batches are random ids, sent to the devices once. On a
+TPU tokens per second are also given as a share of the chips' peak (MFU, Chowdhery et al. 2022, arXiv
+2204.02311, appendix B). Works on any device of JAX; not seen to run on a TPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax
+import torch
+
+from cpplm.batches.loader import Batch
+from cpplm.batches.state import LoaderState
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import tpu_chips
+from cpplm.core.progress import progress_bar, say
+from cpplm.jax.asked import StepSettings
+from cpplm.jax.attention import attention_kind
+from cpplm.jax.backend import JaxBackend, train_step
+from cpplm.jax.chips import chip_of
+from cpplm.jax.layout import initial
+from cpplm.jax.learner import JaxLearner
+from cpplm.jax.mesh import check_mesh
+from cpplm.jax.state import stack_state
+from cpplm.jax.step import NEUTRAL, TrainStep
+from cpplm.model.counting import count_flops, count_parameters
+from cpplm.train.horizon import horizon_of
+from cpplm.train.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """Settings of `cpplm tpu bench`."""
+
+    steps: int = 20
+    """Steps to measure."""
+    warm_up: int = 3
+    """Steps before them."""
+    step: StepSettings = field(default_factory=StepSettings)
+    """The step."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warm_up < 0:
+            raise UserError(
+                f"--steps {self.steps} --warm_up {self.warm_up}", fix="Measure at least one step."
+            )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The outcome of `bench`: seconds of one step, tokens per second of all devices together."""
+
+    device: str
+    devices: int
+    mesh: dict[str, int]
+    depth: int
+    parameters: int
+    seq: int
+    tokens_per_step: int
+    precision: str
+    attention: str
+    remat: str
+    compile_seconds: float
+    step_seconds: float
+    fastest_seconds: float
+    slowest_seconds: float
+    tokens_per_second: float
+    flops_per_second: float
+    """Of the model by `cpplm.model.counting`."""
+    mfu: float | None
+    """Share of the devices' peak; None where it is not known, as on a CPU."""
+    peak_memory_bytes: int
+    """Of one device; on a CPU, of the process."""
+    loss: float
+    """Of random ids, after the last step."""
+
+    def text(self) -> str:
+        """For people."""
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1) or "one device"
+        share = (
+            "no share of a peak rate: this is no TPU that cpplm knows"
+            if self.mfu is None
+            else f"{self.mfu:.1%} of the chips' peak"
+        )
+        return "\n".join([
+            f"{self.devices} x {self.device}, {mesh}",
+            f"depth {self.depth}, {self.parameters:,} parameters; {self.tokens_per_step:,} tokens a step "
+            f"in rows of {self.seq:,}; {self.precision}, attention {self.attention}, remat {self.remat}",
+            f"compiled in {self.compile_seconds:.0f} s",
+            f"step: {self.step_seconds:.3f} s (median, "
+            f"{self.fastest_seconds:.3f}-{self.slowest_seconds:.3f})",
+            f"{self.tokens_per_second:,.0f} tokens/s, {self.flops_per_second:.3e} operations/s, {share}",
+            f"memory of a device: {self.peak_memory_bytes / 2**30:.2f} GiB at most",
+        ])  # fmt: skip
+
+
+def bench(settings: BenchSettings) -> Measured:
+    """Time steps of a new model on all devices of this machine, or of the slice with --multi_host.
+
+    Raises:
+        UserError: a mesh that does not fit, or a TPU that JAX cannot use.
+    """
+    device_type: Literal["", "cpu"] = "" if tpu_chips() else "cpu"
+    backend = JaxBackend(settings.step.training(1, device_type))
+    with backend.open_world() as world:
+        shares, mesh = world.batch_shares, backend.mesh
+        if mesh.devices.flat[0].platform == "cpu":
+            say("no TPU here: these are figures of the CPU")
+        training = settings.step.training(shares, device_type)
+        config = settings.step.config(training)
+        check_mesh(dict(mesh.shape), config, [settings.step.seq])
+        trained = train_step(training, config, horizon_of(training, config), mesh)
+        learner = JaxLearner(
+            trained, backend.feed, initial(config), stack_state({}, trained.optimizer, config)
+        )
+        count, rows = training.forward_passes(shares), settings.step.device_batch_size * shares
+        say("compiling the training step")
+        begin = time.perf_counter()
+        learner.compile(rows, settings.step.seq, count=count, documents=settings.step.document_mask)
+        compile_seconds = time.perf_counter() - begin
+        own_rows = rows // backend.feed.count
+        batches = [backend.place(batch) for batch in _batches(settings.step, own_rows, count)]
+        seconds, loss = _timed(learner, batches, settings)
+        return _measured(trained, training, learner, compile_seconds, seconds, loss)
+
+
+def _measured(
+    trained: TrainStep, training: TrainSettings, learner: JaxLearner, compile_seconds: float,
+    seconds: list[float], loss: float,
+) -> Measured:  # fmt: skip
+    config, mesh, run = trained.config, trained.mesh, trained.run
+    kind = mesh.devices.flat[0].device_kind
+    chip = chip_of(kind)
+    rate = training.total_batch_size / statistics.median(seconds)
+    flops = rate * count_flops(config)["total"]
+    return Measured(
+        device=kind,
+        devices=mesh.size,
+        mesh=dict(mesh.shape),
+        depth=config.num_layers,
+        parameters=count_parameters(config)["total"],
+        seq=config.max_seq_len,
+        tokens_per_step=training.total_batch_size,
+        precision=run.compute_dtype,
+        attention=attention_kind(run.attention, mesh),
+        remat=run.remat,
+        compile_seconds=compile_seconds,
+        step_seconds=statistics.median(seconds),
+        fastest_seconds=min(seconds),
+        slowest_seconds=max(seconds),
+        tokens_per_second=rate,
+        flops_per_second=flops,
+        mfu=None if chip is None else flops / (chip.device_peak * mesh.size),
+        peak_memory_bytes=learner.peak_memory(),
+        loss=loss,
+    )
+
+
+def _timed(learner: JaxLearner, batches: list[Batch], settings: BenchSettings) -> tuple[list[float], float]:
+    """Seconds of each measured step, and the loss of the last one. A step has ended when its loss is here."""
+    seconds, loss = [], 0.0
+    with progress_bar(settings.warm_up + settings.steps, "steps", "step") as bar:
+        for number in range(settings.warm_up + settings.steps):
+            begin = time.perf_counter()
+            loss = learner.step(iter(batches), len(batches), NEUTRAL).next_token
+            if number >= settings.warm_up:
+                seconds.append(time.perf_counter() - begin)
+            bar.update(1)
+    return seconds, loss
+
+
+def _batches(step: StepSettings, rows: int, count: int) -> list[Batch]:
+    """Random ids; with documents, four in each row. Of this host's rows."""
+    generator = torch.Generator().manual_seed(jax.process_index())
+    found = []
+    for _ in range(count):
+        ids_BT = torch.randint(step.vocab_size, (rows, step.seq + 1), generator=generator)
+        documents_BT = (torch.arange(step.seq) * 4 // step.seq).expand(rows, -1)
+        found.append(
+            Batch(ids_BT[:, :-1], ids_BT[:, 1:], LoaderState(), documents_BT if step.document_mask else None)
+        )
+    return found

@@ -1,0 +1,210 @@
+"""A model in JAX as the training loop sees it: on the chips of one host or several."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import psutil
+import torch
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+from torch import Tensor
+
+from cpplm.batches.loader import Batch
+from cpplm.core.hardware import peak_memory_bytes
+from cpplm.core.peak import reference_flops
+from cpplm.jax.chips import KINDS
+from cpplm.jax.layers import Params
+from cpplm.jax.layout import partition, unstack
+from cpplm.jax.mesh import Feed, put_whole
+from cpplm.jax.profiler import JaxProfiler
+from cpplm.jax.state import unstack_state
+from cpplm.jax.step import Tokens, TrainStep, plan_arrays, precise
+from cpplm.jax.token_losses import token_losses
+from cpplm.model.config import ModelConfig
+from cpplm.train.learner import Profiler, StepLosses, StepPlan
+
+
+@dataclass(frozen=True)
+class PlacedBatch(Batch):
+    """A batch that is on its way to the chips."""
+
+    tokens: Tokens = field(default_factory=dict)
+
+
+def place(batch: Batch, feed: Feed, mesh: Mesh) -> PlacedBatch:
+    """Send this host's rows to its chips; returns at once."""
+    named = {"inputs": batch.inputs, "targets": batch.targets}
+    if batch.documents is not None:
+        named["documents"] = batch.documents
+    tokens = {name: feed.send(ids.numpy().astype(np.int32), mesh) for name, ids in named.items()}
+    return PlacedBatch(batch.inputs, batch.targets, batch.state, batch.documents, tokens)
+
+
+class JaxLearner:
+    """See `cpplm.train.learner.Learner`.
+
+    `compiled` holds the step's programs by rows and length of their batches; there are no others.
+    """
+
+    def __init__(
+        self,
+        step: TrainStep,
+        feed: Feed,
+        weights: Mapping[str, np.ndarray],
+        state: Mapping[str, np.ndarray],
+    ) -> None:
+        """Put weights and state, whole on every host, onto the chips.
+
+        Args:
+            step: what a step computes.
+            feed: this host's rows.
+            weights: as `cpplm.jax.layout` stacks them.
+            state: of the optimizer, as `stack_state` gives it.
+        """
+        self._step, self._feed = step, feed
+        of_weights, of_state = step.weight_shardings(), step.state_shardings()
+        placed = {name: put_whole(array, of_weights[name]) for name, array in weights.items()}
+        self._learning, self._constants = partition(placed)
+        self._state = {key: put_whole(array, of_state[key]) for key, array in state.items()}
+        self.compiled: dict[tuple[int, int], Any] = {}
+        self._token_losses = _validation(step)
+
+    def compile(self, rows: int, length: int, *, count: int, documents: bool) -> None:
+        """Compile the step for batches of one shape; see `TrainStep.lower`."""
+        lowered = self._step.lower(rows, length, count=count, documents=documents)
+        self.compiled[rows, length] = lowered.compile()
+
+    @property
+    def config(self) -> ModelConfig:
+        """See `Learner`."""
+        return self._step.config
+
+    @property
+    def device(self) -> torch.device:
+        """See `Learner`."""
+        return torch.device("cpu")
+
+    @property
+    def kind(self) -> str:
+        """See `Learner`."""
+        return str(self._chip.platform)
+
+    @property
+    def precision(self) -> str:
+        """See `Learner`."""
+        return self._step.run.compute_dtype
+
+    @property
+    def _chip(self) -> jax.Device:
+        return self._step.mesh.local_devices[0]
+
+    def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
+        """See `Learner`."""
+        del count  # the compiled step knows
+        placed = [b if isinstance(b, PlacedBatch) else place(b, self._feed, self._step.mesh) for b in batches]
+        tokens = tuple(batch.tokens for batch in placed)
+        rows, length = tokens[0]["inputs"].shape
+        program = self.compiled[rows, length]
+        self._learning, self._state, found = program(
+            self._learning, self._constants, self._state, tokens, plan_arrays(plan)
+        )
+        return StepLosses(*np.asarray(found).tolist())
+
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
+        """See `Learner`."""
+        del reduction
+        ids, targets = (
+            self._feed.send(ids.numpy().astype(np.int32), self._step.mesh) for ids in (ids_BT, targets_BT)
+        )
+        losses = self._token_losses({**self._learning, **self._constants}, ids, targets)
+        return torch.from_numpy(self._feed.receive(losses))
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """See `Learner`: gathered from all hosts, one array after the other."""
+        first = jax.process_index() == 0
+        weights = {name: _whole(array, first) for name, array in (self._learning | self._constants).items()}
+        state = {key: _whole(array, first) for key, array in self._state.items()}
+        if not first:
+            return {}, {}
+        step = self._step
+        named = {name: np.asarray(array) for name, array in unstack(weights, step.config).items()}
+        return _tensors(named), _tensors(unstack_state(state, step.optimizer, step.config))
+
+    def peak_flops(self) -> tuple[float, str]:
+        """See `Learner`."""
+        known = KINDS.get(self._chip.device_kind)
+        if known is not None:
+            return known.device_peak, "maker"
+        return reference_flops(torch.device("cpu"), getattr(torch, self.precision))
+
+    def peak_memory(self) -> int:
+        """See `Learner`: of one chip; where it does not say, of this process."""
+        return _memory(self._chip)[1]
+
+    def memory(self) -> dict[str, int]:
+        """See `Learner`: of one chip."""
+        held, peak = _memory(self._chip)
+        weights = self._bytes({**self._learning, **self._constants})
+        gradients, optimizer = self._bytes(self._learning), self._bytes(self._state)
+        return {
+            "held_bytes": held,
+            "peak_bytes": peak,
+            "weights_bytes": weights,
+            "gradients_bytes": gradients,
+            "optimizer_bytes": optimizer,
+            "rest_bytes": peak - weights - gradients - optimizer,
+        }
+
+    def _bytes(self, arrays: Mapping[str, jax.Array]) -> int:
+        """On one chip; where all are of one process's memory, on all of its chips."""
+        chips = {self._chip} if self.kind == "tpu" else set(self._step.mesh.local_devices)
+        parts = (shard for array in arrays.values() for shard in array.addressable_shards)
+        return sum(shard.data.nbytes for shard in parts if shard.device in chips)
+
+    def profiler(self, path: Path) -> Profiler:
+        """See `Learner`."""
+        return JaxProfiler(path)
+
+
+def _validation(step: TrainStep) -> Callable[[Params, jax.Array, jax.Array], jax.Array]:
+    mesh = step.mesh if step.mesh.size > 1 else None
+    compiled = jax.jit(partial(token_losses, config=step.config, run=step.run, mesh=mesh))
+
+    def losses(params: Params, ids: jax.Array, targets: jax.Array) -> jax.Array:
+        with precise(step.run):
+            return compiled(params, ids, targets)
+
+    return losses
+
+
+def _whole(array: jax.Array, keep: bool) -> np.ndarray:
+    """An array from all hosts; nothing where it is not kept."""
+    if jax.process_count() > 1 and not array.is_fully_replicated:
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array) if keep else np.empty(0)
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Without copies; nobody writes to them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
+            for name, array in arrays.items()
+        }
+
+
+def _memory(chip: jax.Device) -> tuple[int, int]:
+    """Bytes held now, and most so far."""
+    stats = chip.memory_stats() or {}
+    held = stats.get("bytes_in_use", psutil.Process().memory_info().rss)
+    peak = stats.get("peak_bytes_in_use", peak_memory_bytes(torch.device("cpu")))
+    return held, max(held, peak)

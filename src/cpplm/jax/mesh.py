@@ -1,0 +1,203 @@
+"""Which chip has what: the mesh, and how batch, weights and optimizer state lie on it.
+
+The axes are those of `cpplm.jax.sharding_names`. A weight is divided over `model` as its heads or hidden
+units are, and over `fsdp` along its longest other dimension. Optimizer state lies as its weight does and is
+divided over `data`, too (ZeRO stage 1, Rajbhandari et al. 2020, arXiv 1910.02054). The dimension that counts
+layers of a stacked weight is never divided, for the loop over the layers cuts it; that of Muon's momentum is,
+see `cpplm.jax.optimizer`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from cpplm.core.errors import UserError
+from cpplm.jax.layout import is_stacked
+from cpplm.jax.sharding_names import BATCH, CONTEXT, spec
+from cpplm.model.config import ModelConfig
+from cpplm.train.jax_settings import AXES
+
+# Last parts of the names of weights whose rows, and whose columns, belong to heads or hidden units.
+BY_ROWS = ("attention.query.weight", "attention.key.weight", "attention.value.weight", "mlp.up.weight",
+           "mlp.gate.weight", "lm_head.weight")  # fmt: skip
+BY_COLUMNS = ("attention.output.weight", "attention.value_embedding.weight", "mlp.down.weight")
+DIVIDED_FROM = 2**16  # elements; smaller weights and states stay whole, which saves messages
+
+
+def mesh_sizes(named: Mapping[str, int], chips: int) -> dict[str, int]:
+    """Chips per axis; `data` gets what the named axes leave.
+
+    Raises:
+        UserError: more chips are named than there are, or the others cannot be divided evenly.
+    """
+    taken = math.prod(named.values())
+    said = " x ".join(f"{axis} {size}" for axis, size in named.items())
+    if taken > chips:
+        raise UserError(
+            f"--mesh asks for {said} = {taken} chips, and there are {chips}", fix="Name fewer in --mesh."
+        )
+    if "data" not in named and chips % taken:
+        raise UserError(
+            f"--mesh {said} does not divide the {chips} chips", fix="Name data as well, to leave some out."
+        )
+    sizes = {"data": chips // taken, **named}
+    return {axis: sizes.get(axis, 1) for axis in AXES}
+
+
+def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of the first chips, in an order that suits how they are wired."""
+    count = math.prod(sizes.values())
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), types, devices=devices[:count])
+
+
+def check_mesh(sizes: Mapping[str, int], config: ModelConfig, row_lengths: Sequence[int]) -> None:
+    """Refuse a mesh that does not divide what it has to.
+
+    Raises:
+        UserError: heads or hidden units over `model`, or a row length over `context`.
+    """
+    model, context = sizes["model"], sizes["context"]
+    for number, what in (
+        (config.num_heads, "attention heads"),
+        (config.num_kv_heads, "key-value heads"),
+        (config.mlp_dim, "hidden units of the MLP"),
+    ):
+        if number % model:
+            raise UserError(
+                f"--mesh model={model} does not divide the {number} {what}",
+                fix="Use a divisor, or leave it out.",
+            )
+    for length in row_lengths:
+        if length % context:
+            raise UserError(
+                f"--mesh context={context} does not divide rows of {length} tokens",
+                fix="Use a divisor of --max_seq_len and --short_seq_len.",
+            )
+
+
+def weight_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """How a weight of the JAX model lies on the mesh."""
+    axes: list[Any] = [None] * len(shape)
+    free = list(range(1 if is_stacked(name) else 0, len(shape)))
+    if len(free) < 2 or math.prod(shape) < DIVIDED_FROM // 16:
+        return P()
+    by_model = -2 if name.endswith(BY_ROWS) else -1 if name.endswith(BY_COLUMNS) else None
+    if by_model is not None and mesh.shape["model"] > 1 and shape[by_model] % mesh.shape["model"] == 0:
+        axes[by_model] = "model"
+        free.remove(len(shape) + by_model)
+    _divide(axes, shape, free, "fsdp", mesh)
+    return P(*axes)
+
+
+def state_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """How a state of a weight, with as many dimensions as it, lies on the mesh."""
+    whole = weight_spec(name, shape, mesh)
+    if math.prod(shape) < DIVIDED_FROM:
+        return whole
+    axes = [*whole, *[None] * (len(shape) - len(whole))]
+    _divide(axes, shape, [at for at, axis in enumerate(axes) if axis is None], "data", mesh)
+    return P(*axes)
+
+
+def layers_spec(layers: int, mesh: Mesh) -> P:
+    """The dimension that counts layers over as many chips as divide it evenly."""
+    best: tuple[str, ...] = ()
+    for end in range(len(AXES) + 1):
+        axes = tuple(axis for axis in AXES[:end] if mesh.shape[axis] > 1)
+        if layers % math.prod(mesh.shape[axis] for axis in axes) == 0:
+            best = axes
+    return P(best) if best else P()
+
+
+def _divide(axes: list[Any], shape: tuple[int, ...], free: list[int], name: str, mesh: Mesh) -> None:
+    """Put an axis of the mesh on the longest free dimension that it divides, if there is one."""
+    size = mesh.shape[name]
+    fitting = [at for at in free if shape[at] % size == 0]
+    if size > 1 and fitting:
+        axes[max(fitting, key=lambda at: (shape[at], -at))] = name
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Of tokens and targets, shape BT."""
+    return NamedSharding(mesh, spec(mesh, BATCH, CONTEXT))
+
+
+def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """An array that every host has whole, on the chips: each host sends its own chips their parts."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Which rows of a batch this host reads: those that its chips compute.
+
+    Hosts that compute the same rows, because `context` or `model` go across them, read the same.
+
+    Attributes:
+        shards: parts into which the rows of a batch are divided.
+        own: the parts of this host, ascending.
+        index: number of this host's rows among those of all hosts.
+        count: how many different rows hosts read.
+    """
+
+    shards: int
+    own: tuple[int, ...]
+    index: int
+    count: int
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> Feed:
+        """That of this process.
+
+        Raises:
+            UserError: some of two hosts' rows are the same, and some are not.
+        """
+        by_process: dict[int, set[int]] = {}
+        for position, device in np.ndenumerate(mesh.devices):
+            shard = position[0] * mesh.shape["fsdp"] + position[1]  # AXES begin with data, fsdp
+            by_process.setdefault(device.process_index, set()).add(shard)
+        sets = sorted({tuple(sorted(shards)) for shards in by_process.values()})
+        shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        if sum(map(len, sets)) != shards or len({len(own) for own in sets}) > 1:
+            raise UserError(
+                "--mesh divides the batch so that hosts share some of their rows only",
+                fix="Make the chips of data and fsdp a multiple of the hosts, or a divisor.",
+            )
+        own = tuple(sorted(by_process[jax.process_index()]))
+        return cls(shards, own, sets.index(own), len(sets))
+
+    def send(self, rows: np.ndarray, mesh: Mesh) -> jax.Array:
+        """The whole batch on the chips of all hosts.
+
+        Args:
+            rows: of this host, shape BT of its part.
+            mesh: all chips.
+        """
+        size = len(rows) // len(self.own)
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # noqa: S101  (this array has dimensions)
+            shard = (index[0].start or 0) // size
+            begin = self.own.index(shard) * size
+            return rows[begin : begin + size, index[1]]
+
+        shape = (size * self.shards, rows.shape[1])
+        return jax.make_array_from_callback(shape, batch_sharding(mesh), part)
+
+    def receive(self, array: jax.Array) -> np.ndarray:
+        """This host's rows of something that lies as a batch does, shape BT: the inverse of `send`."""
+        size = array.shape[0] // self.shards
+        rows = np.empty((size * len(self.own), array.shape[1]), array.dtype)
+        for shard in array.addressable_shards:
+            begin = self.own.index((shard.index[0].start or 0) // size) * size
+            rows[begin : begin + size, shard.index[1]] = np.asarray(shard.data)
+        return rows

@@ -1,0 +1,256 @@
+"""Every kind of attention against dense float32, forward and backward, on one device and on eight."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax import Array
+from jax.experimental.pallas.ops.tpu.splash_attention import LocalMask
+
+from cpplm.core.errors import UserError
+from cpplm.jax.attention import attend, attention_kind
+from cpplm.jax.attention.dense import dense_attention, visible
+from cpplm.jax.attention.splash import _kernel, _WindowMask
+from cpplm.jax.attention.window import left_neighbours
+from cpplm.model.kernels.attention import attention
+from cpplm.model.kernels.attention import visible as torch_visible
+from tests.jax.devices import mesh_of
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int = 1
+    length: int = 256
+    heads: int = 2
+    groups: int = 2
+    width: int = 64
+    window: int | None = None
+    documents: bool = False
+
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        """Queries, keys, values and a weight for each output, so that no gradient cancels."""
+        keys = jax.random.split(jax.random.key(self.length + self.width), 4)
+        shapes = [
+            (self.batch, self.length, n, self.width)
+            for n in (self.heads, self.groups, self.groups, self.heads)
+        ]
+        query, key, value, weight = (jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
+        return query, key, value, weight
+
+    def document_ids(self) -> Array | None:
+        if not self.documents:
+            return None
+        ends = np.arange(1, self.batch + 1)[:, None] * self.length // (self.batch + 2)
+        at = np.arange(self.length)[None, :]
+        return jnp.asarray((at >= ends).astype(np.int32) + (at >= self.length * 3 // 4))
+
+
+def outputs_and_gradients(run: Callable[..., Array], case: Case, *, mesh: bool = False) -> list[np.ndarray]:
+    query, key, value, weight = case.arrays()
+
+    def loss(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
+        mixed = run(query, key, value, window=case.window, document_ids=case.document_ids())
+        return (mixed * weight).sum(), mixed
+
+    function = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
+    (_, mixed), gradients = (jax.jit(function) if mesh else function)(query, key, value)
+    return [np.asarray(x) for x in (mixed, *gradients)]
+
+
+def check(run: Callable[..., Array], case: Case, tolerance: float = 2e-5, *, mesh: bool = False) -> None:
+    expected = outputs_and_gradients(dense_attention, case)
+    for name, ours, theirs in zip("oqkv", outputs_and_gradients(run, case, mesh=mesh), expected, strict=True):
+        assert np.abs(theirs).max() > 0.1
+        np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=tolerance, err_msg=name)
+
+
+def of_kind(kind: str, **more: object) -> Callable[..., Array]:
+    return lambda *args, **kwargs: attend(*args, kind=kind, interpret=True, **kwargs, **more)
+
+
+# ---- windows ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 30, 31, 32, None])
+def test_a_window_means_the_same_everywhere(window: int | None) -> None:
+    """The mask by definition, ours, PyTorch's and splash attention's; and the count of tokens seen."""
+    length = 32
+    i, j = np.arange(length)[:, None], np.arange(length)[None, :]
+    expected = (j <= i) if window is None else (j <= i) & (i - j < window + 1)
+    assert (np.asarray(visible(length, window, None))[0, 0] == expected).all()
+    assert (torch_visible(length, length, window, torch.device("cpu")).numpy() == expected).all()
+    left = left_neighbours(window, length)
+    assert (LocalMask((length, length), (left, 0), 0)[:, :] == expected).all()
+    assert expected[-1].sum() == (length if window is None else min(length, window + 1))
+
+
+def test_a_window_of_the_whole_row_is_none() -> None:
+    assert [left_neighbours(w, 32) for w in (30, 31, 99, None)] == [30, None, None, None]
+    with pytest.raises(UserError, match="window of -1"):
+        left_neighbours(-1, 32)
+
+
+@pytest.mark.parametrize("left", [None, 0, 40, 128, 200])
+def test_blocks_answered_as_one_element_are_what_the_mask_has_there(left: int | None) -> None:
+    ours, theirs = (kind((512, 512), (left, 0), 0) for kind in (_WindowMask, LocalMask))
+    for row in range(0, 512, 128):
+        for column in range(0, 512, 128):
+            index = (slice(row, row + 128), slice(column, column + 128))
+            assert (np.broadcast_to(ours[index], (128, 128)) == theirs[index]).all()
+
+
+def test_the_plan_of_65536_tokens_is_made_once_per_window_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense blocks take half a minute; only those on an edge of the window are computed."""
+    asked = []
+    computed = LocalMask.__getitem__
+    monkeypatch.setattr(LocalMask, "__getitem__", lambda *a: asked.append(1) or computed(*a))
+    first = _kernel(65_536, 4096, 8, 1, 1, False)
+    edges = len(asked)
+    assert 0 < edges < 3000  # of 128 * 128 blocks, three plans, two looks at each
+    assert _kernel(65_536, 4096, 8, 1, 1, False) is first
+    assert len(asked) == edges
+
+
+# ---- one device -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("window", [None, 7])
+def test_dense_is_what_pytorch_computes(window: int | None, documents: bool) -> None:
+    case = Case(batch=2, length=24, heads=4, groups=2, width=8, window=window, documents=documents)
+    query, key, value, _ = case.arrays()
+    ids = case.document_ids()
+    expected = attention(
+        *(torch.from_numpy(np.array(x)).transpose(1, 2) for x in (query, key, value)),
+        window=window,
+        documents_BS=None if ids is None else torch.from_numpy(np.array(ids)),
+        backend="sdpa",
+    )
+    ours = dense_attention(query, key, value, window=window, document_ids=ids)
+    np.testing.assert_allclose(ours, expected.transpose(1, 2).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["einsum", "jax", "auto"])
+@pytest.mark.parametrize("window", [None, 40, 95, 500])
+def test_kinds_of_xla(kind: str, window: int | None) -> None:
+    check(of_kind(kind), Case(batch=2, length=96, heads=4, groups=2, window=window, documents=True))
+
+
+def test_the_scale_is_used_by_every_kind() -> None:
+    case = Case(length=128)
+    query, key, value, _ = case.arrays()
+    usual = dense_attention(query, key, value)
+    expected = dense_attention(query, key, value, scale=0.3)
+    assert np.abs(expected - usual).max() > 0.1
+    for kind in ("einsum", "jax", "splash", "pallas"):
+        ours = of_kind(kind, scale=0.3)(query, key, value, window=None, document_ids=None)
+        np.testing.assert_allclose(ours, expected, atol=1e-5, err_msg=kind)
+
+
+def test_half_precision_sums_in_float32() -> None:
+    case = Case(length=256, window=100)
+    query, key, value, _ = case.arrays()
+    exact = dense_attention(query, key, value, window=100)
+    half = [x.astype(jnp.bfloat16) for x in (query, key, value)]
+    for kind in ("einsum", "jax", "splash"):
+        ours = of_kind(kind)(*half, window=100, document_ids=None)
+        assert ours.dtype == jnp.bfloat16
+        assert np.abs(ours.astype(jnp.float32) - exact).max() < 0.06
+
+
+FEW = [Case(window=100, groups=1, documents=True, width=64)]
+MANY = [
+    Case(width=width, window=window, groups=groups, heads=4, documents=documents, batch=2)
+    for width in (64, 128)
+    for window in (None, 1, 130)
+    for groups in (4, 2, 1)
+    for documents in (False, True)
+]
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_splash(case: Case) -> None:
+    check(of_kind("splash"), case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [*MANY, Case(length=512, window=200), Case(length=200, documents=True)], ids=str
+)
+def test_splash_in_every_combination(case: Case) -> None:
+    check(of_kind("splash"), case)
+
+
+def test_splash_pads_rows_that_are_no_whole_tiles() -> None:
+    check(of_kind("splash"), Case(length=40, window=9, documents=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in MANY if case.window is None], ids=str)
+def test_flash_in_every_combination(case: Case) -> None:
+    check(of_kind("pallas"), case)
+
+
+def test_flash() -> None:
+    check(of_kind("pallas"), Case(groups=1, documents=True))
+
+
+# ---- eight devices ----------------------------------------------------------------------------------------
+
+MESHES: list[dict[str, int]] = [
+    {"data": 8},
+    {"data": 2, "fsdp": 2, "model": 2},
+    {"data": 2, "context": 4},
+    {"fsdp": 2, "model": 2, "context": 2},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("documents", [False, True])
+def test_splash_on_a_mesh(axes: dict[str, int], window: int | None, documents: bool) -> None:
+    case = Case(batch=8, length=512, heads=4, groups=2, window=window, documents=documents)
+    check(of_kind("splash", mesh=mesh_of(**axes)), case, mesh=True)
+
+
+def test_splash_with_a_context_axis() -> None:
+    """Queries divided, keys gathered; the window crosses from one device's part into another's."""
+    case = Case(length=256, heads=1, groups=1, window=150, documents=True)
+    check(of_kind("splash", mesh=mesh_of(context=2)), case, mesh=True)
+
+
+@pytest.mark.slow
+def test_flash_on_a_mesh() -> None:
+    mesh = mesh_of(data=2, model=2)
+    check(of_kind("pallas", mesh=mesh), Case(batch=2, documents=True), mesh=True)
+
+
+# ---- bad input --------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_done_is_one_clear_error() -> None:
+    query, key, value, _ = Case(batch=2, length=256, heads=4, groups=2).arrays()
+
+    def refused(message: str, **asked: object) -> None:
+        settings = {"window": None, "document_ids": None, "interpret": True, **asked}
+        with pytest.raises(UserError, match=message):
+            attend(query, key, value, **settings)
+
+    refused("is not known", kind="flash4")
+    refused("kernel for TPUs, these devices are cpu", kind="splash", interpret=False)
+    refused("kernel for TPUs, these devices are cpu", kind="pallas", mesh=mesh_of(data=2), interpret=False)
+    refused("causal only, it has no window", kind="pallas", window=100)
+    refused("context axis", kind="pallas", mesh=mesh_of(context=2))
+    refused("2 rows of the batch cannot be divided among the 4", kind="splash", mesh=mesh_of(data=2, fsdp=2))
+    refused("2 key-value heads cannot be divided among the 4", kind="splash", mesh=mesh_of(model=4))
+    refused("multiple of 512 tokens, not 256", kind="splash", mesh=mesh_of(context=4))
+
+
+def test_auto_takes_what_the_devices_have() -> None:
+    assert attention_kind("auto") == "einsum"
+    assert attention_kind("auto", mesh_of(data=2)) == "einsum"

@@ -1,0 +1,192 @@
+"""`cpplm train --backend jax` on eight virtual chips: it learns, goes on, shares checkpoints with PyTorch."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpplm.core.errors import UserError
+from cpplm.core.runlog import read_run_log
+from cpplm.jax import world
+from cpplm.model.settings import ArchitectureSettings, KernelSettings
+from cpplm.train.checkpoint import open_run
+from cpplm.train.jax_settings import JaxSettings
+from cpplm.train.pretrain import pretrain
+from cpplm.train.settings import TrainSettings
+from tests.train.test_pretrain import (
+    ALL_DATA,
+    EVERYTHING,
+    StopAt,
+    assert_same_weights,
+    settings,  # noqa: F401  (a fixture)
+)
+
+TORCH: dict[str, Any] = {"backend": "torch", "jax": JaxSettings(), "no_compile": True}
+
+
+@pytest.fixture
+def small(settings: TrainSettings) -> TrainSettings:  # noqa: F811
+    """Two rows on each chip of four, with n-gram tables of which a step reads some rows."""
+    return dataclasses.replace(
+        settings,
+        backend="jax",
+        device_type="cpu",
+        device_batch_size=2,
+        jax=JaxSettings(mesh="data=4"),
+        no_compile=False,
+    )
+
+
+def losses(run: Path) -> list[float]:
+    return [record["loss"] for record in read_run_log(run / "log.jsonl") if record["event"] == "step"]
+
+
+def test_it_learns_what_torch_learns(small: TrainSettings, tmp_path: Path) -> None:
+    """From the same weights, on the same rows: four chips with two rows are one device with eight."""
+    torchs = dataclasses.replace(small, **TORCH, out=tmp_path / "torch", device_batch_size=8)
+    pretrain(torchs)
+    summary = pretrain(small)
+    assert summary.step == 8
+    np.testing.assert_allclose(losses(small.out)[:2], losses(torchs.out)[:2], rtol=2e-5)
+    np.testing.assert_allclose(
+        losses(small.out), losses(torchs.out), rtol=3e-3
+    )  # rates of this test are wild
+    ours, theirs = (
+        [r["bits_per_byte"] for r in read_run_log(run / "log.jsonl") if r["event"] == "validation"]
+        for run in (small.out, torchs.out)
+    )
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
+    assert ours == pytest.approx(theirs, rel=3e-3)
+    (session,) = [r for r in read_run_log(small.out / "log.jsonl") if r["event"] == "session"]
+    assert session["mesh"] == {"data": 4, "fsdp": 1, "context": 1, "model": 1}
+    assert session["chips"] == 4
+    assert [r for r in read_run_log(small.out / "log.jsonl") if r["event"] == "memory"]
+
+
+def test_checkpoints_there_and_back_are_the_same_bits(small: TrainSettings, tmp_path: Path) -> None:
+    """PyTorch trains, JAX takes its state over and saves it, PyTorch takes it over again."""
+    first = dataclasses.replace(small, **TORCH, num_iterations=2, eval_every=-1)
+    pretrain(first)
+    before = open_run(small.out).files
+    saved = dataclasses.replace(small, num_iterations=8, eval_every=-1)
+
+    class SaveAtOnce(StopAt):
+        """Stops before the first step of its session."""
+
+        def on_start(self, trainer) -> None:  # type: ignore[no-untyped-def]
+            (trainer.settings.out / "checkpoints" / "step_000002" / "manifest.json").unlink()
+            trainer.stopping = True
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(saved, [SaveAtOnce(-1)])
+    after = open_run(small.out)
+    assert after.step == 2
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert after.files[name] == before[name]  # the hash of every byte
+    assert pretrain(dataclasses.replace(first, num_iterations=4)).step == 4
+
+
+def test_a_run_goes_on_with_the_other_library(small: TrainSettings, tmp_path: Path) -> None:
+    """Steps 1 to 3 by JAX, 4 to 6 by PyTorch, 7 and 8 by JAX on another mesh: as if by one of them."""
+    alone = dataclasses.replace(small, **TORCH, device_batch_size=8, out=tmp_path / "alone", eval_every=-1)
+    pretrain(alone)
+    ours = dataclasses.replace(small, eval_every=-1)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(ours, [StopAt(3)])
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(dataclasses.replace(alone, out=ours.out), [StopAt(6)])
+    other = JaxSettings(mesh="data=2,fsdp=2")
+    assert pretrain(dataclasses.replace(ours, jax=other)).step == 8
+    np.testing.assert_allclose(losses(ours.out), losses(alone.out), rtol=3e-3)
+
+
+@pytest.mark.parametrize("die", [False, True])
+def test_resume_is_bit_exact(small: TrainSettings, tmp_path: Path, die: bool) -> None:
+    small = dataclasses.replace(small, eval_every=-1)
+    whole = dataclasses.replace(small, out=tmp_path / "whole")
+    pretrain(whole)
+    parts = dataclasses.replace(small, save_every=2)
+    with pytest.raises(ConnectionAbortedError if die else KeyboardInterrupt):
+        pretrain(parts, [StopAt(5, die=die)])
+    pretrain(parts)
+    assert_same_weights(whole.out, parts.out)
+    assert losses(parts.out) == losses(whole.out)
+
+
+@pytest.mark.slow
+def test_resume_with_everything(small: TrainSettings, tmp_path: Path) -> None:
+    """Every feature, documents, rows that grow longer, worker processes, two batches a step."""
+    small = dataclasses.replace(small, architecture=EVERYTHING, data=ALL_DATA, eval_every=4, num_iterations=6)
+    small = dataclasses.replace(small, jax=JaxSettings(mesh="data=2,context=2"))
+    whole = dataclasses.replace(small, out=tmp_path / "whole")
+    pretrain(whole)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(small, [StopAt(3)])
+    pretrain(small)
+    assert_same_weights(whole.out, small.out)
+
+
+def test_a_profile_opens_in_xprof(small: TrainSettings) -> None:
+    pretrain(dataclasses.replace(small, profile_step=2, num_iterations=4, eval_every=-1))
+    (record,) = [r for r in read_run_log(small.out / "log.jsonl") if r["event"] == "profile"]
+    assert (record["step"], record["last_step"]) == (2, 4)
+    traces = list((small.out / record["trace"]).rglob("*.xplane.pb"))
+    assert traces
+    assert traces[0].parent.parent.name == "profile"  # where TensorBoard looks
+    # Names that we gave are in it, so that a trace can be read.
+    assert any(b"muon" in trace.read_bytes() for trace in traces)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"jax": JaxSettings(mesh="data=16")}, "asks for data 16 = 16 chips, and there are 8"),
+        ({"jax": JaxSettings(mesh="data=8")}, "divides a batch among 8 chips"),
+        ({"jax": JaxSettings(mesh="data=1,model=4")}, "2 attention heads"),
+        ({"jax": JaxSettings(mesh="data=1,context=3")}, "rows of 32 tokens"),
+        ({"device_type": "cuda"}, "not on cuda"),
+        ({"device_type": ""}, "JAX would train on cpu, and this machine has no TPU"),
+        ({"device_type": "tpu"}, "JAX would train on cpu"),
+        ({"shard": True}, "--shard is PyTorch's"),
+        ({"no_compile": True}, "--no_compile is PyTorch's"),
+        ({"kernels": KernelSettings(gradient_checkpointing=True)}, "--gradient_checkpointing is PyTorch's"),
+        ({"backend": "torch"}, "--mesh does nothing without --backend jax"),
+    ],
+    ids=str,
+)
+def test_bad_input_before_anything_is_written(
+    small: TrainSettings, change: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "tpu_chips", lambda: 0)
+    wrong = dataclasses.replace(small, total_batch_size=256, device_batch_size=2, **change)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=message):
+        pretrain(wrong)
+    assert not wrong.out.exists()
+
+
+def test_a_tpu_that_jax_does_not_take_is_an_error(
+    small: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chips are there, and the library for them is not, or another job has them: no run on the CPU."""
+    monkeypatch.setattr(world, "tpu_chips", lambda: 4)
+    with pytest.raises(UserError, match="although this machine has 4 TPU chips"):
+        pretrain(dataclasses.replace(small, device_type=""))
+
+
+def test_one_host_of_several(small: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "host0,host1")
+    with pytest.raises(UserError, match="this TPU slice has 2 hosts"):
+        pretrain(dataclasses.replace(small, device_type=""))
+    monkeypatch.delenv("TPU_WORKER_HOSTNAMES")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    with pytest.raises(UserError, match="JAX_NUM_PROCESSES but not all of"):
+        pretrain(dataclasses.replace(small, jax=JaxSettings(multi_host=True)))
+
+
+def test_heads_of_the_model_are_checked_in_full(small: TrainSettings) -> None:
+    wrong = dataclasses.replace(
+        small, architecture=ArchitectureSettings(engram="off"), jax=JaxSettings(mesh="data=2,model=2")
+    )
+    assert pretrain(dataclasses.replace(wrong, num_iterations=1, eval_every=-1)).step == 1

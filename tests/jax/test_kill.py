@@ -1,0 +1,120 @@
+"""Runs with JAX in processes of their own: killed in the middle of steps and of saves, and on two hosts."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cpplm.core.runlog import read_run_log
+from cpplm.train.checkpoint import open_run
+
+STEPS = 40
+# `cpplm train`, with saves that take a second: long enough to be killed in the middle of one.
+SLOW_SAVES = """
+import time
+import cpplm.train.saving as saving
+write = saving._write
+def slow(*arguments):
+    time.sleep(0.2)
+    return write(*arguments)
+saving._write = slow
+from cpplm.cli.main import main
+main()
+"""
+
+
+def start(
+    corpus: Path, tokenizer: Path, out: Path, *more: str, chips: int = 8, **environment: str
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOW_SAVES, "train", "--backend", "jax", "--device_type", "cpu",
+         "--data_dir", str(corpus), "--tokenizer", str(tokenizer), "--out", str(out),
+         "--depth", "2", "--aspect_ratio", "32", "--head_dim", "16", "--max_seq_len", "64",
+         "--engram", "memory", "--engram_table_size", "200", "--device_batch_size", "1",
+         "--total_batch_size", "512", "--num_iterations", str(STEPS), "--eval_every", "-1",
+         "--sample_every", "-1", "--save_every", "4", "--save_minutes", "-1", *more],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={chips}", **environment},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    _, said = process.communicate(timeout=1200)
+    assert process.returncode == 0, said
+
+
+def steps(out: Path) -> list[tuple[int, float]]:
+    return [(r["step"], r["loss"]) for r in read_run_log(out / "log.jsonl") if r["event"] == "step"]
+
+
+def is_saving(out: Path) -> bool:
+    """Whether a folder has weights and no manifest yet."""
+    return any(
+        not (file.parent / "manifest.json").exists() for file in out.glob("checkpoints/step_*/*.safetensors")
+    )
+
+
+def kill_when(process: subprocess.Popen[str], condition: object) -> None:
+    assert callable(condition)
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=8", "data=2,fsdp=2,model=2"])
+def test_killed_runs_have_the_losses_of_one_left_alone(
+    corpus: Path, tokenizer_path: Path, tmp_path: Path, mesh: str
+) -> None:
+    flags = ("--mesh", mesh) if mesh == "data=8" else ("--mesh", mesh, "--device_batch_size", "2")
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    finish(start(corpus, tokenizer_path, alone, *flags))
+    kill_when(start(corpus, tokenizer_path, killed, *flags), lambda: is_saving(killed))
+    reached = len(steps(killed))
+    kill_when(start(corpus, tokenizer_path, killed, *flags), lambda: len(steps(killed)) > reached + 5)
+    kill_when(start(corpus, tokenizer_path, killed, *flags), lambda: is_saving(killed))
+    finish(start(corpus, tokenizer_path, killed, *flags))
+    assert len(steps(alone)) == STEPS
+    assert dict(steps(killed)) == dict(steps(alone))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        theirs = open_run(alone).tensors(name)
+        for key, tensor in open_run(killed).tensors(name).items():
+            assert torch.equal(tensor, theirs[key]), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=8", "data=1,context=8", "data=2,fsdp=4"])
+def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path, mesh: str) -> None:
+    """Rows divided between hosts, and read by both of them."""
+    rows = "8" if "context" in mesh else "1"
+    flags = ("--mesh", mesh, "--device_batch_size", rows, "--num_iterations", "6")
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    finish(start(corpus, tokenizer_path, alone, *flags))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    hosts = [
+        start(corpus, tokenizer_path, together, *flags, "--multi_host", chips=4,
+              JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(number))
+        for number in range(2)
+    ]  # fmt: skip
+    for host in hosts:
+        finish(host)
+    ours, theirs = dict(steps(together)), dict(steps(alone))
+    assert list(ours) == list(theirs) == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4)
+    weights = open_run(alone).tensors("model.safetensors")
+    for key, tensor in open_run(together).tensors("model.safetensors").items():
+        assert torch.allclose(tensor, weights[key], rtol=0, atol=1e-2 * float(weights[key].abs().max())), key

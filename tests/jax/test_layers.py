@@ -1,0 +1,111 @@
+"""Single layers against PyTorch's: norms of small numbers, rotary positions, scalars, streams, hashes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from cpplm.core.errors import UserError
+from cpplm.jax.engram import addresses
+from cpplm.jax.hyper_connections import sinkhorn
+from cpplm.jax.layers import before, norm, rotary_angles, rotate, scaled
+from cpplm.jax.multi_token import shifted_targets
+from cpplm.jax.settings import RunSettings
+from cpplm.model import hyper_connections, layers, multi_token
+from cpplm.model.engram import EngramMemory
+from cpplm.tokenizer.special import IGNORED
+from tests.jax.twins import TWINS, torch_model
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6])
+def test_the_epsilon_of_norms_is_torchs(size: float) -> None:
+    """That of float32, also for bfloat16: at 1e-3 it still matters little, at 1e-6 it is everything."""
+    x = size * np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    expected = layers.norm(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(np.asarray(norm(jnp.asarray(x))), expected, rtol=1e-5)
+    half = torch.from_numpy(x).bfloat16()
+    ours = norm(jnp.asarray(half.float().numpy(), jnp.bfloat16)).astype(jnp.float32)
+    np.testing.assert_allclose(np.asarray(ours), layers.norm(half).float().numpy(), rtol=2**-7)
+
+
+def test_rotary_positions() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 5000, 1, 8)).astype(np.float32)
+    angles = layers.rotary_angles(torch.arange(5000, dtype=torch.float32), 8, 10_000.0)
+    expected = layers.rotate(torch.from_numpy(x).transpose(1, 2), angles).transpose(1, 2)
+    ours = rotate(jnp.asarray(x), rotary_angles(5000, 8, 10_000.0))
+    np.testing.assert_allclose(np.asarray(ours), expected.numpy(), atol=2e-3)
+    np.testing.assert_allclose(np.asarray(ours)[:, :100], expected.numpy()[:, :100], atol=2e-5)
+
+
+def test_a_scalar_is_not_rounded_before_it_multiplies() -> None:
+    """1.002 is 1.0 in bfloat16. Its gradient is a sum of products in float32, too."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((64, 64)), jnp.bfloat16) * 100
+    scale = jnp.float32(1.002)
+    assert float(jnp.bfloat16(scale)) == 1.0
+    wide = (scale * x.astype(jnp.float32)).astype(jnp.bfloat16)
+    assert (scaled(x, scale) == wide).all()
+    assert (scaled(x, scale) != x).any()
+
+    def total(scale: jax.Array) -> jax.Array:
+        return (scaled(x, scale).astype(jnp.float32) * x).sum()
+
+    exact = jnp.square(x.astype(jnp.float32)).sum()
+    assert float(jax.grad(total)(scale)) == pytest.approx(float(exact), rel=1e-4)
+
+
+def test_before() -> None:
+    x = jnp.arange(1, 7).reshape(2, 3)
+    assert before(x, 1).tolist() == [[0, 1, 2], [0, 4, 5]]
+    assert before(x, 9).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert before(x, 0) is x
+
+
+def test_sinkhorn_and_its_gradient() -> None:
+    random = np.random.default_rng(0)
+    logits, upstream = random.standard_normal((2, 3, 5, 4, 4)).astype(np.float32) * 3
+    theirs = torch.from_numpy(logits).requires_grad_()
+    matrix = hyper_connections.sinkhorn(theirs, 6)
+    matrix.backward(torch.from_numpy(upstream))
+
+    def ours(logits: jax.Array) -> jax.Array:
+        return jnp.moveaxis(sinkhorn(jnp.moveaxis(logits, (-2, -1), (0, 1)), 6), (0, 1), (-2, -1))
+
+    found, back = jax.vjp(ours, jnp.asarray(logits))
+    np.testing.assert_allclose(np.asarray(found), matrix.detach().numpy(), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(np.asarray(back(jnp.asarray(upstream))[0]), theirs.grad.numpy(), atol=1e-6)
+
+
+def test_hashes_are_those_of_64_bit_arithmetic() -> None:
+    memory = torch_model(TWINS["memory"]).blocks[2].engram
+    assert isinstance(memory, EngramMemory)
+    ids = np.random.default_rng(0).integers(100, size=(3, 40))
+    constants = {name: jnp.asarray(buffer.numpy(), jnp.uint32) for name, buffer in memory.named_buffers()}
+    expected = memory.addresses(torch.from_numpy(ids), None).numpy()
+    assert (np.asarray(addresses(constants, jnp.asarray(ids))) == expected).all()
+    assert expected.max() > 150  # beyond the first table
+
+
+def test_targets_of_further_tokens() -> None:
+    targets = np.random.default_rng(0).integers(9, size=(3, 12))
+    targets[targets == 8] = IGNORED
+    theirs = multi_token.shifted_targets(torch.from_numpy(targets), 3)
+    for ours, expected in zip(shifted_targets(jnp.asarray(targets), 3), theirs, strict=True):
+        for one, other in zip(ours, expected, strict=True):
+            assert (np.asarray(one) == other.numpy()).all()
+
+
+def test_swiglu_of_torch_is_the_papers() -> None:
+    mlp = torch_model(TWINS["swiglu"]).blocks[0].mlp
+    x = torch.randn(3, TWINS["swiglu"].model_dim)
+    gate = x @ mlp.gate.weight.T
+    expected = (gate * torch.sigmoid(gate) * (x @ mlp.up.weight.T)) @ mlp.down.weight.T
+    torch.testing.assert_close(mlp(x), expected)
+    assert mlp.up.weight.shape == mlp.gate.weight.shape == (128, 32)  # 2/3 of 4 * 32, to 64s
+
+
+def test_settings_that_cannot_be() -> None:
+    assert hash(RunSettings()) == hash(RunSettings())
+    for wrong in ({"loss_chunk": 0}, {"sparse_block": -1}):
+        with pytest.raises(UserError, match="from 1 up"):
+            RunSettings(**wrong)

@@ -1,0 +1,94 @@
+"""The JAX model against the PyTorch model: every feature alone, all together, and random configurations."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cpplm.jax.settings import RunSettings
+from cpplm.model.config import ModelConfig
+from cpplm.model.transformer import Transformer
+from tests.jax.twins import (
+    EXACT,
+    TWINS,
+    assert_twins,
+    by_jax,
+    by_torch,
+    checkpoint,
+    make_batch,
+    random_config,
+    torch_model,
+)
+
+QUICK = {"plain", "values", "memory"}
+EACH = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TWINS]
+)
+
+
+def compare(config: ModelConfig, batch: dict[str, Any], run: RunSettings = EXACT, seed: int = 0) -> None:
+    model = torch_model(config, seed)
+    assert_twins(by_jax(checkpoint(model), batch, config, run), by_torch(model, batch))
+
+
+@EACH
+def test_losses_and_gradients(name: str) -> None:
+    compare(TWINS[name], make_batch(TWINS[name], 2, 16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "sparse", "further", "all"])
+def test_documents(name: str) -> None:
+    compare(TWINS[name], make_batch(TWINS[name], 3, 18, documents=True))
+
+
+@pytest.mark.slow
+def test_indexers_warm_up_on_dense_attention() -> None:
+    batch = make_batch(TWINS["sparse"], 2, 16)
+    for dense in (False, True):
+        compare(TWINS["sparse"], {**batch, "dense_attention": np.bool_(dense)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [{"scan": False}, {"remat": "full"}, {"remat": "dots"}, {"remat": "attention"}, {"attention": "jax"}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_how_it_is_computed_changes_nothing(name: str, change: dict[str, Any]) -> None:
+    compare(TWINS[name], make_batch(TWINS[name], 2, 16), dataclasses.replace(EXACT, **change))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(16))
+def test_random_configurations(seed: int) -> None:
+    config = random_config(seed)
+    rows, length = 1 + seed % 3, 15 + seed
+    compare(config, make_batch(config, rows, length, documents=seed % 2 == 1, seed=seed), seed=seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_half_precision_is_close(name: str) -> None:
+    """To float32, as close as PyTorch's; per-layer scalars closer, for they are not rounded themselves."""
+    config, half = TWINS[name], dataclasses.replace(EXACT, compute_dtype="bfloat16")
+    model, batch = torch_model(config), make_batch(TWINS[name], 4, 32)
+    exact = by_torch(model, batch)
+    ours = by_jax(checkpoint(model), batch, config, half)
+    rounded = Transformer(config, compute_dtype=torch.bfloat16)
+    rounded.load_state_dict(model.state_dict())
+    theirs = by_torch(rounded, batch)
+    assert ours[0]["total"] == pytest.approx(exact[0]["total"], rel=5e-3)
+    assert ours[0]["total"] != exact[0]["total"]
+
+    def error(found: Any, weight: str) -> float:
+        difference = np.linalg.norm(found[1][weight] - exact[1][weight])
+        return float(difference / np.linalg.norm(exact[1][weight]))
+
+    for weight in exact[1]:
+        assert error(ours, weight) < max(0.05, 2 * error(theirs, weight)), weight
+    for weight in ("residual_scales", "embedding_scales"):
+        assert error(ours, weight) < 0.03

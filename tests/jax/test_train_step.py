@@ -1,0 +1,164 @@
+"""Whole training steps against PyTorch's, on meshes, and compiled once."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from cpplm.batches.loader import Batch
+from cpplm.jax import mesh
+from cpplm.jax.learner import JaxLearner, place
+from cpplm.model.config import ModelConfig
+from cpplm.model.transformer import Transformer
+from cpplm.train.learner import StepLosses
+from tests.jax.training import (
+    assert_close,
+    jax_learner,
+    make_batches,
+    numpy_state,
+    optimizer_of,
+    plan,
+    torch_learner,
+    train,
+)
+from tests.jax.twins import TWINS, checkpoint, torch_model
+
+QUICK = {"plain", "memory"}
+EACH = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TWINS]
+)
+MESHES = (
+    {"data": 8}, {"data": 4, "model": 2}, {"data": 2, "fsdp": 2, "model": 2}, {"fsdp": 8},
+    {"data": 2, "context": 4},
+)  # fmt: skip
+
+
+def pair(name: str) -> tuple[Transformer, dict[str, np.ndarray]]:
+    model = torch_model(TWINS[name])
+    return model, {key: array.copy() for key, array in checkpoint(model).items()}
+
+
+@EACH
+@pytest.mark.parametrize("count", [1, 2])
+def test_five_steps_are_those_of_torch(name: str, count: int) -> None:
+    model, named = pair(name)
+    batches = make_batches(TWINS[name], 5 * count, 2, 16)
+    ours = jax_learner(named, TWINS[name], batches, count=count)
+    theirs = torch_learner(model)
+    assert_close(train(ours, batches, count=count), train(theirs, batches, count=count), relative=1e-4)
+    (weights, state), (their_weights, their_state) = numpy_state(ours), numpy_state(theirs)
+    assert list(weights) == list(their_weights)
+    assert set(state) == set(their_state)
+    for key, array in their_weights.items():
+        assert weights[key].dtype == array.dtype
+    assert_near(weights, their_weights, 1e-3)
+    assert_near(state, their_state, 1e-3)
+
+
+def assert_near(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], relative: float) -> None:
+    """In norm, and less closely than losses: what is next to nothing, an element for AdamW, a singular value
+    for Muon, becomes as large as all else, and so does its rounding. One element of a thousand may."""
+    for key, array in expected.items():
+        squares = np.sort(np.square(found[key].astype(np.float64) - array), axis=None)
+        difference = np.sqrt(squares[: array.size - array.size // 1000].sum())
+        assert difference <= relative * (np.linalg.norm(array) + 1e-12), f"{key}: {difference}"
+
+
+@pytest.fixture
+def divide_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights and states, too."""
+    monkeypatch.setattr(mesh, "DIVIDED_FROM", 1)
+
+
+@pytest.mark.usefixtures("divide_all")
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_every_mesh_gives_the_losses_of_one_device(axes: dict[str, int]) -> None:
+    compare_meshes("plain", axes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("divide_all")
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.parametrize("name", ["memory", "all"])
+def test_every_mesh_with_more_features(name: str, axes: dict[str, int]) -> None:
+    compare_meshes(name, axes)
+
+
+def compare_meshes(name: str, axes: dict[str, int]) -> None:
+    config, named, batches, alone = on_one_device(name)
+    learner = jax_learner(named, config, batches, **axes)
+    assert_divided(learner, batches[0], axes)
+    assert_close(train(learner, batches), alone, relative=1e-5)
+
+
+@functools.cache
+def on_one_device(name: str) -> tuple[ModelConfig, dict[str, np.ndarray], list[Batch], list[StepLosses]]:
+    """A model, its weights, batches, and what a mesh is compared with."""
+    config = dataclasses.replace(TWINS[name], num_kv_heads=2)
+    named = {key: array.copy() for key, array in checkpoint(torch_model(config)).items()}
+    batches = make_batches(config, 5, 8, 16)
+    return config, named, batches, train(jax_learner(named, config, batches), batches)
+
+
+def assert_divided(learner: JaxLearner, batch: Batch, axes: dict[str, int]) -> None:
+    """On every axis something is divided: otherwise the comparison would show nothing."""
+    arrays = [*learner._learning.values(), *learner._state.values()]
+    arrays += place(batch, learner._feed, learner._step.mesh).tokens.values()
+    specs = [part for array in arrays for part in array.sharding.spec]
+    divided = {axis for part in specs for axis in (part if isinstance(part, tuple) else (part,))}
+    assert divided >= set(axes)
+
+
+def test_two_hundred_steps_are_compiled_once() -> None:
+    """Each with other rates, momentum and weights; XLA counts what it compiles."""
+    _, named = pair("plain")
+    batches = make_batches(TWINS["plain"], 4, 2, 16)
+    compiled: list[str] = []
+
+    def count(event: str, duration: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    learner = jax_learner(named, TWINS["plain"], batches)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        learner.compile(2, 16, count=1, documents=False)
+        assert len(compiled) == 1
+        for step in range(200):
+            changing = dataclasses.replace(
+                plan(step % 5), learning_rate=0.01 / (1 + step), momentum=0.8 + step / 2000
+            )
+            learner.step(iter(batches[step % 4 : step % 4 + 1]), 1, changing)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert len(compiled) == 1
+
+
+def test_the_products_of_muon_are_divided_among_the_chips() -> None:
+    """As XLA counts the operations of one chip; every chip else orthogonalises every matrix."""
+    config = dataclasses.replace(TWINS["plain"], num_layers=8, model_dim=128)
+    alone, together = (operations_of_an_update(config, chips) for chips in (1, 8))
+    assert together < alone / 6
+
+
+def operations_of_an_update(config: ModelConfig, chips: int) -> float:
+    sizes = {"data": chips, "fsdp": 1, "context": 1, "model": 1}
+    made = mesh.make_mesh(sizes, jax.devices("cpu"))
+    optimizer = optimizer_of(config, made)
+    whole = NamedSharding(made, PartitionSpec())
+    weights = {
+        name: jax.ShapeDtypeStruct(shape, np.float32, sharding=whole)
+        for name, shape in optimizer.shapes.items()
+    }
+    specs = optimizer.state_specs()
+    state = {
+        key: jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(made, specs[key]))
+        for key, shape in optimizer.state_shapes().items()
+    }
+    rates = {key: np.float32(1) for key in ("learning_rate", "weight_decay", "momentum")}
+    update = jax.jit(lambda *arguments: optimizer.update(*arguments, {}))
+    return float(update.lower(weights, weights, state, rates).compile().cost_analysis()["flops"])

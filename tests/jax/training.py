@@ -1,0 +1,122 @@
+"""Steps of the PyTorch learner and of the JAX one, from the same weights, over the same batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import Mesh
+
+from cpplm.batches.loader import Batch
+from cpplm.batches.state import LoaderState
+from cpplm.jax.layout import stack_numpy
+from cpplm.jax.learner import JaxLearner
+from cpplm.jax.mesh import Feed, make_mesh
+from cpplm.jax.optimizer import Optimizer
+from cpplm.jax.settings import RunSettings
+from cpplm.jax.state import stack_state
+from cpplm.jax.step import TrainStep
+from cpplm.model.config import ModelConfig
+from cpplm.model.transformer import Transformer
+from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.tokenizer.special import IGNORED
+from cpplm.train.learner import Learner, StepLosses, StepPlan
+from cpplm.train.torch_learner import TorchLearner
+from cpplm.train.world import ALONE
+
+RATES = Rates(matrix_lr=0.05, embedding_lr=0.2, unembedding_lr=0.02, scalar_lr=0.2)
+BATCH_TOKENS = 2**12
+EXACT = RunSettings(compute_dtype="float32", loss_chunk=16, sparse_block=8)
+
+
+def torch_learner(model: Transformer) -> TorchLearner:
+    optimizer = build_optimizer(model, RATES, batch_tokens=BATCH_TOKENS)
+    return TorchLearner(model, optimizer, model.training_losses, ALONE)
+
+
+def jax_learner(
+    named: dict[str, np.ndarray],
+    config: ModelConfig,
+    batches: Sequence[Batch],
+    *,
+    count: int = 1,
+    state: dict[str, np.ndarray] | None = None,
+    run: RunSettings = EXACT,
+    **axes: int,
+) -> JaxLearner:
+    """On a mesh of these axes, compiled for such batches, `count` of which make a step."""
+    sizes = {name: axes.get(name, 1) for name in ("data", "fsdp", "context", "model")}
+    mesh = make_mesh(sizes, jax.devices("cpu"))
+    optimizer = optimizer_of(config, mesh)
+    step = TrainStep(config, run, optimizer, mesh)
+    stacked = stack_state(state or {}, optimizer, config)
+    learner = JaxLearner(step, Feed.of(mesh), stack_numpy(named, config), stacked)
+    rows, length = batches[0].inputs.shape
+    learner.compile(rows, length, count=count, documents=batches[0].documents is not None)
+    return learner
+
+
+def optimizer_of(config: ModelConfig, mesh: Mesh) -> Optimizer:
+    return Optimizer.of(
+        config,
+        RATES,
+        batch_tokens=BATCH_TOKENS,
+        horizon=None,
+        product_dtype=jnp.dtype("float32"),
+        mesh=mesh,
+    )
+
+
+def make_batches(
+    config: ModelConfig, number: int, rows: int, length: int, *, whole: bool = False
+) -> list[Batch]:
+    """With some targets that do not count, unless `whole`."""
+    chance = torch.Generator().manual_seed(5)
+    batches = []
+    for _ in range(number):
+        ids = torch.randint(config.vocab_size, (rows, length + 1), generator=chance)
+        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].clone()
+        if not whole:
+            targets[0, length // 2] = targets[-1, -1] = IGNORED
+        batches.append(Batch(inputs, targets, LoaderState()))
+    return batches
+
+
+def plan(step: int) -> StepPlan:
+    """Another one at every step."""
+    return StepPlan(
+        learning_rate=1.0 - 0.1 * step,
+        weight_decay=1.0 - 0.05 * step,
+        momentum=0.85 + 0.02 * step,
+        multi_token_weight=0.3 / (1 + step),
+        dense_attention=step < 2,
+    )
+
+
+def train(learner: Learner, batches: Sequence[Batch], *, count: int = 1, first: int = 0) -> list[StepLosses]:
+    """Steps, of `count` batches each, until there are no more batches."""
+    source, losses = iter(batches), []
+    for step in range(len(batches) // count):
+        taken = (next(source) for _ in range(count))
+        losses.append(learner.step(taken, count, plan(first + step)))
+    return losses
+
+
+def numpy_state(learner: Learner) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A copy of weights and optimizer state, by the names of checkpoints."""
+    weights, state = learner.state()
+    return (
+        {k: v.numpy().copy() for k, v in weights.items()},
+        {k: v.numpy().copy() for k, v in state.items()},
+    )
+
+
+def assert_close(found: list[StepLosses], expected: list[StepLosses], *, relative: float) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(
+            dataclasses.astuple(ours), dataclasses.astuple(theirs), rtol=relative, atol=1e-7
+        )

@@ -1,0 +1,182 @@
+"""The PyTorch model and its twin on the same weights and tokens: losses and gradients, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import Mesh
+
+from cpplm.jax.layout import partition, stack, unstack
+from cpplm.jax.model import loss
+from cpplm.jax.settings import RunSettings
+from cpplm.model.config import (
+    EngramConfig,
+    HyperConnectionsConfig,
+    ModelConfig,
+    MultiTokenConfig,
+    SparseAttentionConfig,
+)
+from cpplm.model.transformer import Transformer
+from cpplm.tokenizer.special import IGNORED
+from tests.model.features import CHANGES, CONFIGS, LOCAL, random_model
+
+EXACT = RunSettings(compute_dtype="float32", loss_chunk=7, sparse_block=5)
+# Layers of which some repeat, so that they run in a loop; both kinds of n-gram memory with all the rest.
+TWINS = {
+    name: dataclasses.replace(config, window_pattern="SL", num_layers=6)
+    for name, config in {**CONFIGS, "all, local": dataclasses.replace(CONFIGS["all"], engram=LOCAL)}.items()
+}
+assert set(CHANGES) < set(TWINS)
+
+Found = tuple[dict[str, float], dict[str, np.ndarray]]
+"""Losses by name, gradients by the checkpoint's names."""
+
+
+def random_config(seed: int) -> ModelConfig:
+    """Any mixture of features, but for what float32 cannot compare.
+
+    Norms of two channels are nearly signs: PyTorch's own gradients are then 4e-4 off those of float64. Taking
+    a share of the last layer's output off itself (backout in a model of two layers) has no gradient.
+    """
+    chance = random.Random(seed)
+    layers = chance.randint(1, 9)
+    some = tuple(sorted(chance.sample(range(layers), chance.randint(1, layers))))
+    engram = chance.choice(
+        [
+            None,
+            EngramConfig(
+                layers=some, num_heads=2, head_dim=4, table_size=20, kernel_size=chance.randint(1, 4)
+            ),
+            EngramConfig(
+                kind="local", layers=some, ngram_orders=chance.choice([(2,), (2, 4)]), bottleneck_dim=5
+            ),
+        ]
+    )
+    sparse = SparseAttentionConfig(
+        start_layer=chance.randrange(layers),
+        top_k=chance.choice([4, 9, 40]),
+        local_window=chance.randint(0, 3),
+        indexer_heads=chance.randint(1, 3),
+        indexer_dim=chance.choice([2, 6]),
+    )
+    return ModelConfig(
+        vocab_size=chance.randint(65, 140),
+        num_layers=layers,
+        model_dim=chance.choice([8, 24, 40]),
+        num_heads=4,
+        num_kv_heads=chance.choice([1, 2, 4]),
+        head_dim=chance.choice([4, 8]),
+        max_seq_len=chance.choice([9, 33]),
+        window_pattern="".join(chance.choices("SL", k=chance.randint(1, 4))),
+        mlp=chance.choice(["relu2", "swiglu"]),
+        mlp_ratio=chance.randint(1, 4),
+        rope_base=chance.choice([100.0, 100_000.0]),
+        qk_scale=chance.choice([1.0, 1.2]),
+        logit_softcap=chance.choice([5.0, 15.0]),
+        value_embeddings=chance.random() < 0.5,
+        smear=chance.random() < 0.5,
+        backout=chance.random() < 0.5 and layers > 2,
+        engram=engram,
+        hyper_connections=chance.choice([None, HyperConnectionsConfig(chance.randint(2, 4), 5)]),
+        mtp=chance.choice([None, MultiTokenConfig(chance.randint(1, 2))]),
+        dsa=chance.choice([None, sparse]),
+    )
+
+
+def torch_model(config: ModelConfig, seed: int = 0) -> Transformer:
+    """Every weight matters; ids that stand for others are among them."""
+    model = random_model(config, seed)
+    generator = torch.Generator().manual_seed(seed)
+    model.set_canonical_ids(torch.randint(config.vocab_size, (config.vocab_size,), generator=generator))
+    return model
+
+
+def checkpoint(model: Transformer) -> dict[str, np.ndarray]:
+    return {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+
+
+def make_batch(
+    config: ModelConfig, rows: int, length: int, *, documents: bool = False, seed: int = 0
+) -> dict[str, Any]:
+    """Ids, targets of which some do not count, and what else the losses take, as NumPy arrays."""
+    chance = np.random.default_rng(seed)
+    ids = chance.integers(config.vocab_size, size=(rows, length + 1)).astype(np.int32)
+    targets = ids[:, 1:].copy()
+    targets[0, length // 2] = targets[-1, -2:] = IGNORED
+    batch = {"inputs": ids[:, :-1], "targets": targets}
+    if config.mtp:
+        batch["multi_token_weight"] = np.float32(0.3)
+    if documents:
+        ends = np.sort(chance.integers(1, length, size=(rows, 2)))
+        batch["documents"] = (np.arange(length)[None, :, None] >= ends[:, None]).sum(-1).astype(np.int32)
+    return batch
+
+
+def by_torch(model: Transformer, batch: dict[str, Any]) -> Found:
+    model.dense_attention = bool(batch.get("dense_attention", False))
+    ids, targets = (torch.from_numpy(batch[name]).long() for name in ("inputs", "targets"))
+    documents = torch.from_numpy(batch["documents"]).long() if "documents" in batch else None
+    model.zero_grad()
+    losses = model.training_losses(ids, targets, float(batch.get("multi_token_weight", 0.0)), documents)
+    losses.total.backward()
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        of_weight = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradients[name] = (of_weight.to_dense() if of_weight.is_sparse else of_weight).numpy()
+    return {name: part.item() for name, part in losses._asdict().items()}, gradients
+
+
+def by_jax(
+    named: dict[str, np.ndarray],
+    batch: dict[str, Any],
+    config: ModelConfig,
+    run: RunSettings = EXACT,
+    mesh: Mesh | None = None,
+) -> Found:
+    learning, constants = partition(stack(named, config))
+
+    @jax.jit
+    def run_once(learning: Any, constants: Any, batch: Any) -> Any:
+        def total(learning: Any) -> Any:
+            return loss({**learning, **constants}, batch, config, run, mesh=mesh)
+
+        return jax.value_and_grad(total, has_aux=True)(learning)
+
+    (value, parts), gradients = run_once(learning, constants, batch)
+    named_gradients = unstack({**gradients, **constants}, config)
+    losses = {"total": float(value), **{name: float(part) for name, part in parts.items()}}
+    return losses, {
+        name: np.asarray(gradient)
+        for name, gradient in named_gradients.items()
+        if jnp.issubdtype(gradient.dtype, jnp.floating)
+    }
+
+
+def assert_twins(
+    ours: Found, theirs: Found, *, losses: float = 1e-5, gradients: float = 1e-4, but: tuple[str, ...] = ()
+) -> None:
+    """Losses relative to each, gradients relative to the largest of their weight.
+
+    Args:
+        ours: what is tested.
+        theirs: what it should be.
+        losses: largest relative difference.
+        gradients: likewise.
+        but: endings of names whose gradients are not compared.
+    """
+    for name, value in theirs[0].items():
+        np.testing.assert_allclose(ours[0][name], value, rtol=losses, atol=1e-7, err_msg=name)
+    assert set(ours[1]) == set(theirs[1])
+    for name, gradient in theirs[1].items():
+        if not name.endswith(but or ("no such name",)):
+            largest = np.abs(gradient).max()
+            assert largest > 0, name
+            np.testing.assert_allclose(
+                ours[1][name], gradient, rtol=0, atol=gradients * largest, err_msg=name
+            )
