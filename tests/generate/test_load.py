@@ -1,6 +1,7 @@
 """A model that is ready to decode gives what it gave before."""
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,13 +9,15 @@ import torch
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import prepare
 from cpplm.generate.sampling import SamplingSettings
+from cpplm.model import block
 from cpplm.model.config import ModelConfig
-from cpplm.model.kernels import packed_linear
+from cpplm.model.kernels import compiled, packed_linear
 from cpplm.model.kernels.packed_linear import PackedLinear, can_pack
 from cpplm.model.layers import Linear
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.test_every_feature import EACH, engine_of
-from tests.model.features import random_ids
+from tests.model.caches import Rows
+from tests.model.features import random_ids, random_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -45,6 +48,35 @@ def test_a_prepared_model_is_the_same(
         assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "no compiler"])
+@EACH
+def test_few_tokens_are_what_all_at_once_give(
+    config: ModelConfig, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, one, two and three at a time, of one row and of two; with a compiler and without."""
+    config = dataclasses.replace(config, max_seq_len=96)
+    model = random_model(config)
+    model.compute_dtype = torch.bfloat16
+    if not kernels:
+        monkeypatch.setattr(compiled, "_library", lambda: None)
+    compiled.compiled.cache_clear()
+    used = Mock(side_effect=block.mlp)
+    monkeypatch.setattr(block, "mlp", used)
+    try:
+        prepare(model)
+        ids = random_ids(2, 40, config)
+        with torch.no_grad():
+            together = model(ids)
+            for rows, widths in ((1, [1] * 20 + [2] * 7 + [3] * 2), (2, [1] * 40)):
+                decoded = Rows(model, rows)
+                pieces = [decoded(piece) for piece in ids[:rows].split(widths, dim=1)]
+                torch.testing.assert_close(torch.cat(pieces, dim=1), together[:rows], atol=0.25, rtol=0.1)
+    finally:
+        compiled.compiled.cache_clear()
+    plain = sum(each.connections is None and each.attention.indexer is None for each in model.blocks)
+    assert used.call_count == (plain * (29 + 40) if kernels else 0)
+
+
 @pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="needs oneDNN")
 @pytest.mark.parametrize("tokens", [1, 2, 7, 64])
 def test_packed_products(tokens: int) -> None:
@@ -62,9 +94,12 @@ def test_where_nothing_can_be_packed() -> None:
 
 
 @pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="needs bfloat16 of oneDNN")
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "no compiler"])
 @pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 96)])
-def test_one_row_in_bfloat16(shape: tuple[int, ...]) -> None:
-    """By another loop than several rows, and oneDNN is as it was before."""
+def test_one_row_in_bfloat16(shape: tuple[int, ...], kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another loop than many rows, and oneDNN is as it was before."""
+    if not kernels:
+        monkeypatch.setattr(packed_linear, "can_take", lambda x: False)
     linear = Linear(96, 200).bfloat16()
     torch.nn.init.normal_(linear.weight)
     packed = PackedLinear(linear, keep_weight=False)

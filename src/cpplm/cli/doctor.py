@@ -140,7 +140,7 @@ def _compilers() -> Iterator[Finding]:
     yield Finding("torch.compile", "on" if compiled else "off: training is slower", compiled)
     if choose_device().type == "cpu":
         decodes = can_decode(choose_device(), choose_dtype("auto", choose_device()))
-        yield Finding("kernel for decoding", "on" if decodes else "off: many rows are slower", decodes)
+        yield Finding("kernel for decoding", "on" if decodes else "off: decoding is slower", decodes)
 
 
 def _sandbox() -> Iterator[Finding]:

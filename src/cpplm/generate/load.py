@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
 from torch import nn
 
 from cpplm.core.errors import UserError
@@ -12,6 +13,7 @@ from cpplm.core.hardware import Precision, choose_device, choose_dtype
 from cpplm.core.settings import short
 from cpplm.generate.engine import Engine
 from cpplm.model.attention import Attention
+from cpplm.model.block import Block
 from cpplm.model.kernels.packed_linear import pack_linear_layers
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint import Checkpoint, open_run
@@ -53,7 +55,8 @@ def prepare(model: Transformer) -> None:
 
     Matrices and tables are kept in the dtype in which they are used anyway: training keeps them in float32
     and rounds them for each pass, which token by token would take most of the time. Those of queries, keys
-    and values become one, and on a CPU all are packed.
+    and values become one, on a CPU all are packed, and in bfloat16 few tokens at a time have kernels of
+    their own.
     """
     for module in list(model.modules()):
         if isinstance(module, Attention):
@@ -62,3 +65,6 @@ def prepare(model: Transformer) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             module.to(model.compute_dtype)
     pack_linear_layers(model, kept=("lm_head",))  # whose weight the loss reads
+    for module in model.modules():
+        if isinstance(module, Block) and model.compute_dtype == torch.bfloat16:
+            module.use_kernels()

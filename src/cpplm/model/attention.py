@@ -18,7 +18,8 @@ from cpplm.model.cache_rows import Remembered
 from cpplm.model.cache_view import CacheView
 from cpplm.model.config import VALUE_GATE_INPUTS, ModelConfig
 from cpplm.model.kernels.attention import attention
-from cpplm.model.kernels.decode_attention import decode_attention
+from cpplm.model.kernels.decode_attention import Blocks, decode_attention
+from cpplm.model.kernels.few_tokens import can_take, product, turn
 from cpplm.model.kernels.sparse import Choice, sparse_attention
 from cpplm.model.layers import Angles, Linear, norm, rotary_angles, rotate
 
@@ -159,8 +160,7 @@ class Attention(nn.Module):
         cache.write(self._values, value_BGTD.transpose(1, 2))
         if index is not None:
             cache.write(self._index_keys, index[1])
-        plain = index is None and context.backend == "auto" and not torch.is_grad_enabled()
-        if plain and (blocks := cache.blocks(self._keys)) is not None:
+        if (blocks := self._in_place(context)) is not None:
             keys_SGD, values_SGD = cache.slots(self._keys), cache.slots(self._values)
             mixed_BTHD = decode_attention(
                 query_BHTD.transpose(1, 2), keys_SGD, values_SGD, blocks, window=self.window
@@ -180,6 +180,41 @@ class Attention(nn.Module):
             padding = query_BHTD.size(2) - piece.queries
             mixed.append(F.pad(of_rows, (0, 0, 0, padding)) if padding else of_rows)
         return torch.cat(mixed), None
+
+    def _in_place(self, context: Context) -> Blocks | None:
+        """Where keys are, if a kernel can read them there."""
+        plain = self.indexer is None and context.backend == "auto" and not torch.is_grad_enabled()
+        return context.cache.blocks(self._keys) if plain and context.cache is not None else None
+
+    def add_to_few(
+        self, x_BTC: Tensor, context: Context, fused_EC: Tensor, output_CE: Tensor
+    ) -> Tensor | None:
+        """`x_BTC + attention(norm(x_BTC))` by kernels for few tokens in decoding, None when there are none.
+
+        Args:
+            x_BTC: the residual stream.
+            context: with a cache.
+            fused_EC: weights of queries, keys and values, bfloat16.
+            output_CE: of the output, bfloat16.
+        """
+        cache, blocks = context.cache, self._in_place(context)
+        if cache is None or blocks is None or not can_take(x_BTC):
+            return None
+        turned = (self.num_heads + self.num_kv_heads) * self.head_dim
+        if self.value_embedding is None:
+            projected_BTE = product(x_BTC, fused_EC, normalised=True)
+            value_BTE = projected_BTE[..., turned:]
+        else:
+            normed_BTC = norm(x_BTC)
+            projected_BTE = product(normed_BTC, fused_EC)
+            value_BTE = self._with_embedding(projected_BTE[..., turned:], normed_BTC, context.ids_BT)
+        keys_SGD, values_SGD = cache.slots(self._keys), cache.slots(self._values)
+        query_BTHD = turn(
+            projected_BTE, value_BTE, self.num_heads, context.angles, self.qk_scale,
+            cache.new_slots(self._keys), keys_SGD, values_SGD,
+        )  # fmt: skip
+        mixed_BTHD = decode_attention(query_BTHD, keys_SGD, values_SGD, blocks, window=self.window)
+        return product(mixed_BTHD.flatten(-2), output_CE, residual=x_BTC)
 
     def _project(self, x_BTC: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys, turned and normalised, and values."""

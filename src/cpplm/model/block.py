@@ -12,6 +12,7 @@ from cpplm.model.cache_rows import Remembered
 from cpplm.model.config import ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection
+from cpplm.model.kernels.few_tokens import mlp
 from cpplm.model.layers import MLP, SwiGLU, norm
 
 
@@ -33,6 +34,7 @@ class Block(nn.Module):
             self.engram = (EngramMemory if config.engram.kind == "memory" else NgramBranch)(config, layer)
         self.attention = Attention(config, layer, part)
         self.mlp = (SwiGLU if config.mlp == "swiglu" else MLP)(config.model_dim, config.mlp_dim)
+        self._weights: list[Tensor] = []  # for kernels
         self.connections: nn.ModuleDict | None = None
         if config.hyper_connections is not None:
             names = ("engram", "attention", "mlp") if self.engram is not None else ("attention", "mlp")
@@ -42,6 +44,17 @@ class Block(nn.Module):
                     for index, name in enumerate(names)
                 }
             )
+
+    def use_kernels(self) -> None:
+        """Few tokens by kernels of their own from now on; with hyper-connections or SwiGLU nothing changes.
+
+        Queries, keys and values are fused already, weights are bfloat16.
+        """
+        fused = self.attention.fused
+        assert fused is not None  # noqa: S101  (see above)
+        if self.connections is None and isinstance(self.mlp, MLP):
+            linear = (fused, self.attention.output, self.mlp.up, self.mlp.down)
+            self._weights = [layer.get_parameter("weight") for layer in linear]
 
     def remembered(self) -> list[Remembered]:
         """What the layer keeps of earlier tokens while decoding."""
@@ -58,6 +71,10 @@ class Block(nn.Module):
 
         if self.engram is not None:
             x = self._add("engram", x, lambda x_BTC: self._remember(norm(x_BTC), context))
+        if self._weights:
+            fused, output, up, down = self._weights
+            if (added_BTC := self.attention.add_to_few(x, context, fused, output)) is not None:
+                return mlp(added_BTC, up, down), divergence
         x = self._add("attention", x, attend)
         return self._add("mlp", x, lambda x_BTC: self.mlp(norm(x_BTC))), divergence
 

@@ -81,9 +81,13 @@ class CacheView:
         self._new[group] = slots, self._tensor(slots.reshape(-1))
         return self._new[group]
 
+    def new_slots(self, name: str) -> Tensor:
+        """Where the new tokens' rows go, shape B * T, int64."""
+        return self._new_slots(self._group_of[name])[1]
+
     def write(self, name: str, rows_BTX: Tensor) -> None:
         """Store what is remembered of the new tokens."""
-        self.slots(name).index_copy_(0, self._new_slots(self._group_of[name])[1], rows_BTX.flatten(0, 1))
+        self.slots(name).index_copy_(0, self.new_slots(name), rows_BTX.flatten(0, 1))
 
     def recent(self, name: str, rows_BTX: Tensor, count: int) -> Tensor:
         """The new rows, stored, behind the `count` rows before them, which are zero before the start."""

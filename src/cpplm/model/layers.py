@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cpplm.model.kernels.few_tokens import can_take, normalised
+
 
 class Linear(nn.Linear):
     """A bias-free matrix product in the dtype of its input."""
@@ -23,6 +25,8 @@ class Linear(nn.Linear):
 
 def norm(x: Tensor) -> Tensor:
     """RMSNorm over the last dimension, without weights (Zhang and Sennrich 2019)."""
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and can_take(x):
+        return normalised(x)
     return F.rms_norm(x, (x.size(-1),))
 
 

@@ -180,8 +180,8 @@ class Transformer(nn.Module):
         """Normalised states BTC, and the mean divergence of the indexers."""
         config, ids_BT, cache = self.config, context.ids_BT, context.cache
         embedded = to_streams(self._smear(self._embed(ids_BT), cache), config.hyper_connections)
-        residual_scales = self.residual_scales.to(self.compute_dtype)
-        embedding_scales = self.embedding_scales.to(self.compute_dtype)
+        residual_scales = self.residual_scales.to(self.compute_dtype).unbind()
+        embedding_scales = self.embedding_scales.to(self.compute_dtype).unbind()
         divergence = torch.zeros((), device=ids_BT.device)
         x = middle = embedded
         for layer, block in enumerate(self.blocks):

@@ -1,7 +1,6 @@
 """Attention over blocks that lie anywhere: what float64 gives, whatever the shape."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 from cpplm.model.blocks import BLOCK, BlockTable
-from cpplm.model.kernels import decode_attention as kernel
 from cpplm.model.kernels.decode_attention import Blocks, can_decode, decode_attention
 from tests.model.kernels.test_attention import reference
 
@@ -112,28 +110,3 @@ def test_only_what_it_can_do() -> None:
     assert can_decode(torch.device("cpu"), torch.bfloat16)
     assert not can_decode(torch.device("cpu"), torch.float16)
     assert not can_decode(torch.device("cuda"), torch.bfloat16)
-
-
-@pytest.mark.parametrize("broken", ["no compiler", "compiler fails", "no room for it"])
-def test_there_is_no_kernel_without_a_compiler(
-    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then `can_decode` says so, and nothing half-made stays."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    if broken == "no compiler":
-        monkeypatch.setenv("PATH", str(tmp_path))
-    elif broken == "compiler fails":
-        monkeypatch.setattr(kernel, "_FLAGS", ("-no-such-flag",))
-    else:
-        (tmp_path / "cache").write_text("a file where a folder should be")
-    assert kernel._library.__wrapped__() is None
-    assert not list(tmp_path.rglob("*.so"))
-
-
-def test_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kernel._library.__wrapped__() is not None
-    (made,) = (path for path in tmp_path.rglob("*") if path.is_file())
-    before = made.stat().st_mtime_ns
-    assert kernel._library.__wrapped__() is not None
-    assert [path.stat().st_mtime_ns for path in tmp_path.rglob("*.so")] == [before]

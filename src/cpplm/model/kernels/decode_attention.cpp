@@ -1,31 +1,16 @@
 // Attention of a few new tokens per sequence over the blocks of a cache, read where they lie.
 //
-// decode_attention.py compiles this file and says what the arguments are. Keys and values are float32 or
-// bfloat16, everything else is computed in float32. Memory is read in its own order, token after token with all
+// decode_attention.py says what the arguments are. Queries, keys and values are float32 or bfloat16, everything
+// is computed in float32. Memory is read in its own order, token after token with all
 // heads, because that is what takes the time.
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
+#include "numbers.h"
+
 namespace {
-
-using Int = std::int64_t;
-
-struct Bfloat16 {
-  std::uint16_t bits;
-};
-
-inline float wide(float value) { return value; }
-
-inline float wide(Bfloat16 value) {
-  const std::uint32_t bits = std::uint32_t{value.bits} << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
 
 // e^x for x <= 0 as 2^n e^r with |r| <= ln(2) / 2: the Taylor series up to r^7 is exact to float32. The C
 // library's cannot be vectorised without giving up NaN, which has to come out here. Below -87 it is e^-87.
@@ -76,13 +61,13 @@ inline float exponentials(float* scores, Int count) {
   return sum;
 }
 
-// The call, the same for all rows; sizes as in `sizes` of decode_attention.py.
+// The call, the same for all rows; sizes as in decode_attention.py.
 template <typename Element>
 struct Call {
   const Element* keys;
   const Element* values;
-  const float* query;
-  float* output;
+  const Element* query;
+  Element* output;
   Int groups, per_group, dim, block_size, window;
   float scale;
 };
@@ -91,7 +76,7 @@ struct Call {
 // at `offset` in query and output; this does those of the groups from `begin` to `end`.
 template <Int fixed_dim, typename Element>
 void attend(const Call<Element>& call, const Int* blocks, Int first, Int position, Int offset, Int begin, Int end,
-            std::vector<float>& scores) {
+            std::vector<float>& room) {
   const Int dim = fixed_dim ? fixed_dim : call.dim, per_group = call.per_group;
   const Int heads = (end - begin) * per_group;
   const Int low = call.window < 0 ? 0 : std::max<Int>(0, position - call.window);
@@ -100,16 +85,18 @@ void attend(const Call<Element>& call, const Int* blocks, Int first, Int positio
     const Int at = low + s, block = blocks[at / call.block_size - first];
     return pool + ((block * call.block_size + at % call.block_size) * call.groups + begin) * dim;
   };
-  const float* query = call.query + offset + begin * per_group * dim;
-  float* output = call.output + offset + begin * per_group * dim;
-  scores.resize(heads * count);
+  // Behind one another: scores, queries, and the sums of values.
+  room.assign(heads * (count + 2 * dim), 0);
+  float *scores = room.data(), *query = scores + heads * count, *mixed = query + heads * dim;
+  offset += begin * per_group * dim;
+  for (Int i = 0; i < heads * dim; ++i) query[i] = wide(call.query[offset + i]);
   for (Int s = 0; s < count; ++s) {
     const Element* key = row(call.keys, s);
     for (Int h = 0; h < heads; ++h)
       scores[h * count + s] = call.scale * dot(query + h * dim, key + h / per_group * dim, dim);
   }
   for (Int h = 0; h < heads; ++h) {
-    float* of_head = &scores[h * count];
+    float* of_head = scores + h * count;
     const float share = 1 / exponentials(of_head, count);
 #pragma omp simd
     for (Int s = 0; s < count; ++s) of_head[s] *= share;
@@ -117,44 +104,49 @@ void attend(const Call<Element>& call, const Int* blocks, Int first, Int positio
   for (Int s = 0; s < count; ++s) {
     const Element* value = row(call.values, s);
     for (Int h = 0; h < heads; ++h)
-      add(output + h * dim, scores[h * count + s], value + h / per_group * dim, dim);
+      add(mixed + h * dim, scores[h * count + s], value + h / per_group * dim, dim);
   }
+  for (Int i = 0; i < heads * dim; ++i) call.output[offset + i] = narrow<Element>(mixed[i]);
 }
 
 template <typename Element>
-void attend_all(const void* keys, const void* values, const float* query, float* output, const Int* blocks,
-                const Int* places, const Int* sizes, float scale) {
-  const Int rows = sizes[0], tokens = sizes[1], groups = sizes[2], per_group = sizes[3], dim = sizes[4];
-  const Int block_size = sizes[5], table_width = sizes[6], window = sizes[7], threads = sizes[8];
-  const Call<Element> call{static_cast<const Element*>(keys), static_cast<const Element*>(values), query, output,
-                           groups, per_group, dim, block_size, window, scale};
+void attend_all(const Element* keys, const Element* values, const Element* query, Element* output,
+                const Int* blocks, const Int* places, Int rows, Int tokens, Int groups, Int per_group, Int dim,
+                Int block_size, Int table_width, Int window, Int threads, float scale) {
+  const Call<Element> call{keys, values, query, output, groups, per_group, dim, block_size, window, scale};
   const Int width = groups * per_group * dim;
   const auto one = dim == 64 ? attend<64, Element> : dim == 128 ? attend<128, Element> : attend<0, Element>;
   // Few rows are cut up by heads, so that all threads have something to do.
   const Int parts = threads == 1 ? 1 : std::min(groups, (4 * threads + rows - 1) / rows);
-  std::memset(output, 0, sizeof(float) * rows * tokens * width);
+  std::memset(output, 0, sizeof(Element) * rows * tokens * width);
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> scores;
+    std::vector<float> room;
 #pragma omp for schedule(dynamic)
     for (Int task = 0; task < rows * parts; ++task) {
       const Int row = task / parts, part = task % parts;
       const Int *place = places + 3 * row, start = place[0], count = place[1], first = place[2];
       for (Int t = 0; t < count; ++t)
         one(call, blocks + row * table_width, first, start + t, (row * tokens + t) * width,
-            groups * part / parts, groups * (part + 1) / parts, scores);
+            groups * part / parts, groups * (part + 1) / parts, room);
     }
   }
 }
 
 }  // namespace
 
-extern "C" void attend_float32(const void* keys, const void* values, const float* query, float* output,
-                               const Int* blocks, const Int* places, const Int* sizes, float scale) {
-  attend_all<float>(keys, values, query, output, blocks, places, sizes, scale);
+extern "C" void attend_float32(const float* keys, const float* values, const float* query, float* output,
+                               const Int* blocks, const Int* places, Int rows, Int tokens, Int groups,
+                               Int per_group, Int dim, Int block_size, Int table_width, Int window, Int threads,
+                               float scale) {
+  attend_all(keys, values, query, output, blocks, places, rows, tokens, groups, per_group, dim, block_size,
+             table_width, window, threads, scale);
 }
 
-extern "C" void attend_bfloat16(const void* keys, const void* values, const float* query, float* output,
-                                const Int* blocks, const Int* places, const Int* sizes, float scale) {
-  attend_all<Bfloat16>(keys, values, query, output, blocks, places, sizes, scale);
+extern "C" void attend_bfloat16(const Bfloat16* keys, const Bfloat16* values, const Bfloat16* query, Bfloat16* output,
+                               const Int* blocks, const Int* places, Int rows, Int tokens, Int groups,
+                               Int per_group, Int dim, Int block_size, Int table_width, Int window, Int threads,
+                               float scale) {
+  attend_all(keys, values, query, output, blocks, places, rows, tokens, groups, per_group, dim, block_size,
+             table_width, window, threads, scale);
 }

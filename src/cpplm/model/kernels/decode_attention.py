@@ -12,8 +12,7 @@ layer, kernel / torch, bfloat16, 12 heads of 64, one thread of an AMD EPYC, torc
 | 4          | 103 / 105 | 657 / 479   |
 | 8          | 194 / 132 | 1297 / 632  |
 
-`decode_attention.cpp` is compiled once per machine, in a second, and kept under ~/.cache/cpplm. Without a
-g++ that knows OpenMP there is no kernel, and attention goes through torch, sequence by sequence.
+Without the kernel (`compiled.py`) attention goes through torch, sequence by sequence.
 
 Shapes: B sequences, T new tokens, N blocks of a sequence, S slots of a pool, H query heads, G key-value
 heads, D head width.
@@ -21,27 +20,19 @@ heads, D head width.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpplm.core.hardware import processor_features
+from cpplm.model.kernels.compiled import compiled
 
 MOST_TOKENS = 3  # new ones of a sequence, see above
-_SOURCE = Path(__file__).with_suffix(".cpp")
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
+_ARGUMENTS = "pppppp" + "iiiiiiiii" + "f"
 
 
 @dataclass(frozen=True)
@@ -55,10 +46,18 @@ class Blocks:
     size: int
     """Tokens of a block."""
 
+    @functools.cached_property
+    def addresses(self) -> tuple[int, int]:
+        """Of both arrays, which are contiguous."""
+        assert self.numbers_BN.flags.c_contiguous and self.places_B3.flags.c_contiguous  # noqa: S101
+        return self.numbers_BN.ctypes.data, self.places_B3.ctypes.data
+
 
 def can_decode(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there is a kernel here for keys and values of this dtype. The first call compiles it."""
-    return device.type == "cpu" and dtype in _FUNCTIONS and _library() is not None
+    return (
+        device.type == "cpu" and dtype in _FUNCTIONS and compiled(_FUNCTIONS[dtype], _ARGUMENTS) is not None
+    )
 
 
 def decode_attention(
@@ -67,8 +66,8 @@ def decode_attention(
     """Causal scaled dot-product attention of each sequence's new tokens over all of its tokens.
 
     Args:
-        query_BTHD: of the new tokens, padded on the right; G divides H.
-        keys_SGD: the pool, contiguous, the new tokens' keys in it; float32 or bfloat16.
+        query_BTHD: of the new tokens, padded on the right; G divides H; float32 or bfloat16.
+        keys_SGD: the pool, contiguous, the new tokens' keys in it; dtype of the query.
         values_SGD: likewise.
         blocks: which slots are whose.
         window: earlier tokens visible besides the token itself; None for all.
@@ -76,45 +75,18 @@ def decode_attention(
     Returns:
         The mixed values, shape BTHD, dtype of the query; zero where the query is padding. Sums are float32.
     """
-    library = _library()
-    assert library is not None  # noqa: S101  (`can_decode` was asked)
+    dtype = query_BTHD.dtype
+    attend = compiled(_FUNCTIONS[dtype], _ARGUMENTS)
+    assert attend is not None  # noqa: S101  (`can_decode` was asked)
     assert keys_SGD.is_contiguous() and values_SGD.is_contiguous()  # noqa: S101
-    query = query_BTHD.float().contiguous()
+    assert keys_SGD.dtype == values_SGD.dtype == dtype  # noqa: S101
+    query = query_BTHD.contiguous()
     output = torch.empty_like(query)
     rows, tokens, heads, dim = query.shape
-    groups, threads = keys_SGD.size(1), torch.get_num_threads()
-    reach = -1 if window is None else window
-    sizes = np.array(
-        [rows, tokens, groups, heads // groups, dim, blocks.size, blocks.numbers_BN.shape[1], reach, threads]
-    )
-    getattr(library, _FUNCTIONS[keys_SGD.dtype])(
-        keys_SGD.data_ptr(), values_SGD.data_ptr(), query.data_ptr(), output.data_ptr(),
-        blocks.numbers_BN.ctypes.data, blocks.places_B3.ctypes.data, sizes.ctypes.data, dim**-0.5,
+    groups = keys_SGD.size(1)
+    attend(
+        keys_SGD.data_ptr(), values_SGD.data_ptr(), query.data_ptr(), output.data_ptr(), *blocks.addresses,
+        rows, tokens, groups, heads // groups, dim, blocks.size, blocks.numbers_BN.shape[1],
+        -1 if window is None else window, torch.get_num_threads(), dim**-0.5,
     )  # fmt: skip
-    return output.to(query_BTHD.dtype)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The compiled kernel, None where it cannot be made."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        return None
-    made_from = "\0".join((_SOURCE.read_text(encoding="utf-8"), compiler, *_FLAGS, processor_features()))
-    name = f"decode_attention-{hashlib.sha256(made_from.encode()).hexdigest()[:16]}.so"
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpplm"
-        if not (cache / name).exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache) as folder:  # whole or not at all
-                made = Path(folder) / name
-                command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made)]
-                subprocess.run(command, check=True, capture_output=True, timeout=120)
-                made.replace(cache / name)
-        library = ctypes.CDLL(str(cache / name))
-    except (OSError, RuntimeError, subprocess.SubprocessError):  # no home, no room, no OpenMP
-        return None
-    for function in _FUNCTIONS.values():
-        getattr(library, function).argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_float]
-        getattr(library, function).restype = None
-    return library
+    return output
