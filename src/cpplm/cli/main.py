@@ -88,7 +88,6 @@ MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 EXTRAS = {
     "fastapi": "[serve]",
     "jax": "[tpu]",
-    "optax": "[tpu]",
     "prometheus_client": "[serve]",
     "tree_sitter": "[corpus]",
     "tree_sitter_c": "[corpus]",
