@@ -100,8 +100,8 @@ def test_clients_that_do_not_wait_for_their_answer(busy: Served) -> None:
     for path, body in (
         ("/v1/completions", {**LONG, "stream": False, "n": 3}),
         ("/v1/completions", {**LONG, "stream": False, "prompt": [PROMPT] * 3}),
-        ("/v1/chat/completions", {"messages": HELLO["messages"], "max_tokens": 9000, "n": 2}),
-        ("/infill", {"input_prefix": PROMPT, "n_predict": 9000}),
+        ("/v1/chat/completions", {**HELLO, "max_tokens": 9000, "temperature": 0, "n": 2}),
+        ("/infill", {"input_prefix": PROMPT, "n_predict": 9000, "temperature": 0}),
     ):
         connection = connect(busy)
         connection.sendall(request(path, body))

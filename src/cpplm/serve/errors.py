@@ -88,7 +88,11 @@ def from_validation(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
     if not where:
         about_text = first["type"] == "value_error"
-        said = str(first["ctx"]["error"]) if about_text else "the body is not a JSON object"
+        said = (
+            str(first["ctx"]["error"])
+            if about_text
+            else "the body is not a JSON object sent as application/json"
+        )
         return ApiError(400, said, code="invalid_json")
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(where[-1], known, n=1)
