@@ -1,6 +1,10 @@
 """The chat, in a browser."""
 
-from playwright.sync_api import Page, expect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Page, Route, expect
 
 from tests.serve.page.actions import abandoned, ghost, pretend, settle, streamed, text_of, write
 from tests.serve.served import Served, wait_for
@@ -94,3 +98,78 @@ def test_a_chat_that_fails(page: Page, expected_statuses: list[int]) -> None:
     expect(page.get_by_role("alert")).to_have_text("too many requests")
     expect(page.locator("#message")).to_have_value("Hello")
     expect(page.locator(".message")).to_have_count(0)
+
+
+def test_an_alert_goes_with_the_next_request_and_with_a_new_chat(
+    page: Page, expected_statuses: list[int]
+) -> None:
+    expected_statuses.append(500)
+    error = {"error": {"message": "a step failed", "type": "x", "param": None, "code": "model_failed"}}
+    held: list[Route] = []
+
+    def answer(route: Route) -> None:
+        if route.request.post_data_json["messages"][-1]["content"] == "Fail":
+            route.fulfill(status=500, json=error)
+        else:
+            held.append(route)
+
+    def fail() -> None:
+        page.locator("#message").fill("Fail")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("a step failed")
+
+    page.route("**/v1/chat/completions", answer)
+    fail()
+    page.locator("#message").fill("Wait")
+    page.keyboard.press("Enter")
+    expect(page.locator("[name=send]")).to_have_text("Stop")
+    expect(page.locator("#alert")).to_be_empty()
+    page.keyboard.press("Escape")
+    expect(page.locator("[name=send]")).to_have_text("Send")
+    fail()
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#alert")).to_be_empty()
+
+
+def test_a_chat_outgrows_the_context(
+    visit: Callable[[Served], Page], served: Served, expected_statuses: list[int]
+) -> None:
+    """Old turns are dropped, as many as it takes; a question that alone is too long is named."""
+    expected_statuses.append(400)  # the babble of a random model is longer when it is read than guessed
+    page = visit(served)
+    context = served.http.get("/v1/models").json()["data"][0]["max_model_len"]
+    asked: list[dict[str, Any]] = []
+    page.on("request", lambda request: asked.append(request.post_data_json) if request.post_data else None)
+    settle(page, chatTemperature="0", chatMaxTokens=str(2 * context))
+    questions = [f"Question {number}?" for number in range(4)]
+    for number, question in enumerate(questions):
+        page.locator("#message").fill(question)
+        page.keyboard.press("Enter")
+        expect(page.locator(".message.model .body")).to_have_count(number + 1)
+        expect(page.locator("[name=send]")).to_have_text("Send")
+        expect(page.locator("#alert")).to_be_empty()
+        expect(page.locator(".message.model .body").last).not_to_be_empty()
+    expect(page.locator("#status")).to_contain_text("its beginning was left out")
+    sent = [message["content"] for message in asked[-1]["messages"]]
+    assert (questions[0] in sent, sent[-1], asked[-1]["max_tokens"]) == (False, questions[-1], context // 2)
+    page.locator("#message").fill("long " * 2 * context)
+    page.keyboard.press("Enter")
+    expect(page.locator("#alert")).to_contain_text("This question alone is too long: the prompt has")
+    expect(page.locator(".message")).to_have_count(2 * len(questions))
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#alert")).to_be_empty()
+
+
+def test_old_turns_are_dropped_before_the_server_refuses(page: Page) -> None:
+    """By the tokens that it counted: these are nearly all that the context has."""
+    ended = {"choices": [], "usage": {"total_tokens": 15_910}}
+    done = "data: [DONE]"
+    body = streamed("Yes.", chat=True).replace(done, f"data: {json.dumps(ended)}\n\n{done}")
+    asked = pretend(page, "/v1/chat/completions", body)
+    for number, question in enumerate(("One?", "Two?"), 1):
+        page.locator("#message").fill(question)
+        page.keyboard.press("Enter")
+        expect(page.locator(".message.model .body p")).to_have_count(number)
+        expect(page.locator("[name=send]")).to_have_text("Send")
+    assert [message["content"] for message in asked[1]["messages"]] == ["Two?"]
+    expect(page.locator("#status")).to_contain_text("its beginning was left out")

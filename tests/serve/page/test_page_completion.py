@@ -61,8 +61,10 @@ def test_a_suggestion_is_dismissed_by_escape_and_by_other_text(page: Page) -> No
     for key, written in (("Escape", ""), ("ArrowLeft", ""), ("x", "x"), ("Backspace", "")):
         page.keyboard.press("Control+Space")
         expect(ghost(page)).to_have_text("value + 1")
+        expect(page.locator("#status")).to_have_text("Suggestion: value + 1")
         page.keyboard.press(key)
         expect(ghost(page)).to_have_count(0)
+        expect(page.locator("#status")).to_be_empty()
         if key == "ArrowLeft":
             page.keyboard.press("ArrowRight")
         assert text_of(page) == BEFORE + written + AFTER
@@ -80,6 +82,7 @@ def test_what_is_typed_of_a_suggestion_is_no_longer_suggested(page: Page) -> Non
     page.keyboard.press("Control+ArrowRight")
     page.keyboard.press("Tab")
     assert text_of(page) == f"{BEFORE}value + first_part{AFTER}"
+    expect(page.locator("#status")).to_be_empty()
 
 
 def test_a_suggestion_of_several_lines_keeps_numbers_beside_their_lines(page: Page) -> None:

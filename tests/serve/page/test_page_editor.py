@@ -51,6 +51,9 @@ def test_a_program_runs(page: Page) -> None:
     page.keyboard.press("Control+Shift+Enter")
     expect(page.locator("#output p")).to_contain_text("Ended with exit code 7 after")
     expect(page.locator("#output pre")).to_have_text("<i>42</i>")
+    page.route("**/api/compile", lambda route: None)  # it takes for ever
+    page.keyboard.press("Control+Shift+Enter")
+    expect(page.locator("#output")).to_be_empty()
 
 
 def test_a_server_without_a_sandbox(

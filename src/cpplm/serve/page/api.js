@@ -62,15 +62,17 @@ export async function* events(stream) {
   }
 }
 
-// {text, reason} of each piece; `pick` finds the text in a choice.
+// {text, reason, tokens} of each piece; `pick` finds the text in a choice. `tokens`, of prompt and answer together, comes
+// with the last one if it was asked for.
 async function* pieces(path, { body, ...options }, pick) {
   const response = await send(path, { body: { ...body, stream: true }, ...options });
   try {
     for await (const event of events(response.body)) {
       const chunk = JSON.parse(event);
       if (chunk.error) throw new ApiError(chunk.error.message, chunk.error);
-      const choice = chunk.choices?.[0];
-      if (choice) yield { text: pick(choice) ?? "", reason: choice.finish_reason ?? null };
+      const choice = chunk.choices?.[0], tokens = chunk.usage?.total_tokens ?? null;
+      if (choice) yield { text: pick(choice) ?? "", reason: choice.finish_reason ?? null, tokens };
+      else if (tokens) yield { text: "", reason: null, tokens };
     }
   } catch (error) {
     if (isCancel(error) || error instanceof ApiError) throw error;

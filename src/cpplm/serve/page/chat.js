@@ -26,6 +26,18 @@ export function parts(text) {
   return found.map(({ code, lines }) => ({ code, text: lines.join("\n") })).filter((part) => part.code || part.text.trim());
 }
 
+const OUTGROWN = "The chat has outgrown the model's context: its beginning was left out.";
+
+/** About how many tokens a message takes: they are longer than three bytes, and a few stand around it. */
+const guess = (text) => Math.ceil(new TextEncoder().encode(text).length / 3) + 4;
+
+/** The last turns that fit into so many tokens. */
+export function lastTurns(turns, most) {
+  let first = turns.length;
+  while (first && turns[first - 1].tokens <= most) most -= turns[--first].tokens;
+  return turns.slice(first);
+}
+
 /** `takeCode` is called with code that is wanted in the editor. */
 export class Chat {
   #log;
@@ -34,7 +46,7 @@ export class Chat {
   #model;
   #say;
   #takeCode;
-  #messages = [];
+  #turns = []; // {messages: [question, answer], tokens}; no number of tokens is enough for those that were dropped
   #control = null;
 
   constructor({ log, form, fresh, settings, model, say, takeCode }) {
@@ -55,8 +67,9 @@ export class Chat {
     });
     fresh.addEventListener("click", () => {
       this.stop();
-      this.#messages = [];
+      this.#turns = [];
       log.replaceChildren();
+      say("");
       message.focus();
     });
   }
@@ -70,36 +83,57 @@ export class Chat {
     const field = this.#form.elements.message, content = field.value.trim();
     if (!content) return;
     const asked = { role: "user", content }, answer = { role: "assistant", content: "" };
-    const messages = this.#messages, control = new AbortController();
+    const turn = { messages: [asked, answer], tokens: 0 };
+    const turns = this.#turns, control = new AbortController();
     const shown = [this.#show("You", content), this.#show("Model", "")];
-    messages.push(asked);
     field.value = "";
     this.#control = control;
     this.#busy(true);
     try {
-      await this.#stream(answer, [...messages], shown[1], control.signal);
+      await this.#fitting(turn, turns, shown[1], control.signal);
     } catch (error) {
       if (!isCancel(error)) this.#say(error.message, true);
     }
     this.#control = null;
     this.#busy(false);
     if (answer.content) {
-      messages.push(answer);
+      turn.tokens ||= guess(content) + guess(answer.content); // it was stopped
+      turns.push(turn);
       this.#fill(shown[1], answer.content);
-    } else {
-      messages.pop(); // without an answer it was not said
+    } else { // without an answer it was not said
       for (const element of shown) element.remove();
       field.value ||= content;
     }
   }
 
-  async #stream(answer, messages, shown, signal) {
-    const { chatTemperature: temperature, chatMaxTokens: max_tokens } = this.#settings.values;
-    const body = { model: this.#model().id, messages, temperature, max_tokens };
+  // Ask with as many turns before it as leave room for the answer, which has half of the context at most.
+  async #fitting(turn, turns, shown, signal) {
+    const context = this.#model().max_model_len;
+    const max_tokens = Math.max(1, Math.min(this.#settings.values.chatMaxTokens, Math.floor(context / 2)));
+    const kept = lastTurns(turns, context - max_tokens - guess(turn.messages[0].content));
+    for (;;) {
+      try {
+        await this.#stream(turn, kept, max_tokens, shown, signal, kept.length < turns.length ? OUTGROWN : "");
+        for (const each of turns.slice(0, turns.length - kept.length)) each.tokens = Infinity;
+        return;
+      } catch (error) {
+        if (error.code !== "context_length_exceeded") throw error;
+        if (!kept.length) throw new Error(`This question alone is too long: ${error.message}.`);
+        kept.shift(); // the guess was too low
+      }
+    }
+  }
+
+  async #stream(turn, kept, max_tokens, shown, signal, note) {
+    const [question, answer] = turn.messages, messages = [...kept.flatMap((each) => each.messages), question];
+    const { chatTemperature: temperature } = this.#settings.values;
+    const body = { model: this.#model().id, messages, temperature, max_tokens, stream_options: { include_usage: true } };
     let frame = 0, cut = false;
+    this.#say(note);
     try {
-      for await (const { text, reason } of chat({ body, key: this.#settings.key, signal })) {
+      for await (const { text, reason, tokens } of chat({ body, key: this.#settings.key, signal })) {
         answer.content += text;
+        if (tokens) turn.tokens = Math.max(1, kept.reduce((left, each) => left - each.tokens, tokens));
         cut ||= reason === "length";
         frame ||= requestAnimationFrame(() => {
           frame = 0;
@@ -109,8 +143,8 @@ export class Chat {
     } finally {
       cancelAnimationFrame(frame);
     }
-    if (!answer.content.trim()) this.#say("The model has nothing to say.");
-    else this.#say(cut ? "The answer was cut off: it has as many tokens as the settings allow." : "The answer is complete.");
+    const ending = cut ? "The answer was cut off: settings or context allow no more tokens." : "The answer is complete.";
+    this.#say(`${answer.content.trim() ? ending : "The model has nothing to say."} ${note}`.trim());
   }
 
   #busy(busy) {

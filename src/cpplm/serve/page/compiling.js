@@ -31,6 +31,8 @@ export class Compiling {
     if (this.#running) return;
     this.#busy(true);
     this.#say(run ? "Compiling and running…" : "Compiling…");
+    this.#parts.summary.textContent = "";
+    this.#parts.output.replaceChildren();
     const lines = this.#editor.lines; // as they are sent: they may move while the compiler works
     try {
       const body = { source: this.#editor.value, run, stdin: run ? this.#parts.stdin.value : "" };

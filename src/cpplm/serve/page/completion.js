@@ -35,14 +35,16 @@ export class Completion {
   #settings;
   #model;
   #say;
+  #unsay;
   #onactive;
   #asked = null;
+  #told = "";
   #timer = 0;
   #most = 16000;
 
-  constructor({ editor, settings, model, say, onactive }) {
+  constructor({ editor, settings, model, say, unsay, onactive }) {
     [this.#editor, this.#settings, this.#model] = [editor, settings, model];
-    [this.#say, this.#onactive] = [say, onactive];
+    [this.#say, this.#unsay, this.#onactive] = [say, unsay, onactive];
     editor.filter = (event) => this.#key(event);
     editor.addEventListener("move", () => {
       this.#show();
@@ -72,7 +74,8 @@ export class Completion {
       if (this.#asked !== asked) return;
       asked.done = true;
       this.#show();
-      this.#say(asked.text.trim() ? `Suggestion: ${asked.text}` : "The model suggests nothing here.");
+      this.#told = asked.text.trim() ? `Suggestion: ${asked.text}` : "The model suggests nothing here.";
+      if (this.#asked === asked || !asked.text) this.#say(this.#told);
     } catch (error) {
       if (this.#asked !== asked) return;
       this.dismiss();
@@ -88,6 +91,7 @@ export class Completion {
     const asked = this.#asked;
     this.#asked = null;
     asked?.control.abort();
+    this.#unsay(this.#told);
     this.#editor.ghost("");
   }
 

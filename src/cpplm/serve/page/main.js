@@ -20,6 +20,11 @@ function say(text, wrong = false) {
   element("alert").textContent = wrong ? text : "";
 }
 
+/** Take back what was said, unless something else was said since. */
+function unsay(text) {
+  if (element("status").textContent === text) element("status").textContent = "";
+}
+
 // ---- the model ----------------------------------------------------------------------------------------------
 
 let model = { id: "", max_model_len: Infinity, fills_in: true };
@@ -72,12 +77,12 @@ editor.addEventListener("change", () => {
 window.addEventListener("pagehide", () => saving && keep("local", "source", editor.value));
 
 const completion = new Completion({
-  editor, settings, say, model: () => model,
+  editor, settings, say, unsay, model: () => model,
   onactive: (active) => {
     element("complete").textContent = active ? "Stop" : "Complete";
     element("scroller").classList.toggle("busy", active);
     if (active) say("Completing…");
-    else if (element("status").textContent === "Completing…") say("");
+    else unsay("Completing…");
   },
 });
 element("complete").addEventListener("click", () => {
