@@ -116,7 +116,7 @@ def numpy_state(learner: Learner) -> tuple[dict[str, np.ndarray], dict[str, np.n
 
 
 def assert_close(found: list[StepLosses], expected: list[StepLosses], *, relative: float) -> None:
-    """Losses; and ten times less closely the norm of the gradient, the square root of a sum of all elements."""
+    """Losses; and ten times less closely the norm of the gradient, a sum over all elements."""
     for ours, theirs in zip(found, expected, strict=True):
         *losses, norm = dataclasses.astuple(ours)
         *their_losses, their_norm = dataclasses.astuple(theirs)
