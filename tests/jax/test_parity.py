@@ -73,7 +73,7 @@ def test_random_configurations(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "all"])
 def test_half_precision_is_close(name: str) -> None:
-    """To float32, nearly as close as PyTorch's; scalars of layers closer, for they are not rounded themselves."""
+    """To float32, nearly as close as PyTorch's; scalars of layers closer: they are not rounded themselves."""
     config, half = TWINS[name], dataclasses.replace(EXACT, compute_dtype="bfloat16")
     model, batch = torch_model(config), make_batch(TWINS[name], 4, 32)
     exact = by_torch(model, batch)
