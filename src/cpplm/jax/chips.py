@@ -57,9 +57,9 @@ class Chip:
     """What Google's names count: 2 cores of each chip, as in v5p-8 with its 4 chips, or chips."""
     devices: int = 1
     """JAX devices of a chip, among which its memory and rate are divided."""
-    library_name: str = ""
+    libtpu_name: str = ""
     """What libtpu calls it."""
-    library_options: tuple[tuple[str, str], ...] = ()
+    libtpu_options: tuple[tuple[str, str], ...] = ()
     """What libtpu must be told to see a chip as one device."""
 
     @property
@@ -76,11 +76,11 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", "TPU v4", 32, 275.0, CUBIC, counted=2, library_options=MEGACORE),
+        Chip("v4", "TPU v4", 32, 275.0, CUBIC, counted=2, libtpu_options=MEGACORE),
         Chip("v5e", "TPU v5 lite", 16, 197.0, FLAT),
         Chip("v5p", "TPU v5", 95, 459.0, CUBIC, counted=2),
         Chip("v6e", "TPU v6 lite", 32, 918.0, FLAT),
-        Chip("v7x", "TPU7x", 192, 2307.0, CUBIC, devices=2, library_name="tpu7x"),
+        Chip("v7x", "TPU7x", 192, 2307.0, CUBIC, devices=2, libtpu_name="tpu7x"),
     )
 }
 KINDS = {chip.kind: chip for chip in CHIPS.values()} | {
@@ -105,12 +105,12 @@ class Slice:
     def topology(self) -> str:
         """The name by which libtpu describes it."""
         shape = "x".join(str(length) for length in self.chip.shapes[self.chips])
-        return f"{self.chip.library_name or self.chip.name}:{shape}"
+        return f"{self.chip.libtpu_name or self.chip.name}:{shape}"
 
     @property
     def options(self) -> dict[str, object]:
         """What libtpu has to be told besides."""
-        options: dict[str, object] = dict(self.chip.library_options)
+        options: dict[str, object] = dict(self.chip.libtpu_options)
         if self.chip.shapes is FLAT and self.chips in HOST:
             options["chips_per_host_bounds"] = HOST[self.chips]
         return options
