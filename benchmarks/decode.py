@@ -179,7 +179,8 @@ def _prepare(name: str, arguments: argparse.Namespace, dtype: torch.dtype) -> di
         max_seq_len=arguments.prompt + arguments.tokens,
     )  # fmt: skip
     _write, facts = build(config, tokenizer, dtype)
-    _measure(1, arguments.prompt, 3)
+    for batch in arguments.batches:
+        _measure(batch, arguments.prompt, 3)
     return facts
 
 

@@ -17,7 +17,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "decode.py"
 
 @pytest.mark.slow
 def test_decode() -> None:
-    sizes = "--depth 1 --batches 1 3 --prompt 8 --tokens 6 --threads 1 --turns 1"
+    sizes = "--depth 1 --batches 1 3 --prompt 8 --tokens 32 --threads 1 --turns 1"
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), *sizes.split()],
         capture_output=True,
@@ -26,13 +26,15 @@ def test_decode() -> None:
         check=True,
     )
     found = json.loads(done.stdout.splitlines()[-1])
-    assert all(rate["median"] > 0 for of in found["tokens_per_second"].values() for rate in of.values())
+    assert len(found["tokens_per_second"]) == 5
+    assert all(set(of) == {"1", "3"} for of in found["tokens_per_second"].values())
     assert set(found["times_as_fast"]["cpplm / exported"]) == {"1", "3"}
     for peer, close in (("exported", 0.001), ("Llama of transformers", 0.02)):
         ours, theirs = found["facts"]["cpplm"], found["facts"][peer]
         assert ours["parameters"] == pytest.approx(theirs["parameters"], rel=close)
         assert ours["weight_bytes"] == pytest.approx(theirs["weight_bytes"], rel=close)
-    assert found["share_of_bandwidth"]["cpplm"]["median"] > 0
+    assert found["copy_bytes_per_second"]["median"] > 0
+    assert set(found["share_of_bandwidth"]) == {"cpplm", "cpplm, default preset"}
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ def test_quick_start_killed_anywhere_ends_with_the_page(tmp_path: Path) -> None:
     moments = random.Random(2)
     demo = tmp_path / "demo"
     commands = [
-        shlex.split(line.replace("runs/demo", str(demo)).replace("--max_minutes 3", "--max_minutes 0.2"))[1:]
+        shlex.split(line.replace("runs/demo", str(demo)).replace("--max_minutes 3", "--num_iterations 40"))[1:]
         for line in readme_commands()
     ]
     for command in commands:
@@ -84,10 +83,8 @@ def test_quick_start_killed_anywhere_ends_with_the_page(tmp_path: Path) -> None:
     assert page.count("<figure data-chart") >= 6
 
     before = {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()}
-    begin = time.monotonic()
     for command in commands[:4]:  # all done: nothing is made anew
         assert run(command).returncode == 0
-    assert time.monotonic() - begin < 60
     assert {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()} == before
 
 
