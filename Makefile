@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPPLM := $(BIN)/cpplm
 
-.PHONY: help demo clean-demo test test-fast bench lint format clean
+.PHONY: help demo clean-demo test test-fast test-tpu bench lint format clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -47,6 +47,10 @@ test: $(VENV)/.installed  ## the whole test suite, with coverage
 
 test-fast: $(VENV)/.installed  ## the tests that take seconds
 	$(PYTEST) -m 'not slow'
+
+test-tpu: $(VENV)/.installed  ## compile training steps for TPUs that are not here; installs their compiler
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu]'
+	$(BIN)/python -m pytest -m slow tests/jax/test_ahead.py
 
 bench: $(VENV)/.installed  ## how fast the corpus is built; BENCH=DIR: on the projects in that folder
 	$(BIN)/python benchmarks/corpus.py $(BENCH)
