@@ -32,7 +32,7 @@ def test_what_it_says(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.Captu
     assert figures["architecture"] == "CpplmForCausalLM"
     assert (figures["trust_remote_code"], figures["step"], figures["format"]) == (True, 7, "hf")
     assert figures["bytes"] > 4 * figures["parameters"]
-    assert len(figures["not_native"]) == 9
+    assert len(figures["not_native"]) == 10
     for what in (
         *figures["not_native"],
         "left out: 2 heads for further tokens (MTP)",

@@ -79,6 +79,7 @@ LACKS = {
     "values": ["normalized queries and keys scaled by 1.2", "value embeddings in layers 1, 3"],
     "swiglu": ["SwiGLU"],
     "smear": ["smear"],
+    "induction": ["induction"],
     "backout": ["backout"],
     "memory": ["n-gram memory of the kind 'memory' in layers 0, 2"],
     "local": ["n-gram memory of the kind 'local' in layers 1, 3"],

@@ -55,6 +55,7 @@ def test_few_tokens_are_what_all_at_once_give(
 ) -> None:
     """In bfloat16, one, two and three at a time, of one row and of two; with a compiler and without."""
     config = dataclasses.replace(config, max_seq_len=96)
+    close = 0.25 if config.dsa is None else 0.5  # rounding may change what an indexer chooses
     model = random_model(config)
     model.compute_dtype = torch.bfloat16
     if not kernels:
@@ -70,7 +71,7 @@ def test_few_tokens_are_what_all_at_once_give(
             for rows, widths in ((1, [1] * 20 + [2] * 7 + [3] * 2), (2, [1] * 40)):
                 decoded = Rows(model, rows)
                 pieces = [decoded(piece) for piece in ids[:rows].split(widths, dim=1)]
-                torch.testing.assert_close(torch.cat(pieces, dim=1), together[:rows], atol=0.25, rtol=0.1)
+                torch.testing.assert_close(torch.cat(pieces, dim=1), together[:rows], atol=close, rtol=0.1)
     finally:
         compiled.compiled.cache_clear()
     plain = sum(

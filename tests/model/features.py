@@ -25,6 +25,7 @@ CHANGES = {
     "values": {"value_embeddings": True, "qk_scale": 1.2},
     "swiglu": {"mlp": "swiglu"},
     "smear": {"smear": True},
+    "induction": {"induction": True},
     "backout": {"backout": True, "residual_scales": (1.15, 1.05), "embedding_scales": (0.2, 0.05)},
     "memory": {"engram": MEMORY},
     "local": {"engram": LOCAL},

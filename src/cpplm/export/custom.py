@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from cpplm.export import native
-from cpplm.model.config import EngramConfig, ModelConfig
+from cpplm.model.config import INDUCTION_LENGTHS, EngramConfig, ModelConfig
 from cpplm.model.ngrams import hash_multipliers, table_rows
 
 ARCHITECTURE = "CpplmForCausalLM"
@@ -26,7 +26,7 @@ NAMES = {
     ".attention.value_": ".self_attn.value_",
     ".attention.indexer.": ".self_attn.indexer.",
 }
-TOP = ("residual_scales", "embedding_scales", "smear_", "backout_scale")  # of the model itself
+TOP = ("residual_scales", "embedding_scales", "smear_", "backout_scale", "induction.")  # of the model itself
 
 
 def sources() -> dict[str, bytes]:
@@ -76,6 +76,7 @@ def custom_config(config: ModelConfig) -> dict[str, Any]:
             layer for layer in range(config.num_layers) if config.has_value_embedding(layer)
         ],
         "smear": config.smear,
+        "induction_lengths": list(INDUCTION_LENGTHS) if config.induction else None,
         "backout_layer": config.backout_layer() if config.backout else None,
         "ngrams": None if config.engram is None else _ngrams(config.engram),
         "streams": streams and {"count": streams.num_streams, "iterations": streams.sinkhorn_iterations},

@@ -63,6 +63,8 @@ def lacking(config: ModelConfig, weights: Mapping[str, Tensor]) -> list[str]:
         found.append(f"value embeddings in {_named(values)}")
     if config.smear:
         found.append("smear")
+    if config.induction:
+        found.append("induction")
     if config.backout:
         found.append("backout")
     if engram is not None:

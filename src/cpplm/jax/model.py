@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from cpplm.jax.attention_layer import Context
 from cpplm.jax.block import block, lay_out
 from cpplm.jax.hyper_connections import from_streams, to_streams
+from cpplm.jax.induction import followers, told
 from cpplm.jax.layers import Params, before, linear, norm, part, rotary_angles, scaled
 from cpplm.jax.loss import cross_entropy
 from cpplm.jax.multi_token import shifted_targets
@@ -75,6 +76,11 @@ def hidden_states(params: Params, context: Context) -> tuple[jax.Array, jax.Arra
     config = context.config
     with jax.named_scope("embedding"):
         embedded_BTC = _smear(params, _embed(params, context.ids_BT, context), context)
+    if config.induction:
+        with jax.named_scope("induction"):
+            found_BT, lengths_BT = followers(context.ids_BT, context.documents_BT)
+            found_BTC = _embed(params, found_BT, context)
+            embedded_BTC = embedded_BTC + told(part(params, "induction."), found_BTC, lengths_BT)
     x, middle, divergence = trunk(params, to_streams(embedded_BTC, config.hyper_connections), context)
     if config.backout:
         x = x - scaled(middle, params["backout_scale"])

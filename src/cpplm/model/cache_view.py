@@ -66,6 +66,11 @@ class CacheView:
         self._pieces: dict[int, list[Piece]] = {}
         self._blocks: dict[int, Blocks] = {}
 
+    @property
+    def most_before(self) -> int:
+        """Tokens before the new ones, of the longest sequence."""
+        return max(self._starts)
+
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
@@ -92,6 +97,8 @@ class CacheView:
     def recent(self, name: str, rows_BTX: Tensor, count: int) -> Tensor:
         """The new rows, stored, behind the `count` rows before them, which are zero before the start."""
         self.write(name, rows_BTX)
+        if count == 0:
+            return rows_BTX
         group = self._group_of[name]
         if (group, count) not in self._before:
             self._before[group, count] = self._slots_before(group, count)

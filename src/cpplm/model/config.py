@@ -21,6 +21,7 @@ WINDOW_MULTIPLE = 128  # the tile of flash kernels; quarter windows are rounded 
 MLP_MULTIPLE = 64  # of a hidden layer whose width is not a multiple of the model's
 VALUE_GATE_INPUTS = 12  # channels of the residual stream that gate value embeddings, as in nanochat
 SMEAR_GATE_INPUTS = 24  # channels that gate the token before, likewise
+INDUCTION_LENGTHS = (1, 2, 4, 8)  # of matches that are told apart: each the double of the one before
 
 
 def _at_least(settings: object, least: int, *names: str) -> None:
@@ -180,6 +181,8 @@ class ModelConfig:
     """Each token's embedding takes in a gated share of the one before it."""
     backout: bool = False
     """A learned share of the middle layer's output is taken off the last one's."""
+    induction: bool = False
+    """The model is told which token followed the longest earlier match of the last ones."""
     residual_scales: tuple[float, float] = (1.0, 1.0)
     """Initial scale of the residual stream before the first and the last layer; linear between them."""
     embedding_scales: tuple[float, float] = (0.0, 0.0)
@@ -267,9 +270,10 @@ class ModelConfig:
 
     @classmethod
     def from_depth(cls, depth: int, **rest: Any) -> ModelConfig:
-        """Our default: nanochat's recipe and a memory of n-grams (LOG.md, 2026-11-21)."""
+        """Our default: nanochat's recipe, a memory of n-grams, induction (LOG.md, 2026-11-21 and 22)."""
         recipe = cls.nanochat(depth, **rest)
-        return replace(recipe, engram=EngramConfig.for_model(recipe.num_layers, recipe.model_dim))
+        memory = EngramConfig.for_model(recipe.num_layers, recipe.model_dim)
+        return replace(recipe, engram=memory, induction=True)
 
     @property
     def padded_vocab_size(self) -> int:
@@ -311,7 +315,7 @@ class ModelConfig:
         """The plain transformer block of the heads that predict further tokens."""
         return replace(
             self, num_layers=1, window_pattern="L", value_embeddings=False, smear=False, backout=False,
-            engram=None, hyper_connections=None, mtp=None, dsa=None,
+            induction=False, engram=None, hyper_connections=None, mtp=None, dsa=None,
         )  # fmt: skip
 
     def backout_layer(self) -> int:

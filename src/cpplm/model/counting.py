@@ -7,7 +7,7 @@ element are not counted.
 
 from __future__ import annotations
 
-from cpplm.model.config import SMEAR_GATE_INPUTS, VALUE_GATE_INPUTS, ModelConfig
+from cpplm.model.config import INDUCTION_LENGTHS, SMEAR_GATE_INPUTS, VALUE_GATE_INPUTS, ModelConfig
 from cpplm.model.ngrams import table_rows
 
 
@@ -20,7 +20,9 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
         "lm_head": vocabulary * width,
         "matrices": config.num_layers * _block_matrices(config),
         "scalars": 2 * config.num_layers + config.smear + config.backout,
+        "induction": config.induction * width**2,
     }
+    parts["scalars"] += config.induction * len(INDUCTION_LENGTHS)
     with_values = sum(config.has_value_embedding(layer) for layer in layers)
     parts["value_embeddings"] = with_values * vocabulary * config.num_kv_heads * config.head_dim
     parts["gates"] = with_values * min(VALUE_GATE_INPUTS, width) * config.num_kv_heads
@@ -56,7 +58,7 @@ def count_flops(config: ModelConfig, seq_len: int | None = None) -> dict[str, in
     spans += [seq_len] * depth
     per_key = 12 * config.num_heads * config.head_dim
     flops = {
-        "matrices": 6 * (parameters["matrices"] + parameters["gates"] + parameters["engram"]),
+        "matrices": 6 * sum(parameters[part] for part in ("matrices", "gates", "engram", "induction")),
         "lm_head": 6 * (1 + depth) * config.vocab_size * config.model_dim,  # padding is left out
         "multi_token": 6 * parameters["multi_token"],
         "attention": per_key * sum(spans),

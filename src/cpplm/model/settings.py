@@ -38,6 +38,8 @@ class ArchitectureSettings:
     """Each embedding takes in a share of the one before it."""
     backout: Switch = "preset"
     """A share of the middle layer's output is taken off the last one's."""
+    induction: Switch = "preset"
+    """Each embedding takes in the token that followed the longest earlier match of the last tokens."""
 
     engram: Literal["preset", "off", "memory", "local"] = "preset"
     """N-gram memory: hashed tables (memory), or a branch over the last states (local)."""
@@ -148,6 +150,8 @@ class ArchitectureSettings:
             changes["smear"] = self.smear == "on"
         if self.backout != "preset":
             changes["backout"] = self.backout == "on"
+        if self.induction != "preset":
+            changes["induction"] = self.induction == "on"
         if self.mlp != "preset":
             changes["mlp"] = self.mlp
         if self.short_window != "preset":

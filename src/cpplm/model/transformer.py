@@ -3,8 +3,8 @@
 Rotary positions, normalised queries and keys, untied embedding and output head, squared ReLU or SwiGLU,
 RMSNorm without weights (also right after the embedding), no biases, grouped-query attention, capped logits,
 sliding windows, and per layer two learned scalars: one scales the residual stream, one mixes the embedding
-back in. What else a model has, its configuration says: value embeddings, smear, backout, n-gram memory
-(`engram`), several residual streams (`hyper_connections`), heads that predict further tokens (`multi_token`),
+back in. What else a model has, its configuration says: value embeddings, smear, backout, induction, n-gram
+memory (`engram`), several residual streams (`hyper_connections`), heads that predict further tokens (`multi_token`),
 sparse attention.
 
 Shapes: B batch, T tokens, C model_dim, V vocabulary. `x` is the residual stream BTC, or streams BTNC.
@@ -29,6 +29,7 @@ from cpplm.model.cache_view import CacheView, with_recent
 from cpplm.model.config import SMEAR_GATE_INPUTS, ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection, from_streams, to_streams
+from cpplm.model.induction import Induction
 from cpplm.model.kernels.loss import linear_cross_entropy
 from cpplm.model.layers import Linear, norm, rotary_angles
 from cpplm.model.multi_token import MultiTokenHead, shifted_targets
@@ -85,6 +86,7 @@ class Transformer(nn.Module):
             self.smear_scale = nn.Parameter(torch.empty(()))
         if config.backout:
             self.backout_scale = nn.Parameter(torch.empty(()))
+        self.induction = Induction(config) if config.induction else None
         self.multi_token = nn.ModuleList(
             MultiTokenHead(config, head) for head in range(config.mtp.depth if config.mtp else 0)
         )
@@ -117,7 +119,7 @@ class Transformer(nn.Module):
         if config.backout:
             self.backout_scale.fill_(BACKOUT_INIT)
         for module in self.modules():
-            if isinstance(module, EngramMemory | NgramBranch | HyperConnection):
+            if isinstance(module, EngramMemory | NgramBranch | HyperConnection | Induction):
                 module.init_constants()
 
     def set_canonical_ids(self, canonical_V: Tensor) -> None:
@@ -134,6 +136,8 @@ class Transformer(nn.Module):
             rows += part.remembered()
         if self.config.smear:
             rows.append(Remembered("smear", (self.config.model_dim,), 1))
+        if self.induction is not None:
+            rows.append(self.induction.remembered())
         return rows
 
     @property
@@ -179,7 +183,11 @@ class Transformer(nn.Module):
     def _states(self, context: Context) -> tuple[Tensor, Tensor]:
         """Normalised states BTC, and the mean divergence of the indexers."""
         config, ids_BT, cache = self.config, context.ids_BT, context.cache
-        embedded = to_streams(self._smear(self._embed(ids_BT), cache), config.hyper_connections)
+        embedded_BTC = self._smear(self._embed(ids_BT), cache)
+        if self.induction is not None:
+            found_BT, lengths_BT = self.induction.find(ids_BT, cache, context.documents_BS)
+            embedded_BTC = embedded_BTC + self.induction(self._embed(found_BT), lengths_BT)
+        embedded = to_streams(embedded_BTC, config.hyper_connections)
         residual_scales = self.residual_scales.to(self.compute_dtype).unbind()
         embedding_scales = self.embedding_scales.to(self.compute_dtype).unbind()
         divergence = torch.zeros((), device=ids_BT.device)

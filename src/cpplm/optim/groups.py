@@ -73,6 +73,7 @@ ROLES: tuple[tuple[str, str, float], ...] = (
     ("*.connections.*", "scalar", 0.05),
     ("*.engram.taps", "scalar", 0.1),
     ("smear_*", "scalar", 0.4),
+    ("induction.scales", "scalar", 0.1),
     ("backout_scale", "scalar", 0.4),
 )
 MATRIX = ("", "matrix", 1.0)

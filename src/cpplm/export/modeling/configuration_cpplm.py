@@ -29,6 +29,7 @@ class CpplmConfig(PretrainedConfig):
         final_logit_softcapping: logits pass through cap * tanh(logits / cap).
         value_embedding_layers: layers that add a gated embedding of the token to their values.
         smear: whether an embedding takes in a gated share of the one before it.
+        induction_lengths: of matches after which the token that followed is told; None for none.
         backout_layer: the layer a share of whose output is taken off the last one's; None for none.
         ngrams: memory of n-grams: "kind", "layers", "orders", and of the kind "memory" "heads",
             "head_dim", "taps", "table_rows" and "multipliers" per layer, of "local" "bottleneck_dim".
@@ -61,6 +62,7 @@ class CpplmConfig(PretrainedConfig):
         final_logit_softcapping: float = 15.0,
         value_embedding_layers: list[int] | None = None,
         smear: bool = False,
+        induction_lengths: list[int] | None = None,
         backout_layer: int | None = None,
         ngrams: dict[str, Any] | None = None,
         streams: dict[str, int] | None = None,
@@ -87,6 +89,7 @@ class CpplmConfig(PretrainedConfig):
         self.final_logit_softcapping = final_logit_softcapping
         self.value_embedding_layers = value_embedding_layers or []
         self.smear = smear
+        self.induction_lengths = induction_lengths
         self.backout_layer = backout_layer
         self.ngrams = ngrams
         self.streams = streams
@@ -110,6 +113,8 @@ class CpplmConfig(PretrainedConfig):
     def kept_rows(self) -> dict[str, int | None]:
         """What is kept of earlier tokens beside keys and values: how many rows of each, None for all."""
         rows: dict[str, int | None] = {"smear": 1} if self.smear else {}
+        if self.induction_lengths:
+            rows["induction ids"] = None
         for layer in range(self.num_hidden_layers):
             if self.ngrams is not None and layer in self.ngrams["layers"]:
                 longest = max(self.ngrams["orders"])

@@ -174,6 +174,38 @@ class NgramMemory(nn.Module):
         return total
 
 
+class Induction(nn.Module):
+    """Tells each token what followed the longest earlier match of the last tokens (arXiv 2401.12973)."""
+
+    def __init__(self, config: CpplmConfig) -> None:
+        super().__init__()
+        self.lengths: list[int] = config.induction_lengths or []
+        self.mix = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.scales = nn.Parameter(torch.ones(len(self.lengths)))
+
+    def find(self, ids_BT: Tensor, past: Past) -> tuple[Tensor, Tensor]:
+        """The token that followed the match, and which of the lengths matched, from 1; 0 for none. Both BT."""
+        # 0 stands before the start, and for padding
+        ids_BS = past.recent("induction ids", ids_BT.unsqueeze(-1) + 1, past.first).squeeze(-1)
+        places_S = torch.arange(ids_BS.size(1), device=ids_BS.device)
+        matched_BTS = places_S[past.first :, None] > places_S
+        found_BT = lengths_BT = torch.zeros_like(ids_BT)
+        for back in range(max(self.lengths)):
+            earlier_BS = F.pad(ids_BS, (back, 0), value=-1)[:, : ids_BS.size(1)]
+            matched_BTS = matched_BTS & (earlier_BS[:, past.first :, None] == earlier_BS[:, None])
+            if back + 1 in self.lengths:
+                latest_BT = (matched_BTS * (places_S + 1)).amax(-1)
+                followed_BT = ids_BS.gather(1, latest_BT)
+                found_BT = torch.where(latest_BT > 0, followed_BT, found_BT)
+                number = self.lengths.index(back + 1) + 1
+                lengths_BT = torch.where(latest_BT > 0, number, lengths_BT)
+        return (found_BT - 1).clamp(min=0), lengths_BT
+
+    def forward(self, told_BTC: Tensor, lengths_BT: Tensor) -> Tensor:
+        """What the embeddings take in, shape BTC, of the embeddings of what followed."""
+        return F.pad(self.scales, (1, 0))[lengths_BT].unsqueeze(-1) * self.mix(told_BTC)
+
+
 class NgramBranch(nn.Module):
     """Weighted sums of the last n states, for each order n, in a bottleneck."""
 

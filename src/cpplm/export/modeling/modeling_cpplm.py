@@ -6,7 +6,7 @@ It computes what cpplm's own inference does: rotary positions, normalized querie
 SwiGLU, RMSNorm without weights (also right after the embedding), no biases, capped logits, and per layer two
 learned scalars, one of which scales the residual stream while the other mixes the embedding back in. What
 else a model has, `CpplmConfig` says: sliding windows, grouped queries, embeddings among the values, smear,
-backout, memory of n-grams, several residual streams, sparse attention.
+induction, backout, memory of n-grams, several residual streams, sparse attention.
 
 Texts of different lengths are padded on the left, with an `attention_mask`. The model reads ids
 (`inputs_embeds` does not say enough) and keeps what it needs in a `DynamicCache`.
@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from .attention_cpplm import OWN_ATTENTION, Context, CpplmAttention, rotary_angles
 from .configuration_cpplm import CpplmConfig
-from .memory_cpplm import Connection, NgramBranch, NgramMemory, Past, norm, with_all_layers
+from .memory_cpplm import Connection, Induction, NgramBranch, NgramMemory, Past, norm, with_all_layers
 
 SMEAR_GATE_INPUTS = 24  # channels that gate the token before
 
@@ -101,6 +101,7 @@ class CpplmModel(CpplmPreTrainedModel):
             self.smear_scale = nn.Parameter(torch.zeros(()))
         if config.backout_layer is not None:
             self.backout_scale = nn.Parameter(torch.zeros(()))
+        self.induction = Induction(config) if config.induction_lengths else None
         self.post_init()
 
     def forward(
@@ -163,6 +164,9 @@ class CpplmModel(CpplmPreTrainedModel):
 
     def _states(self, context: Context, kwargs: dict[str, Any]) -> Tensor:
         embedded = self._smear(norm(self.embed_tokens(context.ids_BT)), context.past)
+        if self.induction is not None:
+            found_BT, lengths_BT = self.induction.find(context.ids_BT, context.past)
+            embedded = embedded + self.induction(norm(self.embed_tokens(found_BT)), lengths_BT)
         if self.config.streams is not None:
             embedded = embedded.unsqueeze(-2).expand(-1, -1, self.config.streams["count"], -1)
         x = middle = embedded

@@ -1,0 +1,62 @@
+"""What followed the last time: see `cpplm.model.induction`, whose twin this is.
+
+Shapes: B batch, T tokens, C model_dim, L lengths of matches.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from cpplm.jax.layers import Params, before, linear
+from cpplm.model.config import INDUCTION_LENGTHS
+
+
+def followers(ids_BT: jax.Array, documents_BT: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """The token that followed the longest earlier match, and which length matched, from 1; 0 for none.
+
+    Args:
+        ids_BT: rows from their start.
+        documents_BT: matches are of the document that each token names.
+    """
+    places_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
+    halves = (ids_BT, jnp.zeros_like(ids_BT) if documents_BT is None else documents_BT)
+    ranks_BT = ids_BT
+    found_BT = lengths_BT = jnp.zeros_like(ids_BT)
+    for number, run in enumerate(INDUCTION_LENGTHS, 1):
+        if run > 1:
+            # What would begin before the row is equal to nothing.
+            last_BT = jnp.where(places_BT >= run - 1, ranks_BT, -1 - places_BT)
+            halves = (last_BT, before(ranks_BT, run // 2))
+        latest_BT, ranks_BT = _latest(halves, places_BT)
+        followed_BT = jnp.take_along_axis(ids_BT, latest_BT, axis=1)
+        found_BT = jnp.where(latest_BT > 0, followed_BT, found_BT)
+        lengths_BT = jnp.where(latest_BT > 0, number, lengths_BT)
+    return found_BT, lengths_BT
+
+
+def _latest(keys: tuple[jax.Array, jax.Array], places_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The place behind the latest earlier token with the same pair of keys, 0 for none; ranks of the pairs."""
+    *sorted_keys, order_BT = jax.lax.sort((*keys, places_BT), dimension=1, is_stable=True, num_keys=2)
+    same_BT = jnp.ones(order_BT.shape, bool).at[:, 0].set(False)
+    for key_BT in sorted_keys:
+        same_BT = same_BT & (key_BT == before(key_BT, 1))
+    latest_BT = jnp.where(same_BT, before(order_BT, 1) + 1, 0)
+    # Back to the order of the tokens by another sort: TPUs scatter slowly.
+    _, latest_BT, ranks_BT = jax.lax.sort(
+        (order_BT, latest_BT, jnp.cumsum(~same_BT, axis=1)), dimension=1, num_keys=1
+    )
+    return latest_BT, ranks_BT
+
+
+def told(weights: Params, embedded_BTC: jax.Array, lengths_BT: jax.Array) -> jax.Array:
+    """What the embeddings take in, shape BTC.
+
+    Args:
+        weights: `mix.weight` and `scales`.
+        embedded_BTC: embeddings of what followed the matches.
+        lengths_BT: which length matched.
+    """
+    scales_BT = jnp.pad(weights["scales"], (1, 0)).astype(jnp.float32)[lengths_BT]
+    mixed_BTC = linear(embedded_BTC, weights["mix.weight"])
+    return (scales_BT[..., None] * mixed_BTC.astype(jnp.float32)).astype(mixed_BTC.dtype)

@@ -1,0 +1,112 @@
+"""What followed the last time: the token behind the longest earlier match of the context's end.
+
+Code repeats itself, and a transformer learns only late to look where the last tokens stood before (induction
+heads, Olsson et al. 2022, arXiv 2209.11895). Here that place is found by comparing ids, as in the n-gram heads
+of Akyürek et al. 2024 (arXiv 2401.12973, section 6), and each embedding takes in that of the token which followed
+there, through a matrix and a scale by how much matched. The matrix starts at zero, so the model starts without.
+
+Shapes: B batch, T new tokens, S tokens in reach (the new ones last), C model_dim, L lengths of matches.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cpplm.model.cache_rows import Remembered
+from cpplm.model.cache_view import CacheView
+from cpplm.model.config import INDUCTION_LENGTHS, ModelConfig
+from cpplm.model.layers import Linear
+
+_IDS = "induction ids"
+
+
+class Induction(nn.Module):
+    """Tells each token what followed an earlier match."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.mix = Linear(config.model_dim, config.model_dim)
+        self.scales = nn.Parameter(torch.empty(len(INDUCTION_LENGTHS)))
+
+    @torch.no_grad()
+    def init_constants(self) -> None:
+        """All lengths count alike."""
+        self.scales.fill_(1.0)
+
+    def remembered(self) -> Remembered:
+        """All ids, each with 1 added, since 0 stands before the start."""
+        return Remembered(_IDS, (1,), None, torch.int64)
+
+    def find(
+        self, ids_BT: Tensor, cache: CacheView | None, documents_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The token that followed the match, and which of the lengths matched, from 1; 0 for none.
+
+        Both have the shape BT; where none matched, the token is any.
+
+        Args:
+            ids_BT: the tokens.
+            cache: what was read before, in decoding.
+            documents_BT: matches are of the document that each token names; not with a cache.
+        """
+        if cache is None:
+            return followers(ids_BT, documents_BT)
+        ids_BS = cache.recent(_IDS, ids_BT.unsqueeze(-1) + 1, cache.most_before).squeeze(-1)
+        followers_BT, lengths_BT = followers_of_last(ids_BS, ids_BT.size(1))
+        return (followers_BT - 1).clamp(min=0), lengths_BT
+
+    def forward(self, told_BTC: Tensor, lengths_BT: Tensor) -> Tensor:
+        """What the embeddings take in, shape BTC, of the embeddings of what followed."""
+        scales_BT = F.pad(self.scales.to(told_BTC.dtype), (1, 0))[lengths_BT]
+        return scales_BT.unsqueeze(-1) * self.mix(told_BTC)
+
+
+def followers(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See `Induction.find`, for rows from their start: by sorting, in O(T log T).
+
+    A run of tokens has the rank of its last half and that of the half before; equal pairs are equal runs, so
+    that each doubling takes one sort (prefix doubling, Karp, Miller and Rosenberg 1972). In a stable sort the
+    latest equal run stands right in front.
+    """
+    length = ids_BT.size(1)
+    places_T = torch.arange(length, device=ids_BT.device)
+    ranks_BT = ids_BT
+    if documents_BT is not None:
+        ranks_BT = ids_BT + documents_BT * (ids_BT.max() + 1)
+    found_BT, lengths_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT)
+    for number, run in enumerate(INDUCTION_LENGTHS, 1):
+        if run > 1:
+            before_BT = F.pad(ranks_BT, (run // 2, 0))[:, :length]
+            # What would begin before the row is equal to nothing.
+            ranks_BT = torch.where(places_T >= run - 1, ranks_BT * length + before_BT, -1 - places_T)
+        sorted_BT, order_BT = ranks_BT.sort(dim=1, stable=True)
+        same_BT = F.pad(sorted_BT[:, 1:] == sorted_BT[:, :-1], (1, 0))
+        behind_BT = F.pad(order_BT[:, :-1] + 1, (1, 0))
+        latest_BT = torch.zeros_like(order_BT).scatter(1, order_BT, torch.where(same_BT, behind_BT, 0))
+        ranks_BT = torch.zeros_like(order_BT).scatter(1, order_BT, (~same_BT).cumsum(1) - 1)
+        found_BT = torch.where(latest_BT > 0, ids_BT.gather(1, latest_BT), found_BT)
+        lengths_BT = torch.where(latest_BT > 0, number, lengths_BT)
+    return found_BT, lengths_BT
+
+
+def followers_of_last(ids_BS: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """See `Induction.find`, for the last `count` tokens: by comparing each with all before it.
+
+    Rows are padded in front with ids that no token has.
+    """
+    length = ids_BS.size(1)
+    first = length - count
+    places_S = torch.arange(length, device=ids_BS.device)
+    matched_BTS = places_S[first:, None] > places_S
+    found_BT = lengths_BT = torch.zeros_like(ids_BS[:, first:])
+    for back in range(INDUCTION_LENGTHS[-1]):
+        earlier_BS = F.pad(ids_BS, (back, 0), value=-1)[:, :length]
+        matched_BTS = matched_BTS & (earlier_BS[:, first:, None] == earlier_BS[:, None])
+        if back + 1 in INDUCTION_LENGTHS:
+            latest_BT = (matched_BTS * (places_S + 1)).amax(-1)
+            found_BT = torch.where(latest_BT > 0, ids_BS.gather(1, latest_BT), found_BT)
+            number = INDUCTION_LENGTHS.index(back + 1) + 1
+            lengths_BT = torch.where(latest_BT > 0, number, lengths_BT)
+    return found_BT, lengths_BT
