@@ -67,7 +67,7 @@ def settings_of(arguments: argparse.Namespace, variant: str, seed: int, steps: i
     out = Path(arguments.work) / f"{variant.replace(' ', '_')}-{seed}"
     flags = ["--data_dir", arguments.corpus, "--tokenizer", arguments.tokenizer, "--out", str(out),
              *VARIANTS[variant], "--seed", str(seed), "--num_iterations", str(steps),
-             "--tokenizer_threads", "1", "--eval_every", "1000000", "--keep_last", "1",
+             "--tokenizer_threads", "1", "--eval_every", "1000000", "--keep_last", "1", "--fim_rate", "0",
              "--eval_tokens", str(arguments.eval_tokens)]  # fmt: skip
     return from_command_line(TrainSettings, flags, program="cpplm train", description="", recipe=RECIPE)
 

@@ -37,7 +37,7 @@ from cpplm.tokenizer.words import FileBatch, Words, count_words
 
 TRAIN_BYTES, VAL_BYTES, MAX_PROJECT_BYTES, VOCABULARY_SHARE = 20_000_000, 800_000, 60_000_000, 0.3
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
-SETTINGS = ("--total_batch_size", "4096", "--eval_every", "-1", "--save_minutes", "5")
+SETTINGS = ("--total_batch_size", "4096", "--eval_every", "-1", "--save_minutes", "5", "--fim_rate", "0")
 
 LETTER = r"[^\x00-@\[-`{-\x7f]"
 LOWER = r"[^\x00-`{-\x7f]"

@@ -129,10 +129,12 @@ def our_settings(
     on_cpu = arguments.device == "cpu"
     recipe = arguments.recipe or (RECIPE if on_cpu else None)
     depth = ["--depth", "12"] if recipe is None and "--depth" not in rest else []
-    flags = [*depth, *rest, "--data_dir", str(data.corpus(mode)), "--tokenizer", str(data.our_tokenizer),
-             "--out", str(arguments.work / "unset"), "--max_minutes", str(minutes), "--seed", str(seed),
-             "--device_type", arguments.device, "--eval_every", "-1", "--sample_every", "-1",
-             "--save_minutes", "-1", "--keep_last", "1"]  # fmt: skip
+    plain = ["--fim_rate", "0"]  # the peer does not learn to fill in either
+    flags = [*plain, *depth, *rest, "--data_dir", str(data.corpus(mode)),
+             "--tokenizer", str(data.our_tokenizer), "--out", str(arguments.work / "unset"),
+             "--max_minutes", str(minutes), "--seed", str(seed), "--device_type", arguments.device,
+             "--eval_every", "-1", "--sample_every", "-1", "--save_minutes", "-1",
+             "--keep_last", "1"]  # fmt: skip
     return from_command_line(TrainSettings, flags, program="cpplm train", description="", recipe=recipe)
 
 

@@ -219,22 +219,28 @@ def test_calls(written: str, expected: object) -> None:
     assert call_of(parse_call("query_tool", written), functions) == expected
 
 
+IMAGES = (
+    "messages[0].content: must be text or a list of at most 1000 text parts, "
+    '{"type": "text", "text": "..."}; images, audio and files are not supported'
+)
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": "hello"}, "messages", "valid list"),
-    ({"messages": [{"role": "user"}]}, "messages", "content"),
-    ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "Input should be"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "there is none"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "Input should be"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "not one to answer"),
     ({"messages": [*user("x"), {"role": "assistant", "content": "y"}]}, "messages", "not one to answer"),
     ({"messages": [*user("x"), {"role": "tool", "content": "y"}]}, "messages", "answers no call"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-     "messages", "text"),
+     "messages[0].content", IMAGES),
+    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", IMAGES),
     ({"messages": user("x" * 4000)}, "messages", "context"),
     ({"messages": user("x; " * 300)}, "messages", "the model's context is 320"),
     ({"messages": user("x"), "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
     ({"messages": user("x"), "max_tokens": 0}, "max_tokens", "1 token at least"),
     ({"messages": user("x"), "tool_choice": "required"}, "tool_choice", "is not supported"),
-    ({"messages": user("x"), "tools": [{"type": "function"}]}, "tools", "required"),
+    ({"messages": user("x"), "tool_choice": 7}, "tool_choice", "must be 'auto' or 'none'"),
+    ({"messages": user("x"), "tools": [{"type": "function"}]}, "tools[0].function", "required"),
     ({"messages": user("x"), "tools": [{"type": "function", "function": {"name": "a b"}}]},
      "tools", "pattern"),
     ({"messages": user("x"), "response_format": {"type": "json_schema"}}, "response_format", "'text'"),

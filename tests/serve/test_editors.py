@@ -80,6 +80,23 @@ def test_what_is_read_ahead_stays_read(served: Served) -> None:
     scheduler.cache.release(sequence)
 
 
+@pytest.mark.parametrize("suffix", [{}, {"input_suffix": ""}, {"input_suffix": "\n\n"}])
+def test_any_model_goes_on_at_the_end_of_a_file(engine: Engine, suffix: dict[str, str]) -> None:
+    """Also one that was not trained to fill in; the end of the prompt is spelt anew and counted as prompt."""
+    with serving(engine, fills_in=False) as other:
+        body = {"input_prefix": PREFIX, "prompt": "    ret", "n_predict": 12, "temperature": 0, **suffix}
+        found = other.post("/infill", body).json()
+        prompt = f"{PREFIX}    ret"
+        (expected,) = engine.complete(prompt, SamplingSettings(12, 0))
+        assert found["content"] == expected.text
+        tokens = len(engine.tokenizer.encode(prompt)) + 1
+        assert found["tokens_evaluated"] == found["timings"]["prompt_n"] == tokens
+        assert found["tokens_predicted"] == found["timings"]["predicted_n"] == 12
+        long = other.post("/infill", {**body, "input_prefix": PREFIX * 40}).json()
+        assert (long["truncated"], long["tokens_predicted"]) == (True, 12)
+        error_of(other.post("/infill", {**body, "input_suffix": SUFFIX}), 400, "no_fill_in")
+
+
 def test_an_older_plug_in(served: Served) -> None:
     """It asks for one token where newer ones ask for none."""
     body = {

@@ -94,6 +94,16 @@ def test_clients_that_vanish_in_the_middle_of_a_stream(busy: Served, expected: s
     assert busy.metric("cpplm_requests_abandoned_total") == before + 12
 
 
+def test_what_was_written_for_clients_that_vanished_is_counted(long_engine: Engine) -> None:
+    with serving(long_engine) as served:
+        connection = begin(served, LONG)
+        wait_for(lambda: served.driver.scheduler._rows[0].sample.written >= 20)
+        sample = served.driver.scheduler._rows[0].sample
+        vanish(connection)
+        served.settle()
+        assert served.metric("cpplm_written_tokens_total") == sample.written < LONG["max_tokens"]
+
+
 def test_clients_that_do_not_wait_for_their_answer(busy: Served) -> None:
     """Not streamed: nothing was sent to them yet."""
     gone = []

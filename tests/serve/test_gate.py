@@ -204,6 +204,24 @@ def test_malformed_bodies(served: Served, path: str, body: bytes, code: str) -> 
         assert error["code"] == code
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("application/json", b"", "the body is empty"),
+        ("application/json", b'{"prompt": "x",}', "the body is not JSON: "),
+        ("application/json", b'{"prompt": x}', "Expecting value at character 12"),
+        ("application/json", b"[1]", "the body is JSON, but not an object"),
+        ("application/json", b'{"prompt": "\xff"}', "the body is not UTF-8"),
+        ("text/plain", b'{"prompt": "x"}', "the body is not said to be JSON"),
+    ],
+)
+def test_what_is_said_of_a_body_without_fields(served: Served, kind: str, body: bytes, said: str) -> None:
+    answer = served.http.post("/v1/completions", content=body, headers={"Content-Type": kind})
+    message = error_of(answer, 400, "invalid_json")["message"]
+    assert said in message
+    assert message.endswith(": send a JSON object with the header Content-Type: application/json")
+
+
 @pytest.mark.parametrize("text", ["\ud800", "\udfff x", "a\u0000b", "\ufffe", "\U0010ffff"])
 def test_odd_characters(served: Served, text: str) -> None:
     """Half a surrogate pair is no text; anything else is."""
@@ -220,6 +238,17 @@ def test_paths_and_methods(served: Served) -> None:
     answer = served.http.get("/v1/completions")
     error_of(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models"])
+def test_only_the_head_is_asked_for(served: Served, path: str) -> None:
+    """As monitors and load balancers do; nothing but the head comes."""
+    whole, head = served.http.get(path), served.http.head(path)
+    assert head.status_code == 200
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    request = f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert talk(served.url, request.encode()).endswith(b"\r\n\r\n")
+    assert served.http.head("/v1/completions").status_code == 405
 
 
 # ---- listening --------------------------------------------------------------------------------------------

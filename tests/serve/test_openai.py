@@ -11,7 +11,7 @@ from cpplm.generate.sampling import SamplingSettings
 from cpplm.generate.scheduler import Limits
 from cpplm.generate.writing import Completion, Request
 from cpplm.tokenizer.special import BOS
-from tests.serve.served import NAME, Served, error_of, serving
+from tests.serve.served import NAME, Served, chunks, error_of, serving
 from tests.texts import cpp_document
 
 PROMPT = "int main() {\n    ret"
@@ -53,9 +53,26 @@ def test_a_completion_is_the_engines(client: openai.OpenAI, engine: Engine) -> N
     assert answer.object == "text_completion"
     assert answer.model == NAME
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(request.ids)
-    assert answer.usage.completion_tokens == sum(len(each.ids) for each in expected)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, "x", "", "struct é", "int x;\n#  "])
+def test_what_spells_the_prompts_end_anew_is_of_the_prompt(
+    served: Served, engine: Engine, prompt: str
+) -> None:
+    """Tokens are counted as the client sees them: its text, and at most `max_tokens` behind it."""
+    body = {"prompt": prompt, "max_tokens": 5, "n": 2, "seed": 5}
+    written = 2 * 5
+    before = served.metric("cpplm_prompt_tokens_total"), served.metric("cpplm_written_tokens_total")
+    streamed = chunks(
+        served.post("/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
+    )
+    after = served.metric("cpplm_prompt_tokens_total"), served.metric("cpplm_written_tokens_total")
+    usage = served.complete(**body)["usage"]
+    assert usage == streamed[-1]["usage"]
+    assert usage["prompt_tokens"] == len(engine.tokenizer.encode(prompt)) + 1  # <BOS>
+    assert usage["completion_tokens"] == written
+    assert [b - a for a, b in zip(before, after, strict=True)] == [usage["prompt_tokens"], written]
 
 
 def test_a_stream_is_the_same_in_pieces(client: openai.OpenAI) -> None:
@@ -118,6 +135,18 @@ def test_a_suffix_is_filled_in(client: openai.OpenAI, engine: Engine) -> None:
     assert answer.choices[0].text == expected.text
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(request.ids)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(served: Served, engine: Engine) -> None:
+    """Also one that would fit without its end, which is spelt anew: nothing could be written behind it."""
+    words = [f"x{number};" for number in range(400)]
+    sizes = {len(engine.tokenizer.encode(" ".join(words[:n]))) + 1: n for n in range(400)}
+    context = engine.model.config.max_seq_len
+    fits = " ".join(words[: sizes[max(size for size in sizes if size < context)]])
+    full = " ".join(words[: sizes[min(size for size in sizes if size >= context)]])
+    assert len(engine.request(full).ids) < context
+    assert served.complete(prompt=fits, seed=1)["usage"]["completion_tokens"] > 0
+    error_of(served.post("/v1/completions", {"prompt": full}), 400, "context_length_exceeded")
 
 
 def test_several_prompts(client: openai.OpenAI, engine: Engine) -> None:
@@ -249,6 +278,11 @@ def test_our_own_client_has_it_write(ours: UrlModel, engine: Engine) -> None:
 
 # ---- what is refused --------------------------------------------------------------------------------------
 
+PROMPTS = (
+    "prompt: must be text, a list of token ids (whole numbers from 0), or a list of either; "
+    "no list may be empty"
+)
+STOPS = "stop: must be text of 1 to 1000 characters, or a list of at most 128 such texts"
 REFUSED = [
     ({"max_tokens": -2}, "max_tokens", "greater than or equal to -1"),
     ({"temperature": "0.5"}, "temperature", "valid number"),
@@ -256,13 +290,15 @@ REFUSED = [
     ({"repetition_penalty": 5e-324}, "repetition_penalty", "greater than or equal to 0.01"),
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"n": True}, "n", "valid integer"),
-    ({"n": 100}, "n", "100 completions in one request, 16 are allowed"),
-    ({"prompt": 7}, "prompt", "valid"),
-    ({"prompt": []}, "prompt", "at least 1 item"),
-    ({"prompt": [1, "x"]}, "prompt", "valid"),
+    ({"n": 100}, "n", "100 completions in one request: the most is 16"),
+    ({"prompt": 7}, "prompt", PROMPTS),
+    ({"prompt": []}, "prompt", PROMPTS),
+    ({"prompt": [1, "x"]}, "prompt", PROMPTS),
     ({"prompt": [10**6]}, "prompt", "the model has no token 1000000"),
-    ({"stop": ""}, "stop", "an empty stop text"),
-    ({"stop": ["x"] * 200}, "stop", "at most 128 items"),
+    ({"stop": ""}, "stop", STOPS),
+    ({"stop": 7}, "stop", STOPS),
+    ({"stop": ["x", None]}, "stop", STOPS),
+    ({"stop": ["x"] * 200}, "stop", STOPS),
     ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
     ({"best_of": 3}, "best_of", "not supported"),
     ({"logit_bias": {"70": 5}}, "logit_bias", "is not supported: leave it out, or send {}"),
@@ -306,7 +342,6 @@ def test_a_model_that_was_not_trained_to_fill_in(engine: Engine) -> None:
     with serving(engine, fills_in=False) as other:
         answer = other.post("/v1/completions", {"prompt": "x", "suffix": "y"})
         assert "was not trained to fill in" in error_of(answer, 400, "no_fill_in")["message"]
-        assert other.post("/infill", {"input_prefix": "x"}).status_code == 400
         assert other.complete(prompt="x", suffix="", max_tokens=2)["choices"][0]["text"]
         entry = other.http.get("/v1/models").json()["data"][0]
         assert entry["fills_in"] is False

@@ -50,7 +50,7 @@ class GenerateSettings:
     draft: Literal["off", "lookup", "heads"] = "off"
     """Guess tokens ahead, to be quicker: what followed the same tokens before (lookup), or what the head of a
     model trained with --mtp says (heads). The text is the same."""
-    draft_tokens: int = 4
+    draft_tokens: int = 2
     """With --draft: tokens guessed at a time, at most."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     """How tokens are chosen."""

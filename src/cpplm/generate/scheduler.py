@@ -62,6 +62,8 @@ class Event:
     """Whether that was the request's last one."""
     logprob: TokenLogprob | None = None
     """Of the token, where that was asked for."""
+    counts: bool = True
+    """Whether the token is one of the new ones: it neither spells the prompt's end nor is <EOS>."""
 
 
 @dataclass(eq=False)
@@ -270,6 +272,7 @@ class Scheduler:
     def _push(self, row: _Row, state_C: Tensor, token: int) -> Event:
         """Tell a sample its next token, chosen from this state; it leaves when it ends."""
         job, sample, completion = row.job, row.sample, None
+        written = sample.written
         text = sample.push(token)
         self._drafter.extend(row.trail, state_C, token)
         if sample.reason is not None:
@@ -279,7 +282,8 @@ class Scheduler:
         if ended:
             self._finish(job)
         logprob = sample.logprobs[-1] if sample.logprobs else None
-        return Event(job.ticket, sample.number, text, completion, ended, logprob)
+        counts = sample.written > written
+        return Event(job.ticket, sample.number, text, completion, ended, logprob, counts)
 
     def _leave(self, row: _Row) -> None:
         """Give back what a sample took."""

@@ -117,6 +117,11 @@ class Sample:
         """Whether `restrict` changes anything."""
         return self.request.settings.repetition_penalty != 1 or not self._constraint.done
 
+    @property
+    def written(self) -> int:
+        """Tokens behind the prompt's end: what the limit on new tokens counts."""
+        return self.request.settings.max_new_tokens - self._left
+
     def push(self, token: int) -> str:
         """Take the next token; returns the text that can be shown now. Afterwards `reason` may be set."""
         if token in (BOS, EOS):

@@ -171,8 +171,6 @@ class Service:
                     elif news.number == news.event.sample == 0:
                         self.metrics.gap.observe(now() - last)
                     begun, last = True, now()
-                    if news.event.completion is not None:
-                        self.metrics.written_tokens.inc(len(news.event.completion.ids))
                     yield news
         except (Overloaded, UserError, Failed, Cut, TimeoutError) as error:
             raise explained(error, begun=begun) from error
@@ -200,8 +198,8 @@ class Service:
             offsets: characters in front of each one's text; none if not given.
         """
         trails: dict[int, TokenTrail] = {}
-        tally.prompt += sum(len(request.ids) for request in requests)
-        self.metrics.prompt_tokens.inc(sum(len(request.ids) for request in requests))
+        tally.prompt += sum(map(self.model.prompt_tokens, requests))
+        self.metrics.prompt_tokens.inc(tally.prompt)
         async with contextlib.aclosing(self.news(requests)) as source:
             async for news in source:
                 event, request = news.event, requests[news.number]
@@ -218,8 +216,7 @@ class Service:
                     if event.logprob is not None and not (done and done.reason == "end"):
                         trail.push(event.logprob)
                     tokens = trail.show(len(event.text), last=done is not None)
-                if done is not None:
-                    tally.written += len(done.ids)
+                tally.written += event.counts
                 if event.text or tokens or done:
                     ended = ENDED[done.reason] if done else None
                     yield Piece(choice, event.text, tokens, ended=ended)

@@ -10,9 +10,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 _MOST_STOPS = 128
+_LONGEST_STOP = 1000
+_MOST_PARTS = 1000
 _SEED = 2**63
 MOST_LOGPROBS = 20
 
@@ -29,6 +40,18 @@ def _only(*neutral: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _takes(forms: str) -> WrapValidator:
+    """A field of several forms: one sentence names them all, where pydantic would complain about each."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise ValueError(f"must be {forms}") from error
+
+    return WrapValidator(check)
+
+
 def _not_empty(text: str) -> str:
     if not text:
         raise ValueError("an empty stop text would end everything at once")
@@ -37,7 +60,7 @@ def _not_empty(text: str) -> str:
 
 Zero = Annotated[float | None, _only(0)]
 One = Annotated[float | None, _only(1)]
-StopText = Annotated[str, Field(max_length=1000), AfterValidator(_not_empty)]
+StopText = Annotated[str, Field(max_length=_LONGEST_STOP), AfterValidator(_not_empty)]
 
 
 class Strict(BaseModel):
@@ -142,7 +165,10 @@ class Sampled(Harmless, Body):
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="llama.cpp's name of it.")
     seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="None: another text each time.")
     random_seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="Mistral's name of it.")
-    stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None = None
+    stop: Annotated[
+        StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None,
+        _takes(f"text of 1 to {_LONGEST_STOP} characters, or a list of at most {_MOST_STOPS} such texts"),
+    ] = None
     max_tokens: int | None = Field(None, ge=-1, le=2**31, description="-1: as many as the context allows.")
     max_completion_tokens: int | None = Field(None, ge=-1, le=2**31)
     n_predict: int | None = Field(None, ge=-1, le=2**31, description="llama.cpp's name of it.")
@@ -179,9 +205,10 @@ Ids = Annotated[list[TokenId], Field(min_length=1)]
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
-    prompt: (
-        str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
-    ) = ""
+    prompt: Annotated[
+        str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)],
+        _takes("text, a list of token ids (whole numbers from 0), or a list of either; no list may be empty"),
+    ] = ""
     suffix: str | None = None
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -232,7 +259,13 @@ class Message(Loose):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=1000)] | None = None
+    content: Annotated[
+        str | Annotated[list[TextPart], Field(max_length=_MOST_PARTS)] | None,
+        _takes(
+            f'text or a list of at most {_MOST_PARTS} text parts, {{"type": "text", "text": "..."}}; '
+            "images, audio and files are not supported"
+        ),
+    ] = None
     tool_calls: Annotated[list[PastCall], Field(max_length=100)] | None = None
     tool_call_id: str | None = None
 
@@ -266,12 +299,14 @@ class ChatRequest(Sampled):
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Annotated[str | dict[str, Any] | None, _only("auto", "none")] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, _takes("'auto' or 'none'"), _only("auto", "none")] = (
+        None
+    )
     parallel_tool_calls: Any = None
     modalities: Annotated[list[str] | None, _only(["text"])] = None
     audio: Annotated[Any, _only()] = None
     functions: Annotated[list[Any] | None, _only([])] = None
-    function_call: Annotated[str | dict[str, Any] | None, _only("none")] = None
+    function_call: Annotated[str | dict[str, Any] | None, _takes("'none'"), _only("none")] = None
     web_search_options: Annotated[Any, _only()] = None
     moderation: Annotated[Any, _only()] = None
 

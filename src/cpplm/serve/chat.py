@@ -26,7 +26,7 @@ from cpplm.generate.writing import Request
 from cpplm.serve.answering import ENDED, Call, Piece, Pieces, Service, Tally, merged
 from cpplm.serve.asked import ChatRequest, FunctionTool, Message
 from cpplm.serve.documented import answers
-from cpplm.serve.errors import ApiError, too_long
+from cpplm.serve.errors import ApiError, place, too_long
 from cpplm.serve.plan import Planner, planned
 from cpplm.serve.schema import ChatCompletion
 from cpplm.serve.styles import ChatStyle
@@ -107,8 +107,8 @@ class Chat:
                     tokens = trail.show(len(event.text), last=done is not None) if asks and shows else None
                     if shows and (event.text or tokens):
                         yield Piece(number, event.text, tokens)
+                    tally.written += event.counts
                     if done is not None:
-                        tally.written += len(done.ids)
                         loop.take(done)
             since = begin
             if loop.call is not None:
@@ -150,8 +150,8 @@ def messages_of(messages: Sequence[Message], functions: Mapping[str, FunctionToo
     found: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         if message.content is None and message.role != "assistant":
-            place = f"messages.{number}.content"
-            raise ApiError(400, f"{place}: there is none", code="invalid_value", param=place)
+            param = place("messages", number, "content")
+            raise ApiError(400, f"{param}: there is none", code="invalid_value", param=param)
         role = "system" if message.role == "developer" else message.role
         if found and found[-1]["role"] == role and role in {"system", "user"}:
             found[-1]["content"] += f"\n\n{message.text}"

@@ -40,7 +40,8 @@ class Overloaded(Exception):  # noqa: N818  (an outcome, not a fault)
     """Too many wait already."""
 
     def __init__(self, waiting: int, seconds: int) -> None:
-        super().__init__(f"{waiting} requests are waiting already; try again in {seconds} s")
+        who = "1 request is" if waiting == 1 else f"{waiting} requests are"
+        super().__init__(f"{who} waiting already; try again in {seconds} s")
         self.seconds = seconds
 
 
@@ -108,6 +109,8 @@ class Driver:
         self.scheduler = engine.scheduler(limits)
         self.failures = 0
         """Steps that failed."""
+        self.written = 0
+        """Tokens written, also for clients that went away meanwhile."""
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open: set[Writing] = set()
         self._scoring_here: set[asyncio.Future[list[TokenLogprob]]] = set()
@@ -239,6 +242,7 @@ class Driver:
         if self._scorings:
             self._score(self._scorings[0])
         for event in self.scheduler.step():
+            self.written += event.counts
             writing = self._by_ticket[event.ticket]
             self._tell(writing, News(writing.tickets[event.ticket], event))
             if event.ended:

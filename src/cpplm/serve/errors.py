@@ -17,6 +17,9 @@ _KINDS: dict[int, Kind] = {401: "authentication_error", 408: "timeout_error", 42
                            504: "timeout_error"}  # fmt: skip
 
 
+_SEND = ": send a JSON object with the header Content-Type: application/json"
+
+
 class ErrorDetail(BaseModel):
     """What was wrong."""
 
@@ -79,37 +82,46 @@ def from_validation(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -
     """A body that is not of the endpoint's form.
 
     Args:
-        errors: as pydantic gives them; those of a union come one by one.
+        errors: as pydantic gives them; the first is told.
         known: the fields that the endpoint has, for a field that it has not.
     """
     first = errors[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
-    if not where:
-        about_text = first["type"] == "value_error"
-        said = (
-            str(first["ctx"]["error"])
-            if about_text
-            else "the body is not a JSON object sent as application/json"
-        )
-        return ApiError(400, said, code="invalid_json")
+    _, *where = first["loc"]  # the first says that it is in the body
+    if first["type"] == "json_invalid" or not where:
+        return ApiError(400, _no_object(first), code="invalid_json")
+    param = place(*where)
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(where[-1], known, n=1)
+        near = difflib.get_close_matches(str(where[-1]), known, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else ""
-        return ApiError(
-            400,
-            f"unknown parameter: {'.'.join(where)}{hint}",
-            code="unknown_parameter",
-            param=".".join(where),
-        )
-    alike = [each for each in errors if each["loc"][:2] == first["loc"][:2]]
-    reasons = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in alike)
-    param = ".".join(where if len(errors) == 1 else where[:1])
-    return ApiError(400, f"{param}: {'; or '.join(list(reasons)[:4])}", code="invalid_value", param=param)
+        return ApiError(400, f"unknown parameter: {param}{hint}", code="unknown_parameter", param=param)
+    said = first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {said}", code="invalid_value", param=param)
+
+
+def place(*where: str | int) -> str:
+    """Names and numbers that lead to a value, as `messages[0].content`."""
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in where).removeprefix(".")
+
+
+def _no_object(error: Mapping[str, Any]) -> str:
+    """What to say of a body that holds no fields at all."""
+    match error["type"]:
+        case "json_invalid":
+            _, at = error["loc"]
+            return f"the body is not JSON: {error['ctx']['error']} at character {at + 1}{_SEND}"
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "missing":
+            return f"the body is empty{_SEND}"
+    if isinstance(error["input"], bytes):  # nobody tried to read it
+        return f"the body is not said to be JSON{_SEND}"
+    return f"the body is JSON, but not an object{_SEND}"
 
 
 def of_status(status: int, detail: str) -> ApiError:
     """What the framework refuses by itself: an unknown path, a method that a path has not."""
+    if status == HTTPStatus.BAD_REQUEST:  # all that it cannot read but for wrong JSON
+        message = "the body is not UTF-8, is nested too deeply, or has a number of thousands of digits"
+        return ApiError(status, f"{message}{_SEND}", code="invalid_json")
     message = detail if detail != HTTPStatus(status).phrase else f"{status} {detail}"
     return ApiError(status, message, code=HTTPStatus(status).name.lower())

@@ -93,6 +93,8 @@ class Gate:
             refusal.headers["Connection"] = "close"
             await refusal.response()(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as GET; the HTTP server keeps the body back
+            scope = {**scope, "method": "GET"}
         await self._app(scope, _replayed(body, receive), send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:

@@ -134,7 +134,8 @@ def add_infill(routes: APIRouter, service: Service, planner: Planner) -> None:
     )
     async def infill(asked: InfillRequest, http: HttpRequest) -> Response:
         """Fill in at an editor's cursor."""
-        planner.check_fills_in("input_suffix")
+        if asked.input_suffix.strip():  # else there is no hole: any model goes on at the end of a file
+            planner.check_fills_in("input_suffix")
         characters = len(asked.input_prefix) + len(asked.prompt) + len(asked.input_suffix)
         characters += sum(len(extra.text) for extra in asked.input_extra)
         state = _State()
@@ -156,15 +157,19 @@ def _request(asked: InfillRequest, planner: Planner, state: _State) -> Request:
         temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, min_p=asked.min_p,
         penalty=asked.repeat_penalty, seed=None if asked.seed == -1 else asked.seed, stops=tuple(asked.stop),
     )  # fmt: skip
-    context = planner.model.context
+    context, fills_in = planner.model.context, planner.model.fills_in
     room = context - min(sampling.max_new_tokens, context // _WRITING_SHARE) - _SPECIAL
     extras = [extra.text for extra in asked.input_extra]
-    prefix, suffix = asked.input_prefix + asked.prompt, asked.input_suffix
+    prefix, suffix = asked.input_prefix + asked.prompt, asked.input_suffix if fills_in else ""
     while True:
         around = surroundings(planner, extras, prefix, suffix, room)
-        request = planner.hole(around.prefix, around.suffix, sampling, checked=False)
+        if fills_in:
+            request = planner.hole(around.prefix, around.suffix, sampling, checked=False)
+        else:
+            request = planner.model.engine.request(around.prefix, settings=sampling)
+        state.evaluated = planner.model.prompt_tokens(request)
         # Cut texts may take more tokens than they had as parts of longer ones.
-        if len(request.ids) < context or room <= 0:
+        if state.evaluated < context or room <= 0:
             state.truncated = around.truncated
             return planner.checked(request)
         room -= _CUT
@@ -224,7 +229,6 @@ async def _pieces(
     service: Service, request: Request, enough: Enough, state: _State, *, reads_only: bool
 ) -> Pieces:
     """The text up to where it is enough."""
-    state.evaluated = len(request.ids)
     service.metrics.prompt_tokens.inc(state.evaluated)
     text, shown = "", 0
     async with contextlib.aclosing(service.news([request])) as source:
@@ -234,12 +238,12 @@ async def _pieces(
                 state.stop_type = "limit"
                 yield Piece(0, ended="length")
                 return
-            state.predicted += 1
+            state.predicted += news.event.counts
             text += news.event.text
             new = enough.cut(text)[shown:]
             shown += len(new)
             if (done := news.event.completion) is not None:
-                state.predicted, state.stop_type = len(done.ids), _stop_type(done, request)
+                state.stop_type = _stop_type(done, request)
                 yield Piece(0, new, ended="stop")
             elif new:
                 yield Piece(0, new)

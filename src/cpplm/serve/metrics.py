@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from cpplm.serve.driver import Driver
 
@@ -28,7 +32,6 @@ class Metrics:
             buckets=_WAIT, registry=self.registry,
         )  # fmt: skip
         self.prompt_tokens = Counter("cpplm_prompt_tokens", "Tokens of prompts", registry=self.registry)
-        self.written_tokens = Counter("cpplm_written_tokens", "Tokens written", registry=self.registry)
         self.first_token = Histogram(
             "cpplm_first_token_seconds", "Until the first token of a request", buckets=_WAIT,
             registry=self.registry,
@@ -39,6 +42,7 @@ class Metrics:
         self.cancelled = Counter(
             "cpplm_requests_abandoned", "Requests whose clients went away", registry=self.registry
         )
+        self.registry.register(_Written(driver))
         self._look_up(driver)
 
     def _look_up(self, driver: Driver) -> None:
@@ -61,3 +65,14 @@ class Metrics:
     def text(self) -> bytes:
         """As Prometheus reads it."""
         return generate_latest(self.registry)
+
+
+class _Written(Collector):
+    """A counter that the model's thread keeps: nothing is lost that nobody waits for."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The one counter."""
+        yield CounterMetricFamily("cpplm_written_tokens", "Tokens written", value=self._driver.written)

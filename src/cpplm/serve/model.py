@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from cpplm.generate.engine import Engine
+from cpplm.generate.writing import Request
 from cpplm.serve.settings import ServeSettings
 from cpplm.train.checkpoint import Checkpoint
 
@@ -33,6 +34,10 @@ class ServedModel:
     def context(self) -> int:
         """Tokens that it can have in view, the prompt and what it writes."""
         return self.engine.model.config.max_seq_len
+
+    def prompt_tokens(self, request: Request) -> int:
+        """Tokens of a prompt as it was sent, <BOS> too: also those of its end, which is spelt anew."""
+        return len(request.ids) + len(self.engine.tokenizer.encode(request.prefix))
 
 
 def _trained_to_fill_in(checkpoint: Checkpoint) -> bool:

@@ -130,7 +130,9 @@ def _add_compile(routes: APIRouter, settings: PageSettings) -> None:
             if len(text.encode()) > most:
                 raise ApiError(413, f"{name} has more than {most:,} bytes", code="too_large", param=name)
         if not places.acquire(blocking=False):
-            message = f"{settings.compiles_at_once} programs are being compiled already; try again"
+            most = settings.compiles_at_once
+            who = "1 program is" if most == 1 else f"{most} programs are"
+            message = f"{who} being compiled already; try again"
             raise ApiError(429, message, code="busy", headers={"Retry-After": "1"})
         try:
             return _compile(request, settings.cpp_standard)

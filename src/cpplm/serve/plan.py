@@ -54,7 +54,7 @@ class Planner:
         """
         if count > self._settings.max_choices:
             raise ApiError(
-                400, f"{count} completions in one request, {self._settings.max_choices} are allowed",
+                400, f"{count} completions in one request: the most is {self._settings.max_choices}",
                 code="too_many_choices", param="n",
             )  # fmt: skip
 
@@ -192,8 +192,9 @@ class Planner:
         Raises:
             ApiError: there is no room for a single token behind the prompt.
         """
-        if len(request.ids) >= self.model.context:
-            raise too_long(len(request.ids), self.model.context, "prompt")
+        tokens = self.model.prompt_tokens(request)
+        if tokens >= self.model.context:
+            raise too_long(tokens, self.model.context, "prompt")
         return request
 
 

@@ -89,7 +89,8 @@ class Server(uvicorn.Server):
         service, gate = self._application.service, self._application.gate
         service.stopping = True
         if gate.active:
-            say(f"stopping: {gate.active} requests have {self._grace:g} s; a second signal cuts them off")
+            who = "1 request has" if gate.active == 1 else f"{gate.active} requests have"
+            say(f"stopping: {who} {self._grace:g} s; a second signal cuts off what is left")
         await self._until(lambda: not gate.active or self._signals > 1, self._grace)
         service.cut()
         await self._until(lambda: not gate.active, _LAST_WORDS)
@@ -183,11 +184,11 @@ def serve_until_stopped(
     say(f"{model.name}, context {model.context}, at {url} (page), {url}/v1 (OpenAI's API); Ctrl-C stops")
     ready()
     asyncio.run(Server(application, settings).serve([bound]))
-    metrics = application.service.metrics
+    service = application.service
     return {
         "url": url,
-        "prompt_tokens": _value(metrics.prompt_tokens),
-        "written_tokens": _value(metrics.written_tokens),
+        "prompt_tokens": _value(service.metrics.prompt_tokens),
+        "written_tokens": service.driver.written,
     }
 
 

@@ -32,6 +32,35 @@ def test_errors_are_shown_at_their_lines(page: Page) -> None:
     assert sorted(visited) == [text_of(page).index("unused"), text_of(page).index("missing")]
 
 
+def test_complaints_follow_the_text(page: Page) -> None:
+    """Their places go with their lines, and what was said of an older text is not said of this one."""
+    write(page, WRONG)
+    page.keyboard.press("Control+Enter")
+    summary, status = page.locator("#summary"), page.locator("#status")
+    expect(status).to_have_text("Not compiled: 1 error, 1 warning.")
+    error = page.locator("#problems button.error")
+    expect(error).to_contain_text("line 3:12 ")
+    page.keyboard.press("Control+Home")
+    page.keyboard.press("Enter")
+    expect(error).to_contain_text("line 4:12 ")
+    expect(summary).to_have_text("Not compiled: 1 error, 1 warning. The text has changed since.")
+    expect(status).to_have_text("")
+    page.keyboard.press("Backspace")  # the text that was compiled
+    expect(error).to_contain_text("line 3:12 ")
+    expect(summary).to_have_text("Not compiled: 1 error, 1 warning.")
+    error.click()
+    page.keyboard.type("f() + ")  # its line changes, and stays its line
+    expect(page.locator("#gutter .number").nth(2)).to_have_class("number error")
+    page.keyboard.press("Control+Home")
+    page.keyboard.press("Enter")
+    expect(error).to_contain_text("line 4:12 ")
+    page.keyboard.press("Control+A")
+    page.keyboard.press("Delete")
+    expect(error).to_contain_text("was line 3 ")
+    page.keyboard.press("F8")
+    assert cursor(page) == 0
+
+
 def test_a_mended_program_has_no_marks(page: Page) -> None:
     write(page, WRONG)
     page.get_by_role("button", name="Compile").click()

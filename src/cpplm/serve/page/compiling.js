@@ -1,4 +1,5 @@
-// The compile button: complaints at their lines and in a list, and what the program printed.
+// The compile button: complaints at their lines and in a list, and what the program printed. When the text changes
+// afterwards, complaints go with their lines, and the summary says that it is of another text.
 import { compile } from "./api.js";
 import { made } from "./dom.js";
 
@@ -16,14 +17,19 @@ export class Compiling {
   #editor;
   #settings;
   #say;
+  #unsay;
   #parts;
   #problems = [];
+  #compiled = "";
+  #summary = "";
+  #said = "";
   #current = -1;
   #running = false;
 
   /** `parts`: the elements list, summary, output, stdin, and the buttons. */
-  constructor({ editor, settings, say, parts }) {
-    [this.#editor, this.#settings, this.#say, this.#parts] = [editor, settings, say, parts];
+  constructor({ editor, settings, say, unsay, parts }) {
+    [this.#editor, this.#settings, this.#say, this.#unsay, this.#parts] = [editor, settings, say, unsay, parts];
+    editor.addEventListener("change", () => this.#follow());
   }
 
   /** Compile what is in the editor, and run it if asked to. */
@@ -31,12 +37,14 @@ export class Compiling {
     if (this.#running) return;
     this.#busy(true);
     this.#say(run ? "Compiling and running…" : "Compiling…");
-    this.#parts.summary.textContent = "";
+    this.#parts.summary.textContent = this.#summary = "";
     this.#parts.output.replaceChildren();
-    const lines = this.#editor.lines; // as they are sent: they may move while the compiler works
+    const lines = this.#editor.lines, source = this.#editor.value; // as sent: both may change while the compiler works
     try {
-      const body = { source: this.#editor.value, run, stdin: run ? this.#parts.stdin.value : "" };
+      const body = { source, run, stdin: run ? this.#parts.stdin.value : "" };
       this.#show(await compile({ body, key: this.#settings.key }), lines);
+      this.#compiled = source;
+      this.#follow();
     } catch (error) {
       this.#say(error.message, true);
     } finally {
@@ -59,23 +67,35 @@ export class Compiling {
   }
 
   #show({ ok, diagnostics, output, run }, lines) {
-    this.#problems = diagnostics.map((each) => ({ ...each, at: lines[each.line - 1] }));
+    this.#problems = diagnostics.map((each) => ({ ...each, at: lines[each.line - 1], where: made("span") }));
     this.#current = -1;
     this.#editor.mark(this.#problems.filter(({ at, severity }) => at && severity !== "note").map((each) => [each.at, each]));
     this.#parts.list.replaceChildren(...this.#problems.map((each) => this.#item(each)));
     const number = (kind) => diagnostics.filter(({ severity }) => severity === kind).length;
     const found = [count(number("error"), "error"), count(number("warning"), "warning")];
     const text = ok && !number("warning") ? "Compiled without complaints." : `${ok ? "Compiled" : "Not compiled"}: ${found.join(", ")}.`;
-    this.#parts.summary.textContent = text;
+    this.#summary = text;
     this.#parts.output.replaceChildren(...(run ? this.#printed(run) : []), ...(ok ? [] : this.#raw(output)));
-    this.#say(run ? `${text} ${ending(run)}` : text);
+    this.#said = run ? `${text} ${ending(run)}` : text;
+    this.#say(this.#said);
+  }
+
+  // Say where the complaints stand now, and whether they are of the text as it is now.
+  #follow() {
+    if (!this.#summary) return;
+    const stale = this.#editor.value !== this.#compiled;
+    this.#parts.summary.textContent = stale ? `${this.#summary} The text has changed since.` : this.#summary;
+    if (stale) this.#unsay(this.#said);
+    for (const { at, line, column, where } of this.#problems) {
+      const now = this.#editor.numberOf(at);
+      if (line) where.textContent = now ? ` line ${now}${column ? `:${column}` : ""}` : ` was line ${line}`;
+    }
   }
 
   #item(problem) {
-    const { severity, line, column, message } = problem;
-    const where = line ? `line ${line}${column ? `:${column}` : ""}` : "";
+    const { severity, message, where } = problem;
     const kind = made("b", { textContent: severity });
-    const button = made("button", { type: "button", className: severity }, kind, ` ${where} `, message);
+    const button = made("button", { type: "button", className: severity }, kind, where, " ", message);
     button.addEventListener("click", () => {
       this.#current = this.#problems.indexOf(problem);
       this.#go(problem);
@@ -83,8 +103,9 @@ export class Compiling {
     return made("li", {}, button);
   }
 
-  #go({ at, line, column }) {
-    if (line) this.#editor.jump(this.#editor.numberOf(at) || line, column ?? 1);
+  #go({ at, column }) {
+    const line = this.#editor.numberOf(at);
+    if (line) this.#editor.jump(line, column ?? 1);
   }
 
   #printed(run) {

@@ -1,5 +1,6 @@
 // A C++ editor: a transparent <textarea>, which knows all about typing, over the same text in colors. Each line is a row
-// of its own, with its number, so that an edit paints only what it changed and marks stay with their lines.
+// of its own, with its number, so that an edit paints only what it changed and marks stay with their lines. Lines that an
+// edit changes without making them more or fewer stay the lines they were.
 import { highlightLine, nodesOf } from "./cpp.js";
 import { made } from "./dom.js";
 
@@ -156,10 +157,16 @@ export class Editor extends EventTarget {
     let head = 0, tail = 0;
     while (head < most && texts[head] === old[head].text) head++;
     while (tail < most - head && texts.at(-1 - tail) === old.at(-1 - tail).text) tail++;
-    const fresh = texts.slice(head, texts.length - tail).map((text) => {
+    const gone = old.slice(head, old.length - tail);
+    const changed = texts.slice(head, texts.length - tail);
+    if (gone.length === changed.length) {
+      gone.forEach((line, place) => (line.text = changed[place]));
+      this.#paint(head, head + gone.length);
+      return;
+    }
+    const fresh = changed.map((text) => {
       return { text, row: made("div", { className: "row" }), number: made("div", { className: "number" }) };
     });
-    const gone = old.slice(head, old.length - tail);
     this.#lines = [...old.slice(0, head), ...fresh, ...old.slice(old.length - tail)];
     const rows = document.createDocumentFragment(), numbers = document.createDocumentFragment();
     for (const line of fresh) {
@@ -173,7 +180,6 @@ export class Editor extends EventTarget {
       line.row.remove();
       line.number.remove();
     }
-    if (gone.length === fresh.length) gone.forEach((line, place) => this.#setMark(fresh[place], line.mark ?? null));
     this.#paint(head, head + fresh.length);
   }
 

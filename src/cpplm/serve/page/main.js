@@ -91,7 +91,7 @@ element("complete").addEventListener("click", () => {
 });
 
 const compiling = new Compiling({
-  editor, settings, say,
+  editor, settings, say, unsay,
   parts: {
     list: element("problems"), summary: element("summary"), output: element("output"), stdin: element("stdin"),
     buttons: [element("compile"), element("run")],
