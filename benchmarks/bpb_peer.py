@@ -28,7 +28,8 @@ from measuring import progress
 from torch import Tensor, nn
 
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import Precision, choose_device, choose_dtype
+from cpplm.core.hardware import choose_device, choose_dtype
+from cpplm.core.settings import Precision
 from cpplm.tokenizer.special import IGNORED
 from cpplm.train.compiling import can_compile
 

@@ -28,7 +28,8 @@ from cpplm.core.shards import ShardReader
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.rates import Rates
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.compiling import compiled_losses
 

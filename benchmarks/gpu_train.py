@@ -30,7 +30,8 @@ from cpplm.model.counting import count_flops, count_parameters
 from cpplm.model.precision import convert_to_fp8
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.rates import Rates
 from cpplm.train.compiling import compiled_losses
 
 SEQ_LEN, VOCABULARY = 2048, 32_768

@@ -46,7 +46,8 @@ from cpplm.jax.state import stack_state
 from cpplm.jax.step import NEUTRAL, TrainStep
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.rates import Rates
 from cpplm.train.compiling import compiled_losses
 from cpplm.train.learner import Learner
 from cpplm.train.torch_learner import TorchLearner

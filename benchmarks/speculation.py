@@ -29,9 +29,9 @@ from cpplm.core.errors import UserError
 from cpplm.evaluate.texts import read_texts
 from cpplm.generate.drafting import DraftSettings
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource, load_engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.load import load_engine
 from cpplm.generate.scheduler import Limits
+from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.generate.writing import Request
 
 PLAIN = "off"

@@ -28,7 +28,8 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_parameters
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.rates import Rates
 from cpplm.train.compiling import compiled_losses
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]

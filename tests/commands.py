@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from cpplm.cli.main import COMMANDS
+from cpplm.cli.commands import COMMANDS
 
 # Values without which a class refuses to be built; every other required field gets a value by its type.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -25,9 +25,8 @@ BY_TYPE: dict[Any, Any] = {
 
 def settings_class(command: str) -> type:
     """The settings class of a command."""
-    module_name, function_name = COMMANDS[command][0].split(":")
-    function = getattr(importlib.import_module(module_name), function_name)
-    return next(iter(typing.get_type_hints(function).values()))
+    module_name, name = COMMANDS[command].settings.split(":")
+    return getattr(importlib.import_module(f"cpplm.{module_name}"), name)
 
 
 def all_settings_classes() -> list[type]:

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from cpplm.cli import chat as chat_module
-from cpplm.cli.chat import BLOCK, ChatSettings, Session, history_file
+from cpplm.cli.chat import BLOCK, Session, history_file
 from cpplm.cli.main import dispatch
+from cpplm.cli.settings import ChatSettings
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_command_line
 from cpplm.generate.conversation import Conversation
-from cpplm.generate.load import ModelSource
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.generate.tools.box import ToolBox
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.talker import LEARNED, babbler, project, talker, write_run

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpplm.cli.checkpoints import ListSettings, VerifySettings, list_checkpoints, verify
+from cpplm.cli.checkpoints import list_checkpoints, verify
+from cpplm.cli.settings import CheckpointListSettings, VerifySettings
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from tests.commands import assert_one_line_error, cpplm
@@ -20,7 +21,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def test_list(storage: Storage, tmp_path: Path) -> None:
-    report = list_checkpoints(ListSettings(str(tmp_path)))
+    report = list_checkpoints(CheckpointListSettings(str(tmp_path)))
     size = sum(len(storage.read(name)) for name in storage.names("step_000200") if "manifest" not in name)
     assert report.figures["location"] == storage.location
     assert report.figures["checkpoints"][1] == {"step": 200, "bytes": size, "files": 4}
@@ -29,13 +30,13 @@ def test_list(storage: Storage, tmp_path: Path) -> None:
 
 def test_list_shows_a_damaged_manifest_beside_the_others(storage: Storage) -> None:
     storage.write("step_000010/manifest.json", b"{}")
-    figures = list_checkpoints(ListSettings(storage.location)).figures["checkpoints"]
+    figures = list_checkpoints(CheckpointListSettings(storage.location)).figures["checkpoints"]
     assert "step_000010/manifest.json is damaged" in figures[0]["error"]
     assert figures[1]["files"] == 4
 
 
 def test_list_of_nothing(tmp_path: Path) -> None:
-    report = list_checkpoints(ListSettings(str(tmp_path)))
+    report = list_checkpoints(CheckpointListSettings(str(tmp_path)))
     assert report.figures["checkpoints"] == []
     assert "no checkpoint yet" in report.text
 

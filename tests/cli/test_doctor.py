@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cpplm.cli import doctor as doctor_module
-from cpplm.cli.doctor import LIBRARIES, DoctorSettings, doctor
+from cpplm.cli.doctor import LIBRARIES, doctor
+from cpplm.cli.settings import DoctorSettings
 from cpplm.core.errors import UserError
 from cpplm.sandbox.sandbox import Sandbox
 from tests.commands import cpplm

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cpplm.cli.generate import CURSOR, GenerateSettings
+from cpplm.cli.generate import CURSOR
 from cpplm.cli.main import dispatch
+from cpplm.cli.settings import GenerateSettings
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.talker import babbler, write_run
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import typing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 
 from cpplm import __version__
 from cpplm.cli import main as main_module
-from cpplm.cli.main import COMMANDS, find_command, main
+from cpplm.cli.commands import COMMANDS
+from cpplm.cli.main import find_command, main
 from cpplm.core.errors import UserError
 from cpplm.core.settings import flags
 from tests.commands import assert_one_line_error, cpplm, settings_class
@@ -56,22 +58,60 @@ def test_help_is_quick() -> None:
     assert cpu_seconds() - before < 0.5
 
 
-def test_help_imports_nothing_heavy() -> None:
+def modules_after(*arguments: str) -> set[str]:
+    """Packages that a command line has imported when it ends."""
     code = (
-        "import sys\nsys.argv = ['cpplm', '--help']\nfrom cpplm.cli.main import main\nmain()\n"
-        "print('|'.join(sorted({name.split('.')[0] for name in sys.modules})))"
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('|'.join({name.split('.')[0] for name in sys.modules})))\n"
+        "from cpplm.cli.main import main\nmain()\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
     modules = set(result.stdout.splitlines()[-1].split("|"))
     assert "cpplm" in modules
+    return modules
+
+
+def test_help_imports_nothing_heavy() -> None:
+    modules = modules_after("--help")
     assert not modules & {"torch", "numpy", "tyro", "dacite", "pyarrow", "obstore", "tiktoken", "matplotlib"}
+
+
+# What `cpplm serve` is told lies beside its web server.
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"serve"}))
+def test_the_help_of_a_command_imports_no_machine_learning(command: str) -> None:
+    assert not modules_after(*command.split(), "--help") & {"torch", "jax", "safetensors", "transformers"}
+
+
+def test_neither_does_a_wrong_flag() -> None:
+    assert not modules_after("generate", "--run", "x", "--temperature", "-1") & {"torch", "safetensors"}
+
+
+def test_the_help_of_a_group_lists_its_commands(command_line: CommandLine) -> None:
+    status, out, err = command_line("runs", "--help")
+    assert (status, err) == (0, "")
+    assert re.findall(r"^  cpplm (.*?)  ", out, re.MULTILINE) == ["runs page", "runs compare", "runs list"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *[(f"runs {verb}", name) for verb, name in (("page", "RUN"), ("compare", "RUN"), ("list", "FOLDER"))],
+        *[(f"corpus {verb}", "CORPUS") for verb in ("inspect", "check", "export")],
+        *[(f"checkpoints {verb}", name) for verb, name in (("list", "RUN"), ("import", "SOURCE"))],
+    ],
+)
+def test_help_names_what_stands_without_a_flag(command: str, name: str, command_line: CommandLine) -> None:
+    usage = command_line(*command.split(), "--help")[1].splitlines()[0]
+    assert re.search(rf"cpplm {command} .*\b{name}\b", usage)
 
 
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["help"]])
 def test_help_lists_every_command(arguments: list[str], command_line: CommandLine) -> None:
     status, out, err = command_line(*arguments)
     assert (status, err) == (0, "")
-    for name, (_, summary) in COMMANDS.items():
+    for name, (_, _, summary, _) in COMMANDS.items():
         assert re.search(rf"^  cpplm {name} +{re.escape(summary)}$", out, re.MULTILINE)
 
 
@@ -94,10 +134,11 @@ def test_each_command_has_help_that_lists_each_setting_once(command: str, comman
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_is_one_function_of_one_settings_class(command: str) -> None:
-    module_name, function_name = COMMANDS[command][0].split(":")
-    function = getattr(importlib.import_module(module_name), function_name)
+    module_name, function_name = COMMANDS[command].function.split(":")
+    function = getattr(importlib.import_module(f"cpplm.{module_name}"), function_name)
     assert function.__annotations__["return"] == "Report"
     assert function.__code__.co_argcount == 1
+    assert next(iter(typing.get_type_hints(function).values())) is settings_class(command)
 
 
 # ---- wrong use --------------------------------------------------------------------------------------------
@@ -109,6 +150,13 @@ def test_each_command_is_one_function_of_one_settings_class(command: str) -> Non
         (["frobnicate"], ["no command 'cpplm frobnicate'", "corpus build", "doctor"]),
         (["corpus"], ["no command 'cpplm corpus'", "corpus build", "corpus inspect"]),
         (["corpus", "buidl"], ["no command 'cpplm corpus buidl'", "corpus build"]),
+        (["trian"], ["no command 'cpplm trian'. Did you mean 'cpplm train'?"]),
+        (["servee", "--run", "x"], ["no command 'cpplm servee'. Did you mean 'cpplm serve'?"]),
+        (["runs", "pgae", "x"], ["no command 'cpplm runs pgae'. Did you mean 'cpplm runs page'?"]),
+        (["rnus", "page", "x"], ["Did you mean 'cpplm runs page'?"]),
+        (["tokenzer"], ["no command 'cpplm tokenzer'", "tokenizer train"]),
+        (["evaluate", "bbp", "--run", "x"], ["Did you mean 'cpplm evaluate bpb'?"]),
+        (["doctor", "--josn"], ["'josn'", "Did you mean 'json'?"]),
         ([""], ["no command"]),
         (["--josn"], ["no command"]),
         (["tokenizer", "train", "--vocab_sise", "9"], ["'vocab_sise'", "Did you mean 'vocab_size'?"]),
@@ -212,12 +260,20 @@ def test_a_name_that_the_terminal_cannot_show_is_no_failure(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_is_130(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("corpus build", "interrupted; the same command continues from here"),
+        ("chat", "interrupted"),
+        ("serve", "interrupted"),
+    ],
+)
+def test_interrupted_is_130(command: str, said: str, number: signal.Signals, tmp_path: Path) -> None:
     """The command waits for its recipe, a pipe into which nobody writes."""
     pipe = tmp_path / "recipe.toml"
     os.mkfifo(pipe)
     process = subprocess.Popen(
-        [*PROGRAM, "tokenizer", "evaluate", "--config", str(pipe)],
+        [*PROGRAM, *command.split(), "--config", str(pipe)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     writer = None
@@ -235,7 +291,7 @@ def test_interrupted_is_130(number: signal.Signals, tmp_path: Path) -> None:
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert out == ""
-    assert err == "cpplm: interrupted; the same command continues from here\n"
+    assert err == f"cpplm: {said}\n"
 
 
 @pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])

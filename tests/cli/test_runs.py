@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.cli.runs import CompareSettings, ListSettings, compare, list_runs
+from cpplm.cli.runs import compare, list_runs
+from cpplm.cli.settings import RunCompareSettings, RunListSettings
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_command_line
 from tests.train.test_history import session, steps, validation, write_log
@@ -21,7 +22,7 @@ def runs(tmp_path: Path) -> Path:
 
 def test_compare(runs: Path, tmp_path: Path) -> None:
     arguments = [str(runs / "one"), str(runs / "another"), "--out", str(tmp_path / "page.html")]
-    settings = from_command_line(CompareSettings, arguments, program="cpplm runs compare", description="")
+    settings = from_command_line(RunCompareSettings, arguments, program="cpplm runs compare", description="")
     report = compare(settings)
     lines = report.text.splitlines()
     assert lines[0].split() == ["one", "another"]
@@ -37,7 +38,7 @@ def test_list(runs: Path) -> None:
     (runs / "broken").mkdir()
     (runs / "broken" / "log.jsonl").write_text("{}\n")
     report = list_runs(
-        from_command_line(ListSettings, [str(runs)], program="cpplm runs list", description="")
+        from_command_line(RunListSettings, [str(runs)], program="cpplm runs list", description="")
     )
     rows = [line.split() for line in report.text.splitlines()]
     assert rows[1][:5] == [str(runs / "another"), "finished", "10", "1K", "1.5000"]
@@ -49,4 +50,4 @@ def test_list(runs: Path) -> None:
 
 def test_nothing_to_list(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no runs below"):
-        list_runs(ListSettings(str(tmp_path)))
+        list_runs(RunListSettings(str(tmp_path)))

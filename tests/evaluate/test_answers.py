@@ -13,7 +13,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.evaluate.answers import LONGEST_TEXT, open_answers
 from cpplm.evaluate.models.code_model import Request, Stop, Written
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0, top_k=0)
 ODD = "\x00\udcff\ufffd\u2028\r\n\\"  # what a model may write, and JSON Lines have to carry

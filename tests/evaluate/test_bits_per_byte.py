@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
-from cpplm.evaluate.bits_per_byte import BpbSettings, figures, measure_texts, table
+from cpplm.evaluate.bits_per_byte import figures, measure_texts, table, tokens_in_view
 from cpplm.evaluate.kept import Kept
 from cpplm.evaluate.models.code_model import TokenBits
+from cpplm.evaluate.settings import BpbSettings
 from cpplm.evaluate.texts import LARGEST_FILE, Text, fingerprint, read_texts
 from cpplm.evaluate.windows import windows
 from tests.conftest import write_corpus
@@ -151,10 +152,10 @@ def test_bad_settings(change: dict[str, int]) -> None:
 
 
 def test_a_model_cannot_be_asked_for_more_than_its_context() -> None:
-    assert BpbSettings("x").tokens_in_view(Counting()) == 64
-    assert BpbSettings("x", context=16).tokens_in_view(Counting()) == 16
+    assert tokens_in_view(BpbSettings("x"), Counting()) == 64
+    assert tokens_in_view(BpbSettings("x", context=16), Counting()) == 16
     with pytest.raises(UserError, match="--context 65: counting has 64"):
-        BpbSettings("x", context=65).tokens_in_view(Counting())
+        tokens_in_view(BpbSettings("x", context=65), Counting())
 
 
 # ---- what a crash keeps -----------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from cpplm.core.runlog import read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.evaluate.background import Request, measure
 from cpplm.evaluate.callback import CppEvaluationCallback, Running
-from cpplm.evaluate.cpp import CppEvalSettings
 from cpplm.evaluate.problems import load_problems
-from cpplm.generate.load import ModelSource
+from cpplm.evaluate.settings import CppEvalSettings
+from cpplm.generate.settings import ModelSource
 from cpplm.sandbox.sandbox import Sandbox
 from cpplm.train.page import write_page
 from cpplm.train.pretrain import pretrain

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.cpp import CppEvalSettings, evaluate_completions, evaluate_problems
+from cpplm.evaluate.cpp import evaluate_completions, evaluate_problems
 from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge
 from cpplm.evaluate.judge.verdicts import FILE
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.self_test import self_test
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.evaluate.settings import CppEvalSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.sandbox.compiler import require_compiler
 from cpplm.sandbox.limits import Result
 from cpplm.sandbox.sandbox import Sandbox

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.bits_per_byte import BpbSettings
-from cpplm.evaluate.cpp import CppEvalSettings
-from cpplm.evaluate.likelihood import LikelihoodSettings
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
-from cpplm.evaluate.models.model_source import EvaluatedModel
 from cpplm.evaluate.problems import load_problems
-from cpplm.evaluate.run import Evaluation, Target
+from cpplm.evaluate.run import Evaluation
+from cpplm.evaluate.settings import BpbSettings, CppEvalSettings, EvaluatedModel, LikelihoodSettings, Target
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES

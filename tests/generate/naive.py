@@ -2,7 +2,7 @@
 
 import torch
 
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.writing import Completion, Request, Sample, choose
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special import BOS, EOS

@@ -13,7 +13,7 @@ import torch
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.generate.engine import Engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.conversations import render_conversation

@@ -8,7 +8,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.generate.conversation import Conversation, chat_request
 from cpplm.generate.engine import Engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.box import ToolBox
 from cpplm.generate.tools.calls import Call
 from cpplm.generate.tools.loop import Answered, Called, Ended, Said, write

@@ -8,7 +8,7 @@ import torch
 
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import prepare
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.model import block
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels import compiled, packed_linear

@@ -8,7 +8,7 @@ import pytest
 from cpplm.core.runlog import read_run_log
 from cpplm.generate.engine import Engine
 from cpplm.generate.samples import EXAMPLE_PROMPTS, SampleCallback, example_completions
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import pretrain

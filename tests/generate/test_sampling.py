@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.generate import sampling
-from cpplm.generate.sampling import SamplingSettings, penalise, random_stream, sample
+from cpplm.generate.sampling import penalise, random_stream, sample
+from cpplm.generate.settings import SamplingSettings
 
 
 def allowed(logits: list[float], choice: SamplingSettings) -> dict[int, float]:

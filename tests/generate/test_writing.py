@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.writing import Completion, Request, Sample, choose
 from cpplm.tokenizer.special import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.jax.ahead import CheckSettings, check, compile_step
-from cpplm.jax.asked import StepSettings
+from cpplm.jax.ahead import check, compile_step
+from cpplm.jax.asked import CheckSettings, StepSettings
 from cpplm.model.settings import ArchitectureSettings
 from cpplm.train.jax_settings import JaxSettings
 from tests.commands import cpplm

@@ -22,7 +22,8 @@ from cpplm.jax.state import stack_state
 from cpplm.jax.step import TrainStep
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.rates import Rates
 from cpplm.tokenizer.special import IGNORED
 from cpplm.train.learner import Learner, StepLosses, StepPlan
 from cpplm.train.torch_learner import TorchLearner

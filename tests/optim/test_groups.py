@@ -6,7 +6,8 @@ from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.bundles import Group
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.rates import Rates
 from tests.model.features import CONFIGS
 
 

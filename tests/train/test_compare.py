@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.optim.groups import Rates
+from cpplm.optim.rates import Rates
 from cpplm.train.compare import compare, find_runs, read_runs, write_comparison
 from cpplm.train.history import History
 from cpplm.train.pretrain import pretrain

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from cpplm.core.data_sheets import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import PEAK_TERAFLOPS
 from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_flops
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.train.estimate import MEMORY_GB, DryRunSettings, estimate
+from cpplm.train.estimate import MEMORY_GB, estimate
 from cpplm.train.memory import Plan
+from cpplm.train.settings import DryRunSettings
 
 CONFIG = ModelConfig.from_depth(12, vocab_size=32_768)
 PLAN = Plan(CONFIG, KernelSettings(), torch.bfloat16, 16, 2**22, shard=False, normuon=False)

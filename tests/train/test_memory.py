@@ -13,7 +13,8 @@ from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.rates import Rates
 from cpplm.train.memory import Plan, memory_of
 from tests.model.features import CONFIGS
 

@@ -19,8 +19,8 @@ from cpplm.core.runlog import read_run_log
 from cpplm.core.storage import Storage
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates
 from cpplm.optim.muon import MuonAdamW
+from cpplm.optim.rates import Rates
 from cpplm.train.checkpoint import open_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings

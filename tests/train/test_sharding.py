@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 from cpplm.core.errors import UserError
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import Rates, build_optimizer
+from cpplm.optim.groups import build_optimizer
 from cpplm.optim.muon import MuonAdamW
+from cpplm.optim.rates import Rates
 from cpplm.train.memory import Plan, memory_of
 from cpplm.train.sharding import (
     compile_blocks,

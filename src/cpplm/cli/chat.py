@@ -8,20 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from cpplm.cli.report import Report
+from cpplm.cli.settings import ChatSettings
 from cpplm.cli.terminal import printable, shown
-from cpplm.core.errors import UserError
-from cpplm.core.settings import short
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource, load_engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.load import load_engine
 from cpplm.generate.scheduler import Limits
-from cpplm.generate.tools.box import ToolBox, ToolLimits
+from cpplm.generate.tools.box import ToolBox
 from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, write
 from cpplm.generate.writing import Completion
 from cpplm.sandbox.sandbox import Sandbox
@@ -36,33 +33,6 @@ BLOCK = '"""'
 _WELCOME = f"quit or Ctrl-D: end   clear: begin anew   Ctrl-C: stop an answer   {BLOCK}: several lines"
 _KEPT_LINES = 1000
 _LIMITS = Limits(rows=1)
-
-
-@dataclass(frozen=True)
-class ChatSettings:
-    """Settings of `cpplm chat`."""
-
-    model: ModelSource
-    """The model."""
-    prompt: Annotated[str | None, short("p")] = None
-    """Answer this and end, instead of asking for questions."""
-    system: str = ""
-    """What the model is told before the first question."""
-    tools: Path | None = None
-    """Folder of a C++ project whose files the model may search and read, and whose headers programs that it
-    compiles and runs in the sandbox may include. The calculator is always there."""
-    unsafe: bool = False
-    """With --tools: run these programs WITHOUT isolation. Never do this on a machine you care about."""
-    limits: ToolLimits = field(default_factory=ToolLimits)
-    """Of the tools."""
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    """How tokens are chosen."""
-
-    def __post_init__(self) -> None:
-        if self.prompt is not None and not self.prompt.strip():
-            raise UserError("--prompt is empty", fix="Give a question, or leave it out to be asked for one.")
-        if self.unsafe and self.tools is None:
-            raise UserError("--unsafe is about programs that tools run", fix="Add --tools, or leave it out.")
 
 
 def chat(settings: ChatSettings) -> Report:

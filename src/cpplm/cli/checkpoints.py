@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-import tyro
-
 from cpplm.cli.report import Report
+from cpplm.cli.settings import CheckpointListSettings, ImportSettings, VerifySettings
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint import (
@@ -19,39 +15,7 @@ from cpplm.train.checkpoint import (
 from cpplm.train.importing import import_nanochat
 
 
-@dataclass(frozen=True)
-class ListSettings:
-    """Settings of `cpplm checkpoints list`."""
-
-    run: tyro.conf.Positional[str]
-    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
-
-
-@dataclass(frozen=True)
-class VerifySettings:
-    """Settings of `cpplm checkpoints verify`."""
-
-    run: tyro.conf.Positional[str]
-    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
-    step: int = -1
-    """Only this one (-1 = all)."""
-
-
-@dataclass(frozen=True)
-class ImportSettings:
-    """Settings of `cpplm checkpoints import`."""
-
-    source: tyro.conf.Positional[Path]
-    """Folder with nanochat's `model_*.pt` and `meta_*.json`, or one `model_*.pt`."""
-    out: Path
-    """Folder for the checkpoint; `cpplm generate` and `cpplm evaluate` take it as a run."""
-    tokenizer: Path
-    """File of `cpplm tokenizer train` that gives the ids which the model was trained with."""
-    step: int = -1
-    """Which of several (-1 = the newest)."""
-
-
-def list_checkpoints(settings: ListSettings) -> Report:
+def list_checkpoints(settings: CheckpointListSettings) -> Report:
     """What is there, and whether each manifest is sound."""
     storage = checkpoint_storage(settings.run)
     rows, figures = [], []

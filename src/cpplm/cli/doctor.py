@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from cpplm.cli.report import Report
+from cpplm.cli.settings import DoctorSettings
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import (
     choose_device,
@@ -42,11 +43,6 @@ LIBRARIES = {
 LEAST_MEMORY_GIB = 4
 LEAST_DISK_GIB = 2
 WIDTH = 76  # of a value, before it goes on in the next line
-
-
-@dataclass(frozen=True)
-class DoctorSettings:
-    """Settings of `cpplm doctor`: none."""
 
 
 @dataclass(frozen=True)

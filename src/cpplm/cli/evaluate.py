@@ -9,17 +9,17 @@ from cpplm.core.errors import UserError
 from cpplm.evaluate import bits_per_byte
 from cpplm.evaluate import likelihood as solutions
 from cpplm.evaluate.judge.judging import Judge
-from cpplm.evaluate.likelihood import LikelihoodSettings
 from cpplm.evaluate.problems import load_problems
-from cpplm.evaluate.run import (
+from cpplm.evaluate.run import Evaluation
+from cpplm.evaluate.self_test import self_test as judge_solutions
+from cpplm.evaluate.settings import (
     BpbCommand,
     CppCommand,
     EvaluateCommand,
-    Evaluation,
     LikelihoodCommand,
+    LikelihoodSettings,
+    SelfTestSettings,
 )
-from cpplm.evaluate.self_test import SelfTestSettings
-from cpplm.evaluate.self_test import self_test as judge_solutions
 from cpplm.sandbox.sandbox import Sandbox
 
 

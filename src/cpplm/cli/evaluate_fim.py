@@ -5,7 +5,8 @@ from __future__ import annotations
 from cpplm.cli.evaluate import report_on
 from cpplm.cli.report import Report
 from cpplm.evaluate.run import Evaluation
-from cpplm.evaluate.run_fim import FimCommand, evaluate_fim
+from cpplm.evaluate.run_fim import evaluate_fim
+from cpplm.evaluate.settings import FimCommand
 
 
 def fim(settings: FimCommand) -> Report:

@@ -2,42 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
-
 from cpplm.cli.report import Report
-from cpplm.core.errors import UserError
+from cpplm.cli.settings import ModelExportSettings
 from cpplm.export.hf import Exported, export_to_hf
 from cpplm.train.checkpoint import open_run
-
-
-@dataclass(frozen=True)
-class ModelExportSettings:
-    """Settings of `cpplm export`."""
-
-    run: str
-    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
-    out: Path
-    """Folder to write; it appears when everything is in it."""
-    to: Literal["hf", "gguf"] = "hf"
-    """hf: what `transformers` loads; gguf is refused, for every model, with the reason."""
-    step: int = -1
-    """Checkpoint step (-1 = the newest)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights; bfloat16 takes half the space and rounds them."""
-    overwrite: bool = False
-    """Replace an earlier export in --out."""
-
-    def __post_init__(self) -> None:
-        if self.to == "gguf":
-            raise UserError(
-                "GGUF can express no model of cpplm: none of llama.cpp's architectures caps the logits "
-                "without also normalizing what attention and MLP give back (docs/export.md)",
-                fix="Use --to hf, or serve the model with `cpplm serve`.",
-            )
-        if self.step < -1:
-            raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
 
 
 def export(settings: ModelExportSettings) -> Report:

@@ -3,89 +3,22 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from cpplm.cli.report import Report
+from cpplm.cli.settings import CURSOR, GenerateSettings
 from cpplm.cli.terminal import shown
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
-from cpplm.core.settings import short
 from cpplm.core.storage import Storage
 from cpplm.generate.drafting import DraftSettings
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource, load_engine
+from cpplm.generate.load import load_engine
 from cpplm.generate.samples import example_completions
-from cpplm.generate.sampling import SamplingSettings
 from cpplm.generate.scheduler import Limits
 from cpplm.generate.writing import Completion
 from cpplm.train.checkpoint import Checkpoint
 from cpplm.train.pretrain import run_folder
-
-CURSOR = "<|cursor|>"
-"""Where --fim writes, in a text on standard input."""
-
-
-@dataclass(frozen=True)
-class GenerateSettings:
-    """Settings of `cpplm generate`."""
-
-    model: ModelSource
-    """The model."""
-    prompt: Annotated[str | None, short("p")] = None
-    """Text to complete (default: what comes on standard input)."""
-    fim: bool = False
-    """Write what belongs between --prompt and --suffix, or where a text on standard input has <|cursor|>; the
-    model must have been trained to fill in (--fim_rate)."""
-    suffix: str | None = None
-    """With --fim and --prompt: the text behind the hole."""
-    spm: bool = False
-    """With --fim: the model reads the suffix before the prompt, for one that was trained mostly so."""
-    examples: bool = False
-    """Complete a few built-in prompts instead."""
-    save: bool = False
-    """With --examples: keep the completions in the run folder, for its page."""
-    num_samples: int = 1
-    """Completions of the prompt; a single one is printed as it is written."""
-    draft: Literal["off", "lookup", "heads"] = "off"
-    """Guess tokens ahead, to be quicker: what followed the same tokens before (lookup), or what the head of a
-    model trained with --mtp says (heads). The text is the same."""
-    draft_tokens: int = 2
-    """With --draft: tokens guessed at a time, at most."""
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    """How tokens are chosen."""
-
-    def __post_init__(self) -> None:
-        if self.examples and self.prompt is not None:
-            raise UserError("--examples and --prompt exclude each other", fix="Give one of them.")
-        if self.examples and self.num_samples != 1:
-            raise UserError("--examples gives one completion each", fix="Leave out --num_samples.")
-        if self.save and not self.examples:
-            raise UserError("--save keeps the completions of --examples", fix="Add --examples.")
-        if self.num_samples < 1:
-            raise UserError(f"--num_samples {self.num_samples} must be at least 1")
-        self._check_fim()
-        if self.draft_tokens < 1:
-            raise UserError(f"--draft_tokens {self.draft_tokens} must be at least 1")
-        if self.draft == "off" and self.draft_tokens != GenerateSettings.draft_tokens:
-            raise UserError("--draft_tokens has no effect at --draft off", fix="Add --draft lookup.")
-
-    def _check_fim(self) -> None:
-        if self.examples and (self.fim or self.draft != "off"):
-            raise UserError("--examples are plain completions", fix="Leave out --fim and --draft.")
-        if not self.fim and (self.spm or self.suffix is not None):
-            raise UserError("--suffix and --spm are for filling in", fix="Add --fim.")
-        if self.fim and (self.prompt is None) != (self.suffix is None):
-            raise UserError(
-                "--fim takes --prompt and --suffix together",
-                fix=f"Give both, or neither and a text with {CURSOR} on standard input.",
-            )
-
-    def limits(self) -> Limits:
-        """For a scheduler of this one request."""
-        rows = self.num_samples
-        draft = DraftSettings(self.draft, self.draft_tokens, rows)
-        return Limits(rows=rows, kept_tokens=0, draft=draft)
 
 
 def generate(settings: GenerateSettings) -> Report:
@@ -170,7 +103,7 @@ def _write(
     request = engine.request(
         prefix, suffix, settings=settings.sampling, num_samples=settings.num_samples, spm=settings.spm
     )
-    scheduler = engine.scheduler(settings.limits())
+    scheduler = engine.scheduler(_limits(settings))
     scheduler.submit(request)
     streams = settings.num_samples == 1
     if streams:
@@ -193,3 +126,10 @@ def _write(
 def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _limits(settings: GenerateSettings) -> Limits:
+    """For a scheduler of this one request."""
+    rows = settings.num_samples
+    draft = DraftSettings(settings.draft, settings.draft_tokens, rows)
+    return Limits(rows=rows, kept_tokens=0, draft=draft)

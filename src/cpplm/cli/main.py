@@ -1,84 +1,32 @@
 """`cpplm GROUP [VERB] ...`: find the command, parse its settings, call it, print its report.
 
-Only the module of the command that was asked for is imported, so `cpplm --help` is quick however heavy the
-rest is. A command is a function with one parameter, annotated with its settings class; it returns a
-`Report`. Exit status: 0 success, 2 bad input or settings, 1 anything else, 130 interrupted.
+Only the settings of the command that was asked for are imported, and the command itself once they are
+sound, so help and wrong flags are answered at once, however heavy the rest is. A command is a function with
+one parameter, annotated with its settings class; it returns a `Report`. Exit status: 0 success, 2 bad input
+or settings, 1 anything else, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import importlib
 import io
+import itertools
 import json
 import os
 import signal
 import sys
-import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cpplm import __version__
+from cpplm.cli.commands import COMMANDS
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
-
-COMMANDS: dict[str, tuple[str, str]] = {
-    "corpus build": (
-        "cpplm.cli.corpus:build",
-        "C++ projects to ordered training documents in parquet shards",
-    ),
-    "corpus inspect": ("cpplm.cli.corpus:inspect", "show documents of a corpus and its figures"),
-    "corpus check": ("cpplm.cli.corpus:check", "compile a sample of the documents, in the sandbox"),
-    "corpus export": (
-        "cpplm.cli.corpus:export",
-        "documents or docstring pairs as JSON lines",
-    ),
-    "tokenizer train": ("cpplm.cli.tokenizer:train", "train a lossless C++ tokenizer on a corpus"),
-    "tokenizer evaluate": (
-        "cpplm.cli.tokenizer:evaluate",
-        "bytes per token and encoding speed on held-out code",
-    ),
-    "tokenizer show": ("cpplm.cli.tokenizer:show", "where tokens begin and end, in colours"),
-    "tokenizer export": ("cpplm.cli.tokenizer:export", "a tokenizer for Hugging Face's libraries"),
-    "train": ("cpplm.cli.train:train", "pre-train a model"),
-    "evaluate": ("cpplm.cli.evaluate:everything", "bits per byte, likelihood, then the C++ problems"),
-    "evaluate bpb": ("cpplm.cli.evaluate:bpb", "bits per byte of held-out code, by project and context"),
-    "evaluate likelihood": (
-        "cpplm.cli.evaluate:likelihood",
-        "how likely right solutions of the C++ problems are, also against buggy ones",
-    ),
-    "evaluate fim": ("cpplm.cli.evaluate_fim:fim", "holes in code filled: exact, compiling, passing"),
-    "evaluate cpp": ("cpplm.cli.evaluate:cpp", "C++ problems: compile rate and pass rate, in the sandbox"),
-    "evaluate self_test": (
-        "cpplm.cli.evaluate:self_test",
-        "the harness itself: right solutions must pass, buggy ones fail",
-    ),
-    "generate": ("cpplm.cli.generate:generate", "complete a prompt, or fill in between two texts"),
-    "chat": ("cpplm.cli.chat:chat", "talk with a model, which may use tools"),
-    "export": ("cpplm.cli.export:export", "a model for Hugging Face's transformers"),
-    "serve": ("cpplm.cli.serve:serve", "a server for editors, OpenAI's clients and the web page"),
-    "runs page": ("cpplm.cli.runs:page", "one self-contained HTML page about a run"),
-    "runs compare": ("cpplm.cli.runs:compare", "runs side by side: figures, settings, curves"),
-    "runs list": ("cpplm.cli.runs:list_runs", "a table of the runs below a folder"),
-    "checkpoints list": ("cpplm.cli.checkpoints:list_checkpoints", "the checkpoints of a run"),
-    "checkpoints verify": (
-        "cpplm.cli.checkpoints:verify",
-        "compare every file of the checkpoints with its hash",
-    ),
-    "checkpoints import": ("cpplm.cli.checkpoints:import_checkpoint", "a model trained by nanochat"),
-    "tpu check": (
-        "cpplm.cli.tpu:check",
-        "compile the training step for TPUs that are not here: does it fit?",
-    ),
-    "tpu bench": ("cpplm.cli.tpu:bench", "tokens per second of the training step on the devices here"),
-    "doctor": (
-        "cpplm.cli.doctor:doctor",
-        "what was found on this machine, what is missing and how to mend it",
-    ),
-}
 
 # What the system refuses because of the user's disk, permissions or paths, wherever it happens.
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
@@ -96,10 +44,11 @@ EXTRAS = {
 }
 
 
-def usage() -> str:
-    """The list of commands, for `cpplm --help`."""
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  cpplm {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items())
+def usage(group: str = "") -> str:
+    """The list of commands, or of those of one group, for `--help`."""
+    names = _names(group) if group else list(COMMANDS)
+    width = max(map(len, names))
+    rows = "\n".join(f"  cpplm {name:<{width}}  {COMMANDS[name].summary}" for name in names)
     return (
         f"cpplm {__version__}: from C++ projects to C++ code models\n\n{rows}\n\n"
         "`cpplm COMMAND --help` lists the settings of a command. Every command also takes\n"
@@ -109,20 +58,37 @@ def usage() -> str:
 
 
 def find_command(arguments: list[str]) -> tuple[str, list[str]]:
-    """Split arguments into the longest matching command name and the rest.
+    """Split arguments, at least one, into the longest matching command name and the rest.
 
     Raises:
-        UserError: no command of that name.
+        UserError: no command of that name (with the nearest one).
     """
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[:2]))
     for length in (2, 1):
-        name = " ".join(arguments[:length])
-        if len(arguments) >= length and name in COMMANDS:
+        name = " ".join(words[:length])
+        if len(words) >= length and name in COMMANDS:
+            if length < len(words) and len(_names(name)) > 1:
+                break  # the second word is a verb that there is not
             return name, arguments[length:]
-    verbs = [name for name in COMMANDS if name.split()[0] == arguments[0]]
-    known = ", ".join(verbs or COMMANDS)
-    raise UserError(
-        f"no command 'cpplm {' '.join(arguments[:2])}'", fix=f"Known: {known}. Try 'cpplm --help'."
-    )
+    words = words or arguments[:1]
+    raise UserError(f"no command 'cpplm {' '.join(words)}'", fix=_nearest(*words))
+
+
+def _names(group: str) -> list[str]:
+    """The commands whose first word this is."""
+    return [name for name in COMMANDS if name.split()[0] == group]
+
+
+def _nearest(first: str, *second: str) -> str:
+    """The command that was meant, or those that may have been."""
+    groups = {name.split()[0] for name in COMMANDS}
+    group = next(iter(difflib.get_close_matches(first, groups, n=1)), "")
+    names = _names(group)
+    verbs = difflib.get_close_matches("".join(second), [name.partition(" ")[2] for name in names], n=1)
+    meant = " ".join([group, *(verbs if second else ())])
+    if meant in COMMANDS and (verbs or group != first):
+        return f"Did you mean 'cpplm {meant}'?"
+    return f"Known: {', '.join(names or COMMANDS)}. Try 'cpplm --help'."
 
 
 class _SharedFlags(argparse.ArgumentParser):
@@ -148,31 +114,37 @@ def run(arguments: list[str]) -> None:
 
     name, rest = find_command(arguments)
     common, rest = _SharedFlags().parse_known_args(rest)
-    target, summary = COMMANDS[name]
-    module_name, function_name = target.split(":")
-    try:
-        command: Callable[[Any], Report] = getattr(importlib.import_module(module_name), function_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("cpplm"):
-            raise
-        extra = EXTRAS.get(error.name, "")
-        raise UserError(
-            f"'cpplm {name}' needs the package {error.name}, which is not installed",
-            fix=f"pip install 'cpplm{extra}'",
-        ) from error
-    settings_class = next(iter(typing.get_type_hints(command).values()))
     settings = settings_module.from_command_line(
-        settings_class,
+        _imported(name, COMMANDS[name].settings),
         rest,
         program=f"cpplm {name}",
-        description=f"{summary}. Also: --config FILE.toml, --json.",
+        description=f"{COMMANDS[name].summary}. Also: --config FILE.toml, --json.",
         recipe=common.config,
     )
+    command: Callable[[Any], Report] = _imported(name, COMMANDS[name].function)
     report = command(settings)
     if report.text:
         print(report.text)
     if common.json:
         print(json.dumps(report.figures, sort_keys=True))
+
+
+def _imported(name: str, target: str) -> Any:
+    """What a command's entry in the table names.
+
+    Raises:
+        UserError: a package that comes with an extra is not installed.
+    """
+    module_name, attribute = target.split(":")
+    try:
+        return getattr(importlib.import_module(f"cpplm.{module_name}"), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("cpplm"):
+            raise
+        raise UserError(
+            f"'cpplm {name}' needs the package {error.name}, which is not installed",
+            fix=f"pip install 'cpplm{EXTRAS.get(error.name, '')}'",
+        ) from error
 
 
 def main() -> None:
@@ -190,7 +162,8 @@ def main() -> None:
         print(f"cpplm: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("cpplm: interrupted; the same command continues from here", file=sys.stderr)
+        goes_on = "; the same command continues from here" if _resumes(sys.argv[1:]) else ""
+        print(f"cpplm: interrupted{goes_on}", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:  # whoever read our output has enough
         _drop_stdout()
@@ -208,10 +181,18 @@ def dispatch(arguments: list[str]) -> None:
     """Print the general help or the version, or run the command."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
+    elif arguments[0] not in COMMANDS and _names(arguments[0]) and arguments[1:] in (["-h"], ["--help"]):
+        print(usage(arguments[0]))
     elif arguments[0] == "--version":
         print(__version__)
     else:
         run(arguments)
+
+
+def _resumes(arguments: list[str]) -> bool:
+    with contextlib.suppress(UserError):
+        return bool(arguments) and COMMANDS[find_command(arguments)[0]].resumes
+    return False
 
 
 def _drop_stdout() -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from cpplm.cli.report import Report
+from cpplm.cli.settings import RunCompareSettings, RunListSettings, RunPageSettings
 from cpplm.core.errors import UserError
 from cpplm.train.compare import compare as compare_runs
 from cpplm.train.compare import find_runs, read_runs, write_comparison
@@ -17,39 +13,13 @@ from cpplm.train.history import History, figures
 from cpplm.train.page import duration, short, write_page
 
 
-@dataclass(frozen=True)
-class PageSettings:
-    """Settings of `cpplm runs page`."""
-
-    run: tyro.conf.Positional[str]
-    """Run folder of `cpplm train`."""
-
-
-@dataclass(frozen=True)
-class CompareSettings:
-    """Settings of `cpplm runs compare`."""
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
-    """Run folders of `cpplm train`, two or more."""
-    out: Path | None = None
-    """Also write a page with their curves to this file."""
-
-
-@dataclass(frozen=True)
-class ListSettings:
-    """Settings of `cpplm runs list`."""
-
-    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"
-    """Folder under which the runs lie."""
-
-
-def page(settings: PageSettings) -> Report:
+def page(settings: RunPageSettings) -> Report:
     """Write the page of a run."""
     path = write_page(settings.run)
     return Report(f"{path} (open it in a browser)", {"page": str(path)})
 
 
-def compare(settings: CompareSettings) -> Report:
+def compare(settings: RunCompareSettings) -> Report:
     """Lay runs side by side."""
     histories = read_runs(settings.runs)
     found = compare_runs(histories)
@@ -64,7 +34,7 @@ def compare(settings: CompareSettings) -> Report:
     return Report(text, {"runs": found.runs, "common": found.common, "differences": found.differences})
 
 
-def list_runs(settings: ListSettings) -> Report:
+def list_runs(settings: RunListSettings) -> Report:
     """One line for each run."""
     found = []
     rows = [["run", "state", "steps", "tokens", "bits per byte", "tokens/s", "time"]]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from cpplm.cli.report import Report
-from cpplm.jax.ahead import CheckSettings
 from cpplm.jax.ahead import check as check_step
-from cpplm.jax.bench import BenchSettings
+from cpplm.jax.asked import BenchSettings, CheckSettings
 from cpplm.jax.bench import bench as bench_step
 
 

@@ -8,7 +8,7 @@ from cpplm.cli.report import Report
 from cpplm.core.progress import say
 from cpplm.evaluate.callback import CppEvaluationCallback
 from cpplm.generate.samples import SampleCallback
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.train.backends import trains_with_jax
 from cpplm.train.dry_run import estimate_run
 from cpplm.train.pretrain import pretrain

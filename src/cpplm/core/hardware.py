@@ -9,14 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import torch
 
+from cpplm.core.data_sheets import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
+from cpplm.core.settings import Precision
 
-Precision = Literal["auto", "bf16", "fp32"]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -77,32 +77,6 @@ def ask_for_large_pages() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-# Dense bfloat16 operations per second, in 10^12, by a part of the device's name; from the makers' data
-# sheets. The first match counts.
-PEAK_TERAFLOPS = {
-    "B300": 2500.0,
-    "GB200": 2500.0,
-    "B200": 2250.0,
-    "GH200": 989.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "H800": 989.0,
-    "H20": 148.0,
-    "A100": 312.0,
-    "A800": 312.0,
-    "L40S": 362.0,
-    "L40": 181.0,
-    "L4": 121.0,
-    "A10G": 70.0,
-    "A10": 125.0,
-    "RTX 5090": 209.5,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-}
-
-
 def peak_flops(device: torch.device) -> float:
     """Operations per second of dense bfloat16 products that the device's maker names.
 
@@ -114,7 +88,7 @@ def peak_flops(device: torch.device) -> float:
         if part in name:
             return peak * 1e12
     raise UserError(
-        f"the peak rate of {name!r} is not known", fix="Add it to PEAK_TERAFLOPS in core/hardware.py."
+        f"the peak rate of {name!r} is not known", fix="Add it to PEAK_TERAFLOPS in core/data_sheets.py."
     )
 
 

@@ -16,7 +16,7 @@ import tomllib
 import typing
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import dacite
 import tyro
@@ -24,6 +24,10 @@ import tyro
 from cpplm.core.errors import UserError
 
 T = TypeVar("T")
+SHARED_FLAGS = ("config", "json")
+"""What every command takes beside its settings, see `cpplm.cli.main`."""
+Precision = Literal["auto", "bf16", "fp32"]
+"""Of matrix products, wherever a command computes."""
 
 
 def short(*letters: str) -> Any:
@@ -137,7 +141,7 @@ def from_command_line(
     """
     wanted = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
     given = [argument[2:].split("=")[0].replace("-", "_") for argument in wanted]
-    _refuse_unknown([*flags(cls), "help"], given, program.removeprefix("cpplm "))
+    _refuse_unknown([*flags(cls), "help", *SHARED_FLAGS], given, program.removeprefix("cpplm "))
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -48,7 +48,7 @@ from cpplm.sandbox.sandbox import Sandbox
 class CheckSettings:
     """Settings of `cpplm corpus check`."""
 
-    corpus: tyro.conf.Positional[str]
+    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
     """Folder or bucket URL of a corpus."""
     sample: int = 200
     """Documents to compile."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import tyro
@@ -32,7 +32,7 @@ _PORTION_BYTES = 4_000_000
 class ExportSettings:
     """Settings of `cpplm corpus export`."""
 
-    corpus: tyro.conf.Positional[str]
+    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
     """Folder or bucket URL of a corpus."""
     to: str
     """File or bucket URL to write; the ending says the format: .jsonl, .jsonl.gz or .jsonl.zst."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -20,7 +20,7 @@ _ON_A_PAGE = 12
 class InspectSettings:
     """Which documents to show."""
 
-    corpus: tyro.conf.Positional[str]
+    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
     """Folder or bucket URL of a corpus."""
     project: str | None = None
     """Only documents of this project."""

@@ -23,7 +23,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.locking import only_writer
 from cpplm.core.storage import sha256
 from cpplm.evaluate.models.code_model import CodeModel, Request, Stop, Written
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 
 FOLDER = "answers"
 LONGEST_TEXT = 1 << 17

@@ -22,9 +22,11 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict
-from cpplm.evaluate.cpp import CppEvalSettings, evaluate_problems
+from cpplm.evaluate.cpp import evaluate_problems
 from cpplm.evaluate.run import completer
-from cpplm.generate.load import ModelSource, load_engine
+from cpplm.evaluate.settings import CppEvalSettings
+from cpplm.generate.load import load_engine
+from cpplm.generate.settings import ModelSource
 from cpplm.sandbox.compiler import require_compiler
 from cpplm.sandbox.sandbox import Sandbox
 

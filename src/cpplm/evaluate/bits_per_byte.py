@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.evaluate.kept import Kept
 from cpplm.evaluate.models.code_model import CodeModel, TokenBits
+from cpplm.evaluate.settings import BpbSettings
 from cpplm.evaluate.texts import Text
 
 RESAMPLES = 1000
@@ -31,40 +31,15 @@ MOST_CONTEXTS = 5
 _SHOWN_PROJECTS = 20
 
 
-@dataclass(frozen=True)
-class BpbSettings:
-    """What bits per byte are measured on."""
+def tokens_in_view(settings: BpbSettings, model: CodeModel) -> int:
+    """The context to measure with.
 
-    data_dir: str
-    """Corpus whose validation documents are read, a parquet file or folder, or a folder of C++ files;
-    corpora and parquet folders may be bucket URLs."""
-    text_column: str = "text"
-    """Column of parquet files that are no corpus."""
-    eval_bytes: int = -1
-    """Measure only so many bytes of documents, the same for every model (-1 = all)."""
-    context: int = -1
-    """Tokens in view at most (-1 = as many as the model can have)."""
-    context_bytes: int = 32768
-    """Measure so many bytes with half, a quarter, ... of the context too (0 = none)."""
-
-    def __post_init__(self) -> None:
-        for name in ("eval_bytes", "context"):
-            if getattr(self, name) == 0 or getattr(self, name) < -1:
-                raise UserError(
-                    f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 for all."
-                )
-        if self.context_bytes < 0:
-            raise UserError(f"--context_bytes {self.context_bytes} is negative", fix="Use 0 for none.")
-
-    def tokens_in_view(self, model: CodeModel) -> int:
-        """The context to measure with.
-
-        Raises:
-            UserError: the model has less.
-        """
-        if self.context > model.context:
-            raise UserError(f"--context {self.context:,}: {model.name} has {model.context:,} tokens in view")
-        return self.context if self.context > 0 else model.context
+    Raises:
+        UserError: the model has less.
+    """
+    if settings.context > model.context:
+        raise UserError(f"--context {settings.context:,}: {model.name} has {model.context:,} tokens in view")
+    return settings.context if settings.context > 0 else model.context
 
 
 def measure_texts(

@@ -26,8 +26,8 @@ from cpplm.core.runlog import LOG, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket
 from cpplm.evaluate.background import Request
-from cpplm.evaluate.cpp import CppEvalSettings
-from cpplm.generate.load import ModelSource
+from cpplm.evaluate.settings import CppEvalSettings
+from cpplm.generate.settings import ModelSource
 from cpplm.train.checkpoint import committed_steps
 from cpplm.train.checkpoint import folder as checkpoint_folder
 from cpplm.train.trainer import Callback, StepMetrics, Trainer

@@ -6,65 +6,17 @@ The model is a function that is passed in; nothing here knows what it is. `judge
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from cpplm.core.errors import UserError
 from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge, Program
 from cpplm.evaluate.judge.scoring import CppReport, SampleResult, function_body, summarise
 from cpplm.evaluate.problems import Problem, load_problems
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.evaluate.settings import CppEvalSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.sandbox.sandbox import Sandbox
 
 Generate = Callable[[list[str], SamplingSettings, int], list[list[str]]]
 """A model: prompts, sampling and the number of samples in; the completions of each prompt out, in order."""
-
-
-@dataclass(frozen=True)
-class CppEvalSettings:
-    """How C++ problems are sampled and judged."""
-
-    problems: str = "small"
-    """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
-    num_samples: int = 1
-    """Completions per problem; pass@10 needs at least 10."""
-    temperature: float = 0.0
-    """0 takes the likeliest token (greedy); 0.2 to 0.8 is usual with several samples."""
-    top_k: int = 0
-    """Sample among the k likeliest tokens; 0 means all."""
-    top_p: float = 1.0
-    """Sample among the likeliest tokens that have this share of the probability together (0.95 is usual)."""
-    max_new_tokens: int = 256
-    """Length of a completion in tokens."""
-    seed: int = 0
-    """Seed of the sampling."""
-    workers: int = 0
-    """Programs compiled and run at the same time; 0 means one per core."""
-    unsafe: bool = False
-    """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_samples", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} must be at least {least}, not {getattr(self, name)}")
-        _ = self.sampling
-        if self.temperature == 0 and self.num_samples > 1:
-            raise UserError(
-                f"--num_samples {self.num_samples} at --temperature 0 would draw equal samples",
-                fix="Set --temperature 0.2 or more, or --num_samples 1.",
-            )
-        if self.temperature == 0 and (self.top_k > 0 or self.top_p < 1):
-            raise UserError(
-                "--top_k and --top_p have no effect at --temperature 0",
-                fix="Set a temperature or leave them out.",
-            )
-
-    @property
-    def sampling(self) -> SamplingSettings:
-        """How completions are drawn."""
-        return SamplingSettings(
-            self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
-        )
 
 
 def evaluate_problems(

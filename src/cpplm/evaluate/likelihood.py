@@ -28,14 +28,6 @@ _NORMAL_95 = 1.959964
 
 
 @dataclass(frozen=True)
-class LikelihoodSettings:
-    """What solutions are compared."""
-
-    problems: str = "humaneval"
-    """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
-
-
-@dataclass(frozen=True)
 class Solution:
     """A body behind its prompt: bits of all, bits of the body, bytes of the body.
 

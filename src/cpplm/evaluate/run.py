@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,64 +23,23 @@ from cpplm.core.progress import progress_bar, say
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.evaluate.answers import Answers, open_answers
-from cpplm.evaluate.bits_per_byte import BpbSettings, measure_texts
-from cpplm.evaluate.cpp import CppEvalSettings, Generate, evaluate_problems
+from cpplm.evaluate.bits_per_byte import measure_texts, tokens_in_view
+from cpplm.evaluate.cpp import Generate, evaluate_problems
 from cpplm.evaluate.judge.scoring import CppReport, function_body
 from cpplm.evaluate.kept import Kept
-from cpplm.evaluate.likelihood import LikelihoodSettings, measure_likelihood
+from cpplm.evaluate.likelihood import measure_likelihood
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import CodeModel, Request, Written
-from cpplm.evaluate.models.model_source import EvaluatedModel
+from cpplm.evaluate.models.model_source import load_model
 from cpplm.evaluate.problems import Problem, load_problems
+from cpplm.evaluate.settings import BpbSettings, CppEvalSettings, LikelihoodSettings, Target
 from cpplm.evaluate.syntax import syntax_valid
 from cpplm.evaluate.texts import fingerprint, read_texts
 from cpplm.generate.engine import Engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 
 FILE = "evaluation.json"
 DOCUMENTS = "bpb_documents.jsonl"
-
-
-@dataclass(frozen=True)
-class Target:
-    """Whose figures, and where they go."""
-
-    model: EvaluatedModel
-    out: str = ""
-    """Folder for the results (empty = the run's own; of another model than a run, none are kept)."""
-
-
-@dataclass(frozen=True)
-class BpbCommand:
-    """Settings of `cpplm evaluate bpb`."""
-
-    target: Target
-    bpb: BpbSettings
-
-
-@dataclass(frozen=True)
-class LikelihoodCommand:
-    """Settings of `cpplm evaluate likelihood`."""
-
-    target: Target
-    likelihood: LikelihoodSettings = field(default_factory=LikelihoodSettings)
-
-
-@dataclass(frozen=True)
-class CppCommand:
-    """Settings of `cpplm evaluate cpp`."""
-
-    target: Target
-    cpp: CppEvalSettings = field(default_factory=CppEvalSettings)
-
-
-@dataclass(frozen=True)
-class EvaluateCommand:
-    """Settings of `cpplm evaluate`."""
-
-    target: Target
-    bpb: BpbSettings
-    cpp: CppEvalSettings = field(default_factory=CppEvalSettings)
 
 
 class Evaluation:
@@ -93,7 +51,7 @@ class Evaluation:
         Raises:
             UserError: there is none, or the folder for the results cannot be used.
         """
-        self.model: CodeModel = target.model.load()
+        self.model: CodeModel = load_model(target.model)
         where = target.out or target.model.run
         self._storage = Storage(where, create=bool(target.out)) if where else None
         if self._storage is None:
@@ -139,7 +97,7 @@ class Evaluation:
             UserError: no texts there, or the model cannot score.
         """
         texts = read_texts(settings.data_dir, settings.text_column, settings.eval_bytes)
-        context = settings.tokens_in_view(self.model)
+        context = tokens_in_view(settings, self.model)
 
         def measure(with_what: dict[str, Any]) -> dict[str, Any]:
             with Kept(self.folder and self.folder / DOCUMENTS, with_what) as kept:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from cpplm.core.settings import to_dict
-from cpplm.evaluate.fim.suite import FimEvalSettings, inputs, run_fim
-from cpplm.evaluate.run import Evaluation, Target
-
-
-@dataclass(frozen=True)
-class FimCommand:
-    """Settings of `cpplm evaluate fim`."""
-
-    target: Target
-    fim: FimEvalSettings = field(default_factory=FimEvalSettings)
+from cpplm.evaluate.fim.suite import inputs, run_fim
+from cpplm.evaluate.run import Evaluation
+from cpplm.evaluate.settings import FimEvalSettings
 
 
 def evaluate_fim(evaluation: Evaluation, settings: FimEvalSettings) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpplm.core.errors import UserError
 from cpplm.evaluate.cpp import cut, program
 from cpplm.evaluate.judge.judging import Judge
 from cpplm.evaluate.judge.scoring import COMPILED, Outcome
@@ -18,22 +17,6 @@ _EXPECTED: dict[str, frozenset[Outcome]] = {
     "canonical": frozenset({"pass"}),
     "buggy": COMPILED - {"pass", "early exit"},
 }
-
-
-@dataclass(frozen=True)
-class SelfTestSettings:
-    """Settings of `cpplm evaluate self_test`."""
-
-    problems: tuple[str, ...] = ("small", "humaneval")
-    """Sets of problems: "small", "humaneval", or paths of JSON Lines files."""
-    workers: int = 0
-    """Programs compiled and run at the same time; 0 means one per core."""
-
-    def __post_init__(self) -> None:
-        if not self.problems:
-            raise UserError("no problems to judge the harness by", fix='Use "small" or "humaneval".')
-        if self.workers < 0:
-            raise UserError(f"--workers must not be negative, it is {self.workers}")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.calls import CALCULATOR, RESULTS, Value, render_call
 from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said
 from cpplm.generate.writing import Request, Stop

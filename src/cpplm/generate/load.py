@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
 import torch
 from torch import nn
 
-from cpplm.core.errors import UserError
-from cpplm.core.hardware import Precision, choose_device, choose_dtype
-from cpplm.core.settings import short
+from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.generate.engine import Engine
+from cpplm.generate.settings import ModelSource as ModelSource  # noqa: PLC0414  (serve has it from here)
 from cpplm.model.attention import Attention
 from cpplm.model.block import Block
 from cpplm.model.kernels.packed_linear import pack_linear_layers
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint import Checkpoint, open_run
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Which model, and where it computes."""
-
-    run: Annotated[str, short("i", "g")]
-    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
-    step: Annotated[int, short("s")] = -1
-    """Checkpoint step (-1 = the newest)."""
-    device_type: Literal["", "cuda", "mps", "cpu"] = ""
-    """Device (empty = the best one present)."""
-    precision: Precision = "auto"
-    """Of matrix products; auto = bf16 where the hardware has it."""
-
-    def __post_init__(self) -> None:
-        if self.step < -1:
-            raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
 
 
 def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:

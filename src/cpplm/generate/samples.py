@@ -6,7 +6,7 @@ from typing import Any
 
 from cpplm.core.progress import say
 from cpplm.generate.engine import Engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.special import BOS
 from cpplm.train.torch_learner import torch_model
 from cpplm.train.trainer import Callback, StepMetrics, Trainer

@@ -12,60 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cpplm.core.errors import UserError
-from cpplm.core.settings import short
+from cpplm.generate.settings import SamplingSettings as SamplingSettings  # noqa: PLC0414  (serve has it from here)
 
 _RANKED = 512  # top_p first looks among so many likeliest tokens: sorting all of them takes longer
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How tokens are chosen, and how many."""
-
-    max_new_tokens: int = 256
-    """Tokens to write at most; the context length of the model is a limit too."""
-    temperature: Annotated[float, short("t")] = 0.8
-    """Divides the logits; 0 takes the likeliest token."""
-    top_k: Annotated[int, short("k")] = 50
-    """Sample among this many likeliest tokens (0 = all)."""
-    seed: int = 0
-    """The same seed gives the same text, sample by sample."""
-    top_p: float = 1.0
-    """Sample among the fewest likeliest tokens that have this share of the probability together (1 = all)."""
-    min_p: float = 0.0
-    """Leave out tokens less likely than this share of the likeliest one's probability."""
-    repetition_penalty: float = 1.0
-    """Logits of tokens that were read or written already: positive ones are divided by it, negative ones
-    multiplied (CTRL, Keskar et al. 2019, arXiv 1909.05858, section 4.1)."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a completion; they are no part of it."""
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(f"--max_new_tokens {self.max_new_tokens} must be at least 1")
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature {self.temperature}", fix="Use 0 (greedy) or a positive number.")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed {self.seed}", fix="Use a number from 0 to 4294967295.")
-        if self.top_k < 0:
-            raise UserError(f"--top_k {self.top_k}", fix="Use 0 for all tokens, or a positive number.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top_p {self.top_p}", fix="Use a share above 0, 1 for all tokens.")
-        if not 0 <= self.min_p <= 1:
-            raise UserError(f"--min_p {self.min_p}", fix="Use a share from 0 (all tokens) to 1.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise UserError(
-                f"--repetition_penalty {self.repetition_penalty}", fix="Use 1 for none, or a number above 1."
-            )
-        if "" in self.stop:
-            raise UserError("--stop with an empty text would end every completion at once")
 
 
 def random_stream(seed: int, sample: int) -> np.random.Generator:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.generate.sampling import SamplingSettings, penalise, random_stream, sample
+from cpplm.generate.sampling import penalise, random_stream, sample
+from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.healing import PrefixConstraint
 from cpplm.tokenizer.special import BOS, EOS
 from cpplm.tokenizer.streaming import StreamDecoder

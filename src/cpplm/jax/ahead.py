@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from jax.experimental import topologies
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar, say
-from cpplm.jax.asked import StepSettings
+from cpplm.jax.asked import CheckSettings
 from cpplm.jax.attention import attention_kind
 from cpplm.jax.backend import run_settings, train_step
 from cpplm.jax.chips import Slice, slice_named
@@ -48,20 +48,6 @@ TOO_LARGE = (
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
 )
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-@dataclass(frozen=True)
-class CheckSettings:
-    """Settings of `cpplm tpu check`."""
-
-    target: str
-    """Slice of TPUs: v4, v5e, v5p, v6e or v7x with a number, as in v6e-4, v5e-8."""
-    step: StepSettings = field(default_factory=StepSettings)
-    """The step."""
-
-    def __post_init__(self) -> None:
-        if self.step.jax.multi_host:
-            raise UserError("--multi_host does nothing here", fix="--target names the hosts' chips together.")
 
 
 @dataclass(frozen=True)

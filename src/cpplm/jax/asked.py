@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from cpplm.batches.settings import DataSettings
-from cpplm.core.hardware import Precision
+from cpplm.core.errors import UserError
+from cpplm.core.settings import Precision
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings
-from cpplm.optim.groups import Rates
+from cpplm.optim.rates import Rates
 from cpplm.train.jax_settings import JaxSettings
 from cpplm.train.settings import TrainSettings, model_config
 
@@ -93,3 +94,35 @@ class StepSettings:
     def config(self, settings: TrainSettings) -> ModelConfig:
         """The model."""
         return model_config(settings, self.vocab_size)
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """Settings of `cpplm tpu check`."""
+
+    target: str
+    """Slice of TPUs: v4, v5e, v5p, v6e or v7x with a number, as in v6e-4, v5e-8."""
+    step: StepSettings = field(default_factory=StepSettings)
+    """The step."""
+
+    def __post_init__(self) -> None:
+        if self.step.jax.multi_host:
+            raise UserError("--multi_host does nothing here", fix="--target names the hosts' chips together.")
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """Settings of `cpplm tpu bench`."""
+
+    steps: int = 20
+    """Steps to measure."""
+    warm_up: int = 3
+    """Steps before them."""
+    step: StepSettings = field(default_factory=StepSettings)
+    """The step."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warm_up < 0:
+            raise UserError(
+                f"--steps {self.steps} --warm_up {self.warm_up}", fix="Measure at least one step."
+            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -17,10 +17,9 @@ import torch
 
 from cpplm.batches.loader import Batch
 from cpplm.batches.state import LoaderState
-from cpplm.core.errors import UserError
 from cpplm.core.hardware import tpu_chips
 from cpplm.core.progress import progress_bar, say
-from cpplm.jax.asked import StepSettings
+from cpplm.jax.asked import BenchSettings, StepSettings
 from cpplm.jax.attention import attention_kind
 from cpplm.jax.backend import JaxBackend, train_step
 from cpplm.jax.chips import chip_of
@@ -32,24 +31,6 @@ from cpplm.jax.step import NEUTRAL, TrainStep
 from cpplm.model.counting import count_flops, count_parameters
 from cpplm.train.horizon import horizon_of
 from cpplm.train.settings import TrainSettings
-
-
-@dataclass(frozen=True)
-class BenchSettings:
-    """Settings of `cpplm tpu bench`."""
-
-    steps: int = 20
-    """Steps to measure."""
-    warm_up: int = 3
-    """Steps before them."""
-    step: StepSettings = field(default_factory=StepSettings)
-    """The step."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.warm_up < 0:
-            raise UserError(
-                f"--steps {self.steps} --warm_up {self.warm_up}", fix="Measure at least one step."
-            )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from cpplm.jax.layout import abstract, checkpoint_shapes, is_stacked, members
 from cpplm.jax.mesh import layers_spec, state_spec, weight_spec
 from cpplm.model.config import ModelConfig
 from cpplm.optim.bundles import Group
-from cpplm.optim.groups import Rates, groups_of
+from cpplm.optim.groups import groups_of
+from cpplm.optim.rates import Rates
 from cpplm.optim.rules import POLAR_EXPRESS
 
 State = dict[str, jax.Array]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpplm.core.errors import UserError
-from cpplm.core.hardware import PEAK_TERAFLOPS
+from cpplm.core.data_sheets import PEAK_TERAFLOPS
 from cpplm.model.counting import count_flops, count_parameters
 from cpplm.train.memory import Memory, Plan, memory_of
+from cpplm.train.settings import DryRunSettings
 
 # Memory of one device in 10^9 bytes, by the names of PEAK_TERAFLOPS, as the makers state it. Where a
 # device is sold with several sizes, the smallest.
@@ -22,37 +22,6 @@ MEMORY_GB = {
     "A10": 24, "RTX 5090": 32, "RTX 4090": 24, "RTX 3090": 24,
 }  # fmt: skip
 USABLE = 0.92  # share of a device's memory; the driver, communication buffers and fragments take the rest
-
-
-@dataclass(frozen=True)
-class DryRunSettings:
-    """A run that is estimated instead of started."""
-
-    dry_run: bool = False
-    """Print what the run would take, and train nothing."""
-    world_size: int = 1
-    """Dry run: processes, each with a device of its own."""
-    gpu: str = "H100"
-    """Dry run: the device, by its name in the table of peak rates."""
-    gpu_memory_gb: float = -1.0
-    """Dry run: its memory in 10^9 bytes (-1 = the data sheet's)."""
-    mfu: float = 0.4
-    """Dry run: the share of its peak rate that is assumed."""
-
-    def __post_init__(self) -> None:
-        for name in ("world_size", "gpu", "gpu_memory_gb", "mfu"):
-            if not self.dry_run and getattr(self, name) != getattr(type(self), name):
-                raise UserError(f"--{name} does nothing without --dry_run", fix="Add it, or leave this out.")
-        if self.world_size < 1:
-            raise UserError(f"--world_size {self.world_size} must be at least 1")
-        if self.gpu not in PEAK_TERAFLOPS:
-            raise UserError(
-                f"--gpu {self.gpu!r} is not known", fix=f"Known are: {', '.join(PEAK_TERAFLOPS)}."
-            )
-        if not (self.gpu_memory_gb > 0 or self.gpu_memory_gb == -1):
-            raise UserError(f"--gpu_memory_gb {self.gpu_memory_gb}", fix="Use a positive number.")
-        if not 0 < self.mfu <= 1:
-            raise UserError(f"--mfu {self.mfu} is not a share", fix="Use a number above 0, up to 1.")
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,46 @@ from typing import Literal
 
 from cpplm.batches.fim import FimSettings
 from cpplm.batches.settings import DataSettings
+from cpplm.core.data_sheets import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import Precision
+from cpplm.core.settings import Precision
 from cpplm.core.storage import is_bucket
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
-from cpplm.optim.groups import Rates
+from cpplm.optim.rates import Rates
 from cpplm.optim.schedules import Schedule
-from cpplm.train.estimate import DryRunSettings
 from cpplm.train.jax_settings import JaxSettings
+
+
+@dataclass(frozen=True)
+class DryRunSettings:
+    """A run that is estimated instead of started."""
+
+    dry_run: bool = False
+    """Print what the run would take, and train nothing."""
+    world_size: int = 1
+    """Dry run: processes, each with a device of its own."""
+    gpu: str = "H100"
+    """Dry run: the device, by its name in the table of peak rates."""
+    gpu_memory_gb: float = -1.0
+    """Dry run: its memory in 10^9 bytes (-1 = the data sheet's)."""
+    mfu: float = 0.4
+    """Dry run: the share of its peak rate that is assumed."""
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "gpu", "gpu_memory_gb", "mfu"):
+            if not self.dry_run and getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"--{name} does nothing without --dry_run", fix="Add it, or leave this out.")
+        if self.world_size < 1:
+            raise UserError(f"--world_size {self.world_size} must be at least 1")
+        if self.gpu not in PEAK_TERAFLOPS:
+            raise UserError(
+                f"--gpu {self.gpu!r} is not known", fix=f"Known are: {', '.join(PEAK_TERAFLOPS)}."
+            )
+        if not (self.gpu_memory_gb > 0 or self.gpu_memory_gb == -1):
+            raise UserError(f"--gpu_memory_gb {self.gpu_memory_gb}", fix="Use a positive number.")
+        if not 0 < self.mfu <= 1:
+            raise UserError(f"--mfu {self.mfu} is not a share", fix="Use a number above 0, up to 1.")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.evaluate.fim.holes import Hole, choose_holes, fingerprint, problem_holes
 from cpplm.evaluate.fim.idle import HOLES_PER_PROBLEM, SETS, find_idle, known, program, try_empty
-from cpplm.evaluate.fim.suite import FimEvalSettings
 from cpplm.evaluate.judge.judging import Judge, Program
 from cpplm.evaluate.judge.verdicts import Verdict
 from cpplm.evaluate.problems import load_problems
+from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.sandbox.sandbox import Sandbox
 
 # Of the holes that the default settings make. Other holes: figures that cannot be compared with older ones.

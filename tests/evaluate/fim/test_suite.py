@@ -12,19 +12,11 @@ from cpplm.core.errors import UserError
 from cpplm.evaluate.fim import suite as fim
 from cpplm.evaluate.fim.holes import Hole, problem_holes
 from cpplm.evaluate.fim.report import FimReport, FimSample, edit_similarity, normalised
-from cpplm.evaluate.fim.suite import (
-    BLOCK,
-    LINE,
-    WHOLE,
-    FimEvalSettings,
-    cut_for,
-    inputs,
-    leaves_function,
-    run_fim,
-)
+from cpplm.evaluate.fim.suite import BLOCK, LINE, WHOLE, cut_for, inputs, leaves_function, run_fim
 from cpplm.evaluate.models.code_model import Request, Stop, Written
 from cpplm.evaluate.problems import load_problems
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.evaluate.settings import FimEvalSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.sandbox.sandbox import Sandbox
 
 Answer = Callable[[Request], str]

@@ -17,7 +17,7 @@ from typing import Any
 from cpplm.evaluate.models.code_model import Request
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 
 Handler = BaseHTTPRequestHandler
 Fault = Callable[[Handler], None]

@@ -15,8 +15,7 @@ from cpplm.core.storage import Storage
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import Request
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special import BOS, EOS

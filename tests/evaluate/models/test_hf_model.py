@@ -24,7 +24,7 @@ from cpplm.evaluate.models.code_model import Request
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import SENTINELS, HfTokens
 from cpplm.generate.engine import Engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.export import export_hf
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.evaluate.models.hf_dirs import byte_level, llama, sentence_piece, write_hf_dir, write_tokenizer

@@ -24,7 +24,7 @@ from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.models.server import Server
 from cpplm.evaluate.models.url_model import UrlModel
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from tests.evaluate.models import loopback as faults
 from tests.evaluate.models.hf_dirs import write_hf_dir
 from tests.evaluate.models.loopback import Loopback, serving

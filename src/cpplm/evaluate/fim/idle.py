@@ -21,11 +21,12 @@ from cpplm.core.errors import UserError
 from cpplm.evaluate.fim.holes import Hole, choose_holes
 from cpplm.evaluate.judge.judging import Judge, Program
 from cpplm.evaluate.problems import load_problems
+from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.sandbox.sandbox import Sandbox
 
 KNOWN = Path(__file__).with_name("idle_holes.jsonl")
 SETS = ("small", "humaneval")
-HOLES_PER_PROBLEM = 2
+HOLES_PER_PROBLEM = FimEvalSettings.holes_per_problem
 """Of each kind: what the default settings take, and therefore what the file answers for."""
 
 

@@ -27,83 +27,19 @@ from cpplm.core.workers import available_cores
 from cpplm.evaluate.answers import open_answers
 from cpplm.evaluate.fim.held_out import ALONE, Window, compile_alone, file_holes
 from cpplm.evaluate.fim.holes import Hole, HoleKind, choose_holes, fingerprint
-from cpplm.evaluate.fim.idle import HOLES_PER_PROBLEM, find_idle, program
+from cpplm.evaluate.fim.idle import find_idle, program
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalised
 from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge
 from cpplm.evaluate.judge.scoring import COMPILED, function_body, open_braces
 from cpplm.evaluate.judge.verdicts import Verdict
 from cpplm.evaluate.models.code_model import CodeModel, Stop, Written
 from cpplm.evaluate.problems import load_problems
+from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.evaluate.syntax import parser_version, syntax_valid
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.evaluate.texts import fingerprint as texts_fingerprint
-from cpplm.generate.sampling import SamplingSettings
 from cpplm.sandbox.compiler import require_compiler
 from cpplm.sandbox.sandbox import Sandbox
-
-
-@dataclass(frozen=True)
-class FimEvalSettings:
-    """Which holes, how they are filled, and how that is judged."""
-
-    problems: str = "small"
-    """Cut the solutions of these problems: "small", "humaneval" (164), or the path of a JSON Lines file;
-    empty = none."""
-    files: str = ""
-    """Cut held-out code: the validation documents of a corpus, or a folder of C++ files; empty = none."""
-    holes_per_problem: int = HOLES_PER_PROBLEM
-    """Single lines per problem, and as many runs of lines; the function's body is one more."""
-    holes_per_kind: int = 50
-    """Holes of each kind in --files."""
-    hole_seed: int = 0
-    """Of the choice of holes; scores on different holes cannot be compared."""
-    seen_before: int = 800
-    """Characters of a file that the model sees before a hole; of a problem it sees everything."""
-    seen_after: int = 400
-    """Characters of a file that it sees behind a hole; together about as much as 512 tokens hold."""
-    num_samples: int = 1
-    """Answers per hole."""
-    temperature: float = 0.0
-    """0 takes the likeliest token (greedy)."""
-    top_k: int = 0
-    """Sample among the k likeliest tokens; 0 means all."""
-    top_p: float = 1.0
-    """Sample among the likeliest tokens that have this share of the probability together."""
-    max_new_tokens: int = 256
-    """Length of an answer in tokens."""
-    seed: int = 0
-    """Seed of the sampling."""
-    compile_files: bool = False
-    """Also compile the filled documents of --files that compile on their own before they are cut."""
-    workers: int = 0
-    """Programs compiled and run at the same time; 0 means one per core."""
-    unsafe: bool = False
-    """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
-
-    def __post_init__(self) -> None:
-        for name in ("holes_per_problem", "holes_per_kind", "seen_before", "num_samples"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("hole_seed", "seen_after", "workers"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name} must not be negative, it is {getattr(self, name)}")
-        _ = self.sampling
-        if self.temperature == 0 and (self.num_samples > 1 or self.top_k > 0 or self.top_p < 1):
-            raise UserError(
-                "--num_samples above 1, --top_k and --top_p have no effect at --temperature 0",
-                fix="Set --temperature 0.2 or more, or leave them out.",
-            )
-        if not self.problems and not self.files:
-            raise UserError("no holes: --problems and --files are both empty", fix="Name one of them.")
-        if self.compile_files and not self.files:
-            raise UserError("--compile_files has no effect without --files", fix="Name files or drop it.")
-
-    @property
-    def sampling(self) -> SamplingSettings:
-        """How answers are drawn."""
-        return SamplingSettings(
-            self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
-        )
 
 
 @dataclass(frozen=True)

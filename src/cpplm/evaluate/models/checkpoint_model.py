@@ -13,9 +13,9 @@ from cpplm.core.storage import sha256
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
 from cpplm.evaluate.windows import Encoded, score_in_windows
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource, load_engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.load import load_engine
 from cpplm.generate.scheduler import Limits
+from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.tokenizer.special import BOS
 from cpplm.train.checkpoint import Checkpoint
 

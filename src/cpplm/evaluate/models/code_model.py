@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 
 Stop = Callable[[str], bool]
 """Whether a text that is being written has said all that is wanted: what follows would be cut off."""

@@ -19,11 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import Precision, choose_device, choose_dtype
+from cpplm.core.hardware import choose_device, choose_dtype
+from cpplm.core.settings import Precision
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.windows import MOST_BATCH_TOKENS, score_in_windows
-from cpplm.generate.sampling import SamplingSettings, penalise, random_stream, sample
+from cpplm.generate.sampling import penalise, random_stream, sample
+from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.special import IGNORED
 
 # Logits held at once when scoring: 512 MiB in float32, and as much again for the loss.

@@ -17,7 +17,7 @@ from cpplm.evaluate.models.async_jobs import run_jobs
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
 from cpplm.evaluate.models.echo import read_echo
 from cpplm.evaluate.models.server import NoAnswer, Server
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 
 if TYPE_CHECKING:
     import httpx2

@@ -1,0 +1,276 @@
+"""Settings of `cpplm evaluate`: which model, what is measured, and the commands that these make up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cpplm.core.errors import UserError
+from cpplm.core.settings import Precision
+from cpplm.generate.settings import SamplingSettings
+
+_ONLY_FOR = {
+    "run": ("step",),
+    "url": ("model_name", "api_key_env", "fills_in", "timeout"),
+}
+_NOT_FOR_URL = ("device_type", "precision")
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """Exactly one of --run, --hf_dir and --url."""
+
+    run: str = ""
+    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
+    step: int = -1
+    """Checkpoint step of --run (-1 = the newest)."""
+    hf_dir: Path | None = None
+    """Directory of a causal model as Hugging Face's libraries save it, with its tokenizer and safetensors."""
+    url: str = ""
+    """OpenAI-compatible server, such as http://localhost:8000/v1."""
+    model_name: str = ""
+    """The server's name of the model (empty = the only one it has)."""
+    api_key_env: str = ""
+    """Environment variable that holds the server's key (empty = none is sent)."""
+    fills_in: bool = False
+    """The server's model takes a `suffix`: what follows the text to be written."""
+    timeout: float = 120.0
+    """Seconds without a byte from the server after which an attempt is given up."""
+    eval_batch_size: int = 8
+    """Rows per forward pass, or requests to a server at the same time."""
+    device_type: Literal["", "cuda", "mps", "cpu"] = ""
+    """Device of --run and --hf_dir (empty = the best one present)."""
+    precision: Precision = "auto"
+    """Of matrix products; auto = bf16 where the hardware has it."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("run", "hf_dir", "url") if getattr(self, name) not in ("", None)]
+        if len(given) != 1:
+            what = "no model was named" if not given else f"--{' and --'.join(given)} exclude each other"
+            raise UserError(what, fix="Give one of --run, --hf_dir and --url.")
+        for owner, names in _ONLY_FOR.items():
+            self._refuse_unused(names, given != [owner], f"only means something with --{owner}")
+        self._refuse_unused(_NOT_FOR_URL, given == ["url"], "is the server's affair")
+        if self.step < -1:
+            raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
+        if self.eval_batch_size < 1:
+            raise UserError(f"--eval_batch_size {self.eval_batch_size} must be at least 1")
+        if not 0 < self.timeout < float("inf"):
+            raise UserError(f"--timeout {self.timeout}", fix="Use a positive number of seconds.")
+
+    def _refuse_unused(self, names: tuple[str, ...], unused: bool, why: str) -> None:
+        for name in names:
+            if unused and getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"--{name} {why}", fix="Leave it out.")
+
+
+@dataclass(frozen=True)
+class BpbSettings:
+    """What bits per byte are measured on."""
+
+    data_dir: str
+    """Corpus whose validation documents are read, a parquet file or folder, or a folder of C++ files;
+    corpora and parquet folders may be bucket URLs."""
+    text_column: str = "text"
+    """Column of parquet files that are no corpus."""
+    eval_bytes: int = -1
+    """Measure only so many bytes of documents, the same for every model (-1 = all)."""
+    context: int = -1
+    """Tokens in view at most (-1 = as many as the model can have)."""
+    context_bytes: int = 32768
+    """Measure so many bytes with half, a quarter, ... of the context too (0 = none)."""
+
+    def __post_init__(self) -> None:
+        for name in ("eval_bytes", "context"):
+            if getattr(self, name) == 0 or getattr(self, name) < -1:
+                raise UserError(
+                    f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 for all."
+                )
+        if self.context_bytes < 0:
+            raise UserError(f"--context_bytes {self.context_bytes} is negative", fix="Use 0 for none.")
+
+
+@dataclass(frozen=True)
+class LikelihoodSettings:
+    """What solutions are compared."""
+
+    problems: str = "humaneval"
+    """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
+
+
+@dataclass(frozen=True)
+class CppEvalSettings:
+    """How C++ problems are sampled and judged."""
+
+    problems: str = "small"
+    """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
+    num_samples: int = 1
+    """Completions per problem; pass@10 needs at least 10."""
+    temperature: float = 0.0
+    """0 takes the likeliest token (greedy); 0.2 to 0.8 is usual with several samples."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 means all."""
+    top_p: float = 1.0
+    """Sample among the likeliest tokens that have this share of the probability together (0.95 is usual)."""
+    max_new_tokens: int = 256
+    """Length of a completion in tokens."""
+    seed: int = 0
+    """Seed of the sampling."""
+    workers: int = 0
+    """Programs compiled and run at the same time; 0 means one per core."""
+    unsafe: bool = False
+    """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_samples", 1), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name} must be at least {least}, not {getattr(self, name)}")
+        _ = self.sampling
+        if self.temperature == 0 and self.num_samples > 1:
+            raise UserError(
+                f"--num_samples {self.num_samples} at --temperature 0 would draw equal samples",
+                fix="Set --temperature 0.2 or more, or --num_samples 1.",
+            )
+        if self.temperature == 0 and (self.top_k > 0 or self.top_p < 1):
+            raise UserError(
+                "--top_k and --top_p have no effect at --temperature 0",
+                fix="Set a temperature or leave them out.",
+            )
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """How completions are drawn."""
+        return SamplingSettings(
+            self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
+        )
+
+
+@dataclass(frozen=True)
+class FimEvalSettings:
+    """Which holes, how they are filled, and how that is judged."""
+
+    problems: str = "small"
+    """Cut the solutions of these problems: "small", "humaneval" (164), or the path of a JSON Lines file;
+    empty = none."""
+    files: str = ""
+    """Cut held-out code: the validation documents of a corpus, or a folder of C++ files; empty = none."""
+    holes_per_problem: int = 2
+    """Single lines per problem, and as many runs of lines; the function's body is one more."""
+    holes_per_kind: int = 50
+    """Holes of each kind in --files."""
+    hole_seed: int = 0
+    """Of the choice of holes; scores on different holes cannot be compared."""
+    seen_before: int = 800
+    """Characters of a file that the model sees before a hole; of a problem it sees everything."""
+    seen_after: int = 400
+    """Characters of a file that it sees behind a hole; together about as much as 512 tokens hold."""
+    num_samples: int = 1
+    """Answers per hole."""
+    temperature: float = 0.0
+    """0 takes the likeliest token (greedy)."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 means all."""
+    top_p: float = 1.0
+    """Sample among the likeliest tokens that have this share of the probability together."""
+    max_new_tokens: int = 256
+    """Length of an answer in tokens."""
+    seed: int = 0
+    """Seed of the sampling."""
+    compile_files: bool = False
+    """Also compile the filled documents of --files that compile on their own before they are cut."""
+    workers: int = 0
+    """Programs compiled and run at the same time; 0 means one per core."""
+    unsafe: bool = False
+    """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
+
+    def __post_init__(self) -> None:
+        for name in ("holes_per_problem", "holes_per_kind", "seen_before", "num_samples"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("hole_seed", "seen_after", "workers"):
+            if getattr(self, name) < 0:
+                raise UserError(f"--{name} must not be negative, it is {getattr(self, name)}")
+        _ = self.sampling
+        if self.temperature == 0 and (self.num_samples > 1 or self.top_k > 0 or self.top_p < 1):
+            raise UserError(
+                "--num_samples above 1, --top_k and --top_p have no effect at --temperature 0",
+                fix="Set --temperature 0.2 or more, or leave them out.",
+            )
+        if not self.problems and not self.files:
+            raise UserError("no holes: --problems and --files are both empty", fix="Name one of them.")
+        if self.compile_files and not self.files:
+            raise UserError("--compile_files has no effect without --files", fix="Name files or drop it.")
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """How answers are drawn."""
+        return SamplingSettings(
+            self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
+        )
+
+
+@dataclass(frozen=True)
+class SelfTestSettings:
+    """Settings of `cpplm evaluate self_test`."""
+
+    problems: tuple[str, ...] = ("small", "humaneval")
+    """Sets of problems: "small", "humaneval", or paths of JSON Lines files."""
+    workers: int = 0
+    """Programs compiled and run at the same time; 0 means one per core."""
+
+    def __post_init__(self) -> None:
+        if not self.problems:
+            raise UserError("no problems to judge the harness by", fix='Use "small" or "humaneval".')
+        if self.workers < 0:
+            raise UserError(f"--workers must not be negative, it is {self.workers}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whose figures, and where they go."""
+
+    model: EvaluatedModel
+    out: str = ""
+    """Folder for the results (empty = the run's own; of another model than a run, none are kept)."""
+
+
+@dataclass(frozen=True)
+class BpbCommand:
+    """Settings of `cpplm evaluate bpb`."""
+
+    target: Target
+    bpb: BpbSettings
+
+
+@dataclass(frozen=True)
+class LikelihoodCommand:
+    """Settings of `cpplm evaluate likelihood`."""
+
+    target: Target
+    likelihood: LikelihoodSettings = field(default_factory=LikelihoodSettings)
+
+
+@dataclass(frozen=True)
+class CppCommand:
+    """Settings of `cpplm evaluate cpp`."""
+
+    target: Target
+    cpp: CppEvalSettings = field(default_factory=CppEvalSettings)
+
+
+@dataclass(frozen=True)
+class FimCommand:
+    """Settings of `cpplm evaluate fim`."""
+
+    target: Target
+    fim: FimEvalSettings = field(default_factory=FimEvalSettings)
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Settings of `cpplm evaluate`."""
+
+    target: Target
+    bpb: BpbSettings
+    cpp: CppEvalSettings = field(default_factory=CppEvalSettings)
