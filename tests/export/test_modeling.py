@@ -141,6 +141,7 @@ configs = st.builds(
     logit_softcap=st.sampled_from([5.0, 15.0]),
     value_embeddings=st.booleans(),
     smear=st.booleans(),
+    induction=st.booleans(),
     backout=st.booleans(),
     engram=engrams,
     hyper_connections=st.none() | st.builds(HyperConnectionsConfig, st.integers(2, 3), st.integers(1, 3)),

@@ -86,6 +86,7 @@ def random_config(seed: int) -> ModelConfig:
         hyper_connections=chance.choice([None, HyperConnectionsConfig(chance.randint(2, 4), 5)]),
         mtp=chance.choice([None, MultiTokenConfig(chance.randint(1, 2))]),
         dsa=chance.choice([None, sparse]),
+        induction=chance.random() < 0.5,
     )
 
 

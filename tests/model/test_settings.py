@@ -29,6 +29,7 @@ def test_nothing_said_is_the_preset() -> None:
         (["--short_window", "quarter"], "short_window", "quarter"),
         (["--value_embeddings", "on"], "value_embeddings", True),
         (["--smear", "on"], "smear", True),
+        (["--induction", "on"], "induction", True),
         (["--backout", "on"], "backout", True),
     ],
 )

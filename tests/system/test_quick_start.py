@@ -57,7 +57,9 @@ def test_quick_start_killed_anywhere_ends_with_the_page(tmp_path: Path) -> None:
     moments = random.Random(2)
     demo = tmp_path / "demo"
     commands = [
-        shlex.split(line.replace("runs/demo", str(demo)).replace("--max_minutes 3", "--num_iterations 40"))[1:]
+        shlex.split(line.replace("runs/demo", str(demo)).replace("--max_minutes 3", "--num_iterations 40"))[
+            1:
+        ]
         for line in readme_commands()
     ]
     for command in commands:

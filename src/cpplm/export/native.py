@@ -61,12 +61,7 @@ def lacking(config: ModelConfig, weights: Mapping[str, Tensor]) -> list[str]:
         found.append("scales of the residual stream that are not positive")
     if values:
         found.append(f"value embeddings in {_named(values)}")
-    if config.smear:
-        found.append("smear")
-    if config.induction:
-        found.append("induction")
-    if config.backout:
-        found.append("backout")
+    found += [name for name in ("smear", "induction", "backout") if getattr(config, name)]
     if engram is not None:
         found.append(f"n-gram memory of the kind {engram.kind!r} in {_named(engram.layers)}")
     if streams is not None:

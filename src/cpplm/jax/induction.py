@@ -36,7 +36,7 @@ def followers(ids_BT: jax.Array, documents_BT: jax.Array | None = None) -> tuple
 
 
 def _latest(keys: tuple[jax.Array, jax.Array], places_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The place behind the latest earlier token with the same pair of keys, 0 for none; ranks of the pairs."""
+    """The place behind the latest earlier token with the same keys, 0 for none, and ranks of the keys."""
     *sorted_keys, order_BT = jax.lax.sort((*keys, places_BT), dimension=1, is_stable=True, num_keys=2)
     same_BT = jnp.ones(order_BT.shape, bool).at[:, 0].set(False)
     for key_BT in sorted_keys:

@@ -4,8 +4,8 @@ Rotary positions, normalised queries and keys, untied embedding and output head,
 RMSNorm without weights (also right after the embedding), no biases, grouped-query attention, capped logits,
 sliding windows, and per layer two learned scalars: one scales the residual stream, one mixes the embedding
 back in. What else a model has, its configuration says: value embeddings, smear, backout, induction, n-gram
-memory (`engram`), several residual streams (`hyper_connections`), heads that predict further tokens (`multi_token`),
-sparse attention.
+memory (`engram`), several residual streams (`hyper_connections`), heads that predict further tokens
+(`multi_token`), sparse attention.
 
 Shapes: B batch, T tokens, C model_dim, V vocabulary. `x` is the residual stream BTC, or streams BTNC.
 

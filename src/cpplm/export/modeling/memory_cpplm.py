@@ -184,7 +184,7 @@ class Induction(nn.Module):
         self.scales = nn.Parameter(torch.ones(len(self.lengths)))
 
     def find(self, ids_BT: Tensor, past: Past) -> tuple[Tensor, Tensor]:
-        """The token that followed the match, and which of the lengths matched, from 1; 0 for none. Both BT."""
+        """The token that followed the match, and which length matched, from 1; 0 for none. Both BT."""
         # 0 stands before the start, and for padding
         ids_BS = past.recent("induction ids", ids_BT.unsqueeze(-1) + 1, past.first).squeeze(-1)
         places_S = torch.arange(ids_BS.size(1), device=ids_BS.device)
