@@ -280,7 +280,7 @@ class Typing:
 
 
 @pytest.fixture
-def typing(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[[], Typing]]:
+def typing(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[..., Typing]]:
     """`cpplm chat` with a model that talks for a long time."""
     run = write_run(tmp_path / "run", babbler(tokenizer, context=4096))
     environment = {
@@ -292,8 +292,8 @@ def typing(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[[], Typing
     command = [sys.executable, "-m", "cpplm.cli.main", "chat", "--run", str(run), "--max_new_tokens", "4000"]
     opened: list[Typing] = []
 
-    def start() -> Typing:
-        opened.append(Typing([*command, "--device_type", "cpu"], environment))
+    def start(*more: str) -> Typing:
+        opened.append(Typing([*command, "--device_type", "cpu", *more], environment))
         return opened[-1]
 
     yield start
@@ -302,7 +302,7 @@ def typing(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[[], Typing
 
 
 @pytest.mark.slow
-def test_a_terminal_session(typing: Callable[[], Typing], tmp_path: Path) -> None:
+def test_a_terminal_session(typing: Callable[..., Typing], tmp_path: Path) -> None:
     first = typing()
     first.wait_for("> ")
     first.type("tell me\n")
@@ -322,12 +322,8 @@ def test_a_terminal_session(typing: Callable[[], Typing], tmp_path: Path) -> Non
     first.type("quit\n")
     assert first.process.wait(timeout=20) == 0
     history = tmp_path / "state" / "cpplm" / "chat_history"
-    assert [line for line in history.read_text().splitlines() if not line.startswith("_")] == [
-        "tell me",
-        "clear",
-        "quit",
-    ]
-    assert history.parent.stat().st_mode & 0o077 == 0
+    assert history.read_text().splitlines() == ["tell me", "clear", "quit"]
+    assert (history.stat().st_mode | history.parent.stat().st_mode) & 0o077 == 0
 
     second = typing()
     second.wait_for("> ")
@@ -338,7 +334,37 @@ def test_a_terminal_session(typing: Callable[[], Typing], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_sigterm_ends_the_program(typing: Callable[[], Typing]) -> None:
+def test_a_question_of_several_lines_comes_back_as_one(typing: Callable[..., Typing], tmp_path: Path) -> None:
+    first = typing()
+    first.wait_for("> ")
+    for line in (BLOCK, "int f() {", r'  puts("a\n");', "}", BLOCK):
+        first.type(f"{line}\n")
+    first.wait_for(f"{BLOCK}\r\n")  # the one that closes it; the answer follows
+    first.wait_for(f"{BLOCK}\r\n")
+    time.sleep(1)
+    first.type("\x03")
+    first.wait_for("Stopped.")
+    first.type("quit\n")
+    assert first.process.wait(timeout=20) == 0
+    history = tmp_path / "state" / "cpplm" / "chat_history"
+    assert history.read_bytes() == b'int f() {\r  puts("a\\n");\r}\nquit\n'
+
+    second = typing("--json")
+    second.wait_for("> ")
+    second.type("\x1b[A\x1b[A")  # two questions back
+    second.wait_for("puts")
+    second.type("\n")
+    time.sleep(2)
+    second.type("\x03")
+    second.wait_for("Stopped.")
+    second.type("quit\n")
+    second.wait_for('{"messages": ')
+    messages = json.loads(second.wait_for(', "step"'))
+    assert messages[0]["content"] == 'int f() {\n  puts("a\\n");\n}'
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_program(typing: Callable[..., Typing]) -> None:
     chat = typing()
     chat.wait_for("> ")
     chat.type("tell me\n")

@@ -31,7 +31,8 @@ except ImportError:  # Windows: typing works, without history
 BLOCK = '"""'
 """A line that begins and ends a text of several lines."""
 _WELCOME = f"quit or Ctrl-D: end   clear: begin anew   Ctrl-C: stop an answer   {BLOCK}: several lines"
-_KEPT_LINES = 1000
+_KEPT_QUESTIONS = 1000
+_LINE_BREAK = "\r"  # within a question, in the file with one question per line: a terminal gives none
 _LIMITS = Limits(rows=1)
 
 
@@ -138,10 +139,12 @@ class Terminal:
             sys.stdin.reconfigure(errors="replace")  # a byte that is no text is no reason to end
         self._history = history_file()
         if self.interactive and readline is not None:
+            readline.set_auto_history(False)  # a question of several lines is one entry: `_remember`
             readline.clear_history()
-            readline.set_history_length(_KEPT_LINES)
             with contextlib.suppress(OSError):  # there is none yet
-                readline.read_history_file(self._history)
+                kept = self._history.read_bytes().decode(errors="surrogateescape")
+                for question in filter(None, kept.split("\n")):
+                    readline.add_history(question.replace(_LINE_BREAK, "\n"))
 
     def read(self) -> str | None:
         """The next question; None when there is none."""
@@ -155,7 +158,7 @@ class Terminal:
                     raise
                 print()  # the line is given up
                 continue
-            self._save()
+            self._remember(text)
             return text
 
     def _block(self) -> str:
@@ -174,14 +177,22 @@ class Terminal:
             print()
             return None
 
-    def _save(self) -> None:
-        """Keep the history now: a window that is closed kills the program."""
+    def _remember(self, text: str | None) -> None:
+        """Keep it in the history, and that in its file, now: a window that is closed kills the program."""
         if not self.interactive or readline is None:
             return
+        count = readline.get_current_history_length()
+        if text and text.strip() and text != readline.get_history_item(count):
+            readline.add_history(text)
+            count += 1
+        first = max(0, count - _KEPT_QUESTIONS)
+        questions = [readline.get_history_item(index + 1) or "" for index in range(first, count)]
+        kept = "".join(question.replace("\n", _LINE_BREAK) + "\n" for question in questions)
         new = self._history.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):  # it is a convenience
             self._history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            readline.write_history_file(new)
+            new.touch(mode=0o600)
+            new.write_bytes(kept.encode(errors="surrogateescape"))
             new.replace(self._history)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpplm.cli.report import Report
 from cpplm.cli.settings import CheckpointListSettings, ImportSettings, VerifySettings
 from cpplm.core.errors import UserError
+from cpplm.core.wording import counted
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint import (
     Checkpoint,
@@ -26,7 +27,9 @@ def list_checkpoints(settings: CheckpointListSettings) -> Report:
             rows.append(f"step {step:>9,}  {error}")
             figures.append({"step": step, "error": str(error)})
             continue
-        rows.append(f"step {step:>9,}  {checkpoint.size / 1e6:>12,.1f} MB  {len(checkpoint.files)} files")
+        rows.append(
+            f"step {step:>9,}  {checkpoint.size / 1e6:>12,.1f} MB  {counted(len(checkpoint.files), 'file')}"
+        )
         figures.append({"step": step, "bytes": checkpoint.size, "files": len(checkpoint.files)})
     text = "\n".join(rows or ["no checkpoint yet"])
     return Report(f"{storage.location}\n{text}", {"location": storage.location, "checkpoints": figures})
@@ -51,7 +54,7 @@ def verify(settings: VerifySettings) -> Report:
         raise UserError("; ".join(wrong))
     size = sum(checkpoint.size for checkpoint in sound)
     return Report(
-        f"{len(sound)} checkpoints, {size / 1e6:,.1f} MB: every file is as it was saved",
+        f"{counted(len(sound), 'checkpoint')}, {size / 1e6:,.1f} MB: every file is as it was saved",
         {"location": storage.location, "steps": [checkpoint.step for checkpoint in sound], "bytes": size},
     )
 

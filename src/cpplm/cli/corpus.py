@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpplm.cli.report import Report
+from cpplm.core.wording import counted
 from cpplm.corpus import build as builder
 from cpplm.corpus import check as checker
 from cpplm.corpus import check_report, summary
@@ -40,9 +41,11 @@ def check(settings: CheckSettings) -> Report:
 def export(settings: ExportSettings) -> Report:
     """Write documents or docstring pairs as JSON lines."""
     result = exporter.export(settings)
-    repeated = f"; {result['repeated_pairs']:,} repeated pairs left out" if "repeated_pairs" in result else ""
+    pairs = "repeated_pairs" in result
+    repeated = f"; {counted(result['repeated_pairs'], 'repeated pair')} left out" if pairs else ""
     return Report(
-        f"{result['lines']:,} {'pairs' if repeated else 'documents'} of {result['documents']:,} documents, "
+        f"{counted(result['lines'], 'pair' if pairs else 'document')} of "
+        f"{counted(result['documents'], 'document')}, "
         f"{result['bytes'] / 1e6:,.2f} MB, in {settings.to}{repeated}",
         result,
     )

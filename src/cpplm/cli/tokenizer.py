@@ -11,6 +11,7 @@ from typing import Any, Literal
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
+from cpplm.core.wording import counted
 from cpplm.corpus.plain_files import find_batches
 from cpplm.tokenizer.conversations import render_conversation
 from cpplm.tokenizer.export import export_hf
@@ -88,10 +89,11 @@ def evaluate(settings: MeasureSettings) -> Report:
     rows = [f"{project:30} {ratio:6.3f} bytes/token" for project, ratio in sorted(result.by_project.items())]
     rows.append(f"{'mean over projects':30} {result.bytes_per_token:6.3f} bytes/token")
     rows += [
-        f"encoding on {threads} thread{'s' * (threads > 1)}: {speed:.1f} MB/s"
+        f"encoding on {counted(threads, 'thread')}: {speed:.1f} MB/s"
         for threads, speed in result.megabytes_per_second.items()
     ]
-    rows.append(f"{result.documents:,} documents, {result.bytes / 1e6:.1f} MB, all decoded to what they were")
+    read = f"{counted(result.documents, 'document')}, {result.bytes / 1e6:.1f} MB"
+    rows.append(f"{read}, decoding gives back every byte")
     return Report("\n".join(rows), {**asdict(result), "hash": tokenizer.hash})
 
 
@@ -108,7 +110,7 @@ def show(settings: ShowSettings) -> Report:
     if settings.html is not None:
         html = settings.html.expanduser()
         Storage(html.parent, create=True).write(html.name, to_html(tokenizer, ids, mask).encode())
-        return Report(f"{html}: {len(ids):,} tokens", figures)
+        return Report(f"{html}: {counted(len(ids), 'token')}", figures)
     return Report(to_terminal(tokenizer, ids, mask, with_ids=settings.with_ids), figures)
 
 

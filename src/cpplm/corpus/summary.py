@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
+from cpplm.core.wording import counted
+
 ACTIONS = ("skipped", "converted", "redacted")
 # What it says of the names that libclang resolved: files matched by name, compiler flags that were left out.
 SEMANTIC_ACTIONS = {"by name": "incomplete", "flags": "left_out"}
@@ -119,8 +121,8 @@ def summary(result: dict[str, Any], location: str) -> str:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in totals["kinds"].items())
     lines = [
         f"corpus     {location}",
-        f"sources    {totals['projects']:,} projects, {totals['files']:,} files, "
-        f"{totals['source_bytes'] / 1e6:,.2f} MB, {totals['functions']:,} functions",
+        f"sources    {counted(totals['projects'], 'project')}, {counted(totals['files'], 'file')}, "
+        f"{totals['source_bytes'] / 1e6:,.2f} MB, {counted(totals['functions'], 'function')}",
         f"documents  {totals['documents']:,} ({kinds}), {totals['text_bytes'] / 1e6:,.2f} MB",
         f"splits     train {totals['train_documents']:,} ({totals['train_bytes'] / 1e6:,.2f} MB), "
         f"val {totals['val_documents']:,} ({totals['val_bytes'] / 1e6:,.2f} MB), by {totals['split_by']}",
@@ -128,7 +130,7 @@ def summary(result: dict[str, Any], location: str) -> str:
     records = result.get("records", [])
     if records:
         number = sum(file["records"] for file in records)
-        lines.append(f"records    {number:,} from {len(records):,} JSONL files")
+        lines.append(f"records    {number:,} from {counted(len(records), 'JSONL file')}")
     lines += _compiled(totals)
     if "semantic" in totals:
         semantic = totals["semantic"]
@@ -145,8 +147,8 @@ def summary(result: dict[str, Any], location: str) -> str:
         lines.append(f"time       {result['seconds']:.1f} s, {rate:.2f} MB of source per second")
     if 1 < totals["projects"] <= _PER_PROJECT:
         lines += [
-            f"  {name}: {entry['files']:,} files, {entry['source_bytes'] / 1e6:,.2f} MB, "
-            f"{entry['documents']:,} documents"
+            f"  {name}: {counted(entry['files'], 'file')}, {entry['source_bytes'] / 1e6:,.2f} MB, "
+            f"{counted(entry['documents'], 'document')}"
             for name, entry in sorted(result["projects"].items())
         ]
     return "\n".join(lines)
@@ -227,9 +229,9 @@ def _examples(group: list[tuple[str, dict[str, Any]]], number: int) -> Iterator[
 
 def describe(document: dict[str, Any]) -> str:
     """One document under a line of provenance."""
-    tokens = f"{document['num_tokens']:,} tokens, " if document["num_tokens"] >= 0 else ""
+    tokens = f"{counted(document['num_tokens'], 'token')}, " if document["num_tokens"] >= 0 else ""
     return (
         f"=== {document['project']} | {document['kind']} | {document['split']} | {tokens}"
-        f"{len(document['text'].encode()):,} bytes, {document['num_functions']:,} functions | "
+        f"{len(document['text'].encode()):,} bytes, {counted(document['num_functions'], 'function')} | "
         f"{', '.join(document['files'])} | {document['id'][:16]}\n{document['text']}"
     )

@@ -15,6 +15,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.shards import COMPLETE, ShardReader
 from cpplm.core.storage import Storage, is_bucket, sha256
+from cpplm.core.wording import counted
 
 CXX_SOURCES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
 CXX_HEADERS = frozenset(
@@ -147,4 +148,4 @@ def _files(folder: Path) -> Iterator[Text]:
         project = inside.parts[0] if len(inside.parts) > 1 else folder.resolve().name
         yield Text(text, project, "source" if suffix in CXX_SOURCES else "header")
     for reason, count in left_out.items():
-        say(f"{folder}: {count} files left out, {reason}")
+        say(f"{folder}: {counted(count, 'file')} left out, {reason}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpplm.core.data_sheets import PEAK_TERAFLOPS
+from cpplm.core.wording import counted
 from cpplm.model.counting import count_flops, count_parameters
 from cpplm.train.memory import Memory, Plan, memory_of
 from cpplm.train.settings import DryRunSettings
@@ -54,10 +55,11 @@ class Estimate:
             ("loss", memory.loss, "estimate"),
             ("peak", memory.peak, "estimate, not the sum"),
         )
+        passes = counted(self.accumulation, "forward pass", "forward passes")
         lines = [
             f"{self.parameters:,} parameters, {dry.world_size} x {dry.gpu}",
-            f"{self.steps:,} steps of {self.tokens // self.steps:,} tokens, each {self.accumulation} "
-            f"forward passes per process and {self.flops_per_step:.3e} operations (exact)",
+            f"{self.steps:,} steps of {self.tokens // self.steps:,} tokens, each {passes} "
+            f"per process and {self.flops_per_step:.3e} operations (exact)",
             *(f"  {name:16} {size / 1e9:9.2f} GB per process ({how})" for name, size, how in parts if size),
             f"{'fits' if self.fits else 'does not fit'}: {USABLE:.0%} of {self.device_bytes / 1e9:.0f} GB "
             "can be used",
