@@ -58,7 +58,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "normuon": ("--preset", "seed", "--muon_beta2", "0.9"),
     "nanochat and engram memory": (*NANOCHAT, "--engram", "memory"),
     "nanochat and normuon": ("--preset", "nanochat", "--muon_beta2", "0.9"),
+    "induction": (*PLAIN, "--induction", "on"),
     "cpplm": ("--preset", "cpplm"),
+    "cpplm without induction": ("--preset", "cpplm", "--induction", "off"),
 }
 
 
