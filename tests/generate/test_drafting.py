@@ -148,6 +148,8 @@ def test_lookup_finds_what_came_last(tokenizer: Tokenizer) -> None:
     assert draft([9, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5, 6]  # two tokens are enough
     assert draft([1, 2, 3, 7, 5, 2, 3, 8, 1, 2, 3]) == [7, 5, 2]  # three tell more
     assert draft([1, 2, 3]) == draft([5]) == []
+    drafter = Drafter(model, cache, DraftSettings("lookup"))  # two, where nobody says how many
+    assert draft([1, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5]
 
 
 def test_many_samples_are_not_drafted_for(tokenizer: Tokenizer) -> None:

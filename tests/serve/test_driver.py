@@ -100,6 +100,11 @@ def test_too_many_are_told_when_to_come_again(engine: Engine) -> None:
     async def work(driver: Driver) -> None:
         async with driver.write([Request((BOS,), LONG)]) as first:
             await first.next()
+            async with driver.write([Request((BOS,), LONG)]):
+                driver._most_waiting = 1
+                with pytest.raises(Overloaded, match=r"^1 request is waiting already; try again in \d+ s$"):
+                    await written(driver, Request((BOS,), LONG))
+                driver._most_waiting = 2
             async with driver.write([Request((BOS,), LONG)]), driver.write([Request((BOS,), LONG)]):
                 with pytest.raises(Overloaded, match="2 requests are waiting") as refused:
                     await written(driver, Request((BOS,), LONG))

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.runlog import read_run_log
+from cpplm.core.settings import from_command_line
+from cpplm.train.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 CPPLM = [sys.executable, "-m", "cpplm.cli.main"]
@@ -36,6 +38,15 @@ def test_make_demo_runs_the_commands_of_the_readme() -> None:
     assert [line.removesuffix(" --save") for line in commands] == readme_commands()
     assert last.startswith("echo ")  # how to go on
     assert "cpplm serve --run runs/demo/run" in last
+
+
+def test_the_demos_model_learns_to_fill_in() -> None:
+    """As docs/serving.md and editors ask of it."""
+    flags = ["--data_dir", "corpus", "--tokenizer", "tokenizer.json", "--out", "run"]
+    settings = from_command_line(
+        TrainSettings, flags, program="cpplm train", description="", recipe=ROOT / "recipes" / "demo.toml"
+    )
+    assert settings.fim.enabled
 
 
 def run(arguments: list[str], *, kill_after: float | None = None) -> subprocess.CompletedProcess[str]:
