@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource
+from cpplm.generate.settings import ModelSource
 from cpplm.serve.app import Application, build
 from cpplm.serve.driver import Driver
 from cpplm.serve.model import ServedModel

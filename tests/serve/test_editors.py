@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.serve.infill import Enough, surroundings
 from cpplm.serve.model import ServedModel
 from cpplm.serve.plan import Planner

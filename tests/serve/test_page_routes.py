@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from cpplm.core.errors import UserError
 from cpplm.corpus.standard_names import KEYWORDS
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource
+from cpplm.generate.settings import ModelSource
 from cpplm.sandbox.limits import Limits
 from cpplm.serve import page_compile, page_routes
 from cpplm.serve.app import build

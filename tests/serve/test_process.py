@@ -20,7 +20,7 @@ import pytest
 from cpplm.cli.serve import serve as command
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import ModelSource
+from cpplm.generate.settings import ModelSource
 from cpplm.serve.settings import BatchSettings, NetworkSettings, ServeSettings
 from tests.commands import assert_one_line_error, cpplm
 from tests.generate.talker import write_run

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.writing import Request, Sample, TokenLogprob
 from cpplm.serve.tokens import Token, TokenTrail, for_chat, for_completions, prompt_tokens
 from cpplm.tokenizer.special import BOS

@@ -67,12 +67,10 @@ def run(arguments: list[str], *, kill_after: float | None = None) -> subprocess.
 def test_quick_start_killed_anywhere_ends_with_the_page(tmp_path: Path) -> None:
     moments = random.Random(2)
     demo = tmp_path / "demo"
-    commands = [
-        shlex.split(line.replace("runs/demo", str(demo)).replace("--max_minutes 3", "--num_iterations 40"))[
-            1:
-        ]
-        for line in readme_commands()
-    ]
+    commands = []
+    for line in readme_commands():
+        here = line.replace("runs/demo", str(demo)).replace("--max_minutes 3", "--num_iterations 40")
+        commands.append(shlex.split(here.removeprefix("cpplm ")))
     for command in commands:
         if command[0] == "generate":
             command += ["--save"]

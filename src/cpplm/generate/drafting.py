@@ -42,7 +42,7 @@ class DraftSettings:
     kind: Literal["off", "lookup", "heads"] = "off"
     """Repeat what followed the same tokens before (lookup), or ask the model's multi-token head (heads)."""
     tokens: int = 2
-    """Tokens drafted at a time, at most."""  # with the last one written, as many as the CPU's kernels take
+    """Tokens drafted at a time, at most: with the last one written as many as a CPU's kernels take."""
     rows: int = 4
     """With more samples than this none is drafted: reading several tokens of each would take too long."""
 

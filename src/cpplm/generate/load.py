@@ -7,7 +7,7 @@ from torch import nn
 
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.generate.engine import Engine
-from cpplm.generate.settings import ModelSource as ModelSource  # noqa: PLC0414  (serve has it from here)
+from cpplm.generate.settings import ModelSource
 from cpplm.model.attention import Attention
 from cpplm.model.block import Block
 from cpplm.model.kernels.packed_linear import pack_linear_layers

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpplm.generate.settings import SamplingSettings as SamplingSettings  # noqa: PLC0414  (serve has it from here)
+from cpplm.generate.settings import SamplingSettings
 
 _RANKED = 512  # top_p first looks among so many likeliest tokens: sorting all of them takes longer
 

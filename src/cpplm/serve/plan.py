@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cpplm.core.errors import UserError
-from cpplm.generate.sampling import SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.writing import Request
 from cpplm.serve.asked import Sampled
 from cpplm.serve.errors import ApiError, too_long

@@ -10,8 +10,8 @@ from typing import Literal
 
 from cpplm.core.errors import UserError
 from cpplm.generate.drafting import DraftSettings
-from cpplm.generate.load import ModelSource
 from cpplm.generate.scheduler import Limits
+from cpplm.generate.settings import ModelSource
 from cpplm.generate.tools.box import ToolLimits
 from cpplm.serve.page_routes import PageSettings
 
