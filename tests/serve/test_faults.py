@@ -101,7 +101,7 @@ def test_what_was_written_for_clients_that_vanished_is_counted(long_engine: Engi
         sample = served.driver.scheduler._rows[0].sample
         vanish(connection)
         served.settle()
-        assert served.metric("cpplm_written_tokens_total") == sample.written < LONG["max_tokens"]
+        assert served.metric("cpplm_written_tokens_total") == sample.written < 12_000
 
 
 def test_clients_that_do_not_wait_for_their_answer(busy: Served) -> None:
@@ -287,7 +287,7 @@ def test_nothing_was_written_in_time(long_engine: Engine) -> None:
 
 def test_more_tokens_than_a_request_may_have(engine: Engine) -> None:
     with serving(engine, requests=RequestSettings(max_new_tokens=5, default_new_tokens=3, grace=5)) as served:
-        assert served.complete(prompt="x", max_tokens=100, seed=1)["usage"]["completion_tokens"] <= 6
+        assert served.complete(prompt="x", max_tokens=100, seed=1)["usage"]["completion_tokens"] <= 5
         assert served.complete(prompt="", max_tokens=-1, seed=1)["choices"][0]["finish_reason"] == "length"
         assert served.complete(prompt=[70], seed=1)["usage"]["completion_tokens"] == 3
 
