@@ -18,7 +18,7 @@ def test_build_then_inspect(tmp_path):
     figures = json.loads(built.stdout.splitlines()[-1])
     assert figures["functions"] == 37
     assert figures["kinds"] == {"compilable": 6}
-    assert "1 projects, 9 files" in built.stdout
+    assert "1 project, 9 files" in built.stdout
     shown = cpplm("inspect", out, "--num", "2", "--kind", "compilable", "--json")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("=== tinylib | compilable |") == 2

@@ -228,7 +228,7 @@ def test_a_corpus_from_json_lines(tmp_path):
         "_COMPLETE", "manifest", "train_00000", "val_00000",
     }  # fmt: skip
     shown = summary(result, "out")
-    assert "records    41 from 1 JSONL files" in shown
+    assert "records    41 from 1 JSONL file" in shown
     wanted = CorpusSettings(
         out=str(tmp_path / "mit"), jsonl=(licensed(tmp_path),), licences=("MIT",), workers=1
     )

@@ -258,8 +258,8 @@ def test_cxx_files_by_sub_folder(tmp_path: Path, capfd: pytest.CaptureFixture[st
         (tmp_path.name, "source", "m"),
     }
     said = capfd.readouterr().err
-    assert "1 files left out, not UTF-8" in said
-    assert "1 files left out, larger than" in said
+    assert "1 file left out, not UTF-8" in said
+    assert "1 file left out, larger than" in said
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "text"])

@@ -2,7 +2,7 @@
 
 Code repeats itself, and a transformer learns only late to look where its last tokens stood before (induction
 heads, Olsson et al. 2022, arXiv 2209.11895). Here that place is found by comparing ids, as in the n-gram
-heads of Akyürek et al. 2024 (arXiv 2401.12973, section 6), and each embedding takes in that of the token
+heads of Akyürek et al. 2024 (arXiv 2401.12973), and each embedding takes in that of the token
 which followed there, through a matrix and a scale by how much matched. The matrix starts at zero, so the
 model starts without.
 
