@@ -35,8 +35,8 @@ from cpplm.core.storage import Storage
 from cpplm.core.workers import worker_pool
 from cpplm.export.hf import ENDS, export_to_hf
 from cpplm.generate.load import prepare
-from cpplm.generate.scheduler import Limits, Scheduler
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.scheduler import Scheduler
+from cpplm.generate.settings import Limits, SamplingSettings
 from cpplm.generate.writing import Request
 from cpplm.model.cache_rows import Remembered
 from cpplm.model.config import ModelConfig

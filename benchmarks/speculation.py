@@ -27,11 +27,9 @@ from measuring import Spread, describe_machine, prepare_environment, progress, p
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.texts import read_texts
-from cpplm.generate.drafting import DraftSettings
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.scheduler import Limits
-from cpplm.generate.settings import ModelSource, SamplingSettings
+from cpplm.generate.settings import DraftSettings, Limits, ModelSource, SamplingSettings
 from cpplm.generate.writing import Request
 
 PLAIN = "off"

@@ -78,8 +78,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert not modules & {"torch", "numpy", "tyro", "dacite", "pyarrow", "obstore", "tiktoken", "matplotlib"}
 
 
-# What `cpplm serve` is told lies beside its web server.
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"serve"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_the_help_of_a_command_imports_no_machine_learning(command: str) -> None:
     assert not modules_after(*command.split(), "--help") & {"torch", "jax", "safetensors", "transformers"}
 

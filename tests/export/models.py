@@ -17,7 +17,7 @@ from cpplm.export.hf import ENDS
 from cpplm.export.modeling.configuration_cpplm import CpplmConfig
 from cpplm.export.modeling.modeling_cpplm import CpplmForCausalLM
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Limits
+from cpplm.generate.settings import Limits
 from cpplm.generate.writing import Request
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from cpplm.core.errors import UserError
-from cpplm.generate.drafting import Drafter, DraftSettings
+from cpplm.generate.drafting import Drafter
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Limits, Scheduler
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.scheduler import Scheduler
+from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings
 from cpplm.generate.writing import Completion, Request
 from cpplm.model.cache import Cache
 from cpplm.model.config import ModelConfig

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Limits
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.settings import Limits, SamplingSettings
 from cpplm.generate.writing import Completion, Request
 from cpplm.tokenizer.special import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer

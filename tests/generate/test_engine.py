@@ -8,8 +8,7 @@ import torch
 from cpplm.batches.fim import render_fim_prompt
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Limits
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.settings import Limits, SamplingSettings
 from cpplm.generate.writing import Request
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.healing import heal

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Limits
+from cpplm.generate.settings import Limits
 from cpplm.generate.writing import Completion, Request
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer

@@ -7,8 +7,8 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Event, Limits, Scheduler
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.scheduler import Event, Scheduler
+from cpplm.generate.settings import Limits, SamplingSettings
 from cpplm.generate.writing import Completion, Request
 from cpplm.model.blocks import BLOCK
 from cpplm.tokenizer.special import BOS

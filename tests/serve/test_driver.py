@@ -9,8 +9,7 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Limits
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.settings import Limits, SamplingSettings
 from cpplm.generate.writing import Completion, Request
 from cpplm.serve.driver import Cut, Driver, Failed, Overloaded
 from cpplm.tokenizer.special import BOS

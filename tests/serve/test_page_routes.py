@@ -18,8 +18,7 @@ from cpplm.serve import page_compile, page_routes
 from cpplm.serve.app import build
 from cpplm.serve.model import ServedModel
 from cpplm.serve.page_compile import Compiled
-from cpplm.serve.page_routes import PageSettings
-from cpplm.serve.settings import ServeSettings
+from cpplm.serve.settings import PageSettings, ServeSettings
 
 FOLDER = Path(page_routes.__file__).with_name("page")
 FILES = sorted(FOLDER.iterdir())

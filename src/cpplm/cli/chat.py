@@ -17,7 +17,7 @@ from cpplm.cli.terminal import printable, shown
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.scheduler import Limits
+from cpplm.generate.settings import Limits
 from cpplm.generate.tools.box import ToolBox
 from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, write
 from cpplm.generate.writing import Completion

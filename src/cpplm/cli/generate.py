@@ -11,11 +11,10 @@ from cpplm.cli.terminal import shown
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.storage import Storage
-from cpplm.generate.drafting import DraftSettings
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
 from cpplm.generate.samples import example_completions
-from cpplm.generate.scheduler import Limits
+from cpplm.generate.settings import DraftSettings, Limits
 from cpplm.generate.writing import Completion
 from cpplm.train.checkpoint import Checkpoint
 from cpplm.train.pretrain import run_folder

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from cpplm.core.errors import UserError
+from cpplm.generate.settings import DraftSettings
 from cpplm.model.blocks import CachedSequence
 from cpplm.model.cache import Cache
 from cpplm.model.transformer import Transformer
@@ -33,23 +32,6 @@ _NGRAMS = (3, 2)  # lengths that are looked up, the most telling first
 _FREQUENT = (
     8192  # tokens that a head may draft: ids count up from what was merged first, so these come most often
 )
-
-
-@dataclass(frozen=True)
-class DraftSettings:
-    """How tokens are drafted. It changes how fast text is written, not which."""
-
-    kind: Literal["off", "lookup", "heads"] = "off"
-    """Repeat what followed the same tokens before (lookup), or ask the model's multi-token head (heads)."""
-    tokens: int = 2
-    """Tokens drafted at a time, at most: with the last one written as many as a CPU's kernels take."""
-    rows: int = 4
-    """With more samples than this none is drafted: reading several tokens of each would take too long."""
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "rows"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--draft.{name} {getattr(self, name)} must be at least 1")
 
 
 @dataclass

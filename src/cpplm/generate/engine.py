@@ -21,8 +21,8 @@ from itertools import islice
 
 from cpplm.batches.fim import render_fim_prompt
 from cpplm.core.errors import UserError
-from cpplm.generate.scheduler import Limits, Scheduler
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.scheduler import Scheduler
+from cpplm.generate.settings import Limits, SamplingSettings
 from cpplm.generate.writing import Completion, Request, Stop
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.healing import heal

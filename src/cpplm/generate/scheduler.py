@@ -12,39 +12,19 @@ ends or is cancelled gives back its memory at once. One thread drives a schedule
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.generate.drafting import Drafter, DraftSettings, Trail
+from cpplm.generate.drafting import Drafter, Trail
+from cpplm.generate.settings import Limits
 from cpplm.generate.writing import Completion, Request, Sample, TokenLogprob, choose
 from cpplm.model.blocks import BLOCK, CachedSequence
 from cpplm.model.cache import Cache
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a scheduler may use."""
-
-    rows: int = 16
-    """Samples that write at the same time."""
-    tokens: int = 0
-    """Tokens in the cache, of all that is read and written now; 0 for as many as all rows can take."""
-    chunk: int = 512
-    """Tokens of prompts read per step."""
-    kept_tokens: int = 8192
-    """Tokens kept beyond these of what has ended, for prompts that begin alike."""
-    draft: DraftSettings = field(default_factory=DraftSettings)
-    """Tokens guessed ahead."""
-
-    def __post_init__(self) -> None:
-        for name, least in {"rows": 1, "tokens": 0, "chunk": 1, "kept_tokens": 0}.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}, it must be at least {least}")
 
 
 @dataclass(frozen=True)

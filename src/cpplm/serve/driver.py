@@ -27,7 +27,8 @@ from queue import Empty, SimpleQueue
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Event, Limits, Scheduler
+from cpplm.generate.scheduler import Event, Scheduler
+from cpplm.generate.settings import Limits
 from cpplm.generate.writing import Request, TokenLogprob
 from cpplm.serve.scoring import Scoring
 

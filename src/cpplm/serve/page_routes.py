@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 from pydantic import Field
@@ -22,6 +21,7 @@ from cpplm.serve.asked import Body, Strict
 from cpplm.serve.documented import answers
 from cpplm.serve.errors import ApiError, ErrorBody
 from cpplm.serve.page_compile import Compiled, NoCompilerError, compile_source
+from cpplm.serve.settings import PageSettings
 
 _FOLDER = Path(__file__).with_name("page")
 _MEDIA_TYPES = {
@@ -47,24 +47,6 @@ _HEADERS = {
 _NOT_HERE = "No sandbox or no compiler works on the server, compiling is switched off, or the server stops."
 
 _Known = Annotated[str | None, Header()]
-
-
-@dataclass(frozen=True)
-class PageSettings:
-    """What the web page may have compiled."""
-
-    compiles_at_once: int = 2
-    """Programs that the page's users compile and run at the same time, in the sandbox; 0 = none at all."""
-    max_source_bytes: int = 262_144
-    """Bytes of a program that is to be compiled."""
-    cpp_standard: Literal["c++17", "c++20", "c++23"] = "c++20"
-    """Of the programs that are compiled."""
-
-    def __post_init__(self) -> None:
-        if self.compiles_at_once < 0:
-            raise UserError(f"--compiles_at_once {self.compiles_at_once}", fix="Use 0 for none, or a number.")
-        if self.max_source_bytes < 1:
-            raise UserError(f"--max_source_bytes {self.max_source_bytes} must be at least 1")
 
 
 class CompileRequest(Strict, Body):

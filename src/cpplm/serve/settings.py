@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from cpplm.core.errors import UserError
-from cpplm.generate.drafting import DraftSettings
-from cpplm.generate.scheduler import Limits
-from cpplm.generate.settings import ModelSource
+from cpplm.generate.settings import DraftSettings, Limits, ModelSource
 from cpplm.generate.tools.box import ToolLimits
-from cpplm.serve.page_routes import PageSettings
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -156,6 +153,24 @@ class RequestSettings:
             _refuse_no_time(name, getattr(self, name))
         if not 0 <= self.grace < math.inf:
             raise UserError(f"--grace {self.grace}", fix="Use 0 or a positive number of seconds.")
+
+
+@dataclass(frozen=True)
+class PageSettings:
+    """What the web page may have compiled."""
+
+    compiles_at_once: int = 2
+    """Programs that the page's users compile and run at the same time, in the sandbox; 0 = none at all."""
+    max_source_bytes: int = 262_144
+    """Bytes of a program that is to be compiled."""
+    cpp_standard: Literal["c++17", "c++20", "c++23"] = "c++20"
+    """Of the programs that are compiled."""
+
+    def __post_init__(self) -> None:
+        if self.compiles_at_once < 0:
+            raise UserError(f"--compiles_at_once {self.compiles_at_once}", fix="Use 0 for none, or a number.")
+        if self.max_source_bytes < 1:
+            raise UserError(f"--max_source_bytes {self.max_source_bytes} must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
 from cpplm.evaluate.windows import Encoded, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.scheduler import Limits
-from cpplm.generate.settings import ModelSource, SamplingSettings
+from cpplm.generate.settings import Limits, ModelSource, SamplingSettings
 from cpplm.tokenizer.special import BOS
 from cpplm.train.checkpoint import Checkpoint
 
