@@ -58,7 +58,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "minutes": 10.0,
         "vocab_size": 4096,
         "max_project_bytes": 1_500_000,
-        "learning_rates": [2e-3, 4e-3, 8e-3],
+        "learning_rates": [1e-3, 2e-3, 4e-3],
     },
     "cuda": {
         "minutes": 5.0,
