@@ -202,8 +202,8 @@ def test_losses_and_norms_are_those_of_one_process(found: dict[str, Any], refere
 
 
 def test_the_end_is_that_of_one_process(found: dict[str, Any], reference: Reference) -> None:
-    """But for one element of a thousand: what is next to nothing becomes as large as all else in AdamW, and so
-    does its rounding."""
+    """But for one element of a thousand: what is next to nothing becomes as large as all else in AdamW, and
+    so does its rounding."""
     for kind in ("weights", "state"):
         assert found["end"][kind].keys() == reference.end[kind].keys()
         for name, value in reference.end[kind].items():
