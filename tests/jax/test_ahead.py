@@ -94,6 +94,7 @@ def test_without_the_compiler_the_command_says_what_to_install() -> None:
     [
         ("v6e-4", 16_384, {}, 8),
         ("v5e-8", 16_384, {}, 16),
+        ("v6e-8", 65_536, {}, 20),
         ("v6e-4", 2_048, {"engram": "memory", "mtp": True, "mhc": True, "dsa": True}, 32),
     ],
 )

@@ -1,5 +1,6 @@
 """Every kind of attention against dense float32, forward and backward, on one device and on eight."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,10 +13,11 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import LocalMask
 
 from cpplm.core.errors import UserError
-from cpplm.jax.attention import attend, attention_kind
+from cpplm.jax.attention import attend, attention_kind, check_rows
 from cpplm.jax.attention.dense import dense_attention, visible
 from cpplm.jax.attention.splash import _kernel, _WindowMask
 from cpplm.jax.attention.window import left_neighbours
+from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.attention import attention
 from cpplm.model.kernels.attention import visible as torch_visible
 from tests.jax.devices import mesh_of
@@ -249,6 +251,23 @@ def test_what_cannot_be_done_is_one_clear_error() -> None:
     refused("2 rows of the batch cannot be divided among the 4", kind="splash", mesh=mesh_of(data=2, fsdp=2))
     refused("2 key-value heads cannot be divided among the 4", kind="splash", mesh=mesh_of(model=4))
     refused("multiple of 512 tokens, not 256", kind="splash", mesh=mesh_of(context=4))
+
+
+def test_rows_are_checked_before_anything_is_traced() -> None:
+    def refused(message: str, kind: str, length: int, **axes: int) -> None:
+        with pytest.raises(UserError, match=message):
+            check_rows(kind, config, [256, length], mesh_of(**axes))
+
+    config = ModelConfig(vocab_size=300, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=64,
+                         model_dim=256, max_seq_len=512, window_pattern="SSSL")  # fmt: skip
+    refused("causal only, it has no window", "pallas", 512)
+    refused("multiple of 512 tokens, not 256", "splash", 512, context=4)
+    check_rows("splash", config, [256, 300], mesh_of(data=2))
+    check_rows("einsum", config, [300], mesh_of(context=4))
+    config = dataclasses.replace(config, window_pattern="L")
+    refused("multiple of 128 tokens, not 300", "pallas", 300)
+    refused("context axis", "pallas", 512, context=2)
+    check_rows("pallas", config, [256, 512], mesh_of(data=2))
 
 
 def test_auto_takes_what_the_devices_have() -> None:

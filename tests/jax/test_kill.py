@@ -115,6 +115,12 @@ def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path
     ours, theirs = dict(steps(together)), dict(steps(alone))
     assert list(ours) == list(theirs) == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4)
+    assert {"model-00002-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"} < set(
+        open_run(together).files
+    )  # the second host's
+    if mesh == "data=2,fsdp=4":  # one host goes on with what two have saved
+        finish(start(corpus, tokenizer_path, together, *flags[:-1], "8"))
+        assert open_run(together).step == 8
     weights = open_run(alone).tensors("model.safetensors")
-    for key, tensor in open_run(together).tensors("model.safetensors").items():
+    for key, tensor in open_run(together, 6).tensors("model.safetensors").items():
         assert torch.allclose(tensor, weights[key], rtol=0, atol=1e-2 * float(weights[key].abs().max())), key

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -112,17 +113,26 @@ def test_every_mesh_with_more_features(name: str, axes: dict[str, int]) -> None:
     compare_meshes(name, axes)
 
 
-def compare_meshes(name: str, axes: dict[str, int]) -> None:
-    config, named, batches, alone = on_one_device(name)
+@pytest.mark.slow
+@pytest.mark.usefixtures("divide_all")
+@pytest.mark.parametrize("axes", [{"data": 2, "model": 4}, {"model": 8}], ids=str)
+def test_heads_divided_among_four_and_eight(axes: dict[str, int]) -> None:
+    compare_meshes("plain", axes, num_heads=8, num_kv_heads=8)
+
+
+def compare_meshes(name: str, axes: dict[str, int], **heads: int) -> None:
+    config, named, batches, alone = on_one_device(name, **heads)
     learner = jax_learner(named, config, batches, **axes)
     assert_divided(learner, batches[0], axes)
     assert_close(train(learner, batches), alone, relative=1e-5)
 
 
 @functools.cache
-def on_one_device(name: str) -> tuple[ModelConfig, Arrays, list[Batch], list[StepLosses]]:
+def on_one_device(
+    name: str, num_heads: int = TWINS["plain"].num_heads, num_kv_heads: int = 2
+) -> tuple[ModelConfig, Arrays, list[Batch], list[StepLosses]]:
     """A model, its weights, batches, and what a mesh is compared with."""
-    config = dataclasses.replace(TWINS[name], num_kv_heads=2)
+    config = dataclasses.replace(TWINS[name], num_heads=num_heads, num_kv_heads=num_kv_heads)
     named = {key: array.copy() for key, array in checkpoint(torch_model(config)).items()}
     batches = make_batches(config, 5, 8, 16)
     return config, named, batches, train(jax_learner(named, config, batches), batches)
@@ -135,6 +145,26 @@ def assert_divided(learner: JaxLearner, batch: Batch, axes: dict[str, int]) -> N
     specs = [part for array in arrays for part in array.sharding.spec]
     divided = {axis for part in specs for axis in (part if isinstance(part, tuple) else (part,))}
     assert divided >= set(axes)
+
+
+def test_a_step_takes_the_place_of_the_last() -> None:
+    """Weights and state are donated: no second copy of them outlives the step."""
+    _, named = pair("memory")
+    batches = make_batches(TWINS["memory"], 1, 2, 16)
+    learner = jax_learner(named, TWINS["memory"], batches)
+    before = [*learner._learning.values(), *learner._state.values()]
+    train(learner, batches)
+    assert all(array.is_deleted() for array in before)
+
+
+def test_a_trace_can_be_read() -> None:
+    """The names that docs/tpu.md lists are in the program."""
+    _, named = pair("all")
+    learner = jax_learner(named, TWINS["all"], make_batches(TWINS["all"], 1, 2, 16))
+    text = learner._step.lower(2, 16).as_text(debug_info=True)
+    for name in ("embedding", "engram_tables", "attention", "mlp", "lm_head", "multi_token_0", "optimizer",
+                 "muon", "adamw"):  # fmt: skip
+        assert re.search(rf'[(/]{name}[)/"]', text), name
 
 
 def test_two_hundred_steps_are_compiled_once() -> None:

@@ -241,7 +241,7 @@ def observe_sharded(group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[str
         "norms": norms,
         "weights": whole,
         "state": {key: value.clone() for key, value in optimizer.named_state().items()},
-        "on_first": len(optimizer.named_state(on_first=True)),
+        "own_share": list(optimizer.named_state(own_share=True)),
         "elements": sum(v.numel() for state in optimizer.state.values() for v in state.values()) * count,
     }
 

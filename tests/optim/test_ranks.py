@@ -121,13 +121,15 @@ def test_the_state_of_shards_is_divided_and_whole_again(ranks: list[dict[str, An
     train(model, optimizer, range(STEPS), mean_gradient(len(ranks)))
     expected = optimizer.named_state()
     whole = sum(value.numel() for value in expected.values())
-    for rank, found in enumerate(ranks):
+    for found in ranks:
         state = found["sharded"]["state"]
         assert state.keys() == expected.keys()
         for key, value in expected.items():
             torch.testing.assert_close(state[key], value, msg=key)
         assert found["sharded"]["elements"] < whole * 1.02
-        assert found["sharded"]["on_first"] == (len(expected) if rank == 0 else 0)
+    shares = [name for found in ranks for name in found["sharded"]["own_share"]]
+    assert sorted(shares) == sorted(expected)  # each tensor once
+    assert all(found["sharded"]["own_share"] for found in ranks)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -76,5 +76,30 @@ def test_a_run_goes_on_with_other_ranks(corpus: Path, tokenizer_path: Path, tmp_
         losses(steps_alone), abs=5e-4
     )  # sums in another order, over 12 steps
     assert open_run(out).step == 12
+    saved = {step: [name for name in open_run(out, step).files if "-of-" in name] for step in (8, 12)}
+    assert {step: len(names) for step, names in saved.items()} == {8: 2 * 4, 12: 0}  # each rank its own
     sessions = [r for r in read_run_log(out / "log.jsonl") if r["event"] == "session"]
     assert [session["ranks"] for session in sessions] == [2, 4, 1]
+
+
+@pytest.mark.slow
+def test_ranks_that_see_different_places(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    """As machines do whose --out is a disk of their own."""
+    program = (
+        "import os, sys; sys.argv += ['--out', f'{sys.argv.pop()}{os.environ[\"RANK\"]}']; "
+        "from cpplm.cli.main import main; main()"
+    )
+    (tmp_path / "train.py").write_text(program)
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+         str(tmp_path / "train.py"), "train", "--data_dir", str(corpus), "--tokenizer", str(tokenizer_path),
+         *MODEL, *RUN, "--num_iterations", "1", "--device_batch_size", "4", str(tmp_path / "out")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert result.stderr.count("process 1 does not see the") == 2  # said by both
+    assert not list(tmp_path.glob("out*/checkpoints/*"))

@@ -30,4 +30,4 @@ def _save_for_ever(local_path: Path, remote_path: Path) -> None:
     with CheckpointWriter(local, keep, uploader=uploader, max_file_bytes=300) as writer:
         while True:
             step += 1
-            writer.save(step, {name: group.items() for name, group in tensors(step, size=200).items()}, FILES)
+            writer.save(step, tensors(step, size=200), FILES)

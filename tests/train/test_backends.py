@@ -53,9 +53,10 @@ def test_jax_trains_where_a_tpu_is(
 def test_without_jax_it_is_said(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(backends, "tpu_chips", lambda: 4)
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
-    assert isinstance(open_backend(settings), TorchBackend)  # a TPU alone does not stop a run
-    with pytest.raises(UserError, match="not installed"):
-        open_backend(dataclasses.replace(settings, backend="jax"))
+    for backend in ("auto", "jax"):  # never weeks on the CPU beside a TPU
+        with pytest.raises(UserError, match="needs JAX, which is not installed"):
+            open_backend(dataclasses.replace(settings, backend=backend))
+    assert isinstance(open_backend(dataclasses.replace(settings, backend="torch")), TorchBackend)
 
 
 def test_torch_refuses_a_tpu(settings: TrainSettings) -> None:  # noqa: F811

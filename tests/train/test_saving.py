@@ -5,6 +5,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint import DamagedError, committed_steps, open_checkpoint
-from cpplm.train.saving import KeepRules, copy_checkpoint, prune, write_checkpoint
+from cpplm.train.checkpoint import Checkpoint, DamagedError, committed_steps, open_checkpoint
+from cpplm.train.saving import KeepRules, Share, copy_checkpoint, count_files, prune, write_checkpoint
 from tests.object_store import object_store
 from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, files_below, save, tensors
 
@@ -217,3 +219,81 @@ def test_what_no_rule_keeps_goes(storage: Storage, tmp_path: Path) -> None:
     assert folders == ["notes.txt", "step_000010", "step_000200", "step_000300", "step_1000000"]
     assert not any("#" in name for name in files_below(tmp_path))
     assert_all_whole(storage)
+
+
+# ---- by several processes ---------------------------------------------------------------------------------
+
+
+def write_together(
+    storage: Storage, step: int, shares: list[dict[str, Tensor]], *, most: int = 100, token: str = "one"
+) -> list[Future[Checkpoint]]:
+    """Each share by a thread, the first one last, all begun at once."""
+    groups: list[dict[str, dict[str, Tensor]]] = [{"model.safetensors": share} for share in shares]
+    counts = [count_files(group, most) for group in groups]
+    with ThreadPoolExecutor(len(shares)) as threads:
+        return [
+            threads.submit(
+                write_checkpoint,
+                storage,
+                step,
+                groups[process],
+                FILES if process == 0 else {},
+                max_file_bytes=most,
+                share=Share(process, counts, token),
+            )
+            for process in reversed(range(len(shares)))
+        ][::-1]
+
+
+@given(sizes=st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=4))
+def test_shares_are_one_checkpoint(sizes: list[list[int]]) -> None:
+    storage = Storage("memory://")
+    shares = [
+        {
+            f"t{process}/{index}": torch.full((size,), index, dtype=torch.uint8)
+            for index, size in enumerate(own)
+        }
+        for process, own in enumerate(sizes)
+    ]
+    first, *others = write_together(storage, 1, shares, most=50)
+    checkpoint = open_checkpoint(storage)
+    assert first.result() == checkpoint
+    assert all(future.result().files.items() <= checkpoint.files.items() for future in others)
+    read = checkpoint.tensors("model.safetensors")
+    assert read.keys() == {name for share in shares for name in share}
+    assert all(torch.equal(read[name], tensor) for share in shares for name, tensor in share.items())
+    parts = sorted(name for name in checkpoint.files if name.endswith(".safetensors"))
+    assert parts in (
+        ["model.safetensors"],
+        [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)],
+    )
+    assert len(storage.names()) == len(checkpoint.files) + 1  # and the manifest: no reports
+
+
+def test_nothing_is_committed_when_one_share_fails(storage: Storage) -> None:
+    save(storage, 1)
+    folder = Path(storage.location, "step_000002")
+    (folder / "model-00002-of-00003.safetensors").mkdir(parents=True)
+    shares = [{f"w{process}": torch.zeros(4)} for process in range(3)]
+    first, second, third = write_together(storage, 2, shares)
+    with pytest.raises(UserError, match=r"process 1: cannot write .*model-00002"):
+        first.result()
+    with pytest.raises(UserError, match=r"cannot write .*model-00002"):
+        second.result()
+    assert list(third.result().files) == ["model-00003-of-00003.safetensors"]
+    assert committed_steps(storage) == [1]
+    assert_all_whole(storage)
+
+
+def test_reports_of_an_earlier_attempt_are_not_believed(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpplm.train.saving.PATIENCE", 0.3)
+    shares = [{f"w{process}": torch.zeros(4)} for process in range(2)]
+    counts = [count_files({"model.safetensors": share}) for share in shares]
+    write_checkpoint(storage, 1, {"model.safetensors": shares[1]}, {}, share=Share(1, counts, "earlier"))
+    with pytest.raises(UserError, match="process 1 has not written its share"):
+        write_checkpoint(storage, 1, {"model.safetensors": shares[0]}, FILES, share=Share(0, counts, "later"))
+    assert committed_steps(storage) == []
+    prune(storage, KeepRules(1))
+    assert storage.names() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from cpplm.train.sharding import (
     compile_blocks,
     init_weights,
     load_whole_state_dict,
+    own_share,
     shard,
     synchronise_gradients,
-    whole_state_dict,
 )
 from cpplm.train.world import World
 from tests.model.features import CONFIGS, random_model
@@ -101,9 +102,21 @@ def train(
     return figures
 
 
-def saved_by(model: Transformer, optimizer: MuonAdamW) -> dict[str, Any]:
-    """All weights and state, on the first rank."""
-    return {"weights": whole_state_dict(model), "state": optimizer.named_state(on_first=True)}
+def saved_by(world: World, model: Transformer, optimizer: MuonAdamW) -> dict[str, Any]:
+    """This rank's share of weights and state."""
+    return {"weights": own_share(model, world), "state": optimizer.named_state(own_share=True)}
+
+
+def together(files: list[Path]) -> dict[str, Any]:
+    """What the first rank has found, with the shares of all."""
+    ranks = [torch.load(file, weights_only=True) for file in files]
+    found: dict[str, Any] = ranks[0]
+    for moment, kind in product(("middle", "end"), ("weights", "state")):
+        shares = [rank[moment][kind] for rank in ranks]
+        assert all(shares)
+        found[moment][kind] = {name: value for share in shares for name, value in share.items()}
+        assert len(found[moment][kind]) == sum(map(len, shares))
+    return found
 
 
 def copy_of(saved: dict[str, Any]) -> dict[str, Any]:
@@ -111,21 +124,20 @@ def copy_of(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_ways(world: World, folder: Path, ways: list[Way]) -> None:
-    """Each way from the start, and from the middle of one process' training. The first rank writes."""
+    """Each way from the start, and from the middle of one process' training."""
     start, middle = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("start", "middle"))
     for way in ways:
         model, optimizer = build(way, world, start)
         found: dict[str, Any] = {"figures": train(way, world, model, optimizer, range(HALF))}
         with torch.no_grad():  # amid training: nothing gathered for it may be used after the next step
             found["validation"] = float(model.loss(*batch(99)))
-        found["middle"] = copy_of(saved_by(model, optimizer))
+        found["middle"] = copy_of(saved_by(world, model, optimizer))
         found["figures"] += train(way, world, model, optimizer, range(HALF, STEPS))
-        found["end"] = copy_of(saved_by(model, optimizer))
+        found["end"] = copy_of(saved_by(world, model, optimizer))
         found["sizes"] = world.gather_objects(sizes(model, optimizer))
         model, optimizer = build(way, world, middle)
         found["continued"] = train(way, world, model, optimizer, range(HALF, STEPS))
-        if world.is_first:
-            torch.save(found, folder / f"{way}.pt")
+        torch.save(found, folder / f"{way}-{world.index}.pt")
     if world.size == 2:
         observe_everything(world, folder)
 
@@ -162,11 +174,11 @@ def reference(folder: Path) -> Reference:
     torch.save(start, folder / "start.pt")
     model, optimizer = build(ALONE, alone(), start)
     figures = train(ALONE, alone(), model, optimizer, range(HALF))
-    torch.save(saved_by(model, optimizer), folder / "middle.pt")
+    torch.save(saved_by(alone(), model, optimizer), folder / "middle.pt")
     with torch.no_grad():
         validation = float(model.loss(*batch(99)))
     figures += train(ALONE, alone(), model, optimizer, range(HALF, STEPS))
-    return Reference(figures, saved_by(model, optimizer), validation)
+    return Reference(figures, saved_by(alone(), model, optimizer), validation)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +203,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 def found(way: Way, folder: Path) -> dict[str, Any]:
-    return torch.load(folder / f"{way}.pt", weights_only=True)
+    return together([folder / f"{way}-{rank}.pt" for rank in range(way.size)])
 
 
 def test_losses_and_norms_are_those_of_one_process(found: dict[str, Any], reference: Reference) -> None:
@@ -264,7 +276,8 @@ def observe_everything(world: World, folder: Path) -> None:
     shard(model, world)
     model.to_empty(device="cpu")
     init_weights(model, 5)
-    found["values"] = whole_state_dict(model)
+    state = model.state_dict()
+    found["values"] = {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in state.items()}
     if world.is_first:
         torch.save(found, folder / "everything.pt")
 

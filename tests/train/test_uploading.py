@@ -48,7 +48,7 @@ def completed_steps(store: ObjectStore) -> list[int]:
 
 
 def hand_over(writer: CheckpointWriter, step: int) -> None:
-    writer.save(step, {name: group.items() for name, group in tensors(step).items()}, FILES)
+    writer.save(step, tensors(step), FILES)
 
 
 def test_every_checkpoint_is_uploaded_in_order_by_the_same_rules(local: Storage, store: ObjectStore) -> None:

@@ -87,6 +87,11 @@ def talk(world: World, folder: Path) -> None:
         (folder / "written").touch()
     world.barrier()
     assert (folder / "written").exists()
+    with pytest.raises(UserError, match="the disk is full"), world.all_or_none():  # all end, as one has to
+        if index == 1:
+            raise UserError("the disk is full")
+    with world.all_or_none():
+        pass
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:

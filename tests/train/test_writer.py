@@ -6,17 +6,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
+from cpplm.train import saving
 from cpplm.train.checkpoint import committed_steps, open_checkpoint
-from cpplm.train.saving import KeepRules
+from cpplm.train.saving import KeepRules, Share
 from cpplm.train.writer import CheckpointWriter
 from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, files_below, tensors
 from tests.train.killing import start_saving
@@ -44,7 +43,7 @@ class SlowStorage:
 
 
 def hand_over(writer: CheckpointWriter, step: int) -> None:
-    writer.save(step, {name: group.items() for name, group in tensors(step).items()}, FILES)
+    writer.save(step, tensors(step), FILES)
 
 
 def test_what_changes_after_save_is_not_saved(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +52,7 @@ def test_what_changes_after_save_is_not_saved(storage: Storage, monkeypatch: pyt
     with CheckpointWriter(storage, KeepRules(2)) as writer:
         for step in (1, 2):
             slow.gate.clear()
-            writer.save(step, {"model.safetensors": [("w", weight)]}, FILES)
+            writer.save(step, {"model.safetensors": {"w": weight}}, FILES)
             weight += 100  # while nothing is written yet
             assert committed_steps(storage) == list(range(1, step))
             slow.gate.set()
@@ -80,31 +79,10 @@ def test_training_goes_on_while_it_writes_and_the_second_save_waits(
     assert_all_whole(storage)
 
 
-def test_tensors_are_taken_one_at_a_time(storage: Storage) -> None:
-    """So that with many ranks each can be gathered when its turn comes, and dropped."""
-    alive = 0
-
-    class Gathered(torch.Tensor):
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
-
-    def gather() -> Iterator[tuple[str, Tensor]]:
-        nonlocal alive
-        for index in range(5):
-            alive += 1
-            assert alive <= 2  # the one before lives until its name is bound anew
-            yield f"w{index}", torch.full((4,), float(index)).as_subclass(Gathered)
-
-    with CheckpointWriter(storage, KeepRules(1)) as writer:
-        writer.save(1, {"model.safetensors": gather()}, FILES)
-    assert set(open_checkpoint(storage).tensors("model.safetensors")) == {f"w{index}" for index in range(5)}
-
-
 def test_tensors_may_come_and_go_and_change_their_shape(storage: Storage) -> None:
     with CheckpointWriter(storage, KeepRules(9)) as writer:
         for step, shape in enumerate([(2,), (3,), (3,)], start=1):
-            writer.save(step, {"model.safetensors": [(f"w{step % 2}", torch.full(shape, step))]}, FILES)
+            writer.save(step, {"model.safetensors": {f"w{step % 2}": torch.full(shape, step)}}, FILES)
     for step, size in enumerate([2, 3, 3], start=1):
         saved = open_checkpoint(storage, step).tensors("model.safetensors")
         assert list(saved) == [f"w{step % 2}"]
@@ -173,6 +151,67 @@ def test_an_error_of_the_run_is_not_hidden_and_waits_for_the_save(
     assert_whole(open_checkpoint(storage))
 
 
+def save_together(writers: list[CheckpointWriter], step: int) -> None:
+    """Each its own tensors, as the ranks of a run do."""
+    for writer in writers:
+        writer.ready(step)
+    writers[0].clear(step)
+    shares = [{"model.safetensors": {f"w{n}": torch.full((4,), step)}} for n in range(len(writers))]
+    counts = [writer.count_files(share) for writer, share in zip(writers, shares, strict=True)]
+    for process, (writer, share) in enumerate(zip(writers, shares, strict=True)):
+        writer.save(step, share, {} if process else FILES, Share(process, counts, f"step {step}"))
+    for writer in writers:
+        writer.join()
+
+
+def test_what_several_could_not_save_is_gone_with_the_next_save(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Storage.writing
+
+    def full(storage: Storage, name: str) -> object:
+        if name.endswith("3/model-00002-of-00003.safetensors"):
+            raise UserError(f"cannot write {name}")
+        return real(storage, name)
+
+    writers = [CheckpointWriter(storage, KeepRules(2)) for _ in range(3)]
+    save_together(writers, 1)
+    save_together(writers, 2)
+    monkeypatch.setattr(Storage, "writing", full)
+    save_together(writers, 3)
+    for writer in writers[:2]:
+        with pytest.raises(UserError, match="model-00002-of-00003"):
+            writer.wait()
+    writers[2].wait()  # its share is written
+    left = [name.split("/")[1] for name in storage.names("step_000003")]
+    assert [name for name in left if not name.startswith("written-")] == ["model-00003-of-00003.safetensors"]
+    assert committed_steps(storage) == [1, 2]
+    monkeypatch.undo()
+    save_together(writers, 3)
+    assert committed_steps(storage) == [2, 3]
+    assert {name.split("/")[0] for name in storage.names()} == {"step_000002", "step_000003"}
+    found = open_checkpoint(storage)
+    assert len(storage.names("step_000003")) == len(found.files) + 1
+    assert {name: value.tolist() for name, value in found.tensors("model.safetensors").items()} == {
+        f"w{n}": [3] * 4 for n in range(3)
+    }
+    events = [name for name, _ in writers[0].events()]
+    assert events == ["checkpoint", "checkpoint", "checkpoint_failed", "checkpoint"]
+
+
+def test_after_an_error_others_are_not_waited_for_long(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have been killed."""
+    monkeypatch.setattr(saving, "LAST_PATIENCE", 0.2)
+    share = {"model.safetensors": {"w": torch.zeros(4)}}
+    with pytest.raises(ZeroDivisionError), CheckpointWriter(storage, KeepRules(1)) as writer:
+        writer.save(1, share, FILES, Share(0, [writer.count_files(share)] * 2, "token"))
+        raise ZeroDivisionError
+    assert "process 1 has not written its share" in writer.events()[0][1]["error"]
+    assert storage.names() == []
+
+
 FULL_DISK = """
 import resource, shutil, sys
 from pathlib import Path
@@ -196,7 +235,7 @@ def fill(full):
         (folder / "fill").unlink()
 
 def save(step):
-    weights = [("w", torch.full((250_000,), float(step)))]
+    weights = {"w": torch.full((250_000,), float(step))}
     writer.save(step, {"model.safetensors": weights}, {"state.json": b"{}"})
     writer.join()
 

@@ -21,7 +21,6 @@ that are missing, and writes the shards.
 from __future__ import annotations
 
 import contextlib
-import heapq
 import importlib
 import os
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from cpplm.core.dealing import deal
 from cpplm.core.errors import UserError
 from cpplm.corpus.parts import Job, run_jobs
 
@@ -64,15 +64,10 @@ class BuildShare:
 
 
 def share(jobs: list[Job], rank: int, world_size: int) -> list[Job]:
-    """The jobs of one task: largest first, each to the task that has least (Graham 1969, LPT rule)."""
-    loads = [(0, task) for task in range(world_size)]
-    mine = []
-    for job in sorted(jobs, key=lambda job: (-job.item.size, job.key)):
-        load, task = heapq.heappop(loads)
-        heapq.heappush(loads, (load + job.item.size, task))
-        if task == rank:
-            mine.append(job)
-    return mine
+    """The jobs of one task, largest first."""
+    by_key = {job.key: job for job in jobs}
+    sizes = {key: job.item.size for key, job in by_key.items()}
+    return [by_key[key] for key in deal(sizes, world_size)[rank]]
 
 
 class _LocalShare(BuildShare):

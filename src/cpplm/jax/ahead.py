@@ -24,7 +24,7 @@ from jax.experimental import topologies
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar, say
 from cpplm.jax.asked import CheckSettings
-from cpplm.jax.attention import attention_kind
+from cpplm.jax.attention import attention_kind, check_rows
 from cpplm.jax.backend import run_settings, train_step
 from cpplm.jax.chips import Slice, slice_named
 from cpplm.jax.mesh import check_mesh, make_mesh, mesh_sizes
@@ -137,6 +137,7 @@ def check(settings: CheckSettings) -> Checked:
     check_mesh(sizes, config, [step.seq])
     mesh = make_mesh(sizes, described_devices(target))
     run = run_settings(training, mesh)
+    check_rows(attention_kind(run.attention, mesh), config, [step.seq], mesh)
     trained = train_step(training, config, horizon_of(training, config), mesh)
     say(f"tracing the step for {target.name}")
     begin = time.perf_counter()

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from cpplm.batches.loader import Batch
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
-from cpplm.jax.attention import attention_kind
+from cpplm.jax.attention import attention_kind, check_rows
 from cpplm.jax.layout import initial, stack_numpy
 from cpplm.jax.learner import JaxLearner, place
 from cpplm.jax.mesh import Feed, check_mesh, make_mesh, mesh_sizes
@@ -88,10 +88,13 @@ class JaxBackend:
         """See `Backend`."""
         del world
         sizes = dict(self.mesh.shape)
-        check_mesh(sizes, config, settings.data.row_lengths(settings.max_seq_len))
+        lengths = settings.data.row_lengths(settings.max_seq_len)
+        check_mesh(sizes, config, lengths)
         run = run_settings(settings, self.mesh)
+        attention = attention_kind(run.attention, self.mesh)
+        check_rows(attention, config, lengths, self.mesh)
         return {
-            "kernels": {"attention": attention_kind(run.attention, self.mesh)},
+            "kernels": {"attention": attention},
             "run": dataclasses.asdict(run),
             "mesh": sizes,
             "chips": self.mesh.size,

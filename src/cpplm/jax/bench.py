@@ -20,8 +20,8 @@ from cpplm.batches.state import LoaderState
 from cpplm.core.hardware import tpu_chips
 from cpplm.core.progress import progress_bar, say
 from cpplm.jax.asked import BenchSettings, StepSettings
-from cpplm.jax.attention import attention_kind
-from cpplm.jax.backend import JaxBackend, train_step
+from cpplm.jax.attention import attention_kind, check_rows
+from cpplm.jax.backend import JaxBackend, run_settings, train_step
 from cpplm.jax.chips import chip_of
 from cpplm.jax.layout import initial
 from cpplm.jax.learner import JaxLearner
@@ -96,6 +96,8 @@ def bench(settings: BenchSettings) -> Measured:
         training = settings.step.training(shares, device_type)
         config = settings.step.config(training)
         check_mesh(dict(mesh.shape), config, [settings.step.seq])
+        attention = attention_kind(run_settings(training, mesh).attention, mesh)
+        check_rows(attention, config, [settings.step.seq], mesh)
         trained = train_step(training, config, horizon_of(training, config), mesh)
         learner = JaxLearner(
             trained, backend.feed, initial(config), stack_state({}, trained.optimizer, config)

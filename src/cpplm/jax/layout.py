@@ -116,12 +116,15 @@ def unstack(params: Mapping[str, Array], config: ModelConfig) -> dict[str, Array
     if set(params) != set(groups):
         raise UserError(f"weights {sorted(set(params) ^ set(groups))} do not match the model's configuration")
     for stacked, names in groups.items():
-        array = params[stacked]
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            array = np.asarray(array).astype(np.int64)
+        array = widen(params[stacked])
         for index, name in enumerate(names):
             whole[name] = array[index] if is_stacked(stacked) else array
     return {name: whole[name] for name in expected}
+
+
+def widen(array: Array) -> Array:
+    """Integers as a checkpoint has them."""
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else np.asarray(array).astype(np.int64)
 
 
 def partition(params: Mapping[str, jax.Array]) -> tuple[Params, Params]:

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import psutil
 import torch
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from torch import Tensor
 
@@ -22,10 +21,10 @@ from cpplm.core.hardware import peak_memory_bytes
 from cpplm.core.peak import reference_flops
 from cpplm.jax.chips import KINDS
 from cpplm.jax.layers import Params
-from cpplm.jax.layout import partition, unstack
-from cpplm.jax.mesh import Feed, put_whole
+from cpplm.jax.layout import checkpoint_shapes, members, partition, widen
+from cpplm.jax.mesh import Feed, own_share, put_whole
 from cpplm.jax.profiler import JaxProfiler
-from cpplm.jax.state import unstack_state
+from cpplm.jax.state import state_members
 from cpplm.jax.step import Tokens, TrainStep, plan_arrays, precise
 from cpplm.jax.token_losses import token_losses
 from cpplm.model.config import ModelConfig
@@ -129,14 +128,10 @@ class JaxLearner:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """See `Learner`: gathered from all hosts, one array after the other."""
-        first = jax.process_index() == 0
-        weights = {name: _whole(array, first) for name, array in (self._learning | self._constants).items()}
-        state = {key: _whole(array, first) for key, array in self._state.items()}
-        if not first:
-            return {}, {}
-        step = self._step
-        named = {name: np.asarray(array) for name, array in unstack(weights, step.config).items()}
-        return _tensors(named), _tensors(unstack_state(state, step.optimizer, step.config))
+        names = checkpoint_shapes(self.config)
+        weights = own_share(self._learning | self._constants, members(names))
+        state = own_share(self._state, state_members(self._step.optimizer, self.config))
+        return _tensors({name: weights[name] for name in names if name in weights}), _tensors(state)
 
     def peak_flops(self) -> tuple[float, str]:
         """See `Learner`."""
@@ -185,19 +180,12 @@ def _validation(step: TrainStep) -> Callable[[Params, jax.Array, jax.Array], jax
     return losses
 
 
-def _whole(array: jax.Array, keep: bool) -> np.ndarray:
-    """An array from all hosts; nothing where it is not kept."""
-    if jax.process_count() > 1 and not array.is_fully_replicated:
-        array = multihost_utils.process_allgather(array, tiled=True)
-    return np.asarray(array) if keep else np.empty(0)
-
-
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Without copies; nobody writes to them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return {
-            name: torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
+            name: torch.from_numpy(np.ascontiguousarray(widen(array))).reshape(array.shape)
             for name, array in arrays.items()
         }
 

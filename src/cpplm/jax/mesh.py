@@ -16,9 +16,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from cpplm.core.dealing import deal
 from cpplm.core.errors import UserError
 from cpplm.jax.layout import is_stacked
 from cpplm.jax.sharding_names import BATCH, CONTEXT, spec
@@ -134,6 +136,40 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """An array that every host has whole, on the chips: each host sends its own chips their parts."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def own_share(arrays: Mapping[str, jax.Array], members: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
+    """Those layers, or arrays without layers, that `deal` deals this host by their sizes, whole.
+
+    All hosts must call it. No host, and no chip, holds more than one of `arrays` whole, besides its share.
+
+    Args:
+        arrays: weights or optimizer state, as they lie on the chips of all hosts.
+        members: for each array, what its layers are called, see `cpplm.jax.layout.members`.
+    """
+    sizes = {name: arrays[key].nbytes // len(names) for key, names in members.items() for name in names}
+    own = set(deal(sizes, jax.process_count())[jax.process_index()])
+    alone, found = jax.process_count() == 1, {}
+    for key, names in members.items():
+        whole = _whole(arrays[key])
+        for index, name in enumerate(names):
+            if name in own:
+                part = whole[index] if is_stacked(key) else whole
+                found[name] = part if alone else part.copy()  # which lets go of what is others'
+    return found
+
+
+def _whole(array: jax.Array) -> np.ndarray:
+    """An array of all hosts in the memory of this one; nothing travels when its own chips have all of it."""
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    shards = {str(shard.index): shard for shard in array.addressable_shards}.values()  # copies count once
+    if sum(shard.data.size for shard in shards) < array.size:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    whole = np.empty(array.shape, array.dtype)
+    for shard in shards:
+        whole[shard.index] = shard.data
+    return whole
 
 
 @dataclass(frozen=True)

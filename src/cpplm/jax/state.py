@@ -49,13 +49,10 @@ def stack_state(
     return found
 
 
-def unstack_state(
-    state: Mapping[str, np.ndarray], optimizer: Optimizer, config: ModelConfig
-) -> dict[str, np.ndarray]:
-    """By "parameter/kind", what `stack_state` was given, bit for bit."""
+def state_members(optimizer: Optimizer, config: ModelConfig) -> dict[str, list[str]]:
+    """For each key of the state here, the checkpoint's keys, in order of their layers."""
     groups, found = members(checkpoint_shapes(config)), {}
     for key in optimizer.state_shapes():
         stacked, _, kind = key.rpartition("/")
-        for index, name in enumerate(groups[stacked]):
-            found[f"{name}/{kind}"] = state[key][index] if is_stacked(stacked) else state[key]
+        found[key] = [f"{name}/{kind}" for name in groups[stacked]]
     return found

@@ -21,6 +21,7 @@ from cpplm.train.settings import TrainSettings
 from cpplm.train.world import World
 
 _BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_PATIENCE = 1800  # seconds that hosts wait at the end for the first one, which may be writing and uploading
 
 
 @dataclass
@@ -33,9 +34,14 @@ class JaxWorld(World):
     chips: int = 1
 
     @property
-    def is_first(self) -> bool:
+    def process(self) -> int:
         """See `World`."""
-        return jax.process_index() == 0
+        return jax.process_index()
+
+    @property
+    def processes(self) -> int:
+        """See `World`."""
+        return jax.process_count()
 
     @property
     def devices(self) -> int:
@@ -86,12 +92,11 @@ def joined(settings: TrainSettings) -> Iterator[list[jax.Device]]:
         raise UserError(
             f"JAX finds no device: {error}", fix="'cpplm doctor' says what is installed; see docs/tpu.md."
         ) from error
-    try:
-        _refuse_silent_cpu(devices, settings.device_type)
-        yield devices
-    finally:
-        if settings.jax.multi_host:
-            jax.distributed.shutdown()
+    _refuse_silent_cpu(devices, settings.device_type)
+    yield devices
+    # After an error the others are not waited for here: the message comes first, then JAX does so at exit.
+    if settings.jax.multi_host:
+        jax.distributed.shutdown()
 
 
 def _refuse_silent_cpu(devices: list[jax.Device], device_type: str) -> None:
@@ -129,9 +134,9 @@ def _find_other_hosts() -> None:
     try:
         if given:
             address, count, index = given.values()
-            jax.distributed.initialize(address, int(count), int(index))
+            jax.distributed.initialize(address, int(count), int(index), shutdown_timeout_seconds=_PATIENCE)
         else:
-            jax.distributed.initialize()
+            jax.distributed.initialize(shutdown_timeout_seconds=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"--multi_host: the hosts did not find each other: {error}",

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+from cpplm.core.dealing import deal
 from cpplm.optim.bundles import AdamW, Bundle, Group, Matrices, Schedule, ShardedMatrices, Stepping
 from cpplm.optim.ranks import Ranks
 
@@ -116,23 +117,32 @@ class MuonAdamW(torch.optim.Optimizer):
                     raise ValueError(f"{name} has a sparse gradient; only AdamW takes one, and only of rows")
 
     @torch.no_grad()
-    def named_state(self, *, on_first: bool = False) -> dict[str, Tensor]:
+    def named_state(self, *, own_share: bool = False) -> dict[str, Tensor]:
         """All state tensors, whole, as "parameter name/state name": "momentum" and, under NorMuon, a
         "second_moment" of one value per row or column; "step", "first_moment", "second_moment" of AdamW.
 
-        All ranks must call it, and each gets all of it. On one rank the tensors are the optimizer's own.
+        All ranks must call it, and each gets all of it unless `own_share`. On one rank the tensors are the
+        optimizer's own.
 
         Args:
-            on_first: give it to the first rank only, on the CPU; the others get nothing. No rank's device
-                then holds more than one bundle of it whole.
+            own_share: give each rank, on the CPU, only those tensors that `deal` deals it by their sizes; no
+                rank's device then holds more than one bundle of them whole.
         """
+        sizes = {
+            f"{name}/{key}": shape.numel()
+            for bundle in self._bundles
+            for name in bundle.parameters
+            for key, shape in bundle.whole_shapes(name).items()
+        }
+        own = set(deal(sizes, self._ranks.count)[self._ranks.index])
         tensors: dict[str, Tensor] = {}
         for bundle in self._bundles:
             for key in bundle.whole_shapes(next(iter(bundle.parameters))):
-                values = bundle.whole(key)
-                if on_first:
-                    values = [value.cpu() for value in values] if self._ranks.index == 0 else []
-                tensors.update(zip((f"{name}/{key}" for name in bundle.parameters), values, strict=False))
+                for name, value in zip(bundle.parameters, bundle.whole(key), strict=True):
+                    if not own_share:
+                        tensors[f"{name}/{key}"] = value
+                    elif f"{name}/{key}" in own:
+                        tensors[f"{name}/{key}"] = value.to("cpu", copy=self._ranks.count > 1)
         return tensors
 
     @torch.no_grad()

@@ -22,17 +22,17 @@ def open_backend(settings: TrainSettings) -> Backend:
         return TorchBackend(settings)
     if importlib.util.find_spec("jax") is None:
         raise UserError(
-            "--backend jax needs JAX, which is not installed",
-            fix="pip install 'cpplm[tpu]', or leave --backend out.",
+            "training on a TPU, or with --backend jax, needs JAX, which is not installed",
+            fix="pip install 'cpplm[tpu]', or use --backend torch.",
         )
     backend: Backend = importlib.import_module("cpplm.jax.backend").JaxBackend(settings)
     return backend
 
 
 def trains_with_jax(settings: TrainSettings) -> bool:
-    """Whether JAX trains: where it is asked for, and else where a TPU is present and JAX installed."""
+    """Whether JAX trains: where it is asked for, and else where a TPU is present."""
     if settings.backend != "auto":
         return settings.backend == "jax"
     if settings.device_type:
         return settings.device_type == "tpu"
-    return tpu_chips() > 0 and importlib.util.find_spec("jax") is not None
+    return tpu_chips() > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from cpplm.core.progress import progress_bar, say
 from cpplm.core.settings import to_dict
 from cpplm.model.counting import count_flops
 from cpplm.train.checkpoint import committed_steps
+from cpplm.train.saving import Share
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
 from cpplm.train.writer import CheckpointWriter
@@ -114,10 +116,10 @@ class ValidationCallback(Callback):
     def _measure(self, trainer: Trainer) -> None:
         sizes = torch.from_numpy(trainer.tokenizer.token_bytes)
         batches = self._batches()
-        if trainer.world.size == 1:  # several ranks have to end together
+        if trainer.world.processes == 1:  # several have to end together
             batches = itertools.takewhile(lambda _: not trainer.stopping, batches)
         result = validate(trainer.learner, batches, sizes, trainer.world)
-        if trainer.stopping and trainer.world.size == 1:
+        if trainer.stopping and trainer.world.processes == 1:
             return  # half a measurement is none
         self._measured_at = trainer.state.step
         trainer.log.write("validation", step=trainer.state.step, **asdict(result))
@@ -128,10 +130,10 @@ class ValidationCallback(Callback):
 
 
 class CheckpointCallback(Callback):
-    """Saves by steps, by time, and at the end of the session. All ranks have one; the first one writes."""
+    """Saves by steps, by time, and at the end of the session. All ranks have one, and write their shares."""
 
-    def __init__(self, writer: CheckpointWriter | None, provenance: dict[str, str]) -> None:
-        """`writer` is None but on the first rank; `provenance` names corpus and tokenizer by their hashes."""
+    def __init__(self, writer: CheckpointWriter, provenance: dict[str, str]) -> None:
+        """`provenance` names corpus and tokenizer by their hashes."""
         self._writer = writer
         self._provenance = provenance
         self._saved_seconds = 0.0
@@ -150,53 +152,61 @@ class CheckpointCallback(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         """Save what the session reached; that this is on the disk is part of the run."""
-        if not trainer.world.gather_objects(self._has(trainer.state.step))[0]:
-            self._save(trainer)
-        if self._writer is not None:
+        world, saved = trainer.world, False
+        with world.all_or_none():
             self._writer.join()
-            self._log(trainer)
+            if world.is_first:
+                saved = trainer.state.step in committed_steps(self._writer.storage)
+        if not world.gather_objects(saved)[0]:
+            self._save(trainer)
+        self._writer.join()
+        self._log(trainer)
+        with world.all_or_none():
             self._writer.wait()
 
-    def _has(self, step: int) -> bool:
-        """Whether this step is saved, as far as this rank knows."""
-        if self._writer is None:
-            return False
-        self._writer.join()
-        return step in committed_steps(self._writer.storage)
-
     def _log(self, trainer: Trainer) -> None:
-        for event, values in self._writer.events() if self._writer is not None else []:
+        for event, values in self._writer.events():
             trainer.log.write(event, **values)
 
     def _save(self, trainer: Trainer) -> None:
-        """What has to be gathered is gathered from all ranks; then the first one writes it."""
+        """All ranks agree on what each writes, and begin."""
         state, learner, world = trainer.state, trainer.learner, trainer.world
         self._saved_seconds = state.seconds
+        self._writer.ready(state.step)
+        if world.processes > 1:
+            world.barrier()  # now nobody is writing
+            if world.is_first:
+                self._writer.clear(state.step)
         weights, optimizer = learner.state()
-        loader = LoaderState.merge(
-            LoaderState.from_json(values) for values in world.gather_objects(state.loader.to_json())
-        )
-        if self._writer is None:
-            return
-        _refuse_spoiled(weights)
-        tensors = {"model.safetensors": weights.items(), "optimizer.safetensors": optimizer.items()}
+        tensors = {"model.safetensors": weights, "optimizer.safetensors": optimizer}
+        own = {
+            "files": self._writer.count_files(tensors),
+            "loader": state.loader.to_json(),
+            "spoiled": _spoiled(weights),
+            "token": secrets.token_hex(8),
+        }
+        ranks = world.gather_objects(own)
+        spoiled = [name for rank in ranks for name in rank["spoiled"]]
+        if spoiled:
+            raise UserError(
+                f"{spoiled[0]} holds numbers that are not finite",
+                fix="Lower the learning rates; the last checkpoint is as it was.",
+            )
+        share = Share(world.process, [rank["files"] for rank in ranks], ranks[0]["token"])
+        loader = LoaderState.merge(LoaderState.from_json(rank["loader"]) for rank in ranks)
         files = {
             "config.json": _json(to_dict(learner.config)),
             "settings.json": _json(to_dict(trainer.settings)),
             "tokenizer.json": trainer.tokenizer.to_json(),
             "state.json": _json({**asdict(state), "loader": loader.to_json(), **self._provenance}),
         }
-        self._writer.save(state.step, tensors, files)
+        self._writer.save(state.step, tensors, files if world.is_first else {}, share)
 
 
-def _refuse_spoiled(weights: dict[str, Tensor]) -> None:
-    """A step may spoil the weights although its own loss was a number; that must not replace what is good."""
-    for name, weight in weights.items():
-        if not weight.isfinite().all():
-            raise UserError(
-                f"{name} holds numbers that are not finite",
-                fix="Lower the learning rates; the last checkpoint is as it was.",
-            )
+def _spoiled(weights: dict[str, Tensor]) -> list[str]:
+    """Weights with numbers that are not finite, which must not replace what is good: a step may spoil them
+    although its own loss was a number."""
+    return [name for name, weight in weights.items() if not weight.isfinite().all()]
 
 
 def _present(**losses: float) -> dict[str, float]:

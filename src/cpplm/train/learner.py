@@ -96,7 +96,8 @@ class Learner(Protocol):
         """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORED`."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Weights and optimizer state by the names that checkpoints use: whole on the first rank."""
+        """Weights and optimizer state by the names that checkpoints use: of each process some, whole, and of
+        all of them together everything once. They may change with the next step."""
 
     def peak_flops(self) -> tuple[float, str]:
         """Operations per second of one device, and where the figure comes from (`reference_flops`)."""

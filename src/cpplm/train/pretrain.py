@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -74,9 +75,10 @@ def _pretrain(
     facts = backend.check(settings, config, world)
     check_data(settings, readers, tokenizer, horizon)
     with ExitStack() as stack:
-        if world.is_first:
-            _make_folder(settings.out)
-            stack.enter_context(only_writer(settings.out))
+        with world.all_or_none():
+            if world.is_first:
+                _make_folder(settings.out)
+                stack.enter_context(only_writer(settings.out))
         storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
         provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
         checkpoint, writer = _continue(settings, config, storage, provenance, world, stack)
@@ -148,25 +150,45 @@ def _continue(
     provenance: dict[str, str],
     world: World,
     stack: ExitStack,
-) -> tuple[Checkpoint | None, CheckpointWriter | None]:
-    """The checkpoint to go on from, and, on the first rank, the writer of further ones.
+) -> tuple[Checkpoint | None, CheckpointWriter]:
+    """The checkpoint to go on from, and the writer of further ones.
 
     The first rank looks, and downloads what is newer elsewhere; the others open what it has found.
     """
-    if not world.is_first:
-        step = world.gather_objects(None)[0]
-        return (None if step is None else open_checkpoint(storage, step)), None
-    storage.remove_leftovers()
-    remote = Storage(settings.upload_dir, create=True) if settings.upload_dir else None
-    wanted = settings.resume_from_step if settings.resume_from_step >= 0 else None
-    checkpoint = find_checkpoint(settings, config, storage, provenance, remote=remote, step=wanted)
+    _refuse_different_places(storage, world)
     keep = KeepRules(settings.keep_last, settings.keep_every)
-    uploader = None
-    if remote is not None:
-        uploader = Uploader(storage, remote, keep, missing=missing_steps(storage, remote, keep))
-    writer = stack.enter_context(CheckpointWriter(storage, keep, uploader=uploader))
-    world.gather_objects(None if checkpoint is None else checkpoint.step)
-    return checkpoint, writer
+    checkpoint = uploader = None
+    with world.all_or_none():
+        if world.is_first:
+            storage.remove_leftovers()
+            remote = Storage(settings.upload_dir, create=True) if settings.upload_dir else None
+            wanted = settings.resume_from_step if settings.resume_from_step >= 0 else None
+            checkpoint = find_checkpoint(settings, config, storage, provenance, remote=remote, step=wanted)
+            if remote is not None:
+                uploader = Uploader(storage, remote, keep, missing=missing_steps(storage, remote, keep))
+    step = world.gather_objects(None if checkpoint is None else checkpoint.step)[0]
+    with world.all_or_none():
+        if checkpoint is None and step is not None:
+            checkpoint = open_checkpoint(storage, step)
+    return checkpoint, stack.enter_context(CheckpointWriter(storage, keep, uploader=uploader))
+
+
+def _refuse_different_places(storage: Storage, world: World) -> None:
+    """Each process writes its share of a checkpoint, so all of them have to see the same place."""
+    if world.processes == 1:
+        return
+    probe = world.gather_objects(f"probe-{secrets.token_hex(8)}")[0]
+    with world.all_or_none():
+        if world.is_first:
+            storage.write(probe, b"")
+    with world.all_or_none():
+        if not storage.exists(probe):
+            raise UserError(
+                f"process {world.process} does not see the {storage.location} of the first one",
+                fix="Name an --out or --checkpoint_dir that all machines share, such as a bucket.",
+            )
+    if world.is_first:
+        storage.delete([probe])
 
 
 def _make_folder(out: Path) -> None:

@@ -1,5 +1,8 @@
 """Writing, copying and deleting checkpoints. `cpplm.train.checkpoint` says what one is.
 
+Several processes may write one together, each the tensors of its own: the first writes the manifest when the
+others have reported theirs, by a small file each. Which of them wrote what, nothing says afterwards.
+
 Invariants: the manifest is the last file written and the first one deleted, so that no folder with a manifest
 lacks anything; tensors go to the storage piece by piece, hashed on the way, without a second copy of them.
 """
@@ -10,7 +13,9 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +28,8 @@ from cpplm.core.storage import Storage
 from cpplm.train.checkpoint import MANIFEST, Checkpoint, committed_steps, folder, manifest_bytes
 
 MAX_FILE_BYTES = 5_000_000_000  # many tools and some file systems dislike larger ones
+# Seconds that the first process waits for the others' shares; and when it is about to end after an error.
+PATIENCE, LAST_PATIENCE = 600.0, 60.0
 _CHUNK = 16 << 20  # bytes handed over at once: large enough to cost no calls, small beside the tensors
 # The names of types in safetensors files.
 _TYPES = {
@@ -48,6 +55,35 @@ class KeepRules:
         return {*steps[-self.last :], *(step for step in steps if self.for_ever(step))}
 
 
+@dataclass(frozen=True)
+class Share:
+    """One process's part of a checkpoint.
+
+    Attributes:
+        process: its number; process 0 commits.
+        files: per process, how many files its tensors take, by the file that they would make together.
+        token: of this one save: what an earlier attempt has left is not taken for a report.
+    """
+
+    process: int
+    files: Sequence[Mapping[str, int]]
+    token: str
+
+    def file_names(self, name: str) -> list[str]:
+        """What this process calls its files of `name`, such as `model.safetensors`."""
+        counts = [files[name] for files in self.files]
+        first, total = sum(counts[: self.process]), sum(counts)
+        if total == 1:
+            return [name]
+        stem = name.removesuffix(".safetensors")
+        numbers = range(first + 1, first + counts[self.process] + 1)
+        return [f"{stem}-{number:05d}-of-{total:05d}.safetensors" for number in numbers]
+
+    def report(self, process: int) -> str:
+        """The file by which a process says that it has written its share."""
+        return f"written-{self.token}-{process}.json"
+
+
 def write_checkpoint(
     storage: Storage,
     step: int,
@@ -55,8 +91,12 @@ def write_checkpoint(
     files: Mapping[str, bytes],
     *,
     max_file_bytes: int = MAX_FILE_BYTES,
+    share: Share | None = None,
+    leaving: threading.Event | None = None,
 ) -> Checkpoint:
     """Write all files, then the manifest.
+
+    With a `share`, every process of it has to call this, and the step's folder has to be empty.
 
     Args:
         storage: gets the folder of the step; an older one of the same step is replaced.
@@ -64,21 +104,39 @@ def write_checkpoint(
         tensors: per file name, such as `model.safetensors`, tensors on the CPU by name.
         files: per file name, its bytes.
         max_file_bytes: a tensors file is split before it grows larger; a single tensor never is.
+        share: of this process; None when it writes alone. What it is given then is its own: of `files`,
+            those that no other process has.
+        leaving: set when the other processes may have ended, and are not to be waited for as long.
+
+    Returns:
+        The checkpoint; but for the first process, only what it wrote itself.
 
     Raises:
-        UserError: no space or no permission. Nothing of this step is left then, and older ones are intact.
+        UserError: no space or no permission, here or with another process. Nothing of this step is left then,
+            but for what other processes wrote, which the next `prune` removes; older ones are intact.
     """
-    groups = {
-        file: part
-        for name, group in tensors.items()
-        for file, part in _split(name, group, max_file_bytes).items()
-    }
-    with _committing(storage, step) as entries:
+    groups = {name: _split(group, max_file_bytes) for name, group in tensors.items()}
+    share = share or Share(0, [{name: len(parts) for name, parts in groups.items()}], "")
+    alone = len(share.files) == 1
+    committing = (
+        _committing(storage, step, alone=alone) if share.process == 0 else _reporting(storage, step, share)
+    )
+    with committing as entries:
         for name, data in files.items():
             entries[name] = _write(storage, f"{folder(step)}/{name}", [data])
-        for name, part in groups.items():
-            entries[name] = _write(storage, f"{folder(step)}/{name}", _tensors_file(part))
+        for name, parts in groups.items():
+            for file, part in zip(share.file_names(name), parts, strict=True):
+                entries[file] = _write(storage, f"{folder(step)}/{file}", _tensors_file(part))
+        if share.process == 0:
+            entries.update(_reported(storage, step, share, leaving or threading.Event()))
     return Checkpoint(storage, step, entries)
+
+
+def count_files(
+    tensors: Mapping[str, Mapping[str, Tensor]], max_file_bytes: int = MAX_FILE_BYTES
+) -> dict[str, int]:
+    """How many files `write_checkpoint` will make of the tensors of each file name."""
+    return {name: len(_split(group, max_file_bytes)) for name, group in tensors.items()}
 
 
 def copy_checkpoint(checkpoint: Checkpoint, target: Storage) -> Checkpoint:
@@ -95,8 +153,11 @@ def copy_checkpoint(checkpoint: Checkpoint, target: Storage) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def _committing(storage: Storage, step: int) -> Iterator[dict[str, dict[str, Any]]]:
-    """Takes the entries of the files written in the block; commits them, or removes what is there."""
+def _committing(storage: Storage, step: int, *, alone: bool = True) -> Iterator[dict[str, dict[str, Any]]]:
+    """Takes the entries of the files written in the block; commits them, or removes what is there.
+
+    Not `alone`, it removes only those: others may still be writing.
+    """
     manifest = f"{folder(step)}/{MANIFEST}"
     storage.delete([manifest])  # the same step again: gone first, so that it never covers a mixture
     entries: dict[str, dict[str, Any]] = {}
@@ -107,8 +168,55 @@ def _committing(storage: Storage, step: int) -> Iterator[dict[str, dict[str, Any
         storage.sync([manifest])
     except BaseException:
         with contextlib.suppress(UserError):  # a storage that fails may do so again; the first error counts
-            delete_files(storage, storage.names(folder(step)))
+            if alone:
+                delete_files(storage, storage.names(folder(step)))
+            else:
+                storage.delete([manifest, *(f"{folder(step)}/{name}" for name in entries)])
         raise
+
+
+@contextlib.contextmanager
+def _reporting(storage: Storage, step: int, share: Share) -> Iterator[dict[str, dict[str, Any]]]:
+    """Takes the entries of the files written in the block; reports them, or removes these and reports why."""
+    report = f"{folder(step)}/{share.report(share.process)}"
+    entries: dict[str, dict[str, Any]] = {}
+    try:
+        yield entries
+        storage.sync([f"{folder(step)}/{name}" for name in entries])
+        storage.write(report, json.dumps({"files": entries}).encode())
+    except BaseException as error:
+        with contextlib.suppress(UserError):  # then the first process waits in vain, and gives up
+            storage.delete([f"{folder(step)}/{name}" for name in entries])
+            storage.write(report, json.dumps({"error": str(error)}).encode())
+        raise
+
+
+def _reported(
+    storage: Storage, step: int, share: Share, leaving: threading.Event
+) -> dict[str, dict[str, Any]]:
+    """Wait for the entries of all other processes.
+
+    Raises:
+        UserError: one of them has failed, or says nothing.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    reports = [f"{folder(step)}/{share.report(process)}" for process in range(len(share.files))]
+    waiting, begin, pause = set(range(1, len(share.files))), time.monotonic(), 0.05
+    while waiting:
+        for process in [process for process in waiting if storage.exists(reports[process])]:
+            said = json.loads(storage.read(reports[process]))
+            if "error" in said:
+                raise UserError(f"process {process}: {said['error']}")
+            entries |= said["files"]
+            waiting.remove(process)
+        if waiting:
+            patience = LAST_PATIENCE if leaving.is_set() else PATIENCE
+            if time.monotonic() - begin > patience:
+                raise UserError(f"process {min(waiting)} has not written its share within {patience:.0f} s")
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+    storage.delete(reports[1:])
+    return entries
 
 
 def _write(storage: Storage, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -122,8 +230,8 @@ def _write(storage: Storage, path: str, pieces: Iterable[bytes | memoryview]) ->
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _split(name: str, tensors: Mapping[str, Tensor], most: int) -> dict[str, dict[str, Tensor]]:
-    """Tensors by file, in their order, as few files as that allows."""
+def _split(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
+    """Tensors by file, in their order, as few files as that allows, and at least one."""
     parts: list[dict[str, Tensor]] = [{}]
     room = most
     for key, tensor in tensors.items():
@@ -132,13 +240,7 @@ def _split(name: str, tensors: Mapping[str, Tensor], most: int) -> dict[str, dic
             parts.append({})
             room = most - tensor.nbytes
         parts[-1][key] = tensor
-    if len(parts) == 1:
-        return {name: parts[0]}
-    stem = name.removesuffix(".safetensors")
-    return {
-        f"{stem}-{number:05d}-of-{len(parts):05d}.safetensors": part
-        for number, part in enumerate(parts, start=1)
-    }
+    return parts
 
 
 def _tensors_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,8 +29,10 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
+from cpplm.core.dealing import deal
 from cpplm.core.errors import UserError
 from cpplm.model.transformer import Transformer
 from cpplm.train.world import World
@@ -103,20 +104,24 @@ def synchronise_gradients(model: nn.Module, now: bool) -> None:
         model.set_requires_gradient_sync(now)
 
 
-def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The model's whole weights and buffers, on the CPU of the first rank; nothing on the others.
+def own_share(model: nn.Module, world: World) -> dict[str, Tensor]:
+    """Those of the model's weights and buffers that `deal` deals this rank by their sizes, whole.
 
-    Of a model that is not sharded, on every rank, its own tensors. All ranks must call it.
+    What is divided among the ranks comes to the CPU, one tensor after the other; what is not, stays where it
+    is. All ranks must call it.
     """
-    if not isinstance(model, FSDPModule):
-        return model.state_dict()
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole: dict[str, Tensor] = get_model_state_dict(model, options=options)  # type: ignore[assignment]
-    return whole
+    state = model.state_dict()
+    own = set(deal({name: value.nbytes for name, value in state.items()}, world.size)[world.index])
+    found = {}
+    for name, value in state.items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value  # from all ranks
+        if name in own:
+            found[name] = whole.cpu() if isinstance(value, DTensor) else whole
+    return found
 
 
 def load_whole_state_dict(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Fill a model with what `whole_state_dict` gave. All ranks must call it.
+    """Fill a model with what the `own_share`s of all ranks are together. All ranks must call it.
 
     Args:
         model: on its device.

@@ -27,7 +27,7 @@ from cpplm.train.horizon import Horizon
 from cpplm.train.jax_settings import JaxSettings
 from cpplm.train.learner import Learner, Profiler, StepLosses, StepPlan
 from cpplm.train.settings import TrainSettings
-from cpplm.train.sharding import synchronise_gradients, whole_state_dict
+from cpplm.train.sharding import own_share, synchronise_gradients
 from cpplm.train.torch_profiler import TorchProfiler
 from cpplm.train.world import World, open_world
 
@@ -144,7 +144,7 @@ class TorchLearner:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """See `Learner`: gathered from all ranks."""
-        return whole_state_dict(self.model), self._optimizer.named_state(on_first=True)
+        return own_share(self.model, self._world), self._optimizer.named_state(own_share=True)
 
     def peak_flops(self) -> tuple[float, str]:
         """See `Learner`."""

@@ -24,7 +24,7 @@ from cpplm.core.hardware import choose_device
 from cpplm.optim.ranks import Ranks
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-# Of one exchange: the others wait while the first rank writes a checkpoint or compiles alone.
+# Of one exchange: the others wait while the first rank waits for its checkpoint or compiles alone.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -50,13 +50,40 @@ class World:
         return self.size
 
     @property
+    def process(self) -> int:
+        """This process's place in what `gather_objects` gives."""
+        return self.index
+
+    @property
+    def processes(self) -> int:
+        """How many `gather_objects` asks."""
+        return self.size
+
+    @property
     def is_first(self) -> bool:
-        """Whether this process writes what is written once: log, checkpoints, page."""
-        return self.index == 0
+        """Whether this process writes what is written once: log and page; and commits checkpoints."""
+        return self.process == 0
 
     def barrier(self) -> None:
         """Wait until all processes are here."""
         self.gather_objects(None)
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Raises a UserError of one process within the block on all: none waits for one that has ended.
+
+        All must enter it, and exchange nothing inside.
+        """
+        error: UserError | None = None
+        try:
+            yield
+        except UserError as raised:
+            error = raised
+        said = [message for message in self.gather_objects(error and str(error)) if message]
+        if error is not None:
+            raise error
+        if said:
+            raise UserError(said[0])
 
     def gather_objects(self, value: Any) -> list[Any]:
         """What each process has, in order of rank, on every process. All must call it.

@@ -1,5 +1,5 @@
 """Attention in JAX behind one switch: `attend`."""
 
-from cpplm.jax.attention.switch import KINDS, Kind, attend, attention_kind
+from cpplm.jax.attention.switch import KINDS, Kind, attend, attention_kind, check_rows
 
-__all__ = ["KINDS", "Kind", "attend", "attention_kind"]
+__all__ = ["KINDS", "Kind", "attend", "attention_kind", "check_rows"]

@@ -38,23 +38,13 @@ def flash_attention(
     """Causal attention; arguments as in `splash_attention`. Grouped keys are copied for each query head.
 
     Raises:
-        UserError: a window, a context axis, or rows that are no multiple of 128 tokens.
+        UserError: see `check_row`.
     """
     batch, length, heads, width = query_BTHD.shape
     groups = key_BTGD.shape[2]
-    if left_neighbours(window, length) is not None:
-        raise UserError(
-            f"pallas attention is causal only, it has no window ({window} of {length} tokens)",
-            fix="Use splash, or a --window_pattern of L.",
-        )
-    if length % TILE:
-        raise UserError(
-            f"pallas attention needs rows of a multiple of {TILE} tokens, not {length}", fix="Use splash."
-        )
     place = None if mesh is None else Placement.of(mesh)
+    check_row(length, window, 1 if place is None else place.sequence_shards)
     if place is not None:
-        if place.sequence_shards > 1:
-            raise UserError("pallas attention cannot divide a row on the context axis", fix="Use splash.")
         place.check(batch=batch, length=length, heads=heads, groups=groups)
     factor = width**-0.5 if scale is None else scale
 
@@ -76,6 +66,25 @@ def flash_attention(
         specs = (spec, spec, spec, place.document_spec(sequence=False))[: len(arrays)]
         run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
     return run(*arrays).transpose(0, 2, 1, 3)
+
+
+def check_row(length: int, window: int | None, sequence_shards: int) -> None:
+    """Refuse what this kernel cannot do.
+
+    Raises:
+        UserError: a window, a context axis, or rows that are no multiple of 128 tokens.
+    """
+    if left_neighbours(window, length) is not None:
+        raise UserError(
+            f"pallas attention is causal only, it has no window ({window} of {length} tokens)",
+            fix="Use splash, or a --window_pattern of L.",
+        )
+    if length % TILE:
+        raise UserError(
+            f"pallas attention needs rows of a multiple of {TILE} tokens, not {length}", fix="Use splash."
+        )
+    if sequence_shards > 1:
+        raise UserError("pallas attention cannot divide a row on the context axis", fix="Use splash.")
 
 
 def _interpreted(call: Callable[..., Array]) -> Callable[..., Array]:

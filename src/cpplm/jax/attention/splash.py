@@ -69,7 +69,7 @@ def splash_attention(
     place = None if mesh is None else Placement.of(mesh)
     if place is not None:
         place.check(batch=batch, length=length, heads=heads, groups=key_BTGD.shape[2])
-    padding = _padding(length, 1 if place is None else place.sequence_shards)
+    padding = padding_of(length, 1 if place is None else place.sequence_shards)
     factor = width**-0.5 if scale is None else scale
     scaled = (query_BTHD.astype(jnp.float32) * factor).astype(query_BTHD.dtype)  # the kernel does not scale
     query_BHTD, key_BGTD, value_BGTD = (
@@ -90,7 +90,7 @@ def splash_attention(
     return mixed_BHTD.transpose(0, 2, 1, 3)[:, :length]
 
 
-def _padding(length: int, sequence_shards: int) -> int:
+def padding_of(length: int, sequence_shards: int) -> int:
     """Tokens to add so that each device has whole tiles.
 
     Raises:

@@ -13,7 +13,8 @@ here, as in compiling ahead of time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Literal, get_args
 
 import jax
@@ -22,8 +23,10 @@ from jax.sharding import Mesh
 
 from cpplm.core.errors import UserError
 from cpplm.jax.attention.dense import dense_attention, xla_attention
-from cpplm.jax.attention.flash import flash_attention
-from cpplm.jax.attention.splash import splash_attention
+from cpplm.jax.attention.flash import check_row, flash_attention
+from cpplm.jax.attention.placement import Placement
+from cpplm.jax.attention.splash import padding_of, splash_attention
+from cpplm.model.config import ModelConfig
 
 Kind = Literal["auto", "einsum", "jax", "splash", "pallas"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -90,3 +93,23 @@ def attention_kind(kind: str, mesh: Mesh | None = None, *, interpret: bool = Fal
             f"{kind} attention is a kernel for TPUs, these devices are {platform}", fix="Use einsum, or auto."
         )
     return kind
+
+
+def check_rows(kind: str, config: ModelConfig, lengths: Sequence[int], mesh: Mesh) -> None:
+    """Refuse what a kernel would refuse, before anything is traced.
+
+    Args:
+        kind: as `attention_kind` gives it.
+        config: of the model, whose windows count.
+        lengths: of rows, in tokens.
+        mesh: the devices.
+
+    Raises:
+        UserError: this kernel cannot compute these rows on this mesh.
+    """
+    shards = Placement.of(mesh).sequence_shards
+    for length, window in product(lengths, config.windows()):
+        if kind == "pallas":
+            check_row(length, window, shards)
+        elif kind == "splash":
+            padding_of(length, shards)
