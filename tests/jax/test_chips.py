@@ -12,6 +12,7 @@ from cpplm.jax.chips import CHIPS, chip_of, slice_named
         ("v6e-4", 4, 4, "v6e:2x2"),
         ("v5e-8", 8, 8, "v5e:2x4"),
         ("v6e-1", 1, 1, "v6e:1x1"),
+        ("v5litepod-8", 8, 8, "v5e:2x4"),  # the name in Google's command
         ("v5p-8", 4, 4, "v5p:2x2x1"),  # Google counts its cores, two of each chip
         ("v4-32", 16, 16, "v4:2x2x4"),
         ("v7x-4", 4, 8, "tpu7x:2x2x1"),  # two devices of each chip

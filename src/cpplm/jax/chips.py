@@ -117,12 +117,12 @@ class Slice:
 
 
 def slice_named(name: str) -> Slice:
-    """The slice of a name such as v6e-4, v5e-8 or v5p-8.
+    """The slice of a name such as v6e-4, v5e-8, which Google's command calls v5litepod-8, or v5p-8.
 
     Raises:
         UserError: no such slice.
     """
-    match = re.fullmatch(r"(v\d\w?)-(\d+)", name)
+    match = re.fullmatch(r"(v\d\w?)-(\d+)", name.replace("v5litepod", "v5e"))
     chip = CHIPS.get(match[1]) if match else None
     if match is None or chip is None:
         raise UserError(

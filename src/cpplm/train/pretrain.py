@@ -181,14 +181,16 @@ def _refuse_different_places(storage: Storage, world: World) -> None:
     with world.all_or_none():
         if world.is_first:
             storage.write(probe, b"")
-    with world.all_or_none():
-        if not storage.exists(probe):
-            raise UserError(
-                f"process {world.process} does not see the {storage.location} of the first one",
-                fix="Name an --out or --checkpoint_dir that all machines share, such as a bucket.",
-            )
-    if world.is_first:
-        storage.delete([probe])
+    try:
+        with world.all_or_none():
+            if not storage.exists(probe):
+                raise UserError(
+                    f"process {world.process} does not see the {storage.location} of the first one",
+                    fix="Name an --out or --checkpoint_dir that all machines share, such as a bucket.",
+                )
+    finally:
+        if world.is_first:
+            storage.delete([probe])
 
 
 def _make_folder(out: Path) -> None:
