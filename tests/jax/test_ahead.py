@@ -1,6 +1,7 @@
 """The check for TPUs that are not here: by a CPU's compiler, and by the TPUs' where it is installed."""
 
 import importlib.util
+import json
 from typing import Any
 
 import jax
@@ -110,6 +111,18 @@ def test_steps_compile_for_tpus(target: str, seq: int, more: dict[str, Any], mos
     assert (found.attention, found.precision) == ("splash", "bfloat16")
     assert 0 < found.compiled.arguments < found.compiled.peak < most_gib * GIB
     assert found.text().endswith("fits")
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_the_command() -> None:
+    result = cpplm("tpu", "check", "--target", "v5litepod-8", "--seq", "1024", "--depth", "2",
+                   "--preset", "seed", "--vocab_size", "2048", "--mesh", "model=2", "--json")  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["fits"]
+    assert (found["devices"], found["mesh"]["data"], found["mesh"]["model"]) == (8, 4, 2)
+    assert 0 < found["compiled"]["peak"] < GIB
 
 
 @pytest.mark.slow

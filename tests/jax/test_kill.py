@@ -94,6 +94,17 @@ def test_killed_runs_have_the_losses_of_one_left_alone(
             assert torch.equal(tensor, theirs[key]), key
 
 
+def start_two_hosts(corpus: Path, tokenizer: Path, out: Path, *more: str) -> list[subprocess.Popen[str]]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    return [
+        start(corpus, tokenizer, out, *more, "--multi_host", chips=4,
+              JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(number))
+        for number in range(2)
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=8", "data=1,context=8", "data=2,fsdp=4"])
 def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path, mesh: str) -> None:
@@ -102,15 +113,7 @@ def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path
     flags = ("--mesh", mesh, "--device_batch_size", rows, "--num_iterations", "6")
     alone, together = tmp_path / "alone", tmp_path / "together"
     finish(start(corpus, tokenizer_path, alone, *flags))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    hosts = [
-        start(corpus, tokenizer_path, together, *flags, "--multi_host", chips=4,
-              JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(number))
-        for number in range(2)
-    ]  # fmt: skip
-    for host in hosts:
+    for host in start_two_hosts(corpus, tokenizer_path, together, *flags):
         finish(host)
     ours, theirs = dict(steps(together)), dict(steps(alone))
     assert list(ours) == list(theirs) == [1, 2, 3, 4, 5, 6]
@@ -124,3 +127,25 @@ def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path
     weights = open_run(alone).tensors("model.safetensors")
     for key, tensor in open_run(together, 6).tensors("model.safetensors").items():
         assert torch.allclose(tensor, weights[key], rtol=0, atol=1e-2 * float(weights[key].abs().max())), key
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_host_stops_both(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    """Also amid validation, which hosts that read the same rows have to end together."""
+    flags = ("--mesh", "data=1,context=8", "--device_batch_size", "8", "--eval_every", "2",
+             "--eval_tokens", "2000")  # fmt: skip
+    out = tmp_path / "run"
+    hosts = start_two_hosts(corpus, tokenizer_path, out, *flags)
+    while len(steps(out)) < 5:
+        assert all(host.poll() is None for host in hosts), [host.communicate() for host in hosts]
+        time.sleep(0.01)
+    hosts[1].send_signal(signal.SIGTERM)
+    for host in hosts:
+        _, said = host.communicate(timeout=600)
+        assert host.returncode == 130, said
+    reached = len(steps(out))
+    assert reached < STEPS
+    assert open_run(out).step == reached
+    for host in start_two_hosts(corpus, tokenizer_path, out, *flags):
+        finish(host)
+    assert [step for step, _ in steps(out)] == list(range(1, STEPS + 1))
