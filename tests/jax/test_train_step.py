@@ -36,7 +36,7 @@ EACH = pytest.mark.parametrize(
 )
 MESHES = (
     {"data": 8}, {"data": 4, "model": 2}, {"data": 2, "fsdp": 2, "model": 2}, {"fsdp": 8},
-    {"data": 2, "context": 4},
+    {"data": 2, "context": 4}, {"model": 2},
 )  # fmt: skip
 
 
@@ -115,27 +115,34 @@ def test_every_mesh_with_more_features(name: str, axes: dict[str, int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("divide_all")
-@pytest.mark.parametrize("axes", [{"data": 2, "model": 4}, {"model": 8}], ids=str)
+@pytest.mark.parametrize("axes", [{"data": 2, "model": 4}, {"model": 4}, {"model": 8}], ids=str)
 def test_heads_divided_among_four_and_eight(axes: dict[str, int]) -> None:
     compare_meshes("plain", axes, num_heads=8, num_kv_heads=8)
 
 
 def compare_meshes(name: str, axes: dict[str, int], **heads: int) -> None:
-    config, named, batches, alone = on_one_device(name, **heads)
+    config, named, batches, alone, token_losses = on_one_device(name, **heads)
     learner = jax_learner(named, config, batches, **axes)
     assert_divided(learner, batches[0], axes)
+    np.testing.assert_allclose(validate(learner, batches[0]), token_losses, rtol=1e-4, atol=1e-5)
     assert_close(train(learner, batches), alone, relative=1e-5)
 
 
 @functools.cache
 def on_one_device(
     name: str, num_heads: int = TWINS["plain"].num_heads, num_kv_heads: int = 2
-) -> tuple[ModelConfig, Arrays, list[Batch], list[StepLosses]]:
+) -> tuple[ModelConfig, Arrays, list[Batch], list[StepLosses], np.ndarray]:
     """A model, its weights, batches, and what a mesh is compared with."""
     config = dataclasses.replace(TWINS[name], num_heads=num_heads, num_kv_heads=num_kv_heads)
     named = {key: array.copy() for key, array in checkpoint(torch_model(config)).items()}
     batches = make_batches(config, 5, 8, 16)
-    return config, named, batches, train(jax_learner(named, config, batches), batches)
+    learner = jax_learner(named, config, batches)
+    token_losses = validate(learner, batches[0])
+    return config, named, batches, train(learner, batches), token_losses
+
+
+def validate(learner: JaxLearner, batch: Batch) -> np.ndarray:
+    return learner.loss(batch.inputs, batch.targets, "none").numpy()
 
 
 def assert_divided(learner: JaxLearner, batch: Batch, axes: dict[str, int]) -> None:

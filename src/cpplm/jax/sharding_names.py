@@ -46,7 +46,7 @@ def per_shard(
     in_axes: tuple[tuple[Axis, ...], ...],
     out_axes: tuple[tuple[Axis, ...], ...],
 ) -> Callable[..., Any]:
-    """The function on each device's part of batch and sequence; the function itself without a mesh.
+    """The function on each device's part of batch and sequence; the function itself where there is one part.
 
     Inside, the axes data, fsdp and context are the function's own affair; model stays the compiler's, where
     it divides anything.
@@ -57,8 +57,8 @@ def per_shard(
         in_axes: for each argument, what its dimensions are divided over.
         out_axes: for each result, likewise.
     """
-    if mesh is None:
-        return function
+    if mesh is None or mesh.size == mesh.shape.get(MODEL, 1):
+        return function  # beside axes of 1 the compiler cannot divide a loop over `model`
     own = {name for name in mesh.axis_names if name != MODEL or mesh.shape[name] == 1}
     return jax.shard_map(
         function,
