@@ -116,7 +116,7 @@ def test_steps_compile_for_tpus(target: str, seq: int, more: dict[str, Any], mos
 @pytest.mark.slow
 @needs_libtpu
 def test_the_command() -> None:
-    result = cpplm("tpu", "check", "--target", "v5litepod-8", "--seq", "1024", "--depth", "2",
+    result = cpplm("tpu", "check", "--target", "v5litepod-8", "--seq", "1024", "--depth", "4",
                    "--preset", "seed", "--vocab_size", "2048", "--mesh", "model=2", "--json")  # fmt: skip
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
@@ -130,8 +130,8 @@ def test_the_command() -> None:
 def test_what_does_not_fit_is_said() -> None:
     """16,384 tokens without a kernel that spares the scores."""
     step = StepSettings(
-        architecture=ArchitectureSettings(preset="seed"), device_batch_size=4,
-        jax=JaxSettings(jax_attention="einsum"), depth=2,
+        architecture=ArchitectureSettings(preset="seed"), device_batch_size=8,
+        jax=JaxSettings(jax_attention="einsum"), depth=4,
     )  # fmt: skip
     found = check(CheckSettings("v5e-8", step))
     assert not found.fits
