@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2
+import pytest
 
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
@@ -51,6 +52,16 @@ class Served:
         start = f"{name}{{{want}}} " if want else f"{name} "
         lines = self.http.get("/metrics").text.splitlines()
         return next((float(line.removeprefix(start)) for line in lines if line.startswith(start)), 0.0)
+
+    def slow_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No request ends by itself before a browser has looked."""
+        step = self.driver.scheduler.step
+
+        def slow() -> list[Any]:
+            time.sleep(0.005)
+            return step()
+
+        monkeypatch.setattr(self.driver.scheduler, "step", slow)
 
     def settle(self) -> None:
         """Wait until nothing is under way; no block of the cache is held then."""

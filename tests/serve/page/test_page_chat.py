@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.serve.page.actions import abandoned, ghost, pretend, settle, streamed, text_of, write
@@ -31,7 +32,8 @@ def test_a_chat(page: Page, server: Served) -> None:
     expect(page.locator(".message")).to_have_count(0)
 
 
-def test_an_answer_is_stopped_and_stays(page: Page, server: Served) -> None:
+def test_an_answer_is_stopped_and_stays(page: Page, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.slow_down(monkeypatch)
     gone = abandoned(server)
     settle(page, chatTemperature="0", chatMaxTokens="15000")  # greedy, it never ends by itself
     page.locator("#message").fill("Go on")

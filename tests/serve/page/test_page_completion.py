@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.serve.page.actions import (
@@ -128,9 +129,12 @@ def test_an_answer_that_is_cut_short(page: Page) -> None:
     expect(page.locator("#complete")).to_have_text("Complete")
 
 
-def test_cancelling_ends_the_work_of_the_server(page: Page, server: Served) -> None:
+def test_cancelling_ends_the_work_of_the_server(
+    page: Page, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.slow_down(monkeypatch)
     gone = abandoned(server)
-    settle(page, maxTokens="4096")
+    settle(page, temperature="0", maxTokens="4096")  # greedy, it never ends by itself
     write(page, BEFORE, AFTER)
     page.keyboard.press("Control+Space")
     expect(ghost(page)).not_to_be_empty()
