@@ -15,13 +15,8 @@ from cpplm.train.checkpoint import open_run
 from cpplm.train.jax_settings import JaxSettings
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from tests.train.test_pretrain import (
-    ALL_DATA,
-    EVERYTHING,
-    StopAt,
-    assert_same_weights,
-    settings,  # noqa: F401  (a fixture)
-)
+from tests.train.conftest import settings  # noqa: F401  (a fixture)
+from tests.train.test_pretrain import ALL_DATA, EVERYTHING, StopAt, assert_same_weights
 
 TORCH: dict[str, Any] = {"backend": "torch", "jax": JaxSettings(), "no_compile": True}
 

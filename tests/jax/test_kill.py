@@ -56,6 +56,11 @@ def steps(out: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["loss"]) for r in read_run_log(out / "log.jsonl") if r["event"] == "step"]
 
 
+def bits_per_byte(out: Path) -> list[float]:
+    """On untrained weights, and of each validation after."""
+    return [r["bits_per_byte"] for r in read_run_log(out / "log.jsonl") if r["event"] == "validation"]
+
+
 def is_saving(out: Path) -> bool:
     """Whether a folder has weights and no manifest yet."""
     return any(
@@ -108,9 +113,10 @@ def start_two_hosts(corpus: Path, tokenizer: Path, out: Path, *more: str) -> lis
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=8", "data=1,context=8", "data=2,fsdp=4"])
 def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path, mesh: str) -> None:
-    """Rows divided between hosts, and read by both of them."""
+    """Rows divided between hosts; or read by both, and then each computes a half of every row."""
     rows = "8" if "context" in mesh else "1"
-    flags = ("--mesh", mesh, "--device_batch_size", rows, "--num_iterations", "6")
+    flags = ("--mesh", mesh, "--device_batch_size", rows, "--eval_every", "3", "--eval_tokens", "2000",
+             "--num_iterations", "6")  # fmt: skip
     alone, together = tmp_path / "alone", tmp_path / "together"
     finish(start(corpus, tokenizer_path, alone, *flags))
     for host in start_two_hosts(corpus, tokenizer_path, together, *flags):
@@ -118,6 +124,7 @@ def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path
     ours, theirs = dict(steps(together)), dict(steps(alone))
     assert list(ours) == list(theirs) == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4)
+    np.testing.assert_allclose(bits_per_byte(together), bits_per_byte(alone), rtol=1e-4)
     assert {"model-00002-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"} < set(
         open_run(together).files
     )  # the second host's
@@ -143,6 +150,7 @@ def test_a_signal_to_one_host_stops_both(corpus: Path, tokenizer_path: Path, tmp
     for host in hosts:
         _, said = host.communicate(timeout=600)
         assert host.returncode == 130, said
+    assert np.isfinite(bits_per_byte(out)).all()
     reached = len(steps(out))
     assert reached < STEPS
     assert open_run(out).step == reached

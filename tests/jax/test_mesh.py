@@ -17,6 +17,7 @@ from cpplm.jax.mesh import (
     make_mesh,
     mesh_sizes,
     put_whole,
+    rows_sharding,
     state_spec,
     weight_spec,
 )
@@ -112,7 +113,8 @@ def test_rows_there_and_back(named: dict[str, int]) -> None:
     sent = feed.send(rows, mesh)
     assert sent.sharding == batch_sharding(mesh)
     np.testing.assert_array_equal(np.asarray(sent), rows)
-    np.testing.assert_array_equal(feed.receive(sent), rows)
+    computed = jax.jit(lambda x: 2 * x, out_shardings=rows_sharding(mesh))(sent)
+    np.testing.assert_array_equal(feed.receive(computed), 2 * rows)
     np.testing.assert_array_equal(np.asarray(put_whole(rows, batch_sharding(mesh))), rows)
 
 

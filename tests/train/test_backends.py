@@ -12,7 +12,6 @@ from cpplm.train.backends import open_backend, trains_with_jax
 from cpplm.train.dry_run import estimate_run
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_learner import TorchBackend, torch_model
-from tests.train.test_pretrain import settings  # noqa: F401  (a fixture)
 
 
 def pci(folder: Path, *devices: tuple[str, str]) -> Path:
@@ -37,7 +36,7 @@ def test_tpus_are_counted_and_their_network_cards_are_not(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_jax_trains_where_a_tpu_is(
-    settings: TrainSettings,  # noqa: F811
+    settings: TrainSettings,
     monkeypatch: pytest.MonkeyPatch,
     backend: str,
     device: str,
@@ -50,7 +49,7 @@ def test_jax_trains_where_a_tpu_is(
     assert trains_with_jax(chosen) is jax
 
 
-def test_without_jax_it_is_said(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_without_jax_it_is_said(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "tpu_chips", lambda: 4)
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     for backend in ("auto", "jax"):  # never weeks on the CPU beside a TPU
@@ -59,7 +58,7 @@ def test_without_jax_it_is_said(settings: TrainSettings, monkeypatch: pytest.Mon
     assert isinstance(open_backend(dataclasses.replace(settings, backend="torch")), TorchBackend)
 
 
-def test_torch_refuses_a_tpu(settings: TrainSettings) -> None:  # noqa: F811
+def test_torch_refuses_a_tpu(settings: TrainSettings) -> None:
     with pytest.raises(UserError, match="does not train on a TPU"):
         open_backend(dataclasses.replace(settings, backend="torch", device_type="tpu"))
 
@@ -69,6 +68,6 @@ def test_another_learner_has_no_torch_model() -> None:
         torch_model(object())  # type: ignore[arg-type]
 
 
-def test_a_dry_run_is_for_gpus(settings: TrainSettings) -> None:  # noqa: F811
+def test_a_dry_run_is_for_gpus(settings: TrainSettings) -> None:
     with pytest.raises(UserError, match="knows GPUs only"):
         estimate_run(dataclasses.replace(settings, backend="jax"))

@@ -14,7 +14,6 @@ from cpplm.train.settings import TrainSettings
 from tests.train.browser import drawn
 from tests.train.test_history import session, steps, validation, write_log
 from tests.train.test_page import charts_of
-from tests.train.test_pretrain import settings  # noqa: F401  (a fixture)
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def test_a_run_without_validation_has_no_common_point(two: list[History], tmp_pa
 
 
 def test_the_page_of_real_runs_shows_what_differs(
-    settings: TrainSettings,  # noqa: F811
+    settings: TrainSettings,
     tmp_path: Path,
 ) -> None:
     other = dataclasses.replace(settings, out=tmp_path / "other", rates=Rates(matrix_lr=0.25), save_every=4)

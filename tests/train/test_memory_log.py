@@ -12,11 +12,10 @@ from cpplm.train.memory_log import PARTS
 from cpplm.train.page import write_page
 from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.settings import TrainSettings
-from tests.train.test_pretrain import settings  # noqa: F401  (a fixture)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the figures are those of a CPU")
-def test_parts_of_a_real_run(settings: TrainSettings) -> None:  # noqa: F811
+def test_parts_of_a_real_run(settings: TrainSettings) -> None:
     pretrain(dataclasses.replace(settings, eval_every=-1, memory_every=3))
     records = [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "memory"]
     assert [record["step"] for record in records] == [1, 3, 6]

@@ -15,7 +15,6 @@ from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from tests.train.browser import drawn
 from tests.train.test_history import session, steps, validation, write_log
-from tests.train.test_pretrain import settings  # noqa: F401  (a fixture)
 
 EVIL = "</script><script>alert(1)</script><b id=evil>"
 LIKELIHOOD = {
@@ -75,7 +74,7 @@ def fim_report() -> FimReport:
     return FimReport((sample, right, file), "0123456789abcdef", {})
 
 
-def test_page_of_a_real_run(settings: TrainSettings) -> None:  # noqa: F811
+def test_page_of_a_real_run(settings: TrainSettings) -> None:
     pretrain(settings)
     evaluated(settings.out)
     html = write_page(settings.out).read_text()
@@ -152,7 +151,7 @@ def test_a_hundred_thousand_steps_are_a_small_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_browser_draws_every_chart_offline(settings: TrainSettings, tmp_path: Path) -> None:  # noqa: F811
+def test_a_browser_draws_every_chart_offline(settings: TrainSettings, tmp_path: Path) -> None:
     pretrain(settings)
     evaluated(settings.out)
     page = write_page(settings.out)

@@ -1,12 +1,7 @@
 """Learning, exact resume, refusals."""
 
 import dataclasses
-import math
-import os
-import signal
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,37 +13,12 @@ from cpplm.core.locking import only_writer
 from cpplm.core.runlog import read_run_log
 from cpplm.core.storage import Storage
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
-from cpplm.model.transformer import Transformer
-from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.rates import Rates
 from cpplm.train.checkpoint import open_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
-from cpplm.train.validation import Validation, validate
-from cpplm.train.world import World
 from tests.conftest import SMALL_TABLES, write_corpus
-
-
-@pytest.fixture
-def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSettings:
-    return TrainSettings(
-        data_dir=(str(corpus),),
-        tokenizer=tokenizer_path,
-        out=tmp_path / "run",
-        depth=2,
-        aspect_ratio=16,
-        head_dim=16,
-        max_seq_len=32,
-        device_batch_size=4,
-        total_batch_size=256,
-        num_iterations=8,
-        rates=Rates(matrix_lr=0.5, embedding_lr=5.0, unembedding_lr=0.2),
-        eval_every=4,
-        eval_tokens=1000,
-        no_compile=True,
-        architecture=SMALL_TABLES,
-    )
 
 
 class StopAt(Callback):
@@ -284,67 +254,6 @@ def test_tensorboard_gets_the_figures(settings: TrainSettings) -> None:
     logged = [event.value for event in events.Scalars("step/loss")]
     ours = [r["loss"] for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "step"]
     assert logged == pytest.approx(ours)
-
-
-class FailAtEnd(Callback):
-    def on_end(self, trainer: Trainer) -> None:
-        raise ConnectionAbortedError("a later callback failed")
-
-
-def test_what_fails_after_the_last_step_does_not_lose_it(settings: TrainSettings) -> None:
-    with pytest.raises(ConnectionAbortedError):
-        pretrain(settings, [FailAtEnd()])
-    assert open_run(settings.out).step == 8
-
-
-def test_a_stop_is_heard_during_validation_and_saves(
-    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = 0
-
-    def interrupted_validate(
-        model: Transformer, batches: Iterable[Any], sizes: torch.Tensor, world: World
-    ) -> Validation:
-        nonlocal measured
-        for _ in batches:
-            measured += 1
-            if measured == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-        return validate(model, [], sizes, world)
-
-    monkeypatch.setattr("cpplm.train.callbacks.validate", interrupted_validate)
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(settings)  # 8 batches of validation before the first step
-    assert measured == 2
-    assert open_run(settings.out).step == 0
-    assert not [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "validation"]
-    monkeypatch.undo()
-    assert pretrain(settings).step == 8
-
-
-def test_a_bad_gradient_is_not_saved(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretrain(dataclasses.replace(settings, num_iterations=2))
-    before = weights(settings.out)
-    step = MuonAdamW.step
-
-    def diverge(optimizer: MuonAdamW) -> None:
-        step(optimizer)
-        optimizer.gradient_norm = torch.tensor(math.nan)
-
-    monkeypatch.setattr(MuonAdamW, "step", diverge)
-    with pytest.raises(UserError, match="gradient nan"):
-        pretrain(settings)
-    for name, tensor in weights(settings.out).items():
-        assert torch.equal(tensor, before[name])
-
-
-def test_weights_that_are_no_numbers_are_not_saved(settings: TrainSettings) -> None:
-    """A step whose own loss was finite may have spoiled them."""
-    pretrain(dataclasses.replace(settings, num_iterations=2))
-    reckless = dataclasses.replace(settings, rates=Rates(embedding_lr=1e42), save_every=1)
-    with pytest.raises(UserError, match="holds numbers that are not finite"):
-        pretrain(reckless)
-    assert open_run(settings.out).step == 2
 
 
 def test_a_smaller_device_batch_continues_the_run(settings: TrainSettings, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from cpplm.train.profiling import ProfileCallback
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_profiler import MOST_OPERATIONS
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
-from tests.train.test_pretrain import settings, weights  # noqa: F401  (settings is a fixture)
+from tests.train.test_pretrain import weights
 
 
 class AskAt(Callback):
@@ -39,7 +39,7 @@ def optimizer_steps(trace: Path) -> int:
 
 
 @pytest.fixture
-def small(settings: TrainSettings) -> TrainSettings:  # noqa: F811
+def small(settings: TrainSettings) -> TrainSettings:
     return dataclasses.replace(settings, depth=1, total_batch_size=128, eval_every=-1)
 
 

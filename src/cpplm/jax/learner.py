@@ -22,7 +22,7 @@ from cpplm.core.peak import reference_flops
 from cpplm.jax.chips import KINDS
 from cpplm.jax.layers import Params
 from cpplm.jax.layout import checkpoint_shapes, members, partition, widen
-from cpplm.jax.mesh import Feed, own_share, put_whole
+from cpplm.jax.mesh import Feed, own_share, put_whole, rows_sharding
 from cpplm.jax.profiler import JaxProfiler
 from cpplm.jax.state import state_members
 from cpplm.jax.step import Tokens, TrainStep, plan_arrays, precise
@@ -171,7 +171,8 @@ class JaxLearner:
 
 def _validation(step: TrainStep) -> Callable[[Params, jax.Array, jax.Array], jax.Array]:
     mesh = step.mesh if step.mesh.size > 1 else None
-    compiled = jax.jit(partial(token_losses, config=step.config, run=step.run, mesh=mesh))
+    function = partial(token_losses, config=step.config, run=step.run, mesh=mesh)
+    compiled = jax.jit(function, out_shardings=rows_sharding(step.mesh))
 
     def losses(params: Params, ids: jax.Array, targets: jax.Array) -> jax.Array:
         with precise(step.run):

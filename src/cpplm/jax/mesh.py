@@ -133,6 +133,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, spec(mesh, BATCH, CONTEXT))
 
 
+def rows_sharding(mesh: Mesh) -> NamedSharding:
+    """Of what each host gets back, shape BT: rows divided as a batch's are, none of them cut.
+
+    Chips of other hosts may have computed parts of a row.
+    """
+    return NamedSharding(mesh, spec(mesh, BATCH, None))
+
+
 def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """An array that every host has whole, on the chips: each host sends its own chips their parts."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
@@ -230,10 +238,10 @@ class Feed:
         return jax.make_array_from_callback(shape, batch_sharding(mesh), part)
 
     def receive(self, array: jax.Array) -> np.ndarray:
-        """This host's rows of something that lies as a batch does, shape BT: the inverse of `send`."""
+        """This host's rows of something that lies as `rows_sharding` says, shape BT."""
         size = array.shape[0] // self.shards
         rows = np.empty((size * len(self.own), array.shape[1]), array.dtype)
         for shard in array.addressable_shards:
             begin = self.own.index((shard.index[0].start or 0) // size) * size
-            rows[begin : begin + size, shard.index[1]] = np.asarray(shard.data)
+            rows[begin : begin + size] = np.asarray(shard.data)
         return rows

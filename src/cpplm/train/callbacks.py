@@ -109,8 +109,8 @@ class ValidationCallback(Callback):
             self._measure(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Measure the result, unless the run was asked to stop."""
-        if not trainer.stopping and self._measured_at != trainer.state.step:
+        """Measure the result, unless the run was stopped before."""
+        if trainer.progress >= 1 and self._measured_at != trainer.state.step:
             self._measure(trainer)
 
     def _measure(self, trainer: Trainer) -> None:
@@ -121,6 +121,11 @@ class ValidationCallback(Callback):
         result = validate(trainer.learner, batches, sizes, trainer.world)
         if trainer.stopping and trainer.world.processes == 1:
             return  # half a measurement is none
+        if not math.isfinite(result.loss):
+            raise UserError(
+                f"the validation loss is {result.loss} at step {trainer.state.step}",
+                fix="Lower the learning rates and go on from an earlier checkpoint (--resume_from_step).",
+            )
         self._measured_at = trainer.state.step
         trainer.log.write("validation", step=trainer.state.step, **asdict(result))
         say(

@@ -74,7 +74,7 @@ class Callback:
 class Trainer:
     """A model with its optimizer, its data and how far it has come.
 
-    `stopping` turns true when this rank is asked to stop.
+    `stopping` turns true when this rank is asked to stop, or learns that another one was.
     """
 
     learner: Learner
@@ -104,18 +104,18 @@ class Trainer:
         with self._stop_at_step_end():
             for callback in self.callbacks:
                 callback.on_start(self)
-            while self.progress < 1 and not self._asked_to_stop():
+            while self.progress < 1 and not self._agreed_to_stop():
                 metrics = self.step()
                 _, self.state.seconds = self.world.agree(
                     stopping=False, seconds=self.state.seconds + metrics.seconds
                 )
                 for callback in self.callbacks:
                     callback.on_step(self, metrics)
-            self.stopping = self.stopping and self.progress < 1  # at its end, a run ends as always
+            self.stopping = self.progress < 1  # asked to during its last step, a run ends as always
             for callback in self.callbacks:
                 callback.on_end(self)
-        if self.stopping:
-            raise KeyboardInterrupt
+            if self._agreed_to_stop():
+                raise KeyboardInterrupt
 
     def step(self) -> StepMetrics:
         """One optimizer step over `total_batch_size` tokens.
@@ -169,10 +169,15 @@ class Trainer:
             dense_attention=architecture.dense_attention(progress),
         )
 
-    def _asked_to_stop(self) -> bool:
-        """Whether any rank was asked to; the same answer on all of them."""
-        self.stopping, _ = self.world.agree(stopping=self.stopping, seconds=0.0)
-        return self.stopping
+    def _agreed_to_stop(self) -> bool:
+        """Whether any rank was asked to; the same answer on all of them.
+
+        A rank that is asked while it waits for the others' answers says so the next time.
+        """
+        agreed, _ = self.world.agree(stopping=self.stopping, seconds=0.0)
+        if agreed:
+            self.stopping = True
+        return agreed
 
     @contextmanager
     def _stop_at_step_end(self) -> Iterator[None]:

@@ -1,0 +1,30 @@
+"""A run that takes seconds."""
+
+from pathlib import Path
+
+import pytest
+
+from cpplm.optim.rates import Rates
+from cpplm.train.settings import TrainSettings
+from tests.conftest import SMALL_TABLES
+
+
+@pytest.fixture
+def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSettings:
+    return TrainSettings(
+        data_dir=(str(corpus),),
+        tokenizer=tokenizer_path,
+        out=tmp_path / "run",
+        depth=2,
+        aspect_ratio=16,
+        head_dim=16,
+        max_seq_len=32,
+        device_batch_size=4,
+        total_batch_size=256,
+        num_iterations=8,
+        rates=Rates(matrix_lr=0.5, embedding_lr=5.0, unembedding_lr=0.2),
+        eval_every=4,
+        eval_tokens=1000,
+        no_compile=True,
+        architecture=SMALL_TABLES,
+    )

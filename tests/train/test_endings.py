@@ -1,0 +1,117 @@
+"""How a run ends: asked to stop, with an error, with numbers that are none."""
+
+import dataclasses
+import math
+import os
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from cpplm.core.errors import UserError
+from cpplm.core.runlog import read_run_log
+from cpplm.model.transformer import Transformer
+from cpplm.optim.muon import MuonAdamW
+from cpplm.optim.rates import Rates
+from cpplm.train.checkpoint import open_run
+from cpplm.train.pretrain import pretrain
+from cpplm.train.settings import TrainSettings
+from cpplm.train.trainer import Callback, Trainer
+from cpplm.train.validation import Validation, validate
+from cpplm.train.world import World
+from tests.train.test_pretrain import weights
+
+
+class FailAtEnd(Callback):
+    def on_end(self, trainer: Trainer) -> None:
+        raise ConnectionAbortedError("a later callback failed")
+
+
+def test_what_fails_after_the_last_step_does_not_lose_it(settings: TrainSettings) -> None:
+    with pytest.raises(ConnectionAbortedError):
+        pretrain(settings, [FailAtEnd()])
+    assert open_run(settings.out).step == 8
+
+
+def test_a_stop_is_heard_during_validation_and_saves(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = 0
+
+    def interrupted_validate(
+        model: Transformer, batches: Iterable[Any], sizes: torch.Tensor, world: World
+    ) -> Validation:
+        nonlocal measured
+        for _ in batches:
+            measured += 1
+            if measured == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+        return validate(model, [], sizes, world)
+
+    monkeypatch.setattr("cpplm.train.callbacks.validate", interrupted_validate)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings)  # 8 batches of validation before the first step
+    assert measured == 2
+    assert open_run(settings.out).step == 0
+    assert not [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "validation"]
+    monkeypatch.undo()
+    assert pretrain(settings).step == 8
+
+
+def test_a_stop_is_heard_amid_an_agreement(settings: TrainSettings) -> None:
+    """The signal comes when this rank has said that it goes on, and waits for what the others say."""
+
+    class Signalled(World):
+        agreements = 0
+
+        def agree(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
+            self.agreements += 1
+            if self.agreements == 5:  # before the third step; each has one before it and one after
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().agree(stopping=stopping, seconds=seconds)
+
+    class Meet(Callback):
+        def on_start(self, trainer: Trainer) -> None:
+            trainer.world = Signalled(**vars(trainer.world))
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, [Meet()])
+    assert open_run(settings.out).step == 3
+
+
+def test_a_validation_that_is_no_number_ends_the_run(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = Validation(bits_per_byte=math.nan, loss=math.nan, tokens=1, bytes=1)
+    monkeypatch.setattr("cpplm.train.callbacks.validate", lambda *arguments: nothing)
+    with pytest.raises(UserError, match="validation loss is nan at step 0"):
+        pretrain(settings)
+    (end,) = [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] != "session"]
+    assert end["reason"] == "failed"
+
+
+def test_a_bad_gradient_is_not_saved(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrain(dataclasses.replace(settings, num_iterations=2))
+    before = weights(settings.out)
+    step = MuonAdamW.step
+
+    def diverge(optimizer: MuonAdamW) -> None:
+        step(optimizer)
+        optimizer.gradient_norm = torch.tensor(math.nan)
+
+    monkeypatch.setattr(MuonAdamW, "step", diverge)
+    with pytest.raises(UserError, match="gradient nan"):
+        pretrain(settings)
+    for name, tensor in weights(settings.out).items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_weights_that_are_no_numbers_are_not_saved(settings: TrainSettings) -> None:
+    """A step whose own loss was finite may have spoiled them."""
+    pretrain(dataclasses.replace(settings, num_iterations=2))
+    reckless = dataclasses.replace(settings, rates=Rates(embedding_lr=1e42), save_every=1)
+    with pytest.raises(UserError, match="holds numbers that are not finite"):
+        pretrain(reckless)
+    assert open_run(settings.out).step == 2
