@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from cpplm.core.runlog import read_run_log
 from cpplm.train.checkpoint import open_run
+from tests.train.records import assert_same_records
 
 STEPS = 40
 # `cpplm train`, with saves that take a second: long enough to be killed in the middle of one.
@@ -56,11 +56,6 @@ def steps(out: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["loss"]) for r in read_run_log(out / "log.jsonl") if r["event"] == "step"]
 
 
-def bits_per_byte(out: Path) -> list[float]:
-    """On untrained weights, and of each validation after."""
-    return [r["bits_per_byte"] for r in read_run_log(out / "log.jsonl") if r["event"] == "validation"]
-
-
 def is_saving(out: Path) -> bool:
     """Whether a folder has weights and no manifest yet."""
     return any(
@@ -99,45 +94,69 @@ def test_killed_runs_have_the_losses_of_one_left_alone(
             assert torch.equal(tensor, theirs[key]), key
 
 
-def start_two_hosts(corpus: Path, tokenizer: Path, out: Path, *more: str) -> list[subprocess.Popen[str]]:
+def start_two_hosts(
+    corpus: Path, tokenizer: Path, out: Path, *more: str, of_second: tuple[str, ...] = ()
+) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     return [
-        start(corpus, tokenizer, out, *more, "--multi_host", chips=4,
+        start(corpus, tokenizer, out, *more, *number * of_second, "--multi_host", chips=4,
               JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(number))
         for number in range(2)
     ]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=8", "data=1,context=8", "data=2,fsdp=4"])
+@pytest.mark.parametrize("mesh", ["data=8", "data=1,context=8", "data=2,fsdp=4", "fsdp=8", "data=1,model=8"])
 def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path, mesh: str) -> None:
     """Rows divided between hosts; or read by both, and then each computes a half of every row."""
-    rows = "8" if "context" in mesh else "1"
-    flags = ("--mesh", mesh, "--device_batch_size", rows, "--eval_every", "3", "--eval_tokens", "2000",
-             "--num_iterations", "6")  # fmt: skip
+    rows = "8" if "data=1" in mesh else "1"
+    flags = ("--mesh", mesh, "--device_batch_size", rows, "--head_dim", "8", "--eval_every", "3",
+             "--eval_tokens", "2000", "--num_iterations", "6")  # fmt: skip
     alone, together = tmp_path / "alone", tmp_path / "together"
     finish(start(corpus, tokenizer_path, alone, *flags))
     for host in start_two_hosts(corpus, tokenizer_path, together, *flags):
         finish(host)
-    ours, theirs = dict(steps(together)), dict(steps(alone))
-    assert list(ours) == list(theirs) == [1, 2, 3, 4, 5, 6]
-    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4)
-    np.testing.assert_allclose(bits_per_byte(together), bits_per_byte(alone), rtol=1e-4)
+    assert_same_records(together, alone, rel=2e-4)
     assert {"model-00002-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"} < set(
         open_run(together).files
     )  # the second host's
     if mesh == "data=2,fsdp=4":  # one host goes on with what two have saved
-        finish(start(corpus, tokenizer_path, together, *flags[:-1], "8"))
-        assert open_run(together).step == 8
-    weights = open_run(alone).tensors("model.safetensors")
-    for key, tensor in open_run(together, 6).tensors("model.safetensors").items():
-        assert torch.allclose(tensor, weights[key], rtol=0, atol=1e-2 * float(weights[key].abs().max())), key
+        for run in (alone, together):
+            finish(start(corpus, tokenizer_path, run, *flags[:-1], "8"))
+        assert_same_records(together, alone, rel=2e-4)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        theirs = open_run(alone).tensors(name)
+        for key, tensor in open_run(together).tensors(name).items():
+            # A lost or misplaced part would make more than half of it. The gradients of a few scalars cancel,
+            # and depend on the order of sums.
+            if tensor.numel() > 8:
+                assert (tensor - theirs[key]).double().norm() <= 0.1 * theirs[key].double().norm(), key
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_host_stops_both(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+def test_hosts_with_other_settings_end_with_a_message(
+    corpus: Path, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    """And so do those whose neighbour has no corpus: none waits for one that has ended."""
+    for wrong, message in (
+        (("--eval_every", "7"), "process 1 differs from the first one: eval_every 7, not -1"),
+        (("--data_dir", str(tmp_path / "nothing")), "nothing"),
+    ):
+        hosts = start_two_hosts(corpus, tokenizer_path, tmp_path / "run", of_second=wrong)
+        for host in hosts:
+            _, said = host.communicate(timeout=240)
+            assert host.returncode == 2, said
+            assert message in said
+        assert not steps(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", [(), (0,)], ids=["one", "both"])
+def test_a_signal_to_one_host_stops_both(
+    others: tuple[int, ...], corpus: Path, tokenizer_path: Path, tmp_path: Path
+) -> None:
     """Also amid validation, which hosts that read the same rows have to end together."""
     flags = ("--mesh", "data=1,context=8", "--device_batch_size", "8", "--eval_every", "2",
              "--eval_tokens", "2000")  # fmt: skip
@@ -146,11 +165,12 @@ def test_a_signal_to_one_host_stops_both(corpus: Path, tokenizer_path: Path, tmp
     while len(steps(out)) < 5:
         assert all(host.poll() is None for host in hosts), [host.communicate() for host in hosts]
         time.sleep(0.01)
-    hosts[1].send_signal(signal.SIGTERM)
+    for number in (1, *others):  # a moment later, when it may know already
+        hosts[number].send_signal(signal.SIGTERM)
+        time.sleep(0.5)
     for host in hosts:
         _, said = host.communicate(timeout=600)
         assert host.returncode == 130, said
-    assert np.isfinite(bits_per_byte(out)).all()
     reached = len(steps(out))
     assert reached < STEPS
     assert open_run(out).step == reached

@@ -139,6 +139,12 @@ def test_which_rows_a_host_reads(processes: list[int], named: dict[str, int], fe
     assert Feed.of(on_hosts(processes, **named)) == feed
 
 
+def test_a_host_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="leaves out all chips of 1 hosts"):
+        Feed.of(on_hosts([0, 0, 0, 0], data=4))
+
+
 def test_hosts_that_share_some_rows_only() -> None:
     with pytest.raises(UserError, match="share some of their rows"):
         Feed.of(on_hosts([0, 0, 0, 1, 1, 1], data=3, model=2))

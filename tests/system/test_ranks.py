@@ -1,14 +1,17 @@
 """`cpplm train` under torchrun: several processes do what one does."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from cpplm.core.runlog import read_run_log
 from cpplm.train.checkpoint import open_run
+from tests.train.records import assert_same_records, records
 
 # Windows, value embeddings, n-gram memory: what the ranks exchange is dense, divided and sparse.
 MODEL = ["--depth", "2", "--aspect_ratio", "32", "--head_dim", "16", "--max_seq_len", "64",
@@ -19,21 +22,27 @@ RUN = ["--total_batch_size", "1024", "--eval_every", "4", "--eval_tokens", "2000
 
 
 def train(ranks: int, corpus: Path, tokenizer: Path, out: Path, *more: str) -> list[dict[str, object]]:
-    """The steps of the log of a run by so many processes; 1 is a plain one."""
+    """The steps and validations of a run by so many processes; 1 is a plain one."""
+    with started(ranks, corpus, tokenizer, out, *more) as process:
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return records(out)
+
+
+def started(ranks: int, corpus: Path, tokenizer: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "cpplm.cli.main"]
     if ranks > 1:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                    "--nproc_per_node", str(ranks), "-m", "cpplm.cli.main"]  # fmt: skip
     command += ["train", "--data_dir", str(corpus), "--tokenizer", str(tokenizer), "--out", str(out)]
-    subprocess.run(
+    return subprocess.Popen(
         [*command, *MODEL, *RUN, *more],
-        check=True,
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
-    return [record for record in read_run_log(out / "log.jsonl") if record["event"] in ("step", "validation")]
 
 
 def losses(records: list[dict[str, object]]) -> list[float]:
@@ -57,7 +66,9 @@ def test_ranks_train_as_one_process_does(
     length = ("--num_iterations", "5")
     alone = train(1, corpus, tokenizer_path, tmp_path / "alone", "--device_batch_size", "16", *length)
     several = train(ranks, corpus, tokenizer_path, tmp_path / "several", *more, *length)
+    assert len(several) == len(alone) == 5 + 3
     assert losses(several) == pytest.approx(losses(alone), rel=1e-5)
+    assert_same_records(tmp_path / "several", tmp_path / "alone", rel=1e-4)
 
 
 @pytest.mark.slow
@@ -103,3 +114,19 @@ def test_ranks_that_see_different_places(corpus: Path, tokenizer_path: Path, tmp
     assert result.returncode != 0
     assert result.stderr.count("process 1 does not see the") == 2  # said by both
     assert not list(tmp_path.glob("out*/checkpoints/*"))
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_processes_saves(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    """To torchrun, which passes it on, to the ranks, and to what prepares their batches."""
+    out, steps = tmp_path / "run", 4000
+    flags = ("--device_batch_size", "4", "--data_workers", "1", "--num_iterations", str(steps))
+    with started(2, corpus, tokenizer_path, out, *flags) as process:
+        while not any(record["step"] == 5 for record in records(out)):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, said = process.communicate(timeout=300)
+    reached = len([record for record in records(out) if record["event"] == "step"])
+    assert 5 <= reached < steps
+    assert open_run(out).step == reached, said

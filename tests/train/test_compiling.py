@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from cpplm.train.compiling import code_tag
+from cpplm.train.compiling import code_tag, remove_damaged_libraries
 
 PROGRAM = """
 import torch
@@ -57,6 +58,18 @@ def test_libraries_that_a_killed_compiler_left_are_made_again(tmp_path: Path) ->
     assert third.returncode == 0, third.stderr
     bypassed, missed, hit = map(int, third.stdout.split())
     assert (bypassed, missed, hit > 0) == (0, 0, True)  # nothing is traced again
+
+
+def test_a_library_that_is_just_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    library = tmp_path / "ab" / "cabc.main.so"
+    library.parent.mkdir()
+    library.touch()
+    with FileLock(tmp_path / "locks" / "cabc.lock"):
+        remove_damaged_libraries()
+        assert library.exists()
+    remove_damaged_libraries()
+    assert not library.exists()
 
 
 def test_the_cache_is_told_which_code_it_is_for(tmp_path: Path) -> None:

@@ -1,15 +1,21 @@
 """How a run ends: asked to stop, with an error, with numbers that are none."""
 
 import dataclasses
+import itertools
 import math
 import os
 import signal
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cpplm.batches.loader import Batch
+from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
 from cpplm.core.runlog import read_run_log
 from cpplm.model.transformer import Transformer
@@ -18,10 +24,10 @@ from cpplm.optim.rates import Rates
 from cpplm.train.checkpoint import open_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from cpplm.train.trainer import Callback, Trainer
+from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import Validation, validate
 from cpplm.train.world import World
-from tests.train.test_pretrain import weights
+from tests.train.test_pretrain import assert_same_weights, weights
 
 
 class FailAtEnd(Callback):
@@ -79,6 +85,76 @@ def test_a_stop_is_heard_amid_an_agreement(settings: TrainSettings) -> None:
     with pytest.raises(KeyboardInterrupt):
         pretrain(settings, [Meet()])
     assert open_run(settings.out).step == 3
+
+
+class Signals(Callback):
+    """Sends signals to this process after a step, so many seconds apart."""
+
+    def __init__(self, step: int, *numbers: signal.Signals, apart: float = 0.0) -> None:
+        self.step, self.numbers, self.apart = step, numbers, apart
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        if trainer.state.step == self.step:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+                time.sleep(self.apart)
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        Signals(3, signal.SIGTERM, signal.SIGTERM, apart=1.1),
+        Signals(3, signal.SIGINT, signal.SIGTERM),
+        Signals(3, signal.SIGINT, signal.SIGINT),  # torchrun passes on what the terminal has sent to all
+    ],
+    ids=["SIGTERM twice", "both", "SIGINT twice at once"],
+)
+def test_who_stops_a_group_of_processes_may_say_so_twice(settings: TrainSettings, signals: Signals) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, [signals])
+    assert open_run(settings.out).step == 3
+
+
+def test_a_later_ctrl_c_stops_at_once(settings: TrainSettings) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, [Signals(3, signal.SIGINT, signal.SIGINT, apart=1.1)])
+    assert not list(settings.out.glob("checkpoints/*"))
+    assert read_run_log(settings.out / "log.jsonl")[-1]["reason"] == "stopped"
+
+
+class NoMoreBatches(Callback):
+    """After some batches no more come: SIGTERM comes instead, and in one case then an error."""
+
+    def __init__(self, batches: int, error: Exception | None) -> None:
+        self.batches, self.error = batches, error
+
+    def on_start(self, trainer: Trainer) -> None:
+        whole = trainer.batches
+
+        def cut() -> Iterator[Batch]:
+            yield from itertools.islice(whole, self.batches)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            if self.error is not None:
+                while not trainer.stopping:
+                    time.sleep(0.01)
+                raise self.error
+            threading.Event().wait()
+
+        trainer.batches = Prefetcher(cut())
+
+
+@pytest.mark.parametrize("error", [None, UserError("a process that prepares batches was killed")], ids=str)
+def test_a_stop_is_heard_while_batches_do_not_come(
+    settings: TrainSettings, tmp_path: Path, error: Exception | None
+) -> None:
+    """Even amid a step of two batches; what is taken up again is the run that nobody stopped."""
+    whole = dataclasses.replace(settings, out=tmp_path / "whole")
+    pretrain(whole)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, [NoMoreBatches(7, error)])
+    assert open_run(settings.out).step == 3
+    pretrain(settings)
+    assert_same_weights(settings.out, whole.out)
 
 
 def test_a_validation_that_is_no_number_ends_the_run(

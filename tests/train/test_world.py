@@ -90,8 +90,14 @@ def talk(world: World, folder: Path) -> None:
     with pytest.raises(UserError, match="the disk is full"), world.all_or_none():  # all end, as one has to
         if index == 1:
             raise UserError("the disk is full")
+    with pytest.raises(OSError if index else UserError, match="torn"), world.all_or_none():
+        if index == 1:
+            raise OSError("torn")
     with world.all_or_none():
         pass
+    world.refuse_differences({"rate": 0.1, "data": {"path": "a", "sizes": (1, 2)}})
+    with pytest.raises(UserError, match="process 1 differs from the first one: path b, not a; rate"):
+        world.refuse_differences({"rate": 0.1 + index, "data": {"path": "ab"[index], "sizes": (1, 2)}})
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:

@@ -171,13 +171,21 @@ def _whole(array: jax.Array) -> np.ndarray:
     """An array of all hosts in the memory of this one; nothing travels when its own chips have all of it."""
     if array.is_fully_addressable:
         return np.asarray(array)
-    shards = {str(shard.index): shard for shard in array.addressable_shards}.values()  # copies count once
-    if sum(shard.data.size for shard in shards) < array.size:
+    if not _is_whole_everywhere(array):
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     whole = np.empty(array.shape, array.dtype)
-    for shard in shards:
+    for shard in array.addressable_shards:
         whole[shard.index] = shard.data
     return whole
+
+
+def _is_whole_everywhere(array: jax.Array) -> bool:
+    """Whether the chips of each host have all parts of it: the same answer on all hosts."""
+    parts: dict[int, set[str]] = {}
+    indices: Mapping[jax.Device, Any] = array.sharding.devices_indices_map(array.shape)
+    for device, index in indices.items():
+        parts.setdefault(device.process_index, set()).add(str(index))
+    return all(own == set.union(*parts.values()) for own in parts.values())
 
 
 @dataclass(frozen=True)
@@ -203,12 +211,17 @@ class Feed:
         """That of this process.
 
         Raises:
-            UserError: some of two hosts' rows are the same, and some are not.
+            UserError: some of two hosts' rows are the same, and some are not; or a host has nothing to do.
         """
         by_process: dict[int, set[int]] = {}
         for position, device in np.ndenumerate(mesh.devices):
             shard = position[0] * mesh.shape["fsdp"] + position[1]  # AXES begin with data, fsdp
             by_process.setdefault(device.process_index, set()).add(shard)
+        if len(by_process) < jax.process_count():
+            raise UserError(
+                f"--mesh leaves out all chips of {jax.process_count() - len(by_process)} hosts",
+                fix=f"Start it on {len(by_process)} hosts, or name more chips in --mesh.",
+            )
         sets = sorted({tuple(sorted(shards)) for shards in by_process.values()})
         shards = mesh.shape["data"] * mesh.shape["fsdp"]
         if sum(map(len, sets)) != shards or len({len(own) for own in sets}) > 1:

@@ -131,6 +131,8 @@ def _find_other_hosts() -> None:
             f"the environment has {', '.join(given)} but not all of {', '.join(_BY_HAND)}",
             fix="Set all three, or none on a TPU pod.",
         )
+    # JAX would take SIGTERM for itself, and nobody would hear the wish to stop until the first step.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         if given:
             address, count, index = given.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import secrets
@@ -115,11 +114,9 @@ class ValidationCallback(Callback):
 
     def _measure(self, trainer: Trainer) -> None:
         sizes = torch.from_numpy(trainer.tokenizer.token_bytes)
-        batches = self._batches()
-        if trainer.world.processes == 1:  # several have to end together
-            batches = itertools.takewhile(lambda _: not trainer.stopping, batches)
+        batches = trainer.until_stopped(self._batches())
         result = validate(trainer.learner, batches, sizes, trainer.world)
-        if trainer.stopping and trainer.world.processes == 1:
+        if trainer.agreed_to_stop():
             return  # half a measurement is none
         if not math.isfinite(result.loss):
             raise UserError(

@@ -5,6 +5,7 @@ A later run of the same model takes the compiled graphs from torch's cache on di
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.compiler.config
+from filelock import FileLock, Timeout
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -44,13 +46,13 @@ def compiled_losses(
     say("compiling the model, which takes a minute at first and some seconds later on")
     torch.compiler.config.cache_key_tag = code_tag()
     losses = _compiled(model)
-    _remove_damaged_libraries()
+    remove_damaged_libraries()
     try:
         _run_once(losses, model, shapes, documents)
     except BackendCompilerFailed as error:
         if not isinstance(error.inner_exception, ImportError):
             raise
-        _remove_damaged_libraries()  # of a run that was killed just now
+        remove_damaged_libraries()  # of a run that was killed just now
         torch.compiler.reset()
         _run_once(losses, model, shapes, documents)
     return losses
@@ -103,12 +105,19 @@ def _run_once(
             model.zero_grad(set_to_none=True)
 
 
-def _remove_damaged_libraries() -> None:
-    """Clear torch's cache of what a killed compiler left: loading half a library ends the process."""
+def remove_damaged_libraries() -> None:
+    """Clear torch's cache of what a killed compiler left: loading half a library ends the process.
+
+    What another process is just writing stays: it holds torch's lock of that name.
+    """
     for path in Path(cache_dir()).rglob("*.so"):
-        if not _is_whole(path):
-            say(f"{path} was cut short; it will be compiled again")
-            path.unlink(missing_ok=True)
+        if _is_whole(path):
+            continue
+        lock = FileLock(Path(cache_dir()) / "locks" / f"{path.name.partition('.')[0]}.lock", timeout=0)
+        with contextlib.suppress(Timeout), lock:
+            if not _is_whole(path):
+                say(f"{path} was cut short; it will be compiled again")
+                path.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path) -> bool:

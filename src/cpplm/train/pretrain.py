@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpplm import __version__
 from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import ask_for_large_pages, environment
@@ -36,6 +37,9 @@ from cpplm.train.trainer import Callback, Trainer, TrainState
 from cpplm.train.uploading import Uploader, missing_steps
 from cpplm.train.world import World
 from cpplm.train.writer import CheckpointWriter
+
+# Each machine may have its own copies in other places; checkpoints must be seen by all, which is tried out.
+PLACES = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir")
 
 
 @dataclass(frozen=True)
@@ -66,21 +70,24 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
 def _pretrain(
     settings: TrainSettings, backend: Backend, world: World, extra_callbacks: Sequence[Callback]
 ) -> RunSummary:
-    readers = open_readers(settings)
-    tokenizer = Tokenizer.load(settings.tokenizer)
-    config = model_config(settings, tokenizer.vocab_size)
-    settings = with_batch_size(settings, config, world.batch_shares)
-    horizon = horizon_of(settings, config)
-    require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
-    facts = backend.check(settings, config, world)
-    check_data(settings, readers, tokenizer, horizon)
+    with world.all_or_none():
+        readers = open_readers(settings)
+        tokenizer = Tokenizer.load(settings.tokenizer)
+        config = model_config(settings, tokenizer.vocab_size)
+        settings = with_batch_size(settings, config, world.batch_shares)
+        horizon = horizon_of(settings, config)
+        require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
+        facts = backend.check(settings, config, world)
+        check_data(settings, readers, tokenizer, horizon)
+        provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
+    asked = {name: value for name, value in to_dict(settings).items() if name not in PLACES}
+    world.refuse_differences({**asked, **provenance, "version of cpplm": __version__})
     with ExitStack() as stack:
         with world.all_or_none():
             if world.is_first:
                 _make_folder(settings.out)
                 stack.enter_context(only_writer(settings.out))
-        storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
-        provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
+            storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
         checkpoint, writer = _continue(settings, config, storage, provenance, world, stack)
         state = TrainState() if checkpoint is None else restore_state(checkpoint)
         done = horizon.progress(step=state.step, seconds=state.seconds)
@@ -96,7 +103,8 @@ def _pretrain(
         learner = backend.build(settings, config, tokenizer, checkpoint, horizon, world)
         peak, peak_source = learner.peak_flops()
         facts |= {"ranks": world.size, "peak_flops": peak, "peak_source": peak_source}
-        log = stack.enter_context(_open_log(settings, state, learner, horizon, facts, world))
+        with world.all_or_none():
+            log = stack.enter_context(_open_log(settings, state, learner, horizon, facts, world))
         # Saved before all else: what fails after it cannot take the step along.
         callbacks: list[Callback] = [CheckpointCallback(writer, provenance)]
         if settings.eval_every > 0:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import TypeVar
 
 from cpplm.batches.loader import Batch, shorten
 from cpplm.batches.state import LoaderState
@@ -28,6 +29,8 @@ from cpplm.train.horizon import Horizon
 from cpplm.train.learner import Learner, StepPlan
 from cpplm.train.settings import TrainSettings
 from cpplm.train.world import World
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -88,6 +91,7 @@ class Trainer:
     world: World
     stopping: bool = False
     _waited: float = 0.0
+    _may_give_up: bool = False
 
     @property
     def progress(self) -> float:
@@ -104,8 +108,13 @@ class Trainer:
         with self._stop_at_step_end():
             for callback in self.callbacks:
                 callback.on_start(self)
-            while self.progress < 1 and not self._agreed_to_stop():
-                metrics = self.step()
+            while self.progress < 1 and not self.agreed_to_stop():
+                before = self.state.loader
+                try:
+                    metrics = self.step()
+                except _GivenUpError:
+                    self.state.loader = before
+                    break
                 _, self.state.seconds = self.world.agree(
                     stopping=False, seconds=self.state.seconds + metrics.seconds
                 )
@@ -114,8 +123,8 @@ class Trainer:
             self.stopping = self.progress < 1  # asked to during its last step, a run ends as always
             for callback in self.callbacks:
                 callback.on_end(self)
-            if self._agreed_to_stop():
-                raise KeyboardInterrupt
+        if self.stopping:
+            raise KeyboardInterrupt
 
     def step(self) -> StepMetrics:
         """One optimizer step over `total_batch_size` tokens.
@@ -152,10 +161,28 @@ class Trainer:
         self._waited = 0.0
         for _ in range(count):
             asked = time.perf_counter()
-            batch = shorten(next(self.batches), length)
+            batch = shorten(self._next_batch(), length)
             self._waited += time.perf_counter() - asked
             self.state.loader = batch.state
             yield batch
+
+    def _next_batch(self) -> Batch:
+        """The next batch of this rank.
+
+        Raises:
+            _GivenUpError: asked to stop while it waits, which may be for hours where data are streamed; or
+                before, when the same signal has ended what prepares the batches.
+        """
+        alone = self.world.processes == 1  # others would wait for this one in the middle of the step
+        self._may_give_up = alone
+        try:
+            return next(self.batches)
+        except UserError as error:
+            if alone and self.stopping:
+                raise _GivenUpError from error
+            raise
+        finally:
+            self._may_give_up = False
 
     def _plan(self) -> StepPlan:
         """What the schedules say of the next step."""
@@ -169,8 +196,8 @@ class Trainer:
             dense_attention=architecture.dense_attention(progress),
         )
 
-    def _agreed_to_stop(self) -> bool:
-        """Whether any rank was asked to; the same answer on all of them.
+    def agreed_to_stop(self) -> bool:
+        """Whether any rank was asked to; the same answer on all of them, and all must ask.
 
         A rank that is asked while it waits for the others' answers says so the next time.
         """
@@ -179,15 +206,36 @@ class Trainer:
             self.stopping = True
         return agreed
 
+    def until_stopped(self, batches: Iterable[T]) -> Iterator[T]:
+        """Those of batches that are the same on all ranks, until one of them is asked to stop.
+
+        The ranks ask each other before every round in which each of them computes one.
+        """
+        for number, batch in enumerate(batches):
+            if number % self.world.size == 0 and self.agreed_to_stop():
+                return
+            yield batch
+
     @contextmanager
     def _stop_at_step_end(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM ends the run at the next step's end, a second one at once."""
+        """The first Ctrl-C or SIGTERM ends the run at the next step's end, another Ctrl-C at once.
+
+        Further SIGTERMs do nothing, and neither does what comes within a second: whoever stops a whole group
+        of processes (torchrun, timeout, systemd) often reaches each of them twice.
+        """
+        asked: float | None = None
 
         def ask(number: int, frame: FrameType | None) -> None:
-            if self.stopping:
-                raise KeyboardInterrupt
+            nonlocal asked
+            if asked is not None:
+                if number == signal.SIGINT and time.monotonic() - asked > 1:
+                    raise KeyboardInterrupt
+                return
+            asked = time.monotonic()
             self.stopping = True
-            say("stopping after this step and saving; once more to stop at once")
+            say("stopping after this step and saving; Ctrl-C once more to stop at once")
+            if self._may_give_up:
+                raise _GivenUpError
 
         previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -195,3 +243,7 @@ class Trainer:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+class _GivenUpError(Exception):
+    """A step that is not made, because no batch came for it before the run was to stop."""

@@ -70,20 +70,46 @@ class World:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Raises a UserError of one process within the block on all: none waits for one that has ended.
+        """Raises what one process raises within the block on all: none waits for one that has ended.
 
         All must enter it, and exchange nothing inside.
+
+        Raises:
+            UserError: another process raised one, or any other error, whose type is then named.
         """
-        error: UserError | None = None
+        error: Exception | None = None
         try:
             yield
-        except UserError as raised:
+        except Exception as raised:
             error = raised
-        said = [message for message in self.gather_objects(error and str(error)) if message]
+        said = self.gather_objects(None if error is None else _told(error))
         if error is not None:
             raise error
-        if said:
-            raise UserError(said[0])
+        for process, message in enumerate(said):
+            if message is not None:
+                raise UserError(f"process {process}: {message}")
+
+    def refuse_differences(self, values: Mapping[str, Any]) -> None:
+        """All processes must have the same, or they would wait for one another or train different models.
+
+        Args:
+            values: anything that JSON can say, by name; dictionaries in it count name by name.
+
+        Raises:
+            UserError: the same on all processes, with what differs.
+        """
+        first, *others = (dict(_leaves(theirs)) for theirs in self.gather_objects(dict(values)))
+        for process, theirs in enumerate(others, start=1):
+            differing = [
+                f"{name} {theirs.get(name)}, not {first.get(name)}"
+                for name in sorted(first.keys() | theirs.keys())
+                if theirs.get(name) != first.get(name)
+            ]
+            if differing:
+                raise UserError(
+                    f"process {process} differs from the first one: {'; '.join(differing)}",
+                    fix="Start the same command with the same files on each machine.",
+                )
 
     def gather_objects(self, value: Any) -> list[Any]:
         """What each process has, in order of rank, on every process. All must call it.
@@ -111,6 +137,15 @@ class World:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over the processes, in place. All must call it."""
         return Ranks(self.process_group).mean(tensor)()
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        yield from _leaves(value) if isinstance(value, dict) else [(name, value)]
 
 
 ALONE = World(0, 1, torch.device("cpu"), None)
