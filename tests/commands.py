@@ -62,7 +62,7 @@ def cpplm(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess
         [sys.executable, "-m", "cpplm.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         **{"stdin": subprocess.DEVNULL, **options},
     )

@@ -123,8 +123,23 @@ def test_the_reminder_comes_again(
 ) -> None:
     monkeypatch.setattr(streaming, "_REMIND_SECONDS", 0.05)
     bring(finished, tmp_path, TRAIN[0])
-    threading.Timer(0.5, bring, (finished, tmp_path, VAL)).start()
+    said, again, real = [], threading.Event(), streaming.say
+
+    def say(text: str) -> None:
+        real(text)
+        said.append(text)
+        if len(said) == 2:
+            again.set()
+
+    def deliver() -> None:
+        again.wait(20)
+        bring(finished, tmp_path, VAL)
+
+    monkeypatch.setattr(streaming, "say", say)
+    thread = threading.Thread(target=deliver)
+    thread.start()
     assert [shard.name for shard in open_stream(tmp_path).shards("val")] == [VAL]
+    thread.join()
     assert capsys.readouterr().err.count(f"{VAL}, which is missing") > 1
 
 

@@ -245,6 +245,9 @@ def test_history_is_kept_in_the_state_folder(monkeypatch: pytest.MonkeyPatch, tm
     assert history_file() == Path("/home/somebody/.local/state/cpplm/chat_history")
 
 
+CONTROL = r"\x1b(\[[0-9;?]*[A-Za-z]?)?"  # of a terminal; half of one may be what has come so far
+
+
 class Typing:
     """A program on a terminal of its own."""
 
@@ -262,16 +265,38 @@ class Typing:
 
     def wait_for(self, text: str, seconds: float = 60) -> str:
         """What was printed up to this text."""
+        assert self._reads(lambda: text in self.seen, seconds), f"no {text!r} in {self.seen!r}"
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def wait_for_answer(self) -> None:
+        """The first of its text, behind a question of which all is shown."""
+        assert self._reads(lambda: re.sub(CONTROL, "", self.seen).strip() != "", 60)
+
+    def give_up_line(self) -> None:
+        """Ctrl-C, again where it came before readline waited: a signal is seen with the next key only."""
+        for _ in range(12):
+            self.type("\x03")
+            if self._reads(lambda: "> " in self.seen, 5):
+                break
+        self.wait_for("> ")
+
+    def _reads(self, found: Callable[[], bool], seconds: float) -> bool:
+        """Whether this is seen in time, before the program ends."""
         end = time.monotonic() + seconds
-        while text not in self.seen:
-            ready = select.select([self._terminal], [], [], max(0, end - time.monotonic()))[0]
-            assert ready, f"no {text!r} in {self.seen!r}"
+        while not found():
+            if not select.select([self._terminal], [], [], max(0, end - time.monotonic()))[0]:
+                return False
             try:
                 self.seen += os.read(self._terminal, 4096).decode(errors="replace")
             except OSError:  # it has ended
-                assert text in self.seen, f"no {text!r} in {self.seen!r}"
-        before, _, self.seen = self.seen.partition(text)
-        return before
+                return False
+        return True
+
+    def exit_code(self) -> int:
+        """What it ends with; it could not where nobody read what it still prints."""
+        self._reads(lambda: False, 60)
+        return self.process.wait(timeout=20)
 
     def close(self) -> None:
         self.process.kill()
@@ -282,14 +307,14 @@ class Typing:
 @pytest.fixture
 def typing(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[..., Typing]]:
     """`cpplm chat` with a model that talks for a long time."""
-    run = write_run(tmp_path / "run", babbler(tokenizer, context=4096))
+    run = write_run(tmp_path / "run", babbler(tokenizer, context=16_384))
     environment = {
         **os.environ,
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "TERM": "xterm",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "cpplm.cli.main", "chat", "--run", str(run), "--max_new_tokens", "4000"]
+    command = [sys.executable, "-m", "cpplm.cli.main", "chat", "--run", str(run), "--max_new_tokens", "16000"]
     opened: list[Typing] = []
 
     def start(*more: str) -> Typing:
@@ -307,20 +332,18 @@ def test_a_terminal_session(typing: Callable[..., Typing], tmp_path: Path) -> No
     first.wait_for("> ")
     first.type("tell me\n")
     first.wait_for("tell me")
-    time.sleep(1)
+    first.wait_for_answer()
     first.type("\x03")
     first.wait_for("Stopped.")
     first.wait_for("> ")
     first.type("given up")
-    first.wait_for("given up")  # a signal before readline waits for keys is seen with the next key only
-    time.sleep(1)
-    first.type("\x03")
-    first.wait_for("> ")
+    first.wait_for("given up")
+    first.give_up_line()
     first.type("clear\n")
     first.wait_for("A new conversation.")
     first.wait_for("> ")
     first.type("quit\n")
-    assert first.process.wait(timeout=20) == 0
+    assert first.exit_code() == 0
     history = tmp_path / "state" / "cpplm" / "chat_history"
     assert history.read_text().splitlines() == ["tell me", "clear", "quit"]
     assert (history.stat().st_mode | history.parent.stat().st_mode) & 0o077 == 0
@@ -330,7 +353,7 @@ def test_a_terminal_session(typing: Callable[..., Typing], tmp_path: Path) -> No
     second.type("\x1b[A\x1b[A\x1b[A")  # three lines back
     second.wait_for("tell me")
     second.type("\x15\x04")  # rub it out, end of input
-    assert second.process.wait(timeout=20) == 0
+    assert second.exit_code() == 0
 
 
 @pytest.mark.slow
@@ -341,11 +364,11 @@ def test_a_question_of_several_lines_comes_back_as_one(typing: Callable[..., Typ
         first.type(f"{line}\n")
     first.wait_for(f"{BLOCK}\r\n")  # the one that closes it; the answer follows
     first.wait_for(f"{BLOCK}\r\n")
-    time.sleep(1)
+    first.wait_for_answer()
     first.type("\x03")
     first.wait_for("Stopped.")
     first.type("quit\n")
-    assert first.process.wait(timeout=20) == 0
+    assert first.exit_code() == 0
     history = tmp_path / "state" / "cpplm" / "chat_history"
     assert history.read_bytes() == b'int f() {\r  puts("a\\n");\r}\nquit\n'
 
@@ -353,8 +376,9 @@ def test_a_question_of_several_lines_comes_back_as_one(typing: Callable[..., Typ
     second.wait_for("> ")
     second.type("\x1b[A\x1b[A")  # two questions back
     second.wait_for("puts")
+    second.wait_for("}")
     second.type("\n")
-    time.sleep(2)
+    second.wait_for_answer()
     second.type("\x03")
     second.wait_for("Stopped.")
     second.type("quit\n")
@@ -369,6 +393,6 @@ def test_sigterm_ends_the_program(typing: Callable[..., Typing]) -> None:
     chat.wait_for("> ")
     chat.type("tell me\n")
     chat.wait_for("tell me")
-    time.sleep(1)
+    chat.wait_for_answer()
     chat.process.send_signal(signal.SIGTERM)
-    assert chat.process.wait(timeout=20) == 130
+    assert chat.exit_code() == 130

@@ -19,6 +19,7 @@ from cpplm.sandbox import sandbox as sandbox_module
 from cpplm.sandbox.backends import BACKENDS, UNSAFE
 from cpplm.sandbox.limits import MIB, Limits
 from cpplm.sandbox.sandbox import LARGEST_STDIN, BackendState, Sandbox, SandboxError, examine, survey
+from tests.sandbox.conftest import assert_removed
 
 WRITABLE = Limits(scratch_bytes=MIB)
 
@@ -105,41 +106,46 @@ def test_many_threads_at_once(sandbox: Sandbox) -> None:
         assert list(pool.map(run, range(24))) == [f"{number}".encode() for number in range(24)]
 
 
-def test_runs_leave_no_descriptors_and_no_folders(sandbox: Sandbox) -> None:
+def test_runs_leave_no_descriptors_and_no_folders(sandbox: Sandbox, work_folders: list[Path]) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    folders = set(Path("/tmp").glob("cpplm-sandbox-*"))
     for limits in (Limits(), Limits(wall_seconds=0.05), Limits(output_bytes=1)):
         sandbox.run({}, ["sh", "-c", "echo long enough; sleep 0.2"], limits)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-    assert set(Path("/tmp").glob("cpplm-sandbox-*")) <= folders
+    assert_removed(sandbox, work_folders)
 
 
 @pytest.mark.slow
 def test_death_of_the_harness_ends_the_program(sandbox: Sandbox) -> None:
     """kill -9 in the middle of a run: the program goes with it; a working folder on the host stays."""
-    folders = set(Path("/tmp").glob("cpplm-sandbox-*"))
+    seconds = f"86397.{os.getpid()}"  # nobody else sleeps as long
     code = f"""
+        import tempfile
         from cpplm.sandbox.backends import BACKENDS
         from cpplm.sandbox.limits import Limits
         from cpplm.sandbox.sandbox import Sandbox
+        def mkdtemp(real=tempfile.mkdtemp, **options):
+            print(folder := real(**options), flush=True)
+            return folder
+        tempfile.mkdtemp = mkdtemp
         backend = next(b for b in BACKENDS if b.mode == {sandbox.name!r})
-        Sandbox(backend).run({{}}, ["sleep", "86397"], Limits(wall_seconds=60))
+        Sandbox(backend).run({{}}, ["sleep", "{seconds}"], Limits(wall_seconds=300))
     """
-    harness = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    harness = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def sleepers() -> list[psutil.Process]:
-        return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "86397"]]
+        return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", seconds]]
 
-    deadline = time.monotonic() + 20
-    while not sleepers() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert sleepers()
+    def wait_for(count: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(sleepers()) != count:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    wait_for(1)
     harness.kill()
-    harness.wait()
-    while sleepers() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not sleepers()
-    left = set(Path("/tmp").glob("cpplm-sandbox-*")) - folders
+    wait_for(0)
+    left = harness.communicate()[0].splitlines()
     assert len(left) == (sandbox.name != "namespaces")
     for folder in left:
         shutil.rmtree(folder)

@@ -4,6 +4,7 @@ Each test ends by looking whether every block of the cache was given back.
 """
 
 import asyncio
+import dataclasses
 import json
 import re
 import socket
@@ -262,9 +263,10 @@ def test_a_full_queue(long_engine: Engine) -> None:
         assert served.complete(**SHORT)["choices"]
 
 
-def test_time_is_up(long_engine: Engine) -> None:
-    limits = RequestSettings(request_timeout=0.5, grace=5)
+def test_time_is_up(long_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = RequestSettings(request_timeout=3, grace=5)  # long enough for a first token on a busy machine
     with serving(long_engine, requests=limits) as served:
+        served.slow_down(monkeypatch)
         error_of(served.post("/v1/completions", {**LONG, "stream": False}), 504, "timeout")
         found = events(served.post("/v1/completions", LONG))
         assert json.loads(found.pop())["error"]["code"] == "timeout"
@@ -273,10 +275,12 @@ def test_time_is_up(long_engine: Engine) -> None:
         served.settle()
 
 
-def test_nothing_was_written_in_time(long_engine: Engine) -> None:
-    limits = RequestSettings(first_token_timeout=0.3, grace=5)
-    with serving(long_engine, requests=limits, batch=BatchSettings(max_batch=1)) as served:
+def test_nothing_was_written_in_time(long_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(long_engine, batch=BatchSettings(max_batch=1)) as served:
+        served.slow_down(monkeypatch)
         first = begin(served, LONG)
+        service = served.application.service  # those that come now have less time than the first one had
+        service.settings = dataclasses.replace(service.settings, first_token_timeout=0.3)
         for body in (SHORT, {**SHORT, "stream": True}):
             answer = served.post("/v1/completions", body)
             error_of(answer, 503, "first_token_timeout")

@@ -27,7 +27,7 @@ from tests.generate.talker import write_run
 from tests.serve.served import PATIENCE, chunks, error_of, events, wait_for
 from tests.serve.test_faults import SPIN
 
-LONG = {"prompt": "int main() {", "max_tokens": 600, "temperature": 0, "stream": True}
+LONG = {"prompt": "int main() {", "max_tokens": 3000, "temperature": 0, "stream": True}
 ENDLESS = {**LONG, "max_tokens": 12_000}
 
 
@@ -64,7 +64,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 @pytest.mark.slow
 def test_sigterm_under_load(run: Path) -> None:
     """Who is being answered gets all of it, who comes new is told to go elsewhere, and it ends with 0."""
-    with serve(run, "--grace", "60", "--json") as (process, http), ThreadPoolExecutor(8) as pool:
+    with serve(run, "--grace", "600", "--json") as (process, http), ThreadPoolExecutor(8) as pool:
         assert http.get("/v1/models").json()["data"][0]["id"] == f"{run.parent.name}/run:1"
         streams = [pool.submit(http.post, "/v1/completions", json=LONG) for _ in range(6)]
         wait_for(lambda: b"cpplm_samples_writing 6.0" in http.get("/metrics").content)

@@ -14,6 +14,7 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.train import saving
+from cpplm.train import writer as writer_module
 from cpplm.train.checkpoint import committed_steps, open_checkpoint
 from cpplm.train.saving import KeepRules, Share
 from cpplm.train.writer import CheckpointWriter
@@ -65,14 +66,18 @@ def test_what_changes_after_save_is_not_saved(storage: Storage, monkeypatch: pyt
 def test_training_goes_on_while_it_writes_and_the_second_save_waits(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = SlowStorage(monkeypatch)
+    slow, real = SlowStorage(monkeypatch), writer_module.say
+
+    def say(text: str) -> None:
+        real(text)
+        threading.Timer(0.2, slow.gate.set).start()
+
     with CheckpointWriter(storage, KeepRules(5)) as writer:
         hand_over(writer, 1)
         assert slow.arrived.wait(20)  # and we are here
-        threading.Timer(0.3, slow.gate.set).start()
-        begin = time.perf_counter()
+        monkeypatch.setattr(writer_module, "say", say)
         hand_over(writer, 2)
-        assert time.perf_counter() - begin > 0.2
+        assert slow.gate.is_set()
         assert committed_steps(storage)[:1] == [1]
     assert "step 2: waiting until the checkpoint of step 1 is written" in capsys.readouterr().err
     assert committed_steps(storage) == [1, 2]

@@ -22,4 +22,6 @@ def test_the_benchmark_prints_what_it_promises() -> None:
     assert all(0 < spread["median"] < 200 for spread in judging["seconds"].values())
     measured = [backend for backend in figures["sandbox"].values() if "added_ms" in backend]
     assert measured
-    assert all(0 < backend["added_ms"]["low"] <= backend["added_ms"]["median"] for backend in measured)
+    for added in (backend["added_ms"] for backend in measured):  # one /bin/true alone may be the slow one
+        assert added["low"] <= added["median"] <= added["high"]
+        assert added["median"] > 0
