@@ -28,13 +28,34 @@ saving._write = slow
 from cpplm.cli.main import main
 main()
 """
+# Its data end in the middle of the run.
+DAMAGED = """
+import cpplm.train.trainer as trainer
+from cpplm.core.errors import UserError
+whole, left = trainer.shorten, 6
+def shorten(*arguments):
+    global left
+    left -= 1
+    if left < 0:
+        raise UserError("a shard is damaged")
+    return whole(*arguments)
+trainer.shorten = shorten
+from cpplm.cli.main import main
+main()
+"""
 
 
 def start(
-    corpus: Path, tokenizer: Path, out: Path, *more: str, chips: int = 8, **environment: str
+    corpus: Path,
+    tokenizer: Path,
+    out: Path,
+    *more: str,
+    program: str = SLOW_SAVES,
+    chips: int = 8,
+    **environment: str,
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SLOW_SAVES, "train", "--backend", "jax", "--device_type", "cpu",
+        [sys.executable, "-c", program, "train", "--backend", "jax", "--device_type", "cpu",
          "--data_dir", str(corpus), "--tokenizer", str(tokenizer), "--out", str(out),
          "--depth", "2", "--aspect_ratio", "32", "--head_dim", "16", "--max_seq_len", "64",
          "--engram", "memory", "--engram_table_size", "200", "--device_batch_size", "1",
@@ -95,13 +116,19 @@ def test_killed_runs_have_the_losses_of_one_left_alone(
 
 
 def start_two_hosts(
-    corpus: Path, tokenizer: Path, out: Path, *more: str, of_second: tuple[str, ...] = ()
+    corpus: Path,
+    tokenizer: Path,
+    out: Path,
+    *more: str,
+    of_second: tuple[str, ...] = (),
+    program_of_second: str = SLOW_SAVES,
 ) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     return [
         start(corpus, tokenizer, out, *more, *number * of_second, "--multi_host", chips=4,
+              program=program_of_second if number else SLOW_SAVES,
               JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(number))
         for number in range(2)
     ]  # fmt: skip
@@ -150,6 +177,18 @@ def test_hosts_with_other_settings_end_with_a_message(
             assert host.returncode == 2, said
             assert message in said
         assert not steps(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_an_error_of_one_host_ends_both(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    """In the middle of a step, in which the other one waits for it."""
+    first, second = start_two_hosts(corpus, tokenizer_path, tmp_path / "run", program_of_second=DAMAGED)
+    _, said = second.communicate(timeout=600)
+    assert "cpplm: a shard is damaged" in said
+    _, said = first.communicate(timeout=60)
+    assert first.returncode != 0
+    assert "another task died; see the other task logs" in said
+    assert open_run(tmp_path / "run").step == 4  # 6 steps were made
 
 
 @pytest.mark.slow

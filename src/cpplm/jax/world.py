@@ -21,7 +21,7 @@ from cpplm.train.settings import TrainSettings
 from cpplm.train.world import World
 
 _BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_PATIENCE = 1800  # seconds that hosts wait at the end for the first one, which may be writing and uploading
+_PATIENCE = 60  # seconds that a host which has ended with an error waits for the others to end
 
 
 @dataclass
@@ -94,8 +94,10 @@ def joined(settings: TrainSettings) -> Iterator[list[jax.Device]]:
         ) from error
     _refuse_silent_cpu(devices, settings.device_type)
     yield devices
-    # After an error the others are not waited for here: the message comes first, then JAX does so at exit.
+    # After an error the others are not waited for here: the message comes first, then JAX waits at exit, and
+    # ends those that wait for this host in the middle of a step.
     if settings.jax.multi_host:
+        multihost_utils.sync_global_devices("end")  # the first host may be uploading for minutes
         jax.distributed.shutdown()
 
 

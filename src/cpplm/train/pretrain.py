@@ -38,8 +38,10 @@ from cpplm.train.uploading import Uploader, missing_steps
 from cpplm.train.world import World
 from cpplm.train.writer import CheckpointWriter
 
-# Each machine may have its own copies in other places; checkpoints must be seen by all, which is tried out.
-PLACES = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir")
+# Settings that may differ between machines: where each has its copies, and what makes no batch different.
+# That all see the same checkpoints is tried out.
+OWN = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir", "token_cache", "data_workers",
+       "tokenizer_threads")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,13 @@ def _pretrain(
         facts = backend.check(settings, config, world)
         check_data(settings, readers, tokenizer, horizon)
         provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
-    asked = {name: value for name, value in to_dict(settings).items() if name not in PLACES}
-    world.refuse_differences({**asked, **provenance, "version of cpplm": __version__})
+    world.refuse_differences({**to_dict(settings), **facts, **provenance, "cpplm": __version__}, but=OWN)
     with ExitStack() as stack:
         with world.all_or_none():
             if world.is_first:
                 _make_folder(settings.out)
                 stack.enter_context(only_writer(settings.out))
+        with world.all_or_none():
             storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
         checkpoint, writer = _continue(settings, config, storage, provenance, world, stack)
         state = TrainState() if checkpoint is None else restore_state(checkpoint)
@@ -193,7 +195,7 @@ def _refuse_different_places(storage: Storage, world: World) -> None:
         with world.all_or_none():
             if not storage.exists(probe):
                 raise UserError(
-                    f"process {world.process} does not see the {storage.location} of the first one",
+                    f"here the {storage.location} of the first process is not seen",
                     fix="Name an --out or --checkpoint_dir that all machines share, such as a bucket.",
                 )
     finally:

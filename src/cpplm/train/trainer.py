@@ -170,17 +170,14 @@ class Trainer:
         """The next batch of this rank.
 
         Raises:
-            _GivenUpError: asked to stop while it waits, which may be for hours where data are streamed; or
-                before, when the same signal has ended what prepares the batches.
+            _GivenUpError: asked to stop before it came, which may be hours later where data are streamed.
         """
-        alone = self.world.processes == 1  # others would wait for this one in the middle of the step
-        self._may_give_up = alone
+        # Of several ranks the others would wait for this one in the middle of the step.
+        self._may_give_up = self.world.processes == 1
         try:
+            if self._may_give_up and self.stopping:
+                raise _GivenUpError
             return next(self.batches)
-        except UserError as error:
-            if alone and self.stopping:
-                raise _GivenUpError from error
-            raise
         finally:
             self._may_give_up = False
 
@@ -227,8 +224,10 @@ class Trainer:
 
         def ask(number: int, frame: FrameType | None) -> None:
             nonlocal asked
-            if asked is not None:
-                if number == signal.SIGINT and time.monotonic() - asked > 1:
+            if asked is not None and time.monotonic() - asked < 1:
+                return
+            if asked is not None and self.stopping:
+                if number == signal.SIGINT:
                     raise KeyboardInterrupt
                 return
             asked = time.monotonic()
@@ -246,4 +245,4 @@ class Trainer:
 
 
 class _GivenUpError(Exception):
-    """A step that is not made, because no batch came for it before the run was to stop."""
+    """A step that is not made: the run was to stop before its batches came. Nothing has changed."""

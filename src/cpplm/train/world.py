@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -77,23 +77,21 @@ class World:
         Raises:
             UserError: another process raised one, or any other error, whose type is then named.
         """
-        error: Exception | None = None
         try:
             yield
-        except Exception as raised:
-            error = raised
-        said = self.gather_objects(None if error is None else _told(error))
-        if error is not None:
-            raise error
-        for process, message in enumerate(said):
+        except Exception as error:
+            self.gather_objects(str(error) if isinstance(error, UserError) else repr(error))
+            raise
+        for process, message in enumerate(self.gather_objects(None)):
             if message is not None:
                 raise UserError(f"process {process}: {message}")
 
-    def refuse_differences(self, values: Mapping[str, Any]) -> None:
+    def refuse_differences(self, values: Mapping[str, Any], *, but: Collection[str] = ()) -> None:
         """All processes must have the same, or they would wait for one another or train different models.
 
         Args:
             values: anything that JSON can say, by name; dictionaries in it count name by name.
+            but: names that may differ.
 
         Raises:
             UserError: the same on all processes, with what differs.
@@ -102,7 +100,7 @@ class World:
         for process, theirs in enumerate(others, start=1):
             differing = [
                 f"{name} {theirs.get(name)}, not {first.get(name)}"
-                for name in sorted(first.keys() | theirs.keys())
+                for name in sorted((first.keys() | theirs.keys()) - set(but))
                 if theirs.get(name) != first.get(name)
             ]
             if differing:
@@ -137,10 +135,6 @@ class World:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over the processes, in place. All must call it."""
         return Ranks(self.process_group).mean(tensor)()
-
-
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
