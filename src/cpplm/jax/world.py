@@ -18,7 +18,7 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import tpu_chips
 from cpplm.train.settings import TrainSettings
-from cpplm.train.world import World
+from cpplm.train.world import Stopped, World
 
 _BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _PATIENCE = 60  # seconds that a host which has ended with an error waits for the others to end
@@ -93,9 +93,17 @@ def joined(settings: TrainSettings) -> Iterator[list[jax.Device]]:
             f"JAX finds no device: {error}", fix="'cpplm doctor' says what is installed; see docs/tpu.md."
         ) from error
     _refuse_silent_cpu(devices, settings.device_type)
-    yield devices
     # After an error the others are not waited for here: the message comes first, then JAX waits at exit, and
     # ends those that wait for this host in the middle of a step.
+    try:
+        yield devices
+    except Stopped:
+        _leave(settings)
+        raise
+    _leave(settings)
+
+
+def _leave(settings: TrainSettings) -> None:
     if settings.jax.multi_host:
         multihost_utils.sync_global_devices("end")  # the first host may be uploading for minutes
         jax.distributed.shutdown()

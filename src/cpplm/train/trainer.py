@@ -28,7 +28,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.horizon import Horizon
 from cpplm.train.learner import Learner, StepPlan
 from cpplm.train.settings import TrainSettings
-from cpplm.train.world import World
+from cpplm.train.world import Stopped, World
 
 T = TypeVar("T")
 
@@ -102,7 +102,8 @@ class Trainer:
         """Train to the horizon.
 
         Raises:
-            KeyboardInterrupt: asked to stop before the end (Ctrl-C, SIGTERM); `on_end` has run.
+            Stopped: before the end (Ctrl-C, SIGTERM); `on_end` has run.
+            KeyboardInterrupt: at once.
             UserError: the loss or its gradient is no number any more.
         """
         with self._stop_at_step_end():
@@ -124,7 +125,7 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_end(self)
         if self.stopping:
-            raise KeyboardInterrupt
+            raise Stopped
 
     def step(self) -> StepMetrics:
         """One optimizer step over `total_batch_size` tokens.

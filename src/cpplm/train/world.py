@@ -28,6 +28,10 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 TIMEOUT = timedelta(minutes=30)
 
 
+class Stopped(KeyboardInterrupt):
+    """The run was asked to stop, has saved and ends: on all processes."""
+
+
 @dataclass
 class World:
     """This process among all. `device` is its own; `process_group` is None for a world of one, or left."""
