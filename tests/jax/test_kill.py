@@ -173,7 +173,7 @@ def test_hosts_with_other_settings_end_with_a_message(
     ):
         hosts = start_two_hosts(corpus, tokenizer_path, tmp_path / "run", of_second=wrong)
         for host in hosts:
-            _, said = host.communicate(timeout=240)
+            _, said = host.communicate(timeout=600)
             assert host.returncode == 2, said
             assert message in said
         assert not steps(tmp_path / "run")
@@ -185,7 +185,7 @@ def test_an_error_of_one_host_ends_both(corpus: Path, tokenizer_path: Path, tmp_
     first, second = start_two_hosts(corpus, tokenizer_path, tmp_path / "run", program_of_second=DAMAGED)
     _, said = second.communicate(timeout=600)
     assert "cpplm: a shard is damaged" in said
-    _, said = first.communicate(timeout=60)
+    _, said = first.communicate(timeout=600)
     assert first.returncode != 0
     assert "another task died; see the other task logs" in said
     assert open_run(tmp_path / "run").step == 4  # 6 steps were made
