@@ -23,6 +23,7 @@ from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_learner import TorchLearner
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
+from cpplm.train.world import World
 from tests.conftest import SMALL_TABLES, write_corpus
 
 
@@ -253,6 +254,39 @@ def test_what_is_refused_leaves_no_folder(settings: TrainSettings, change: dict)
     with pytest.raises(UserError):
         pretrain(dataclasses.replace(settings, **change))
     assert not settings.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refused"),
+    [
+        ("eval_every", 5, "eval_every 5, not 4"),
+        ("found", {"hash": {"tokenizer": "ab"}}, "found.hash.tokenizer ab, not"),
+        ("found", {"hash": {"corpus": "ab"}}, "found.hash.corpus ab, not"),
+        ("found", {"cpplm": "0.0"}, "found.cpplm 0.0, not"),
+        ("data", {"data_workers": 7}, ""),
+        ("tokenizer", "elsewhere.json", ""),
+    ],
+)
+def test_processes_have_to_be_alike(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, refused: str
+) -> None:
+    """What a second one says is what this one does, but for one thing."""
+
+    def said(world: World, own: Any) -> list[Any]:
+        if not isinstance(own, dict):
+            return [own]
+        other = {**own, name: value}
+        if isinstance(value, dict):
+            (key, part), within = next(iter(value.items())), own[name]
+            other[name] = {**within, key: {**within[key], **part} if isinstance(part, dict) else part}
+        return [own, other]
+
+    monkeypatch.setattr(World, "gather_objects", said)
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            pretrain(settings)
+    else:
+        assert pretrain(dataclasses.replace(settings, num_iterations=1, eval_every=-1)).step == 1
 
 
 def test_no_validation_documents(settings: TrainSettings, tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ from cpplm.train.writer import CheckpointWriter
 
 # Settings that may differ between machines: where each has its copies, and what makes no batch different.
 # That all see the same checkpoints is tried out.
-OWN = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir", "token_cache", "data_workers",
-       "tokenizer_threads")  # fmt: skip
+OWN = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir", "data.token_cache",
+       "data.data_workers", "data.tokenizer_threads")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def _pretrain(
         facts = backend.check(settings, config, world)
         check_data(settings, readers, tokenizer, horizon)
         provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
-    world.refuse_differences({**to_dict(settings), **facts, **provenance, "cpplm": __version__}, but=OWN)
+    found = {"cpplm": __version__, "hash": provenance, **facts}
+    world.refuse_differences({**to_dict(settings), "found": found}, but=OWN)
     with ExitStack() as stack:
         with world.all_or_none():
             if world.is_first:

@@ -94,8 +94,8 @@ class World:
         """All processes must have the same, or they would wait for one another or train different models.
 
         Args:
-            values: anything that JSON can say, by name; dictionaries in it count name by name.
-            but: names that may differ.
+            values: anything that JSON can say, by name; names within dictionaries follow theirs and a dot.
+            but: names of what may differ.
 
         Raises:
             UserError: the same on all processes, with what differs.
@@ -104,8 +104,8 @@ class World:
         for process, theirs in enumerate(others, start=1):
             differing = [
                 f"{name} {theirs.get(name)}, not {first.get(name)}"
-                for name in sorted((first.keys() | theirs.keys()) - set(but))
-                if theirs.get(name) != first.get(name)
+                for name in sorted(first.keys() | theirs.keys())
+                if name not in but and theirs.get(name) != first.get(name)
             ]
             if differing:
                 raise UserError(
@@ -141,9 +141,9 @@ class World:
         return Ranks(self.process_group).mean(tensor)()
 
 
-def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        yield from _leaves(value) if isinstance(value, dict) else [(name, value)]
+        yield from _leaves(value, f"{before}{name}.") if isinstance(value, dict) else [(before + name, value)]
 
 
 ALONE = World(0, 1, torch.device("cpu"), None)
