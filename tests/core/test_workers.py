@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,26 @@ def test_a_worker_goes_on_for_its_parent_after_a_signal_to_all() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(worker, number)
         assert pool.submit(own_pid).result() == worker
+
+
+def send_half_a_result(sent: Path) -> bytes:
+    send = Connection._send  # type: ignore[attr-defined]
+
+    def send_half(connection: Connection, data: bytes) -> None:
+        send(connection, data[: len(data) // 2])
+        sent.touch()
+        time.sleep(600)
+
+    Connection._send = send_half  # type: ignore[attr-defined]
+    return b"x" * 100
+
+
+def test_a_worker_that_ends_amid_its_result_is_not_waited_for(tmp_path: Path) -> None:
+    with worker_pool(1) as pool:
+        pool.submit(send_half_a_result, tmp_path / "sent")
+        while not (tmp_path / "sent").exists():
+            time.sleep(0.01)
+    assert not multiprocessing.active_children()
 
 
 def test_workers_are_gone_after_an_error() -> None:
