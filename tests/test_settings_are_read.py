@@ -33,6 +33,8 @@ def walk(node: ast.AST, skip_class: str) -> Iterator[ast.AST]:
 
 
 def is_of(annotation: ast.AST | None, cls: str) -> bool:
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
+        annotation = annotation.slice.elts[0]  # Annotated[cls, ...]
     return annotation is not None and ast.unparse(annotation).strip("'\"").split(".")[-1] == cls
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from cpplm.cli import main as main_module
 from cpplm.cli.commands import COMMANDS
 from cpplm.cli.main import find_command, main
 from cpplm.core.errors import UserError
-from cpplm.core.settings import flags
+from cpplm.core.settings import flags, from_command_line
 from tests.commands import assert_one_line_error, cpplm, settings_class
 
 CommandLine = Callable[..., tuple[int, str, str]]
@@ -94,24 +95,62 @@ def test_the_help_of_a_group_lists_its_commands(command_line: CommandLine) -> No
 
 
 @pytest.mark.parametrize(
-    ("command", "name"),
+    ("command", "arguments"),
     [
-        *[(f"runs {verb}", name) for verb, name in (("page", "RUN"), ("compare", "RUN"), ("list", "FOLDER"))],
-        *[(f"corpus {verb}", "CORPUS") for verb in ("inspect", "check", "export")],
-        *[(f"checkpoints {verb}", name) for verb, name in (("list", "RUN"), ("import", "SOURCE"))],
+        *[(command, "RUN") for command in ("generate", "chat", "serve", "runs page", "checkpoints verify")],
+        *[(command, "[RUN]") for command in ("evaluate fim", "evaluate likelihood", "evaluate cpp")],
+        *[(f"evaluate{verb}", "[RUN] --data_dir CORPUS") for verb in ("", " bpb")],
+        *[(f"corpus {verb}", "CORPUS") for verb in ("inspect", "check")],
+        ("corpus build", "[PROJECT...] --out FOLDER"),
+        ("corpus export", "CORPUS --to FILE"),
+        ("export", "RUN --out FOLDER"),
+        ("runs compare", "[RUN...]"),
+        ("tokenizer train", "[CORPUS] --out FILE"),
+        ("train", "CORPUS... --tokenizer FILE --out FOLDER"),
+        ("doctor", ""),
     ],
 )
-def test_help_names_what_stands_without_a_flag(command: str, name: str, command_line: CommandLine) -> None:
+def test_usage_names_what_a_command_requires(command: str, arguments: str, command_line: CommandLine) -> None:
     usage = command_line(*command.split(), "--help")[1].splitlines()[0]
-    assert re.search(rf"cpplm {command} .*\b{name}\b", usage)
+    assert usage.split() == f"usage: cpplm {command} {arguments} [flags]".split()
 
 
-@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["help"]])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_that_is_sound(command: str, command_line: CommandLine) -> None:
+    example = COMMANDS[command].example
+    assert f"example:\n  cpplm {example}\n" in command_line(*command.split(), "--help")[1]
+    name, arguments = find_command(shlex.split(example))
+    assert name == command
+    from_command_line(settings_class(name), arguments, program=f"cpplm {name}", description="")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_titles_in_words_and_no_empty_default(command: str, command_line: CommandLine) -> None:
+    text = " ".join(command_line(*command.split(), "--help")[1].replace("│", " ").split())
+    assert all(re.fullmatch(r"[A-Za-z+ ]+", title) for title in re.findall(r"╭─ (.*?) ─", text))
+    assert not re.search(r"\(default:\s*(''|None|False)?\)", text)
+    assert "{None" not in text
+
+
+def test_the_help_of_evaluate_lists_its_commands_too(command_line: CommandLine) -> None:
+    out = command_line("evaluate", "--help")[1]
+    assert re.findall(r"^  cpplm (evaluate \w+)  ", out, re.MULTILINE) == [
+        name for name in COMMANDS if name.startswith("evaluate ")
+    ]
+
+
+def test_no_command_at_all_is_wrong_use(command_line: CommandLine) -> None:
+    status, out, err = command_line()
+    assert (status, out) == (2, "")
+    assert err.startswith("usage: cpplm COMMAND")
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["help"]])
 def test_help_lists_every_command(arguments: list[str], command_line: CommandLine) -> None:
     status, out, err = command_line(*arguments)
     assert (status, err) == (0, "")
-    for name, (_, _, summary, _) in COMMANDS.items():
-        assert re.search(rf"^  cpplm {name} +{re.escape(summary)}$", out, re.MULTILINE)
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  cpplm {name} +{re.escape(command.summary)}$", out, re.MULTILINE)
 
 
 def test_version(command_line: CommandLine) -> None:
@@ -123,11 +162,9 @@ def test_each_command_has_help_that_lists_each_setting_once(command: str, comman
     status, out, err = command_line(*command.split(), "--help")
     assert (status, err) == (0, "")
     assert f"cpplm {command}" in out
-    assert "--config" in out
-    assert "--json" in out
     named = re.findall(r"^[│ ] (?:-\w \S+, )*--(\w+)", out, re.MULTILINE)
     positional = [name for name in flags(settings_class(command)) if name not in named]
-    assert sorted([*named, *positional]) == sorted(flags(settings_class(command)))
+    assert sorted([*named, *positional]) == sorted([*flags(settings_class(command)), "config", "json"])
     assert len(positional) == len(re.findall(r"^[│ ] [A-Z]+ ", out, re.MULTILINE))
 
 
@@ -174,7 +211,11 @@ def test_each_command_is_one_function_of_one_settings_class(command: str) -> Non
         (["tokenizer", "train", "--config", "no/such.toml"], ["cannot read", "no/such.toml"]),
         (["tokenizer", "train", "--json=yes"], ["--json"]),
         (["doctor", "--quick"], ["unknown setting 'quick'"]),
-        (["evaluate", "everything"], ["everything"]),
+        (["evaluate", "everything"], ["no command 'cpplm evaluate everything', and no file or folder"]),
+        (["evaluate", "runs/a"], ["Missing", "--data_dir"]),
+        (["generate", "a", "--run", "b"], ["RUN is given twice: a, and --run b"]),
+        (["generate"], ["Missing from cpplm generate: RUN"]),
+        (["train", "--tokenizer", "b", "--out", "c"], ["no corpus was given"]),
         (["train", "--data_dir", "a", "--tokenizer", "b", "--out", "c", "--depth", "0"], ["--depth 0"]),
         (["generate", "--run", "no/such/run", "--prompt", "x"], ["no/such/run"]),
         (["runs", "page", "no/such/run"], ["no/such/run"]),

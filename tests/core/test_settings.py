@@ -1,14 +1,14 @@
 import json
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import flags, from_command_line, from_dict, recipe_arguments, to_dict
+from cpplm.core.settings import Argument, flags, from_command_line, from_dict, recipe_arguments, to_dict
 from tests.commands import all_settings_classes, example
 
 
@@ -178,6 +178,84 @@ def test_refuses_wrong_flags_in_one_line(
     assert "\n" not in str(caught.value)
     assert not set(str(caught.value)) & set("╭│─╰")
     assert capsys.readouterr() == ("", "")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A group with what the command is about."""
+
+    base_run: Annotated[str, Argument("RUN", positional=True, letters=("i",))]
+    """The run."""
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """A command about one run."""
+
+    source: Source
+    """A group."""
+    names: tuple[str, ...] = ()
+    """A list."""
+    verbose: bool = False
+    """A switch."""
+
+
+@dataclass(frozen=True)
+class OfRuns:
+    """A command about several runs."""
+
+    runs: Annotated[tuple[str, ...], Argument("RUN", positional=True)] = ()
+    """The runs."""
+    names: tuple[str, ...] = ()
+    """A list."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a"], ["--base_run", "a"], ["--base-run=a"], ["-i", "a"], ["--verbose", "a"], ["a", "--verbose"],
+        ["--names", "x", "--base_run", "a"], ["a", "--names", "x"], ["--names", "x", "--verbose", "a"],
+    ],
+)  # fmt: skip
+def test_a_positional_is_taken_anywhere_and_with_its_flag(words: list[str]) -> None:
+    settings = from_command_line(OfRun, words, program="cpplm try", description="")
+    assert settings == OfRun(Source("a"), ("x",) if "x" in words else (), "--verbose" in words)
+
+
+@pytest.mark.parametrize("words", [["--", "-a"], ["--base_run=-a"], ["-i=-a"]])
+def test_a_positional_may_begin_with_a_dash(words: list[str]) -> None:
+    assert from_command_line(OfRun, words, program="", description="").source.base_run.endswith("-a")
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ([], ("r",)),
+        (["a", "b"], ("a", "b")),
+        (["a", "--names", "y"], ("a",)),
+        (["--runs", "a", "b"], ("a", "b")),
+    ],
+)
+def test_a_positional_wins_over_the_recipe(words: list[str], runs: tuple[str, ...], tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, 'runs = ["r"]\nnames = ["x"]\n')
+    settings = from_command_line(OfRuns, words, program="cpplm try", description="", recipe=recipe)
+    assert settings == OfRuns(runs, ("y",) if "y" in words else ("x",))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Missing from cpplm try: RUN. Try 'cpplm try --help'."),
+        (["a", "b"], "Unrecognized options: b"),
+        (["a", "--base_run", "b"], "RUN is given twice: a, and --base_run b. Leave one of them out."),
+        (["--base_run"], "expected 1 argument"),
+    ],
+)
+def test_refuses_a_wrong_positional_in_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        from_command_line(OfRun, words, program="cpplm try", description="")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("flag", ["--place", "--items"])

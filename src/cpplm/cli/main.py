@@ -8,7 +8,6 @@ or settings, 1 anything else, 130 interrupted.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
 import errno
@@ -21,7 +20,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from cpplm import __version__
 from cpplm.cli.commands import COMMANDS
@@ -46,15 +45,17 @@ EXTRAS = {
 
 def usage(group: str = "") -> str:
     """The list of commands, or of those of one group, for `--help`."""
-    names = _names(group) if group else list(COMMANDS)
-    width = max(map(len, names))
-    rows = "\n".join(f"  cpplm {name:<{width}}  {COMMANDS[name].summary}" for name in names)
     return (
-        f"cpplm {__version__}: from C++ projects to C++ code models\n\n{rows}\n\n"
-        "`cpplm COMMAND --help` lists the settings of a command. Every command also takes\n"
-        "  --config FILE.toml  settings from a recipe; flags on the command line win\n"
-        "  --json              one JSON object as the last line of stdout\n"
+        f"usage: cpplm {group or 'COMMAND'} ...\n\n"
+        f"cpplm {__version__}: from C++ projects to C++ code models\n\n"
+        f"{_summaries(_names(group) if group else list(COMMANDS))}\n\n"
+        "`cpplm COMMAND --help` lists the settings of a command.\n"
     )
+
+
+def _summaries(names: list[str]) -> str:
+    width = max(map(len, names))
+    return "\n".join(f"  cpplm {name:<{width}}  {COMMANDS[name].summary}" for name in names)
 
 
 def find_command(arguments: list[str]) -> tuple[str, list[str]]:
@@ -67,11 +68,17 @@ def find_command(arguments: list[str]) -> tuple[str, list[str]]:
     for length in (2, 1):
         name = " ".join(words[:length])
         if len(words) >= length and name in COMMANDS:
-            if length < len(words) and len(_names(name)) > 1:
-                break  # the second word is a verb that there is not
+            argument = words[-1]  # of a command that has verbs, too: a path, or a verb that there is not
+            if length < len(words) and _names(name) != [name] and not _may_be_a_path(argument):
+                break
             return name, arguments[length:]
     words = words or arguments[:1]
-    raise UserError(f"no command 'cpplm {' '.join(words)}'", fix=_nearest(*words))
+    nor_path = f", and no file or folder '{words[1]}'" if words[0] in COMMANDS else ""
+    raise UserError(f"no command 'cpplm {' '.join(words)}'{nor_path}", fix=_nearest(*words))
+
+
+def _may_be_a_path(argument: str) -> bool:
+    return "/" in argument or Path(argument).exists()
 
 
 def _names(group: str) -> list[str]:
@@ -91,19 +98,6 @@ def _nearest(first: str, *second: str) -> str:
     return f"Known: {', '.join(names or COMMANDS)}. Try 'cpplm --help'."
 
 
-class _SharedFlags(argparse.ArgumentParser):
-    """The flags that every command takes; a wrong use of them is an error like any other."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-        self.add_argument("--json", action="store_true")
-        self.add_argument("--config", type=Path)
-
-    def error(self, message: str) -> NoReturn:
-        """Instead of argparse's own message and exit."""
-        raise UserError(message, fix="Try 'cpplm --help'.")
-
-
 def run(arguments: list[str]) -> None:
     """Run one command and print what it reports.
 
@@ -113,20 +107,31 @@ def run(arguments: list[str]) -> None:
     from cpplm.core import settings as settings_module  # noqa: PLC0415  (keeps `cpplm --help` free of tyro)
 
     name, rest = find_command(arguments)
-    common, rest = _SharedFlags().parse_known_args(rest)
+    shared = settings_module.FlagParser()
+    shared.add_argument("--json", action="store_true")
+    shared.add_argument("--config", type=Path)
+    given, rest = shared.parse_known_args(rest)
     settings = settings_module.from_command_line(
         _imported(name, COMMANDS[name].settings),
         rest,
         program=f"cpplm {name}",
-        description=f"{COMMANDS[name].summary}. Also: --config FILE.toml, --json.",
-        recipe=common.config,
+        description=_description(name),
+        recipe=given.config,
     )
     command: Callable[[Any], Report] = _imported(name, COMMANDS[name].function)
     report = command(settings)
     if report.text:
         print(report.text)
-    if common.json:
+    if given.json:
         print(json.dumps(report.figures, sort_keys=True))
+
+
+def _description(name: str) -> str:
+    """What a command is for, an example, and the commands that begin with its name."""
+    command = COMMANDS[name]
+    verbs = [each for each in _names(name) if each != name]
+    more = f"\n\nalso:\n{_summaries(verbs)}" if verbs else ""
+    return f"{command.summary}\n\nexample:\n  cpplm {command.example}{more}"
 
 
 def _imported(name: str, target: str) -> Any:
@@ -179,7 +184,10 @@ def main() -> None:
 
 def dispatch(arguments: list[str]) -> None:
     """Print the general help or the version, or run the command."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments:
+        print(usage(), file=sys.stderr)
+        raise SystemExit(2)
+    if arguments[0] in ("-h", "--help", "help"):
         print(usage())
     elif arguments[0] not in COMMANDS and _names(arguments[0]) and arguments[1:] in (["-h"], ["--help"]):
         print(usage(arguments[0]))

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from cpplm.core.errors import UserError
-from cpplm.core.settings import short
+from cpplm.core.settings import Argument, group, short
 from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.generate.tools.box import ToolLimits
 
@@ -91,7 +89,7 @@ class ChatSettings:
     compiles and runs in the sandbox may include. The calculator is always there."""
     unsafe: bool = False
     """With --tools: run these programs WITHOUT isolation. Never do this on a machine you care about."""
-    limits: ToolLimits = field(default_factory=ToolLimits)
+    limits: Annotated[ToolLimits, group("tool")] = field(default_factory=ToolLimits)
     """Of the tools."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     """How tokens are chosen."""
@@ -107,9 +105,9 @@ class ChatSettings:
 class ModelExportSettings:
     """Settings of `cpplm export`."""
 
-    run: str
+    run: Annotated[str, Argument("RUN", positional=True)]
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
-    out: Path
+    out: Annotated[Path, Argument("FOLDER")]
     """Folder to write; it appears when everything is in it."""
     to: Literal["hf", "gguf"] = "hf"
     """hf: what `transformers` loads; gguf is refused, for every model, with the reason."""
@@ -135,7 +133,7 @@ class ModelExportSettings:
 class RunPageSettings:
     """Settings of `cpplm runs page`."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, Argument("RUN", positional=True)]
     """Run folder of `cpplm train`."""
 
 
@@ -143,7 +141,7 @@ class RunPageSettings:
 class RunCompareSettings:
     """Settings of `cpplm runs compare`."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
+    runs: Annotated[tuple[str, ...], Argument("RUN", positional=True)] = ()
     """Run folders of `cpplm train`, two or more."""
     out: Path | None = None
     """Also write a page with their curves to this file."""
@@ -153,7 +151,7 @@ class RunCompareSettings:
 class RunListSettings:
     """Settings of `cpplm runs list`."""
 
-    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"
+    folder: Annotated[str, Argument("FOLDER", positional=True)] = "runs"
     """Folder under which the runs lie."""
 
 
@@ -161,7 +159,7 @@ class RunListSettings:
 class CheckpointListSettings:
     """Settings of `cpplm checkpoints list`."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, Argument("RUN", positional=True)]
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
 
 
@@ -169,7 +167,7 @@ class CheckpointListSettings:
 class VerifySettings:
     """Settings of `cpplm checkpoints verify`."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, Argument("RUN", positional=True)]
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
     step: int = -1
     """Only this one (-1 = all)."""
@@ -179,11 +177,11 @@ class VerifySettings:
 class ImportSettings:
     """Settings of `cpplm checkpoints import`."""
 
-    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    source: Annotated[Path, Argument("SOURCE", positional=True)]
     """Folder with nanochat's `model_*.pt` and `meta_*.json`, or one `model_*.pt`."""
-    out: Path
+    out: Annotated[Path, Argument("FOLDER")]
     """Folder for the checkpoint; `cpplm generate` and `cpplm evaluate` take it as a run."""
-    tokenizer: Path
+    tokenizer: Annotated[Path, Argument("FILE")]
     """File of `cpplm tokenizer train` that gives the ids which the model was trained with."""
     step: int = -1
     """Which of several (-1 = the newest)."""

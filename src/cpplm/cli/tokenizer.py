@@ -6,10 +6,11 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
+from cpplm.core.settings import Argument
 from cpplm.core.storage import Storage
 from cpplm.core.wording import counted
 from cpplm.corpus.plain_files import find_batches
@@ -25,7 +26,7 @@ from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus, train_toke
 class ShowSettings:
     """Settings of `cpplm tokenizer show`."""
 
-    tokenizer: Path
+    tokenizer: Annotated[Path, Argument("TOKENIZER", positional=True)]
     """Tokenizer file, or the name of one that comes with cpplm, such as `cpp-32k`."""
     file: Path | None = None
     """Show this file (default: what comes on standard input)."""
@@ -49,9 +50,9 @@ class ShowSettings:
 class TokenizerExportSettings:
     """Settings of `cpplm tokenizer export`."""
 
-    tokenizer: Path
+    tokenizer: Annotated[Path, Argument("TOKENIZER", positional=True)]
     """Tokenizer file, or the name of one that comes with cpplm, such as `cpp-32k`."""
-    out: Path
+    out: Annotated[Path, Argument("FOLDER")]
     """Folder to write to."""
     to: Literal["hf"] = "hf"
     """hf: what `transformers.AutoTokenizer.from_pretrained` loads."""

@@ -6,33 +6,64 @@ its help text. `__post_init__` raises `UserError` for values that contradict eac
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import difflib
 import io
 import itertools
 import re
+import sys
 import tomllib
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import dacite
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from cpplm.core.errors import UserError
 
 T = TypeVar("T")
-SHARED_FLAGS = ("config", "json")
-"""What every command takes beside its settings, see `cpplm.cli.main`."""
 Precision = Literal["auto", "bf16", "fp32"]
 """Of matrix products, wherever a command computes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """Annotates a setting: `Annotated[str, Argument("RUN", positional=True)]`.
+
+    Attributes:
+        metavar: what stands for the value in usage and help.
+        positional: the value is given without a flag, or with its flag as any other setting.
+        letters: short flags.
+    """
+
+    metavar: str
+    positional: bool = False
+    letters: tuple[str, ...] = ()
 
 
 def short(*letters: str) -> Any:
     """For the annotation of a setting: `Annotated[int, short("k")]` is the flag -k too."""
     return tyro.conf.arg(aliases=[f"-{letter}" for letter in letters])
+
+
+def group(title: str) -> Any:
+    """For the annotation of a group of settings: its title in the help, "" for none."""
+    return tyro.conf.arg(name=title)
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedFlags:
+    """What every command takes beside its settings."""
+
+    config: Annotated[Path | None, Argument("FILE")] = None
+    """TOML file with a value per setting; flags on the command line win."""
+    json: bool = False
+    """Also print the figures, as one JSON object in the last line."""
 
 
 def to_dict(settings: Any) -> dict[str, Any]:
@@ -85,12 +116,51 @@ def _hints(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
+class _Setting(NamedTuple):
+    name: str
+    hint: Any
+    argument: Argument | None
+    required: bool
+
+    @property
+    def metavar(self) -> str:
+        if self.argument is None:
+            return str(self.hint.__name__).upper()
+        return self.argument.metavar + ("..." if typing.get_origin(self.hint) is tuple else "")
+
+
+def _settings(cls: type) -> Iterator[_Setting]:
+    """The settings of a class, those of nested groups in their place."""
+    hints, annotated = _hints(cls), typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _settings(typing.cast(type, hint))
+        else:
+            required = field.default is field.default_factory is dataclasses.MISSING
+            yield _Setting(field.name, hint, _argument(annotated[field.name]), required)
+
+
+def _argument(annotated: Any) -> Argument | None:
+    return next(
+        (extra for extra in getattr(annotated, "__metadata__", ()) if isinstance(extra, Argument)), None
+    )
+
+
 def flags(cls: type) -> dict[str, Any]:
     """Name and type of each setting as the command line knows them: nested groups are laid flat."""
-    flat: dict[str, Any] = {}
-    for name, hint in _hints(cls).items():
-        flat |= flags(hint) if dataclasses.is_dataclass(hint) else {name: hint}  # type: ignore[arg-type]
-    return flat
+    return {setting.name: setting.hint for setting in _settings(cls)}
+
+
+def usage(cls: type, program: str) -> str:
+    """How a command is called, with what it requires: `cpplm export RUN --out FOLDER [flags]`."""
+    words = [program]
+    for setting in _settings(cls):
+        if setting.argument is not None and setting.argument.positional:
+            words.insert(1, setting.metavar if setting.required else f"[{setting.metavar}]")
+        elif setting.required:
+            words.append(f"--{setting.name} {setting.metavar}")
+    return " ".join([*words, "[flags]"])
 
 
 def _refuse_unknown(known: list[str], given: Iterable[str], where: str) -> None:
@@ -128,6 +198,93 @@ def recipe_arguments(cls: type, path: Path) -> list[str]:
     return arguments
 
 
+TYRO_CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+_OWN_RULE = object()
+"""Marks a class that tyro's own rule shall read."""
+
+
+def tyro_registry(*, positionals: bool = True) -> ConstructorRegistry:
+    """How tyro reads settings classes: what `Argument` says, and no hint where a default is empty or off.
+
+    Args:
+        positionals: False where they shall have flags only.
+    """
+
+    def described(field: StructFieldSpec) -> StructFieldSpec:
+        extras: list[Any] = []
+        if field.default is None or field.default is False or field.default in ("", ()):
+            extras.append(tyro.conf.arg(help_behavior_hint=""))
+        if field.default is tyro.MISSING_NONPROP:  # else a required list without a flag is no such thing
+            extras.append(tyro.conf.arg(help_behavior_hint="(required)"))
+        argument = _argument(field.type)
+        if argument is not None:
+            extras.append(tyro.conf.arg(metavar=argument.metavar))
+            if argument.positional and positionals:
+                extras.append(tyro.conf.Positional)
+        return dataclasses.replace(field, type=Annotated[(field.type, *extras)] if extras else field.type)  # type: ignore[arg-type]
+
+    def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if not dataclasses.is_dataclass(info.type) or _OWN_RULE in info.markers:
+            return None
+        by_tyro = dataclasses.replace(info, markers=(*info.markers, _OWN_RULE))
+        spec = typing.cast(StructConstructorSpec, ConstructorRegistry.get_struct_spec(by_tyro))
+        return dataclasses.replace(spec, fields=tuple(map(described, spec.fields)))
+
+    registry = ConstructorRegistry()
+    registry.struct_rule(rule)
+    return registry
+
+
+def with_shared_flags(cls: type) -> type:
+    """A class with the fields `settings`, of `cls`, and `shared`, of `SharedFlags`."""
+    shared = dataclasses.field(default_factory=SharedFlags)
+    return dataclasses.make_dataclass(
+        "CommandLine",
+        [
+            ("settings", Annotated[cls, group("")]),
+            ("shared", Annotated[SharedFlags, group("shared")], shared),
+        ],
+    )
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Takes a few flags out of a command line; a wrong use of them is an error like any other."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Instead of argparse's own message and exit."""
+        raise UserError(message, fix="Try 'cpplm --help'.")
+
+
+def _positional_last(cls: type, recipe: list[str], arguments: list[str]) -> list[str]:
+    """All arguments, with the one that may stand without its flag behind "--", however it was given.
+
+    Raises:
+        UserError: it was given both ways.
+    """
+    setting = next((each for each in _settings(cls) if each.argument and each.argument.positional), None)
+    if setting is None or setting.argument is None:
+        return [*recipe, *arguments]
+    parser = FlagParser()
+    names = dict.fromkeys((f"--{setting.name}", f"--{setting.name.replace('_', '-')}"))
+    letters = [f"-{letter}" for letter in setting.argument.letters]
+    several = typing.get_origin(setting.hint) is tuple
+    parser.add_argument(*names, *letters, dest="words", nargs="*" if several else 1)
+    named, arguments = parser.parse_known_args(arguments)
+    default, recipe = parser.parse_known_args(recipe)
+    first = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    if first and named.words is not None:
+        raise UserError(
+            f"{setting.argument.metavar} is given twice: {first[0]}, and --{setting.name} {named.words[0]}",
+            fix="Leave one of them out.",
+        )
+    words = first or named.words or default.words or []
+    rest = arguments[len(first) :]
+    return [*recipe, *rest, *(["--"] if words and "--" not in rest else []), *words]
+
+
 def from_command_line(
     cls: type[T], arguments: list[str], *, program: str, description: str, recipe: Path | None = None
 ) -> T:
@@ -141,24 +298,43 @@ def from_command_line(
     """
     wanted = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
     given = [argument[2:].split("=")[0].replace("-", "_") for argument in wanted]
-    _refuse_unknown([*flags(cls), "help", *SHARED_FLAGS], given, program.removeprefix("cpplm "))
-    complaint = io.StringIO()
+    _refuse_unknown([*flags(cls), "help", *flags(SharedFlags)], given, program.removeprefix("cpplm "))
+    arguments = _positional_last(cls, recipe_arguments(cls, recipe) if recipe else [], arguments)
+    said, complaint = _Captured(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
-            settings = tyro.cli(
-                cls,
-                args=[*(recipe_arguments(cls, recipe) if recipe else []), *arguments],
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
+            settings: T = tyro.cli(
+                with_shared_flags(cls),
+                args=arguments,
                 prog=program,
                 description=description,
                 use_underscores=True,
-                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-            )
+                config=TYRO_CONFIG,
+                registry=tyro_registry(),
+            ).settings
     except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UserError(_on_one_line(complaint.getvalue()), fix=f"Try '{program} --help'.") from None
+        if stop.code:
+            raise UserError(_on_one_line(complaint.getvalue()), fix=f"Try '{program} --help'.") from None
+        print("usage:", usage(cls, program))
+        print(said.getvalue().partition("\n")[2], end="")
+        raise
     _refuse_urls(settings)
     return settings
+
+
+class _Captured(io.StringIO):
+    """What tyro prints, in the colours and characters that standard output shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown_on = sys.stdout
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._shown_on.encoding
+
+    def isatty(self) -> bool:
+        return self._shown_on.isatty()
 
 
 def _refuse_urls(settings: Any) -> None:

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
+from cpplm.core.settings import Argument
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.workers import available_cores
 from cpplm.corpus.check_report import Checked, report
@@ -48,7 +47,7 @@ from cpplm.sandbox.sandbox import Sandbox
 class CheckSettings:
     """Settings of `cpplm corpus check`."""
 
-    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
+    corpus: Annotated[str, Argument("CORPUS", positional=True)]
     """Folder or bucket URL of a corpus."""
     sample: int = 200
     """Documents to compile."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-import tyro
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
+from cpplm.core.settings import Argument
 from cpplm.core.shards import ROWS_PER_GROUP, SPLITS, Shard, ShardReader, Split
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage, is_bucket
@@ -32,9 +32,9 @@ _PORTION_BYTES = 4_000_000
 class ExportSettings:
     """Settings of `cpplm corpus export`."""
 
-    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
+    corpus: Annotated[str, Argument("CORPUS", positional=True)]
     """Folder or bucket URL of a corpus."""
-    to: str
+    to: Annotated[str, Argument("FILE")]
     """File or bucket URL to write; the ending says the format: .jsonl, .jsonl.gz or .jsonl.zst."""
     what: Literal["documents", "docstrings"] = "documents"
     """documents: their texts; docstrings: functions with the comment before them, each pair once."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from cpplm.core.errors import UserError
+from cpplm.core.settings import Argument
 from cpplm.core.shards import ShardReader
 from cpplm.corpus.page import write_page
 from cpplm.corpus.sampling import sample_documents
@@ -20,7 +19,7 @@ _ON_A_PAGE = 12
 class InspectSettings:
     """Which documents to show."""
 
-    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
+    corpus: Annotated[str, Argument("CORPUS", positional=True)]
     """Folder or bucket URL of a corpus."""
     project: str | None = None
     """Only documents of this project."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import to_dict
+from cpplm.core.settings import Argument, to_dict
 from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
 from cpplm.corpus.licences import check_names
@@ -24,9 +24,9 @@ _WITHOUT_EFFECT = (
 class CorpusSettings:
     """Which projects become documents, how long those may be, and where they go."""
 
-    out: str
+    out: Annotated[str, Argument("FOLDER")]
     """Folder or bucket URL for the shards; `cpplm corpus export` makes JSON lines of them."""
-    projects: tuple[Path, ...] = ()
+    projects: Annotated[tuple[Path, ...], Argument("PROJECT", positional=True)] = ()
     """Folders, each one project."""
     projects_dir: Path | None = None
     """A folder whose sub-folders are projects."""
@@ -91,7 +91,7 @@ class CorpusSettings:
         if not (self.projects or self.projects_dir or self.projects_list or self.cxx_headers or self.jsonl):
             raise UserError(
                 "no project was given",
-                fix="Pass --projects DIR, --projects_dir, --projects_list, --jsonl or --cxx_headers.",
+                fix="Name a folder, or pass --projects_dir, --projects_list, --jsonl or --cxx_headers.",
             )
         self._check_budget()
         if self.compile_commands is not None and not self.semantic:

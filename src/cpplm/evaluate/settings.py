@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Precision
+from cpplm.core.settings import Argument, Precision, group
 from cpplm.generate.settings import SamplingSettings
 
 _ONLY_FOR = {
@@ -21,7 +21,7 @@ _NOT_FOR_URL = ("device_type", "precision")
 class EvaluatedModel:
     """Exactly one of --run, --hf_dir and --url."""
 
-    run: str = ""
+    run: Annotated[str, Argument("RUN", positional=True)] = ""
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
     step: int = -1
     """Checkpoint step of --run (-1 = the newest)."""
@@ -69,7 +69,7 @@ class EvaluatedModel:
 class BpbSettings:
     """What bits per byte are measured on."""
 
-    data_dir: str
+    data_dir: Annotated[str, Argument("CORPUS")]
     """Corpus whose validation documents are read, a parquet file or folder, or a folder of C++ files;
     corpora and parquet folders may be bucket URLs."""
     text_column: str = "text"
@@ -239,15 +239,15 @@ class Target:
 class BpbCommand:
     """Settings of `cpplm evaluate bpb`."""
 
-    target: Target
-    bpb: BpbSettings
+    target: Annotated[Target, group("")]
+    bpb: Annotated[BpbSettings, group("bits per byte")]
 
 
 @dataclass(frozen=True)
 class LikelihoodCommand:
     """Settings of `cpplm evaluate likelihood`."""
 
-    target: Target
+    target: Annotated[Target, group("")]
     likelihood: LikelihoodSettings = field(default_factory=LikelihoodSettings)
 
 
@@ -255,22 +255,22 @@ class LikelihoodCommand:
 class CppCommand:
     """Settings of `cpplm evaluate cpp`."""
 
-    target: Target
-    cpp: CppEvalSettings = field(default_factory=CppEvalSettings)
+    target: Annotated[Target, group("")]
+    cpp: Annotated[CppEvalSettings, group("C++ problem")] = field(default_factory=CppEvalSettings)
 
 
 @dataclass(frozen=True)
 class FimCommand:
     """Settings of `cpplm evaluate fim`."""
 
-    target: Target
-    fim: FimEvalSettings = field(default_factory=FimEvalSettings)
+    target: Annotated[Target, group("")]
+    fim: Annotated[FimEvalSettings, group("fill in the middle")] = field(default_factory=FimEvalSettings)
 
 
 @dataclass(frozen=True)
 class EvaluateCommand:
     """Settings of `cpplm evaluate`."""
 
-    target: Target
-    bpb: BpbSettings
-    cpp: CppEvalSettings = field(default_factory=CppEvalSettings)
+    target: Annotated[Target, group("")]
+    bpb: Annotated[BpbSettings, group("bits per byte")]
+    cpp: Annotated[CppEvalSettings, group("C++ problem")] = field(default_factory=CppEvalSettings)

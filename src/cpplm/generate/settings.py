@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Precision, short
+from cpplm.core.settings import Argument, Precision, short
 
 
 @dataclass(frozen=True)
 class ModelSource:
     """Which model, and where it computes."""
 
-    run: Annotated[str, short("i", "g")]
+    run: Annotated[str, Argument("RUN", positional=True, letters=("i", "g"))]
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
     step: Annotated[int, short("s")] = -1
     """Checkpoint step (-1 = the newest)."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from cpplm.batches.settings import DataSettings
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Precision
+from cpplm.core.settings import Argument, Precision, group
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings
 from cpplm.optim.rates import Rates
@@ -41,7 +41,7 @@ class StepSettings:
     """Attention span per layer, tiled: L = full, S = short; the last layer is always L."""
     architecture: ArchitectureSettings = field(default_factory=ArchitectureSettings)
     """Features of the model."""
-    rates: Rates = field(default_factory=Rates)
+    rates: Annotated[Rates, group("learning rate")] = field(default_factory=Rates)
     """Learning rates."""
     device_batch_size: int = 1
     """Rows of --seq tokens per forward pass, of each part into which --mesh divides a batch."""
@@ -51,7 +51,7 @@ class StepSettings:
     """Attention stays inside a document where several share a row."""
     precision: Precision = "auto"
     """Of matrix products; weights stay float32. auto = bf16 on TPUs."""
-    jax: JaxSettings = field(default_factory=JaxSettings)
+    jax: Annotated[JaxSettings, group("JAX")] = field(default_factory=JaxSettings)
     """How it is computed, and divided among chips."""
 
     def training(self, shares: int, device_type: Literal["", "cpu", "tpu"] = "") -> TrainSettings:
@@ -100,9 +100,9 @@ class StepSettings:
 class CheckSettings:
     """Settings of `cpplm tpu check`."""
 
-    target: str
+    target: Annotated[str, Argument("SLICE", positional=True)]
     """Slice of TPUs: v4, v5e, v5p, v6e or v7x with a number, as in v6e-4, v5e-8."""
-    step: StepSettings = field(default_factory=StepSettings)
+    step: Annotated[StepSettings, group("")] = field(default_factory=StepSettings)
     """The step."""
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class BenchSettings:
     """Steps to measure."""
     warm_up: int = 3
     """Steps before them."""
-    step: StepSettings = field(default_factory=StepSettings)
+    step: Annotated[StepSettings, group("")] = field(default_factory=StepSettings)
     """The step."""
 
     def __post_init__(self) -> None:

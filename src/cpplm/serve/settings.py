@@ -6,9 +6,10 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
+from cpplm.core.settings import group
 from cpplm.generate.settings import DraftSettings, Limits, ModelSource
 from cpplm.generate.tools.box import ToolLimits
 
@@ -183,15 +184,15 @@ class ServeSettings:
     """Name of the model for clients (empty = the run's folder and step)."""
     tools: Path | None = None
     """Folder in which the model may search, read and compile by itself during a chat, in the sandbox."""
-    tool_limits: ToolLimits = field(default_factory=ToolLimits)
+    tool_limits: Annotated[ToolLimits, group("tool")] = field(default_factory=ToolLimits)
     """Of these tools, and of the calculator, which is always there."""
-    page: PageSettings = field(default_factory=PageSettings)
+    page: Annotated[PageSettings, group("web page")] = field(default_factory=PageSettings)
     """What the web page may have compiled."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
     """Where it listens."""
     batch: BatchSettings = field(default_factory=BatchSettings)
     """How much it does at a time."""
-    requests: RequestSettings = field(default_factory=RequestSettings)
+    requests: Annotated[RequestSettings, group("request")] = field(default_factory=RequestSettings)
     """What requests get."""
 
 

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from cpplm.core.errors import UserError
+from cpplm.core.settings import Argument
 from cpplm.core.shards import ShardReader
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -17,9 +19,9 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 class MeasureSettings:
     """Settings of `cpplm tokenizer evaluate`."""
 
-    tokenizer: Path
+    tokenizer: Annotated[Path, Argument("FILE")]
     """Tokenizer file, or the name of one that comes with cpplm, such as `cpp-32k`."""
-    data_dir: str = ""
+    data_dir: Annotated[str, Argument("CORPUS", positional=True)] = ""
     """Corpus; its validation documents are encoded."""
     projects_dir: Path | None = None
     """Encode the C++ files of the projects in this folder instead, one project a sub-folder."""
@@ -29,7 +31,7 @@ class MeasureSettings:
     def __post_init__(self) -> None:
         if bool(self.data_dir) == (self.projects_dir is not None):
             raise UserError(
-                "there is nothing to encode, or two things", fix="Give either --data_dir or --projects_dir."
+                "there is nothing to encode, or two things", fix="Give either CORPUS or --projects_dir."
             )
         if self.threads < 1:
             raise UserError(f"--threads {self.threads} must be at least 1")

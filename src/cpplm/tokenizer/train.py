@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
+from cpplm.core.settings import Argument
 from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
 from cpplm.core.workers import available_cores
@@ -40,9 +41,9 @@ MAX_VOCAB_SIZE = 65_536
 class TokenizerSettings:
     """Settings of `cpplm tokenizer train`."""
 
-    out: Path
+    out: Annotated[Path, Argument("FILE")]
     """Tokenizer file to write (.json)."""
-    data_dir: str = ""
+    data_dir: Annotated[str, Argument("CORPUS", positional=True)] = ""
     """Corpus to train on: a folder or bucket URL written by `cpplm corpus build`; its training documents."""
     projects_dir: Path | None = None
     """Train on the C++ files of the projects in this folder instead, one project a sub-folder."""
@@ -62,7 +63,7 @@ class TokenizerSettings:
         if bool(self.data_dir) == (self.projects_dir is not None):
             raise UserError(
                 "a tokenizer is trained on a corpus or on a folder of projects",
-                fix="Give either --data_dir or --projects_dir.",
+                fix="Give either CORPUS or --projects_dir.",
             )
         fixed = NUM_SPECIAL + NUM_BYTES
         if not fixed < self.vocab_size <= MAX_VOCAB_SIZE:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from cpplm.batches.fim import FimSettings
 from cpplm.batches.settings import DataSettings
 from cpplm.core.data_sheets import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Precision
+from cpplm.core.settings import Argument, Precision, group
 from cpplm.core.storage import is_bucket
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
@@ -54,11 +54,11 @@ class DryRunSettings:
 class TrainSettings:
     """One pre-training run. Lengths and batch sizes are in tokens unless they say otherwise."""
 
-    data_dir: tuple[str, ...]
+    data_dir: Annotated[tuple[str, ...], Argument("CORPUS", positional=True)]
     """Corpus: a folder or bucket URL written by `cpplm corpus build`; several are mixed."""
-    tokenizer: Path
+    tokenizer: Annotated[Path, Argument("FILE")]
     """File of `cpplm tokenizer train`, or the name of one that comes with cpplm, such as `cpp-32k`."""
-    out: Path
+    out: Annotated[Path, Argument("FOLDER")]
     """Folder of the run: log, checkpoints, page. Holding a checkpoint, it is continued."""
 
     depth: int = 20
@@ -75,7 +75,7 @@ class TrainSettings:
     """Attention span per layer, tiled: L = full, S = short; the last layer is always L."""
     architecture: ArchitectureSettings = field(default_factory=ArchitectureSettings)
     """Features of the model."""
-    kernels: KernelSettings = field(default_factory=KernelSettings)
+    kernels: Annotated[KernelSettings, group("kernel")] = field(default_factory=KernelSettings)
     """How it is computed."""
 
     num_iterations: int = -1
@@ -91,14 +91,14 @@ class TrainSettings:
     """Rows of `max_seq_len` tokens per forward pass; lower it when memory runs out."""
     total_batch_size: int = -1
     """Tokens per optimizer step, reached by several forward passes (-1 = what suits the model's size)."""
-    rates: Rates = field(default_factory=Rates)
+    rates: Annotated[Rates, group("learning rate")] = field(default_factory=Rates)
     """Learning rates."""
     schedule: Schedule = field(default_factory=Schedule)
     """How they change during the run."""
 
     data: DataSettings = field(default_factory=DataSettings)
     """Rows."""
-    fim: FimSettings = field(default_factory=FimSettings)
+    fim: Annotated[FimSettings, group("fill in the middle")] = field(default_factory=FimSettings)
     """Fill-in-the-middle."""
 
     eval_every: int = 250
@@ -141,7 +141,7 @@ class TrainSettings:
     no_compile: bool = False
     """Run without torch.compile: slower steps, instant start."""
 
-    jax: JaxSettings = field(default_factory=JaxSettings)
+    jax: Annotated[JaxSettings, group("JAX")] = field(default_factory=JaxSettings)
     """Of JAX."""
 
     shard: bool = False
@@ -149,7 +149,7 @@ class TrainSettings:
     profile_step: int = -1
     """Write a profiler trace of three steps from this one on (-1 = when asked: touch OUT/profile)."""
 
-    dry: DryRunSettings = field(default_factory=DryRunSettings)
+    dry: Annotated[DryRunSettings, group("dry run")] = field(default_factory=DryRunSettings)
     """Estimate the run instead."""
 
     run_name: str = ""
@@ -160,6 +160,10 @@ class TrainSettings:
     """Also write TensorBoard events into --out."""
 
     def __post_init__(self) -> None:
+        if not self.data_dir:
+            raise UserError(
+                "no corpus was given", fix="Write cpplm train CORPUS, the folder of `cpplm corpus build`."
+            )
         self._check_ranges()
         if self.total_batch_size != -1:
             self.check_batch(ranks=1)
