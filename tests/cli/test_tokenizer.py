@@ -165,9 +165,9 @@ def test_training_on_plain_projects(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", [[], ["--data_dir", "a", "--projects_dir", "b"]])
 def test_one_source_of_text(which: list[str], tmp_path: Path) -> None:
     result = cpplm("tokenizer", "train", "--out", tmp_path / "t.json", *which)
-    assert_one_line_error(result, "--data_dir or --projects_dir")
+    assert_one_line_error(result, "CORPUS or --projects_dir")
     result = cpplm("tokenizer", "evaluate", "--tokenizer", "cpp-32k", *which)
-    assert_one_line_error(result, "--data_dir or --projects_dir")
+    assert_one_line_error(result, "CORPUS or --projects_dir")
 
 
 def test_show(tokenizer_path: Path, tmp_path: Path) -> None:
