@@ -315,8 +315,8 @@ def from_command_line(
     except SystemExit as stop:
         if stop.code:
             raise UserError(_on_one_line(complaint.getvalue()), fix=f"Try '{program} --help'.") from None
-        print("usage:", usage(cls, program))
-        print(said.getvalue().partition("\n")[2], end="")
+        body = said.getvalue().partition("\n")[2]  # behind tyro's own line of usage
+        sys.stdout.write(f"usage: {usage(cls, program)}\n{body}")
         raise
     _refuse_urls(settings)
     return settings
