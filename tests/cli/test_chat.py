@@ -35,7 +35,7 @@ Chat = Callable[..., tuple[str, str, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def run(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "talker", talker(tokenizer))
+    return write_run(tmp_path_factory.mktemp("runs") / "talker", talker(tokenizer), {"stage": "sft"})
 
 
 @pytest.fixture(scope="module", name="project")
@@ -71,6 +71,18 @@ def test_one_question_one_answer(chat: Chat) -> None:
     assert (text, err) == ("int é;", "")
     assert (figures["step"], figures["answer"], figures["reason"]) == (1, "int é;\n", "end")
     assert answers(figures) == [LEARNED["hello"]]
+
+
+@pytest.mark.parametrize("settings", [{}, {"stage": "base"}])
+def test_a_base_model_says_so(
+    chat: Chat, tokenizer: Tokenizer, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    base = write_run(tmp_path / "base", talker(tokenizer), settings)
+    text, err, figures = chat("-p", "hello", "--run", base)
+    assert text == "int é;"
+    assert err.startswith("this is a base model: it saw no conversation")
+    assert err.count("\n") == 1
+    assert figures["stage"] == "base"
 
 
 def test_the_calculator_is_always_there(chat: Chat) -> None:
@@ -383,7 +395,7 @@ def test_a_question_of_several_lines_comes_back_as_one(typing: Callable[..., Typ
     second.wait_for("Stopped.")
     second.type("quit\n")
     second.wait_for('{"messages": ')
-    messages = json.loads(second.wait_for(', "step"'))
+    messages = json.loads(second.wait_for(', "stage"'))
     assert messages[0]["content"] == 'int f() {\n  puts("a\\n");\n}'
 
 

@@ -19,6 +19,7 @@ from cpplm.serve.driver import Driver
 from cpplm.serve.model import ServedModel
 from cpplm.serve.server import Server, listen
 from cpplm.serve.settings import BatchSettings, NetworkSettings, RequestSettings, ServeSettings
+from cpplm.train.checkpoint import Stage
 
 NAME = "tiny"
 NETWORK = NetworkSettings(port=0)
@@ -89,7 +90,7 @@ def wait_for(happened: Callable[[], bool], patience: float = PATIENCE) -> None:
 
 @contextmanager
 def serving(
-    engine: Engine, *, fills_in: bool = True, network: NetworkSettings = NETWORK,
+    engine: Engine, *, fills_in: bool = True, stage: Stage = "sft", network: NetworkSettings = NETWORK,
     batch: BatchSettings | None = None, requests: RequestSettings | None = None, **more: Any,
 ) -> Iterator[Served]:  # fmt: skip
     """The server until the block ends; then nothing may be held any more."""
@@ -97,7 +98,8 @@ def serving(
         ModelSource("some/run"), network=network, batch=batch or BatchSettings(max_batch=8),
         requests=requests or RequestSettings(grace=5.0), **more,
     )  # fmt: skip
-    application = build(ServedModel(engine, NAME, fills_in, created=1_700_000_000), settings)
+    model = ServedModel(engine, NAME, fills_in, stage, settings.model.run, created=1_700_000_000)
+    application = build(model, settings)
     bound, url = listen(network)
     server = Server(application, settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])), name="server")

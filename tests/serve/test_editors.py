@@ -245,7 +245,7 @@ def test_time_is_up_behind_a_line_only() -> None:
 
 @pytest.fixture(scope="module")
 def planner(engine: Engine) -> Planner:
-    return Planner(ServedModel(engine, NAME, True, 0), RequestSettings())
+    return Planner(ServedModel(engine, NAME, True, "base", "run", 0), RequestSettings())
 
 
 @pytest.mark.parametrize("room", [0, 5, 40, 100, 230, 1000])

@@ -17,7 +17,7 @@ from cpplm.serve.server import listen
 from cpplm.serve.settings import NetworkSettings
 from tests.serve.served import NETWORK, Served, error_of, serving
 
-KEY, OTHER = "sk-one-secret", "sk-two-é"
+KEY, OTHER = "sk-one-secret", "sk-two-secret"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,29 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(UserError, match="holds no key"):
         NetworkSettings(api_key_file=empty).keys()
     assert NetworkSettings().keys() == ()
+
+
+@pytest.mark.parametrize("key", ["sk-é", "sk-\u200b1", "ключ", "sk-\x01", "a\tb"])
+def test_keys_that_no_header_carries_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
+) -> None:
+    monkeypatch.setenv("CPPLM_TEST_KEY", key)
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n{key}\n", encoding="utf-8")
+    for settings, where in (
+        (NetworkSettings(api_key_env="CPPLM_TEST_KEY"), "CPPLM_TEST_KEY"),
+        (NetworkSettings(api_key_file=file), "line 2"),
+    ):
+        with pytest.raises(UserError, match=where) as refused:
+            settings.keys()
+        assert key not in str(refused.value)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_files_of_any_editor_hold_keys(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(f"\ufeff{KEY}{ending}{OTHER}{ending}".encode())
+    assert NetworkSettings(api_key_file=file).keys() == (KEY.encode(), OTHER.encode())
 
 
 # ---- other people's pages ---------------------------------------------------------------------------------
@@ -264,6 +287,28 @@ def test_a_port_that_is_taken(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("0.0.0.0", "localhost"),
+        ("0", "localhost"),
+        ("::", "localhost"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "[::1]"),
+        ("localhost", "localhost"),
+    ],
+)
+def test_the_url_can_be_opened(host: str, shown: str) -> None:
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    bound, url = listen(dataclasses.replace(NETWORK, host=host))
+    with bound:
+        bound.listen()
+        assert url == f"http://{shown}:{bound.getsockname()[1]}"
+        with socket.create_connection((httpx2.URL(url).host, bound.getsockname()[1]), timeout=5):
+            pass
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"port": -1}, "--port -1"),
@@ -282,8 +327,8 @@ def test_settings_that_cannot_be(values: dict[str, Any], message: str) -> None:
 
 def test_figures(served: Served) -> None:
     before = served.metric("cpplm_written_tokens_total")
-    served.complete(prompt="int x", max_tokens=9)
-    served.complete(prompt="int x", max_tokens=3, stream=False, n=2)
+    served.complete(prompt="int x", max_tokens=9, temperature=0)  # it never ends by itself then
+    served.complete(prompt="int x", max_tokens=3, temperature=0, stream=False, n=2)
     served.settle()
     assert served.metric("cpplm_written_tokens_total") >= before + 15
     assert served.metric("cpplm_http_requests_total", path="/v1/completions", status="200") >= 2

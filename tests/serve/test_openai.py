@@ -33,9 +33,28 @@ def test_models(client: openai.OpenAI, engine: Engine) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.owned_by) == (NAME, "cpplm")
     assert client.models.retrieve(NAME) == model
-    assert model.model_dump()["max_model_len"] == engine.model.config.max_seq_len
+    shown = model.model_dump()
+    assert (shown["max_model_len"], shown["stage"]) == (engine.model.config.max_seq_len, "sft")
     with pytest.raises(openai.NotFoundError, match="no model 'other'"):
         client.models.retrieve("other")
+
+
+@pytest.mark.parametrize(
+    ("path", "use"),
+    [
+        ("/v1/embeddings", "/v1/completions"),
+        ("/v1/responses", "use /v1/chat/completions"),
+        ("/responses", "use /v1/chat/completions"),
+        ("/completions", "use /v1/completions"),
+        ("/chat/completions", "use /v1/chat/completions"),
+        ("/tokenise", "use /tokenize"),
+        ("/something/else", "GET /openapi.json"),
+    ],
+)
+def test_what_is_not_there_names_what_is(served: Served, path: str, use: str) -> None:
+    error = error_of(served.post(path, {"input": "int"}), 404, "not_found")
+    assert use in error["message"]
+    assert "\n" not in error["message"]
 
 
 # ---- completions ------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ def client_of(engine: Engine) -> Callable[..., TestClient]:
     def make(**settings: Any) -> TestClient:
         page = PageSettings(**settings)
         application = build(
-            ServedModel(engine, "tiny", True, 0), ServeSettings(ModelSource("run"), page=page)
+            ServedModel(engine, "tiny", True, "base", "run", 0),
+            ServeSettings(ModelSource("run"), page=page),
         )
         return TestClient(application.asgi, base_url="http://127.0.0.1")
 

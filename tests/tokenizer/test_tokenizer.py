@@ -88,6 +88,9 @@ def test_special_names_in_text_stay_text(tokenizer: Tokenizer) -> None:
         assert min(tokenizer.encode(name)) >= NUM_SPECIAL
     assert tokenizer.encode("x", prepend="<|bos|>", append="<EOS>")[0] == BOS
     assert tokenizer.encode_special("<|fim_middle|>") == 5
+    parsed = tokenizer.encode_with_special("int <BOS>x<BOS><|reserved_63|>é<NOPE>")
+    assert [id_ for id_ in parsed if id_ < NUM_SPECIAL] == [BOS, BOS, 63]
+    assert tokenizer.decode(parsed) == "int <BOS>x<BOS><|reserved_63|>é<NOPE>"
     with pytest.raises(UserError, match="no special token '<NOPE>'"):
         tokenizer.encode_special("<NOPE>")
 

@@ -33,6 +33,28 @@ def test_round_trip(storage: Storage) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("files", "stage"),
+    [
+        ({}, "base"),
+        ({"settings.json": {}}, "base"),
+        ({"settings.json": {"stage": "sft"}}, "sft"),
+        ({"imported.json": {}}, "base"),
+        ({"imported.json": {"stage": "rl"}}, "rl"),
+        ({"settings.json": {"stage": "later"}}, None),
+        ({"imported.json": {"stage": ["sft"]}}, None),
+    ],
+)
+def test_the_stage_of_training(storage: Storage, files: dict[str, object], stage: str | None) -> None:
+    more = {name: json.dumps(content).encode() for name, content in files.items()}
+    checkpoint = write_checkpoint(storage, 1, tensors(1), FILES | more)
+    if stage is None:
+        with pytest.raises(UserError, match=r"unknown stage .*newer cpplm"):
+            _ = checkpoint.stage
+    else:
+        assert checkpoint.stage == stage
+
+
 def test_without_a_manifest_it_does_not_exist(storage: Storage) -> None:
     save(storage, 1)
     storage.write("step_000002/model.safetensors", b"half of one")

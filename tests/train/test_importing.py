@@ -10,7 +10,7 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint import Checkpoint, open_run
+from cpplm.train.checkpoint import Checkpoint, Stage, open_run
 from cpplm.train.importing import import_nanochat
 from tests.texts import cpp_document, make_tokenizer
 from tests.train import nanochat_reference as nanochat
@@ -59,6 +59,27 @@ def test_logits_agree(tmp_path: Path, tokenizer: Tokenizer, newer: bool, dtype: 
     assert all(tensor.dtype == torch.float32 for tensor in imported.tensors("model.safetensors").values())
     assert open_run(tmp_path / "ours").tokenizer().hash == tokenizer.hash
     assert imported.json("imported.json")["meta"]["val_bpb"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("folder", "stage", "expected"),
+    [
+        ("base_checkpoints/d3", None, "base"),
+        ("mid_checkpoints/d3", None, "mid"),
+        ("chatsft_checkpoints/d3", None, "sft"),
+        ("chatrl_checkpoints/d3", None, "rl"),
+        ("elsewhere", None, "base"),
+        ("elsewhere", "sft", "sft"),
+    ],
+)
+def test_the_stage_is_recorded(
+    tmp_path: Path, tokenizer: Tokenizer, folder: str, stage: Stage | None, expected: str
+) -> None:
+    theirs = tmp_path / folder
+    theirs.mkdir(parents=True)
+    write(theirs, nanochat.random_state(RECORD, newer=True, rows=512), RECORD)
+    import_nanochat(theirs, tmp_path / "ours", tokenizer, stage=stage)
+    assert open_run(tmp_path / "ours").stage == expected
 
 
 @pytest.mark.parametrize("newer", [False, True])

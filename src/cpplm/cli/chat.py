@@ -14,6 +14,7 @@ from typing import Any
 from cpplm.cli.report import Report
 from cpplm.cli.settings import ChatSettings
 from cpplm.cli.terminal import printable, shown
+from cpplm.core.progress import say
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
@@ -41,8 +42,10 @@ def chat(settings: ChatSettings) -> Report:
     sandbox = Sandbox.probe(unsafe=True) if settings.unsafe else None
     box = ToolBox(settings.tools, settings.limits, sandbox=sandbox)
     engine, checkpoint = load_engine(settings.model)
+    if checkpoint.stage == "base":
+        say("this is a base model: it saw no conversation, and goes on writing code instead of answering")
     session = Session(engine, box, Conversation(engine, settings.sampling, settings.system))
-    figures: dict[str, Any] = {"step": checkpoint.step}
+    figures: dict[str, Any] = {"step": checkpoint.step, "stage": checkpoint.stage}
     if settings.prompt is None:
         with _only_ctrl_c_interrupts():
             session.talk(Terminal())

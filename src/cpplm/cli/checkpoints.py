@@ -62,8 +62,10 @@ def verify(settings: VerifySettings) -> Report:
 def import_checkpoint(settings: ImportSettings) -> Report:
     """Turn a checkpoint of nanochat into ours."""
     step = None if settings.step < 0 else settings.step
-    imported = import_nanochat(settings.source, settings.out, Tokenizer.load(settings.tokenizer), step)
+    stage = None if settings.stage == "auto" else settings.stage
+    tokenizer = Tokenizer.load(settings.tokenizer)
+    imported = import_nanochat(settings.source, settings.out, tokenizer, step, stage)
     return Report(
-        f"step {imported.step}: {imported.size / 1e6:,.1f} MB in {imported.path()}",
-        {"step": imported.step, "path": imported.path(), "bytes": imported.size},
+        f"step {imported.step}, {imported.stage} model: {imported.size / 1e6:,.1f} MB in {imported.path()}",
+        {"step": imported.step, "stage": imported.stage, "path": imported.path(), "bytes": imported.size},
     )

@@ -16,7 +16,6 @@ from cpplm.generate.load import load_engine
 from cpplm.generate.samples import example_completions
 from cpplm.generate.settings import DraftSettings, Limits
 from cpplm.generate.writing import Completion
-from cpplm.train.checkpoint import Checkpoint
 from cpplm.train.pretrain import run_folder
 
 
@@ -27,7 +26,7 @@ def generate(settings: GenerateSettings) -> Report:
     if texts is None:
         return _examples(engine, settings, checkpoint.step)
     prefix, suffix = texts
-    if settings.fim and not _trained_to_fill_in(checkpoint):
+    if settings.fim and not checkpoint.fills_in:
         say("cpplm: this model was not trained to fill in (--fim_rate): what it writes will hardly fit")
     completions, drafts = _write(engine, settings, prefix, suffix)
     figures = {
@@ -44,13 +43,6 @@ def generate(settings: GenerateSettings) -> Report:
         for number, completion in enumerate(completions, 1)
     ]  # fmt: skip
     return Report("\n".join(blocks), figures)
-
-
-def _trained_to_fill_in(checkpoint: Checkpoint) -> bool:
-    if "settings.json" not in checkpoint.files:  # an imported model
-        return False
-    fim = checkpoint.json("settings.json").get("fim", {})
-    return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))
 
 
 def _examples(engine: Engine, settings: GenerateSettings, step: int) -> Report:

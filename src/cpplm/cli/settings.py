@@ -185,6 +185,8 @@ class ImportSettings:
     """File of `cpplm tokenizer train` that gives the ids which the model was trained with."""
     step: int = -1
     """Which of several (-1 = the newest)."""
+    stage: Literal["auto", "base", "mid", "sft", "rl"] = "auto"
+    """Stage of its training (auto = by the folder in which nanochat put it, base in any other)."""
 
 
 @dataclass(frozen=True)

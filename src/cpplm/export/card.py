@@ -62,7 +62,7 @@ def model_card(
         model=_shape(checkpoint.config(), parameters, dtype),
         training=_training(checkpoint),
         figures=_figures(folder, checkpoint.step),
-        fills_in=_fills_in(checkpoint),
+        fills_in=checkpoint.fills_in,
         context=checkpoint.config().max_seq_len,
     )
 
@@ -130,11 +130,3 @@ def _bits(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     if "bits_per_byte" not in result:
         return []
     return [("bits per byte", f"{result['bits_per_byte']:.4f}", "of held-out code, `cpplm evaluate bpb`")]
-
-
-def _fills_in(checkpoint: Checkpoint) -> bool:
-    """Whether the run rearranged any documents for fill-in-the-middle."""
-    if "settings.json" not in checkpoint.files:
-        return False
-    fim = checkpoint.json("settings.json").get("fim", {})
-    return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))

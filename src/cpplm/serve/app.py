@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -23,9 +24,10 @@ from cpplm.serve.chat import Chat, add_chat
 from cpplm.serve.completions import add_completions
 from cpplm.serve.documented import answers, drop_defaults
 from cpplm.serve.driver import Driver
-from cpplm.serve.errors import ApiError, from_validation, of_status
+from cpplm.serve.errors import ApiError, from_validation, of_status, unknown_path
 from cpplm.serve.gate import Gate
 from cpplm.serve.infill import add_infill
+from cpplm.serve.llama_cpp import add_llama_cpp
 from cpplm.serve.metrics import CONTENT_TYPE, Metrics
 from cpplm.serve.model import ServedModel
 from cpplm.serve.plan import Planner
@@ -75,6 +77,7 @@ def build(model: ServedModel, settings: ServeSettings) -> Application:
     add_completions(routes, service, planner)
     add_chat(routes, chat)
     add_infill(routes, service, planner)
+    add_llama_cpp(routes, planner, slots=settings.batch.max_batch)
     app.include_router(routes)
     app.include_router(page_routes.router(settings.page))
     _add_failures(app)
@@ -104,6 +107,7 @@ def _add_facts(routes: APIRouter, service: Service) -> None:
     entry = ModelEntry(
         id=service.model.name, object="model", created=service.model.created, owned_by="cpplm",
         max_model_len=service.model.context, fills_in=service.model.fills_in,
+        stage=service.model.stage,
     )  # fmt: skip
 
     @routes.get("/v1/models", responses=answers(ModelList), summary="The model that is served")
@@ -141,8 +145,10 @@ def _add_failures(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)  # noqa: S101
         return from_validation(error.errors(), _fields(http)).response()
 
-    async def by_framework(_: HttpRequest, error: Exception) -> Response:
+    async def by_framework(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            return unknown_path(http.url.path, _paths(app)).response()
         response = of_status(error.status_code, str(error.detail)).response()
         response.headers.update(error.headers or {})
         return response

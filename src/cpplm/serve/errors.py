@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -116,6 +116,31 @@ def _no_object(error: Mapping[str, Any]) -> str:
     if isinstance(error["input"], bytes):  # nobody tried to read it
         return f"the body is not said to be JSON{_SEND}"
     return f"the body is JSON, but not an object{_SEND}"
+
+
+_INSTEAD = {
+    "/v1/embeddings": "a model that writes C++ gives no embeddings: use a model that was trained for them; "
+    "this server writes, at /v1/completions and /v1/chat/completions",
+    "/v1/responses": "the Responses API is not supported: use /v1/chat/completions, which has conversations, "
+    "tools and streams, too",
+}
+"""Endpoints of OpenAI's and llama.cpp's servers that clients look for, and what to use."""
+_INSTEAD["/embeddings"] = _INSTEAD["/embedding"] = _INSTEAD["/v1/embeddings"]
+_INSTEAD["/responses"] = _INSTEAD["/v1/responses"]
+
+
+def unknown_path(path: str, paths: Collection[str]) -> ApiError:
+    """A path that the server has not, and what there is instead.
+
+    Args:
+        path: of the request.
+        paths: those of the server.
+    """
+    near = (
+        f"/v1{path}" if f"/v1{path}" in paths else next(iter(difflib.get_close_matches(path, paths, 1)), "")
+    )
+    use = f"use {near}" if near else "GET /openapi.json lists what there is"
+    return ApiError(404, _INSTEAD.get(path, f"there is no {path} here: {use}"), code="not_found")
 
 
 def of_status(status: int, detail: str) -> ApiError:

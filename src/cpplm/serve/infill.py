@@ -20,6 +20,7 @@ from cpplm.generate.writing import Completion, Request
 from cpplm.serve.answering import Choice, Piece, Pieces, Service, Tally
 from cpplm.serve.asked import InfillRequest
 from cpplm.serve.documented import answers
+from cpplm.serve.llama_cpp import generation_settings
 from cpplm.serve.plan import Planner, planned
 from cpplm.serve.schema import Answer, Infilled, Timings
 
@@ -87,13 +88,7 @@ class InfillStyle:
 
     def __init__(self, model: str, context: int, request: Request, state: _State) -> None:
         self._model, self._state = model, state
-        settings = request.settings
-        self._settings: dict[str, Any] = {
-            "n_ctx": context, "n_predict": settings.max_new_tokens, "seed": settings.seed,
-            "temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p,
-            "min_p": settings.min_p, "repeat_penalty": settings.repetition_penalty,
-            "stop": list(settings.stop),
-        }  # fmt: skip
+        self._settings = {"n_ctx": context, **generation_settings(request.settings)}
 
     def whole(self, choices: Sequence[Choice], tally: Tally) -> Answer:
         """See `Style`."""

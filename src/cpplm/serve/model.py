@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from cpplm.generate.engine import Engine
 from cpplm.generate.writing import Request
 from cpplm.serve.settings import ServeSettings
-from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.checkpoint import Checkpoint, Stage
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class ServedModel:
     name: str
     fills_in: bool
     """Whether it was trained on rearranged documents."""
+    stage: Stage
+    """Of its training: `base` has seen no conversation."""
+    path: str
+    """Where it was loaded from, as the command line named it."""
     created: int
     """When it was loaded, in seconds since 1970."""
 
@@ -28,7 +32,7 @@ class ServedModel:
         """A checkpoint of ours."""
         folder = "/".join(PurePosixPath(settings.model.run).parts[-2:])
         name = settings.served_name or f"{folder}:{checkpoint.step}"
-        return cls(engine, name, _trained_to_fill_in(checkpoint), int(time.time()))
+        return cls(engine, name, checkpoint.fills_in, checkpoint.stage, settings.model.run, int(time.time()))
 
     @property
     def context(self) -> int:
@@ -38,11 +42,3 @@ class ServedModel:
     def prompt_tokens(self, request: Request) -> int:
         """Tokens of a prompt as it was sent, <BOS> too: also those of its end, which is spelt anew."""
         return len(request.ids) + len(self.engine.tokenizer.encode(request.prefix))
-
-
-def _trained_to_fill_in(checkpoint: Checkpoint) -> bool:
-    """As its run's settings say; an imported model has none."""
-    if "settings.json" not in checkpoint.files:
-        return False
-    fim = checkpoint.json("settings.json").get("fim", {})
-    return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))

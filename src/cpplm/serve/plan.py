@@ -79,6 +79,19 @@ class Planner:
                 code="no_fill_in", param=param,
             )  # fmt: skip
 
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Token ids are those of the model's vocabulary.
+
+        Raises:
+            ApiError: one is beyond it.
+        """
+        wrong = next((each for each in ids if each >= self._tokenizer.vocab_size), None)
+        if wrong is not None:
+            raise ApiError(
+                400, f"the model has no token {wrong}, only {self._tokenizer.vocab_size}",
+                code="invalid_value", param=param,
+            )  # fmt: skip
+
     def new_tokens(self, asked: int | None) -> int:
         """How many tokens may be written: never more than is allowed, or than the context has."""
         if asked is None:
@@ -150,12 +163,7 @@ class Planner:
         if isinstance(prompt, str):
             self.check_size(len(prompt))
             return (BOS, *self._tokenizer.encode(prompt))
-        wrong = next((each for each in prompt if each >= self._tokenizer.vocab_size), None)
-        if wrong is not None:
-            raise ApiError(
-                400, f"the model has no token {wrong}, only {self._tokenizer.vocab_size}",
-                code="invalid_value", param="prompt",
-            )  # fmt: skip
+        self.check_ids(prompt, "prompt")
         return tuple(prompt) if prompt[0] == BOS else (BOS, *prompt)
 
     def hole(

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from cpplm.train.checkpoint import Stage
+
 Ended = Literal["stop", "length", "tool_calls"]
 
 
@@ -175,6 +177,8 @@ class ModelEntry(BaseModel):
     """Tokens of its context, as vLLM says it."""
     fills_in: bool
     """Whether it takes a `suffix`."""
+    stage: Stage
+    """Of its training; `base` has seen no conversation and goes on with code instead of answering."""
 
 
 class ModelList(BaseModel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import math
 import signal
@@ -123,7 +124,7 @@ class Server(uvicorn.Server):
 
 
 def listen(network: NetworkSettings) -> tuple[socket.socket, str]:
-    """A socket that is bound, and its URL.
+    """A socket that is bound, and a URL that a browser on this machine can open.
 
     Raises:
         UserError: no such address here, or the port is taken.
@@ -140,8 +141,11 @@ def listen(network: NetworkSettings) -> tuple[socket.socket, str]:
             f"cannot listen on {network.host} port {network.port}: {error.strerror or error}",
             fix="Use another --port (0 = any that is free) or --host.",
         ) from error
+    bound, port = found.getsockname()[:2]
+    if ipaddress.ip_address(bound).is_unspecified:  # every address of this machine, and no name for a browser
+        return found, f"http://localhost:{port}"
     host = f"[{network.host}]" if ":" in network.host else network.host
-    return found, f"http://{host}:{found.getsockname()[1]}"
+    return found, f"http://{host}:{port}"
 
 
 def allow_connections(count: int) -> None:
@@ -180,8 +184,9 @@ def serve_until_stopped(
     if network.access_log:
         _log_access()
     if network.host not in LOOPBACK and not network.keys():
-        say(f"anybody who reaches {network.host} may use this server: --api_key_file asks for a key")
-    say(f"{model.name}, context {model.context}, at {url} (page), {url}/v1 (OpenAI's API); Ctrl-C stops")
+        say(f"--host {network.host} lets everybody in who reaches it: --api_key_file asks for a key")
+    what = f"{model.name}, {model.stage} model, context {model.context}"
+    say(f"{what}, at {url} (page), {url}/v1 (OpenAI's API); Ctrl-C stops")
     ready()
     asyncio.run(Server(application, settings).serve([bound]))
     service = application.service

@@ -57,22 +57,29 @@ class NetworkSettings:
         """The keys that clients may send; none where no key is asked for.
 
         Raises:
-            UserError: the variable or the file holds none.
+            UserError: the variable or the file holds none, or one that no request could carry.
         """
-        found: list[str] = []
+        found: dict[str, str] = {}  # by where it stands
         if self.api_key_env:
+            where = f"the environment variable {self.api_key_env} (--api_key_env)"
             if not os.environ.get(self.api_key_env, "").strip():
-                raise UserError(f"the environment variable {self.api_key_env} (--api_key_env) is not set")
-            found.append(os.environ[self.api_key_env])
+                raise UserError(f"{where} is not set")
+            found[where] = os.environ[self.api_key_env]
         if self.api_key_file is not None:
             try:
-                lines = self.api_key_file.expanduser().read_text(encoding="utf-8").splitlines()
+                lines = self.api_key_file.expanduser().read_text(encoding="utf-8-sig").split("\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise UserError(f"cannot read --api_key_file {self.api_key_file}: {error}") from error
             if not any(line.strip() for line in lines):
                 raise UserError(f"--api_key_file {self.api_key_file} holds no key", fix="Write one a line.")
-            found += lines
-        return tuple(dict.fromkeys(key.strip().encode() for key in found if key.strip()))
+            found |= {f"--api_key_file {self.api_key_file} line {n}": line for n, line in enumerate(lines, 1)}
+        for where, key in found.items():
+            if not (key.strip().isascii() and key.strip().isprintable()):
+                raise UserError(
+                    f"{where}: the key has characters that an HTTP header cannot carry",
+                    fix="Use printable ASCII characters.",
+                )
+        return tuple(dict.fromkeys(key.strip().encode() for key in found.values() if key.strip()))
 
 
 @dataclass(frozen=True)

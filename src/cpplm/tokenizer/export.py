@@ -97,8 +97,12 @@ def _merges(names: list[str]) -> list[tuple[str, str]]:
     ]
 
 
+def chat_template() -> str:
+    """The Jinja template by which `transformers` renders conversations, as `conversations.py` does."""
+    return files("cpplm.tokenizer").joinpath("chat_template.jinja").read_text(encoding="utf-8")
+
+
 def _config_file() -> dict[str, Any]:
-    template = files("cpplm.tokenizer").joinpath("chat_template.jinja").read_text(encoding="utf-8")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<BOS>",
@@ -106,7 +110,7 @@ def _config_file() -> dict[str, Any]:
         "pad_token": "<PAD>",
         "clean_up_tokenization_spaces": False,
         "model_max_length": 10**30,  # the model's own configuration knows
-        "chat_template": template,
+        "chat_template": chat_template(),
     }
 
 

@@ -123,6 +123,10 @@ class Tokenizer:
             return self._reference.encode(_to_bytes(text))
         return self._encoding.encode_ordinary(valid)
 
+    def encode_with_special(self, text: str) -> list[int]:
+        """Ids of a text in which the names of special tokens (`<BOS>`) stand for these tokens."""
+        return self._encoding.encode(text, allowed_special="all")
+
     def encode_special(self, token: int | str) -> int:
         """The id of a special token given by id, name (`<BOS>`) or alias (`<|bos|>`).
 

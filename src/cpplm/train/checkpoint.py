@@ -6,6 +6,7 @@
                 settings.json          TrainSettings of the run
                 tokenizer.json         the tokenizer, whole
                 state.json             step, tokens, seconds, loader position
+                imported.json          of an imported model instead of settings and state
                 manifest.json          sizes and sha256 of all of these, written last
 
 Large tensors files are split: `model-00001-of-00002.safetensors` and so on; the manifest names the parts.
@@ -23,7 +24,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import safetensors
 import safetensors.torch
@@ -41,6 +42,8 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 MANIFEST = "manifest.json"
 VERSION = 2  # of the manifest; 1 had no hash of its own and no split files
+Stage = Literal["base", "mid", "sft", "rl"]
+"""Stages of training, in their order; `base` is pre-training on documents alone, without conversations."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
@@ -135,6 +138,29 @@ class Checkpoint:
     def config(self) -> ModelConfig:
         """The shape of the model."""
         return from_dict(ModelConfig, self.json("config.json"), where=self.path("config.json"))
+
+    @property
+    def stage(self) -> Stage:
+        """The last stage of training that the model went through; `base` where no other is recorded.
+
+        Raises:
+            UserError: the record names a stage that is not known.
+        """
+        record = "imported.json" if "imported.json" in self.files else "settings.json"
+        found = self.json(record).get("stage", "base") if record in self.files else "base"
+        stages: tuple[Stage, ...] = get_args(Stage)
+        for stage in stages:
+            if stage == found:
+                return stage
+        raise UserError(f"{self.path(record)}: unknown stage {found!r}", fix="Read it with a newer cpplm.")
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether any documents were rearranged for fill-in-the-middle; False for an imported model."""
+        if "settings.json" not in self.files:
+            return False
+        fim = self.json("settings.json").get("fim", {})
+        return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))
 
     def model(
         self, *, device: torch.device, compute_dtype: torch.dtype, kernels: KernelSettings = DEFAULT_KERNELS

@@ -27,7 +27,7 @@ from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.checkpoint import Checkpoint, Stage
 from cpplm.train.saving import write_checkpoint
 
 SIZES = {"vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "sequence_len"}
@@ -36,6 +36,14 @@ FOREIGN = ("engram", "mhc", "dsa")
 # Entries of the record that say how a model was trained, not what it computes.
 IGNORED = {"gradient_checkpointing", "aux_loss_weight"}
 ADDED_2026 = ("smear_gate.weight", "smear_lambda", "backout_lambda")
+
+# nanochat's folders of checkpoints, which hold one folder per model.
+STAGES: dict[str, Stage] = {
+    "base_checkpoints": "base",
+    "mid_checkpoints": "mid",
+    "chatsft_checkpoints": "sft",
+    "chatrl_checkpoints": "rl",
+}
 
 # Our names and theirs; {} is the layer.
 NAMES = {
@@ -57,7 +65,9 @@ NAMES = {
 }
 
 
-def import_nanochat(source: Path, out: Path, tokenizer: Tokenizer, step: int | None = None) -> Checkpoint:
+def import_nanochat(
+    source: Path, out: Path, tokenizer: Tokenizer, step: int | None = None, stage: Stage | None = None
+) -> Checkpoint:
     """Read a checkpoint of nanochat and write it as ours.
 
     Args:
@@ -65,6 +75,7 @@ def import_nanochat(source: Path, out: Path, tokenizer: Tokenizer, step: int | N
         out: gets the folder of the step: model, config, tokenizer, and as `imported.json` the old record.
         tokenizer: must give the ids that the model was trained with; only its size can be checked.
         step: which of several (None = the newest).
+        stage: of its training (None = by the folder in which nanochat put it, `base` in any other).
 
     Raises:
         UserError: nothing there, a damaged file, or a model that ours cannot compute; names what is wrong.
@@ -84,7 +95,9 @@ def import_nanochat(source: Path, out: Path, tokenizer: Tokenizer, step: int | N
     files = {
         "config.json": _json_bytes(to_dict(config)),
         "tokenizer.json": tokenizer.to_json(),
-        "imported.json": _json_bytes({"from": model_file.name, "meta": meta}),
+        "imported.json": _json_bytes(
+            {"from": model_file.name, "stage": stage or _stage(model_file), "meta": meta}
+        ),
     }
     weights = convert(tensors, config, where=str(model_file))
     return write_checkpoint(Storage(out, create=True), step, {"model.safetensors": weights}, files)
@@ -121,6 +134,12 @@ def convert(tensors: dict[str, Tensor], config: ModelConfig, *, where: str) -> d
                 f"not floating-point of shape {tuple(like.shape)}"
             )
     return weights
+
+
+def _stage(model_file: Path) -> Stage:
+    """By nanochat's folders; its records do not name the stage."""
+    folders = model_file.resolve().parts
+    return next((stage for folder, stage in STAGES.items() if folder in folders), "base")
 
 
 def _fitted(tensor: Tensor, shape: torch.Size, config: ModelConfig) -> Tensor:

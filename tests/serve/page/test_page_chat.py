@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from cpplm.generate.engine import Engine
 from tests.serve.page.actions import abandoned, ghost, pretend, settle, streamed, text_of, write
-from tests.serve.served import Served, wait_for
+from tests.serve.served import Served, serving, wait_for
 
 HOSTILE = (
     "</pre><img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>&lt;b&gt;"
@@ -16,6 +17,7 @@ HOSTILE = (
 
 
 def test_a_chat(page: Page, server: Served) -> None:
+    expect(page.locator("#base")).to_be_hidden()
     settle(page, chatTemperature="0", chatMaxTokens="12")
     question = {"role": "user", "content": "What is 1 < 2?"}
     page.locator("#message").fill(question["content"])
@@ -89,6 +91,35 @@ def test_what_a_model_writes_is_text(page: Page) -> None:
     assert text_of(page) == HOSTILE
     assert page.locator("#layer").text_content() == HOSTILE
     assert page.locator("img, main script").count() == 0
+
+
+def test_code_in_a_line_is_monospaced(page: Page) -> None:
+    """As in CommonMark: what stands between runs of as many backticks, in one paragraph."""
+    answer = "Use `std::vector<int>` or ``a ` b``, not `this.\n\nThat ``is`` `<b>all</b>`."
+    pretend(page, "/v1/chat/completions", streamed(*answer, chat=True))
+    page.locator("#message").fill("Please")
+    page.keyboard.press("Enter")
+    expect(page.locator("[name=send]")).to_have_text("Send")
+    paragraphs = page.locator(".message.model p")
+    assert paragraphs.all_text_contents() == [
+        "Use std::vector<int> or a ` b, not `this.",
+        "That is <b>all</b>.",
+    ]
+    assert paragraphs.locator("code").all_text_contents() == ["std::vector<int>", "a ` b", "is", "<b>all</b>"]
+    font = paragraphs.locator("code").first.evaluate("element => getComputedStyle(element).fontFamily")
+    assert "monospace" in font
+
+
+def test_a_base_model_says_so_and_writes_code(visit: Callable[[Served], Page], engine: Engine) -> None:
+    with serving(engine, stage="base") as base:
+        page = visit(base)
+        expect(page.locator("#base")).to_contain_text("This is a base model")
+        pretend(page, "/v1/chat/completions", streamed("int x;\n\n", "  int y; // `z`", chat=True))
+        page.locator("#message").fill("What is `x`?")
+        page.keyboard.press("Enter")
+        expect(page.locator("[name=send]")).to_have_text("Send")
+        assert page.locator(".message.model pre").all_text_contents() == ["int x;\n\n  int y; // `z`"]
+        assert page.locator(".message p").all_text_contents() == ["What is x?"]
 
 
 def test_a_chat_that_fails(page: Page, expected_statuses: list[int]) -> None:

@@ -29,6 +29,13 @@ def test_light_and_dark(page: Page) -> None:
     assert page.evaluate(color) == light
 
 
+def test_the_program_at_the_start_runs(page: Page) -> None:
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.locator("#summary")).to_have_text("Compiled without complaints.")
+    expect(page.locator("#output")).to_contain_text("Ended with exit code 0")
+    expect(page.locator("#output pre")).to_have_text("6\n")
+
+
 def test_a_narrow_window_shows_one_part(page: Page) -> None:
     page.set_viewport_size({"width": 320, "height": 640})
     expect(page.locator("#message")).to_be_hidden()

@@ -59,7 +59,7 @@ class CheckpointModel:
                 "tokenizer": engine.tokenizer.hash,
                 "precision": str(engine.model.compute_dtype),
             },
-            fills_in=_trained_to_fill_in(checkpoint),
+            fills_in=checkpoint.fills_in,
             rows=rows,
             step=checkpoint.step,
         )
@@ -114,11 +114,3 @@ def _weights_hash(checkpoint: Checkpoint) -> str:
         if name.startswith(_WEIGHTS) and name.endswith(".safetensors")
     }
     return sha256(repr(sorted(hashes.items())).encode())
-
-
-def _trained_to_fill_in(checkpoint: Checkpoint) -> bool:
-    """Whether the settings of the run rearranged any documents; an imported model has none."""
-    if "settings.json" not in checkpoint.files:
-        return False
-    fim = checkpoint.json("settings.json").get("fim", {})
-    return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))

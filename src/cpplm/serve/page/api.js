@@ -86,7 +86,10 @@ export const complete = (options) => pieces("v1/completions", options, (choice) 
 /** The answer to a conversation. */
 export const chat = (options) => pieces("v1/chat/completions", options, (choice) => choice.delta?.content);
 
-/** The model that is served: its `id`, `max_model_len` (tokens of its context) and `fills_in` (whether it takes a suffix). */
+/**
+ * The model that is served: its `id`, `max_model_len` (tokens of its context), `fills_in` (whether it takes a suffix) and
+ * `stage` (of its training; "base" has seen no conversation).
+ */
 export async function servedModel(options) {
   const { data } = await (await send("v1/models", options)).json();
   return data[0];

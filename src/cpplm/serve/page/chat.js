@@ -1,4 +1,5 @@
-// A conversation with the model. What it writes is shown as text; code between ``` in colors, with buttons.
+// A conversation with the model. What it writes is shown as text; code between ``` in colors, with buttons. All that a base
+// model writes is taken for code: it has learned nothing else.
 import { chat, isCancel } from "./api.js";
 import { highlighted } from "./cpp.js";
 import { made } from "./dom.js";
@@ -25,6 +26,29 @@ export function parts(text) {
   }
   return found.map(({ code, lines }) => ({ code, text: lines.join("\n") })).filter((part) => part.code || part.text.trim());
 }
+
+/** Nodes of a paragraph; what stands between runs of as many backticks is code. */
+function inline(text) {
+  const runs = [...text.matchAll(/`+/g)], partner = [], later = new Map(); // of each run: the next one of its length
+  for (let index = runs.length - 1; index >= 0; index--) {
+    const { length } = runs[index][0];
+    partner[index] = later.get(length);
+    later.set(length, index);
+  }
+  const nodes = [];
+  let at = 0;
+  for (let index = 0; index < runs.length; index++) {
+    const [open, close] = [runs[index], runs[partner[index]]];
+    if (!close) continue;
+    const code = text.slice(open.index + open[0].length, close.index);
+    nodes.push(text.slice(at, open.index), made("code", { textContent: code }));
+    at = close.index + close[0].length;
+    index = partner[index];
+  }
+  return [...nodes, text.slice(at)];
+}
+
+const paragraphs = (text) => text.trim().split(/\n\s*\n/).map((each) => made("p", {}, ...inline(each)));
 
 const OUTGROWN = "The chat has outgrown the model's context: its beginning was left out.";
 
@@ -163,7 +187,8 @@ export class Chat {
   // Follows the text unless somebody has scrolled up.
   #fill(element, content, follow = false) {
     const log = this.#log, atEnd = follow || log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    const found = parts(content).map(({ code, text }) => (code ? this.#code(text) : made("p", { textContent: text.trim() })));
+    const writesCode = this.#model().stage === "base" && element.matches(".model");
+    const found = parts(content).flatMap(({ code, text }) => (code || writesCode ? this.#code(text) : paragraphs(text)));
     element.querySelector(".body").replaceChildren(...found);
     if (atEnd) log.scrollTop = log.scrollHeight;
   }

@@ -8,10 +8,20 @@ import { Settings, keep, kept } from "./settings.js";
 
 const element = (id) => document.getElementById(id);
 const LOOKS = ["system", "light", "dark"];
-const EXAMPLE = [
-  "#include <iostream>\n#include <vector>\n\nint sum(const std::vector<int>& values) {\n    ",
-  "\n}\n\nint main() {\n    std::cout << sum({1, 2, 3}) << '\\n';\n}\n",
-];
+// A program that runs, in front of the cursor and behind it.
+const EXAMPLE = [String.raw`#include <iostream>
+#include <vector>
+
+int sum(const std::vector<int>& values) {
+    int total = 0;
+    for (int value : values)
+        total += value;
+    return total;
+}
+
+int main() {
+    std::cout << sum({1, 2, 3}) << '\n';
+    `, "\n}\n"];
 
 // ---- what is said to the user -------------------------------------------------------------------------------
 
@@ -27,11 +37,12 @@ function unsay(text) {
 
 // ---- the model ----------------------------------------------------------------------------------------------
 
-let model = { id: "", max_model_len: Infinity, fills_in: true };
+let model = { id: "", max_model_len: Infinity, fills_in: true, stage: "" };
 async function lookUpModel() {
   try {
     model = await servedModel({ key: settings.key });
     element("model").textContent = model.fills_in ? model.id : `${model.id} (does not fill in: completes what is before the cursor)`;
+    element("base").hidden = model.stage !== "base";
     say("");
   } catch (error) {
     say(error.status === 401 ? "The server wants an API key: see Settings." : error.message, true);
