@@ -66,8 +66,8 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         ) from error
     finally:
         ours.close()  # workers do not hear the pool's own SIGTERM
-        # A worker that ends amid a result leaves half a message. The pool's thread waits for the other half as
-        # long as anyone could write it, and this process could.
+        # A worker that ends amid a result leaves half a message. The pool's thread waits for the other half
+        # as long as anyone could write it, and this process could.
         pool._result_queue._writer.close()  # type: ignore[attr-defined]
         pool.shutdown(wait=True, cancel_futures=True)
         theirs.close()
