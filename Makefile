@@ -22,16 +22,16 @@ DEMO ?= runs/demo
 MINUTES ?= 3
 VOCAB ?= 4096
 
-SOURCES = $(if $(PROJECTS),--projects $(PROJECTS),--cxx_headers)
+SOURCES = $(or $(PROJECTS),--cxx_headers)
 
 demo: $(VENV)/.installed  ## C++ projects to a model: corpus, tokenizer, train, evaluate, generate, page
 	$(CPPLM) corpus build $(SOURCES) --out $(DEMO)/corpus
-	$(CPPLM) tokenizer train --data_dir $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size $(VOCAB)
-	$(CPPLM) train --config recipes/demo.toml --data_dir $(DEMO)/corpus --tokenizer $(DEMO)/tokenizer.json --out $(DEMO)/run --max_minutes $(MINUTES)
-	$(CPPLM) evaluate --run $(DEMO)/run --data_dir $(DEMO)/corpus
-	$(CPPLM) generate --run $(DEMO)/run --examples --max_new_tokens 80 --save
+	$(CPPLM) tokenizer train $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size $(VOCAB)
+	$(CPPLM) train $(DEMO)/corpus --config recipes/demo.toml --tokenizer $(DEMO)/tokenizer.json --out $(DEMO)/run --max_minutes $(MINUTES)
+	$(CPPLM) evaluate $(DEMO)/run --data_dir $(DEMO)/corpus
+	$(CPPLM) generate $(DEMO)/run --examples --max_new_tokens 80 --save
 	$(CPPLM) runs page $(DEMO)/run
-	@echo 'Chat and complete C++ in a browser or an editor: $(CPPLM) serve --run $(DEMO)/run'
+	@echo 'Chat and complete C++ in a browser or an editor: $(CPPLM) serve $(DEMO)/run'
 
 clean-demo:  ## forget the demo and start over
 	@test ! -e $(DEMO) || test -d $(DEMO)/corpus || \

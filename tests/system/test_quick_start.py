@@ -37,7 +37,7 @@ def test_make_demo_runs_the_commands_of_the_readme() -> None:
     *commands, last = made
     assert [line.removesuffix(" --save") for line in commands] == readme_commands()
     assert last.startswith("echo ")  # how to go on
-    assert "cpplm serve --run runs/demo/run" in last
+    assert "cpplm serve runs/demo/run" in last
 
 
 def test_the_demos_model_learns_to_fill_in() -> None:

@@ -192,4 +192,10 @@ COMMANDS: dict[str, Command] = {
         "what was found on this machine, what is missing and how to mend it",
         "doctor",
     ),
+    "completion": Command(
+        "cli.completion:completion",
+        "cli.completion:CompletionSettings",
+        "a script with which a shell completes commands and flags",
+        "completion bash",
+    ),
 }

@@ -203,11 +203,11 @@ _OWN_RULE = object()
 """Marks a class that tyro's own rule shall read."""
 
 
-def tyro_registry(*, positionals: bool = True) -> ConstructorRegistry:
+def tyro_registry(*, completion: bool = False) -> ConstructorRegistry:
     """How tyro reads settings classes: what `Argument` says, and no hint where a default is empty or off.
 
     Args:
-        positionals: False where they shall have flags only.
+        completion: for a shell's completion: every setting has its flag, and one sentence of help.
     """
 
     def described(field: StructFieldSpec) -> StructFieldSpec:
@@ -219,8 +219,12 @@ def tyro_registry(*, positionals: bool = True) -> ConstructorRegistry:
         argument = _argument(field.type)
         if argument is not None:
             extras.append(tyro.conf.arg(metavar=argument.metavar))
-            if argument.positional and positionals:
+            if argument.positional and not completion:
                 extras.append(tyro.conf.Positional)
+        if completion:
+            text = field.helptext() if callable(field.helptext) else field.helptext
+            sentence = re.split(r"[.:;]\s", " ".join((text or "").split()))[0].rstrip(".")
+            extras.append(tyro.conf.arg(help=sentence, help_behavior_hint=""))
         return dataclasses.replace(field, type=Annotated[(field.type, *extras)] if extras else field.type)  # type: ignore[arg-type]
 
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:

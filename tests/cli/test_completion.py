@@ -1,0 +1,81 @@
+"""The scripts of `cpplm completion`, asked as a shell asks them."""
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cpplm.cli.commands import COMMANDS
+from cpplm.cli.completion import CompletionSettings, completion
+from cpplm.core.settings import flags
+from tests.commands import settings_class
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("completion") / "cpplm.bash"
+    path.write_text(completion(CompletionSettings("bash")).text)
+    return path
+
+
+def offers(script: Path, *words: str) -> list[str]:
+    """What bash offers for the last word."""
+    ask = (
+        f"source {script}; COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _cpplm; "
+        'for offer in "${COMPREPLY[@]}"; do echo "$offer"; done'
+    )
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, cwd=script.parent)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("cpplm cor", ["corpus"]),
+        ("cpplm evaluate likel", ["likelihood"]),
+        ("cpplm train --dep", ["--depth"]),
+        ("cpplm train corpus --config x --dep", ["--depth"]),
+        ("cpplm evaluate --data", ["--data_dir"]),  # of the command that is also a group
+        ("cpplm evaluate cpp --num_s", ["--num_samples"]),
+        ("cpplm generate run --run", ["--run"]),
+        ("cpplm doctor --js", ["--json"]),
+        ("cpplm generate run --draft lo", ["lookup"]),
+        ("cpplm generate ru", []),  # bash then completes the names of files
+        ("cpplm generate --run cpplm.ba", []),
+        ("cpplm train ''", []),
+    ],
+)
+def test_bash_offers_commands_flags_and_choices(words: str, offered: list[str], bash_script: Path) -> None:
+    assert offers(bash_script, *shlex.split(words)) == offered
+
+
+def test_bash_offers_every_command_and_flag(bash_script: Path) -> None:
+    groups = {name.partition(" ")[0] for name in COMMANDS}
+    assert set(offers(bash_script, "cpplm", "")) == groups
+    assert set(offers(bash_script, "cpplm", "corpus", "")) == {"build", "inspect", "check", "export"}
+    for name in ("train", "corpus check"):
+        known = {*flags(settings_class(name)), "config", "json", "help"}
+        assert set(offers(bash_script, "cpplm", *name.split(), "--")) == {f"--{flag}" for flag in known}
+
+
+def test_bash_completes_files_where_nothing_is_offered(bash_script: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"source {bash_script}; complete -p cpplm"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "complete -o default -F _cpplm cpplm\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_sound(shell: str, tmp_path: Path) -> None:
+    script = completion(CompletionSettings(shell)).text  # type: ignore[arg-type]
+    assert "corpus" in script
+    # fish hands most of it over as one argument of a process, of which Linux allows 131,072 bytes.
+    assert len(script.encode()) < 131_072
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this system")
+    path = tmp_path / "script"
+    path.write_text(script)
+    subprocess.run([shell, "-n", path], check=True)
