@@ -93,7 +93,7 @@ def test_holes_filled_by_a_hugging_face_model(hf_dir: Path, tmp_path: Path, comm
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["bpb", "--data_dir", "x"], ["no model was named", "--run, --hf_dir and --url"]),
+        (["bpb", "--data_dir", "x"], ["no model was named", "a RUN, or one of --hf_dir and --url"]),
         (["bpb", "--run", "a", "--hf_dir", "b", "--data_dir", "x"], ["exclude each other"]),
         (["cpp", "--hf_dir", "no/such"], ["no/such", "no config.json"]),
         (["cpp", "--url", "http://127.0.0.1:9/v1", "--model_name", "x"], ["does not answer"]),

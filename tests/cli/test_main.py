@@ -242,6 +242,7 @@ def test_the_longest_command_name_wins() -> None:
     assert find_command(["evaluate", "bpb", "--x"]) == ("evaluate bpb", ["--x"])
     assert find_command(["evaluate", "--x"]) == ("evaluate", ["--x"])
     assert find_command(["evaluate"]) == ("evaluate", [])
+    assert find_command(["evaluate", "runs/a", "--x"]) == ("evaluate", ["runs/a", "--x"])
     with pytest.raises(UserError):
         find_command(["eval"])
 

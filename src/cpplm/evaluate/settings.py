@@ -48,7 +48,7 @@ class EvaluatedModel:
         given = [name for name in ("run", "hf_dir", "url") if getattr(self, name) not in ("", None)]
         if len(given) != 1:
             what = "no model was named" if not given else f"--{' and --'.join(given)} exclude each other"
-            raise UserError(what, fix="Give one of --run, --hf_dir and --url.")
+            raise UserError(what, fix="Give a RUN, or one of --hf_dir and --url.")
         for owner, names in _ONLY_FOR.items():
             self._refuse_unused(names, given != [owner], f"only means something with --{owner}")
         self._refuse_unused(_NOT_FOR_URL, given == ["url"], "is the server's affair")
