@@ -12,6 +12,7 @@ from cpplm.cli.commands import COMMANDS
 
 # Values without which a class refuses to be built; every other required field gets a value by its type.
 NEEDED: dict[str, dict[str, Any]] = {
+    "CompletionSettings": {"shell": "bash"},
     "CorpusSettings": {"projects": (Path("a"), Path("b c"))},
     "EvaluatedModel": {"run": "some/run"},
     "ExportSettings": {"to": "some.jsonl"},
