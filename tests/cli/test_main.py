@@ -22,6 +22,7 @@ from cpplm.cli.main import find_command, main
 from cpplm.core.errors import UserError
 from cpplm.core.settings import flags, from_command_line
 from tests.commands import assert_one_line_error, cpplm, settings_class
+from tests.train.test_history import session, steps, write_log
 
 CommandLine = Callable[..., tuple[int, str, str]]
 PROGRAM = [sys.executable, "-m", "cpplm.cli.main"]
@@ -86,6 +87,74 @@ def test_the_help_of_a_command_imports_no_machine_learning(command: str) -> None
 
 def test_neither_does_a_wrong_flag() -> None:
     assert not modules_after("generate", "--run", "x", "--temperature", "-1") & {"torch", "safetensors"}
+
+
+# What each command that reads a path is asked for, with one that is not there.
+MISTYPED = {
+    "corpus build": ["--projects", "nowhere", "--out", "out"],
+    "corpus inspect": ["nowhere"],
+    "corpus check": ["nowhere"],
+    "corpus export": ["nowhere", "--to", "out.jsonl"],
+    "tokenizer train": ["--data_dir", "nowhere", "--out", "out.json"],
+    "tokenizer evaluate": ["--tokenizer", "nowhere.json", "--data_dir", "nowhere"],
+    "tokenizer show": ["--tokenizer", "nowhere.json", "--file", "nowhere.cpp"],
+    "tokenizer export": ["--tokenizer", "nowhere.json", "--out", "out"],
+    "train": ["--data_dir", "nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
+    "evaluate": ["--run", "nowhere", "--data_dir", "nowhere"],
+    "evaluate bpb": ["--hf_dir", "nowhere", "--data_dir", "nowhere"],
+    "evaluate likelihood": ["--run", "nowhere"],
+    "evaluate fim": ["--run", "nowhere"],
+    "evaluate cpp": ["--run", "nowhere"],
+    "evaluate self_test": ["--problems", "nowhere.jsonl"],
+    "generate": ["--run", "nowhere", "--prompt", "int"],
+    "chat": ["--run", "nowhere", "--prompt", "int"],
+    "export": ["--run", "nowhere", "--out", "out"],
+    "serve": ["--run", "nowhere"],
+    "runs page": ["nowhere"],
+    "runs compare": ["nowhere", "elsewhere"],
+    "runs list": ["nowhere"],
+    "checkpoints list": ["nowhere"],
+    "checkpoints verify": ["nowhere"],
+    "checkpoints import": ["nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
+}  # fmt: skip
+WITHOUT_PATHS = {"doctor", "tpu bench", "tpu check"}
+ONE_BY_ONE = """
+import json, sys
+from cpplm.cli.main import main
+for command, arguments in json.loads(sys.argv[1]).items():
+    sys.argv[1:] = [*command.split(), *arguments]
+    try:
+        main()
+    except SystemExit as stop:
+        heavy = {"torch", "jax", "safetensors", "transformers"} & sys.modules.keys()
+        print(command, stop.code, *sorted(heavy), sep="|", flush=True)
+"""
+
+
+def test_a_mistyped_path_is_answered_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    assert MISTYPED.keys() | WITHOUT_PATHS == COMMANDS.keys()
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, json.dumps(MISTYPED)],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [f"{command}|2" for command in MISTYPED]
+    answers = done.stderr.splitlines()
+    assert len(answers) == len(MISTYPED)
+    assert all("nowhere" in answer for answer in answers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lists_and_pages_need_nothing_heavy(tmp_path: Path) -> None:
+    run = write_log(tmp_path / "run", [session(0, 0), *steps(0, 1, 4)])
+    other = write_log(tmp_path / "other", [session(0, 0), *steps(0, 1, 4)])
+    commands = {
+        "runs list": [str(tmp_path)],
+        "runs page": [str(run)],
+        "runs compare": [str(run), str(other)],
+        "checkpoints list": [str(run)],
+    }
+    for command, arguments in commands.items():
+        assert not modules_after(*command.split(), *arguments) & {"torch", "safetensors"}
 
 
 def test_the_help_of_a_group_lists_its_commands(command_line: CommandLine) -> None:

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument, flags, from_command_line, from_dict, recipe_arguments, to_dict
+from cpplm.core.settings import (
+    Argument,
+    flags,
+    flatten,
+    from_command_line,
+    from_dict,
+    recipe_arguments,
+    to_dict,
+)
 from tests.commands import all_settings_classes, example
 
 
@@ -338,3 +346,29 @@ def test_the_recipes_of_the_repository_are_valid() -> None:
     for recipe in recipes:
         needed = ["--data_dir", "d", "--tokenizer", "t", "--out", "o"]
         from_command_line(train, needed, program="cpplm train", description="", recipe=recipe)
+
+
+KEYS = st.text("abc_", min_size=1, max_size=3)
+NESTED = st.recursive(
+    st.dictionaries(KEYS, st.none() | st.integers() | st.lists(st.integers()) | st.just({})),
+    lambda inner: st.dictionaries(KEYS, inner | st.integers()),
+)
+
+
+def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
+    """What `flatten` was given."""
+    values: dict[str, Any] = {}
+    for name, value in flat.items():
+        *groups, last = name.split(".")
+        here = values
+        for group in groups:
+            here = here.setdefault(group, {})
+        here[last] = value
+    return values
+
+
+@given(NESTED)
+def test_flattening_loses_no_value(values: dict[str, Any]) -> None:
+    flat = flatten(values)
+    assert unflatten(flat) == values
+    assert not any(isinstance(value, dict) and value for value in flat.values())

@@ -1,6 +1,7 @@
 """The folder: complete, readable by `transformers`, whole or not there at all."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -16,12 +17,13 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, GenerationConfig
 from cpplm.core.errors import UserError
 from cpplm.core.runlog import RunLog
 from cpplm.core.storage import Storage
+from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.export.custom import SOURCES, custom_weights
 from cpplm.export.hf import export_to_hf
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.conversations import render_for_completion
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.checkpoint import Checkpoint, open_run
 from tests.export.models import (
     CONFIGS,
     CONTEXT,
@@ -92,6 +94,25 @@ def test_files(folder: Path, ours: Transformer, tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "What is 2 << 3?"}]
     prompt = exported.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert prompt == render_for_completion(tokenizer, {"messages": messages})
+
+
+def test_files_follow_the_umask(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        export_to_hf(checkpoint, tmp_path / "hf", max_file_bytes=10_000)
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "hf").iterdir()}
+    assert modes == dict.fromkeys(modes, "0o640")
+    assert "model.safetensors.index.json" in modes
+
+
+def test_an_export_is_no_run(folder: Path) -> None:
+    """Each command names the other way."""
+    with pytest.raises(UserError, match=r"not a run with checkpoints.*evaluate --hf_dir"):
+        open_run(folder)
+    with pytest.raises(UserError, match="Evaluate the run that it was exported from"):
+        HfModel.load(folder)
 
 
 def test_the_recipe_of_the_model_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from cpplm.core.runlog import read_run_log
 from cpplm.train.checkpoint import open_run
+from cpplm.train.weights import load_tensors
 from tests.train.records import assert_same_records
 
 STEPS = 40
@@ -110,8 +111,8 @@ def test_killed_runs_have_the_losses_of_one_left_alone(
     assert len(steps(alone)) == STEPS
     assert dict(steps(killed)) == dict(steps(alone))
     for name in ("model.safetensors", "optimizer.safetensors"):
-        theirs = open_run(alone).tensors(name)
-        for key, tensor in open_run(killed).tensors(name).items():
+        theirs = load_tensors(open_run(alone), name)
+        for key, tensor in load_tensors(open_run(killed), name).items():
             assert torch.equal(tensor, theirs[key]), key
 
 
@@ -154,8 +155,8 @@ def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path
             finish(start(corpus, tokenizer_path, run, *flags[:-1], "8"))
         assert_same_records(together, alone, rel=2e-4)
     for name in ("model.safetensors", "optimizer.safetensors"):
-        theirs = open_run(alone).tensors(name)
-        for key, tensor in open_run(together).tensors(name).items():
+        theirs = load_tensors(open_run(alone), name)
+        for key, tensor in load_tensors(open_run(together), name).items():
             # A lost or misplaced part would make more than half of it. The gradients of a few scalars cancel,
             # and depend on the order of sums.
             if tensor.numel() > 8:

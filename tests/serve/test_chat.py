@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.tools.box import ToolLimits
+from cpplm.generate.settings import ToolLimits
 from cpplm.generate.tools.calls import parse_call
 from cpplm.serve.answering import Call
 from cpplm.serve.asked import FunctionTool, Message

@@ -21,8 +21,7 @@ import pytest
 import torch
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.settings import SamplingSettings
-from cpplm.generate.tools.box import ToolLimits
+from cpplm.generate.settings import SamplingSettings, ToolLimits
 from cpplm.serve.server import allow_connections
 from cpplm.serve.settings import BatchSettings, NetworkSettings, RequestSettings
 from cpplm.serve.streams import EventStream

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.train.checkpoint import open_run
+from cpplm.train.weights import load_tensors
 
 SMALL = ["--depth", "1", "--head_dim", "16", "--max_seq_len", "64", "--device_batch_size", "2",
          "--total_batch_size", "128", "--engram_table_size", "100", "--no_compile",
@@ -78,7 +79,7 @@ def test_disk_fills_up_during_a_save(tmp_path: Path, corpus: Path, tokenizer_pat
     done = train(out, corpus, tokenizer_path, "--num_iterations", 4, limit_file_size=50_000)
     refuse(done, "cannot write", "model.safetensors", "Free some space")
     assert open_run(out).step == 2
-    open_run(out).tensors("model.safetensors")
+    load_tensors(open_run(out), "model.safetensors")
     assert train(out, corpus, tokenizer_path, "--num_iterations", 4).returncode == 0
     assert open_run(out).step == 4
 

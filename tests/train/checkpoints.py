@@ -8,6 +8,7 @@ from torch import Tensor
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint import Checkpoint, committed_steps, open_checkpoint
 from cpplm.train.saving import write_checkpoint
+from cpplm.train.weights import load_tensors
 
 FILES = {"config.json": b"{}\n", "state.json": b'{"step": 1}\n'}
 
@@ -26,8 +27,8 @@ def save(storage: Storage, *steps: int) -> None:
 def assert_whole(checkpoint: Checkpoint) -> None:
     """Every file is as saved, and it is of this step."""
     checkpoint.verify()
-    assert checkpoint.tensors("model.safetensors")["w"][0] == 1000 * checkpoint.step
-    assert checkpoint.tensors("optimizer.safetensors")["w/step"] == checkpoint.step
+    assert load_tensors(checkpoint, "model.safetensors")["w"][0] == 1000 * checkpoint.step
+    assert load_tensors(checkpoint, "optimizer.safetensors")["w/step"] == checkpoint.step
 
 
 def assert_all_whole(storage: Storage) -> None:

@@ -14,6 +14,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage, sha256
 from cpplm.train.checkpoint import DamagedError, committed_steps, open_checkpoint, open_run
 from cpplm.train.saving import write_checkpoint
+from cpplm.train.weights import load_tensors
 from tests.train.checkpoints import FILES, assert_whole, save, tensors
 
 
@@ -167,7 +168,7 @@ def test_the_first_format_is_still_read(storage: Storage) -> None:
     storage.write_json("step_000003/manifest.json", {"version": 1, "step": 3, "files": entries})
     checkpoint = open_checkpoint(storage)
     checkpoint.verify()
-    assert torch.equal(checkpoint.tensors("model.safetensors")["w"], torch.arange(3.0))
+    assert torch.equal(load_tensors(checkpoint, "model.safetensors")["w"], torch.arange(3.0))
     storage.write("step_000003/state.json", b"{ \n")
     with pytest.raises(DamagedError, match=r"state\.json"):
         checkpoint.verify()

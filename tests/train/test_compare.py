@@ -58,9 +58,9 @@ def test_the_page_of_real_runs_shows_what_differs(
     found = compare(histories)
     defaults = Rates()
     assert found.differences == {
-        "matrix_lr": [0.5, 0.25],
-        "embedding_lr": [5.0, defaults.embedding_lr],
-        "unembedding_lr": [0.2, defaults.unembedding_lr],
+        "rates.matrix_lr": [0.5, 0.25],
+        "rates.embedding_lr": [5.0, defaults.embedding_lr],
+        "rates.unembedding_lr": [0.2, defaults.unembedding_lr],
         "save_every": [-1, 4],
     }
     write_comparison(histories, found, tmp_path / "new" / "page.html")
@@ -70,7 +70,7 @@ def test_the_page_of_real_runs_shows_what_differs(
             (tmp_path.name, 0),
             ("other", 1),
         ]
-    assert "<code>matrix_lr</code></td><td>0.5</td><td>0.25</td>" in html
+    assert "<code>rates.matrix_lr</code></td><td>0.5</td><td>0.25</td>" in html
 
 
 @pytest.mark.slow

@@ -135,4 +135,4 @@ class Outer:
 
 
 def test_defaults_are_those_of_the_class_as_the_log_writes_them() -> None:
-    assert defaults(Outer) == {"plain": 3, "size": [1, 2]}
+    assert defaults(Outer) == {"plain": 3, "inner.size": [1, 2]}

@@ -12,6 +12,7 @@ from cpplm.core.errors import UserError
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint import Checkpoint, Stage, open_run
 from cpplm.train.importing import import_nanochat
+from cpplm.train.weights import load_model, load_tensors
 from tests.texts import cpp_document, make_tokenizer
 from tests.train import nanochat_reference as nanochat
 
@@ -35,7 +36,7 @@ def write(folder: Path, state: dict[str, Any], record: dict[str, Any], step: int
 
 
 def logits(checkpoint: Checkpoint, ids: torch.Tensor) -> torch.Tensor:
-    model = checkpoint.model(device=torch.device("cpu"), compute_dtype=torch.float32)
+    model = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32)
     with torch.no_grad():
         return model(ids)
 
@@ -56,7 +57,9 @@ def test_logits_agree(tmp_path: Path, tokenizer: Tokenizer, newer: bool, dtype: 
     expected = nanochat.logits(state, RECORD, ids(RECORD), newer=newer)
     torch.testing.assert_close(logits(imported, ids(RECORD)), expected, atol=1e-4, rtol=0)
     assert expected.std() > 1  # and are no handful of zeros
-    assert all(tensor.dtype == torch.float32 for tensor in imported.tensors("model.safetensors").values())
+    assert all(
+        tensor.dtype == torch.float32 for tensor in load_tensors(imported, "model.safetensors").values()
+    )
     assert open_run(tmp_path / "ours").tokenizer().hash == tokenizer.hash
     assert imported.json("imported.json")["meta"]["val_bpb"] == 0.8
 

@@ -103,10 +103,19 @@ def test_page_of_a_real_run(settings: TrainSettings) -> None:
     assert cells[:6] == ["2", half, '75.0 <span class="soft">±25.0</span>', half, half, half]
     assert "not valid" in evaluation
     chosen, _, others = html.partition("The other settings")
-    assert '<code>matrix_lr</code></td><td>0.5</td><td class="soft">default 0.02' in chosen
-    assert "<code>warmdown_ratio</code>" not in chosen
-    assert "<code>warmdown_ratio</code></td><td>0.4" in others
+    assert '<code>rates.matrix_lr</code></td><td>0.5</td><td class="soft">default 0.02' in chosen
+    assert "warmdown_ratio</code>" not in chosen
+    assert "<code>schedule.warmdown_ratio</code></td><td>0.4" in others
     assert re.search(r"<td>finished</td>|>finished<", html)
+
+
+def test_shapes_of_parts_of_the_model_stand_beside_its_own(tmp_path: Path) -> None:
+    config = {"num_heads": 4, "engram": {"num_heads": 8, "orders": [2, 3]}, "mtp": None}
+    html = write_page(write_log(tmp_path, [session(0, 0, config=config)])).read_text()
+    model = html.partition("<h2>Model</h2>")[2]
+    rows = dict(re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", model))
+    shown = {"num_heads": "4", "engram.num_heads": "8", "engram.orders": "[2, 3]", "mtp": "None"}
+    assert shown.items() <= rows.items()
 
 
 def test_sessions_and_samples_over_time(tmp_path: Path) -> None:

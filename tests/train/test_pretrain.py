@@ -23,6 +23,7 @@ from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_learner import TorchLearner
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
+from cpplm.train.weights import load_model, load_tensors
 from cpplm.train.world import World
 from tests.conftest import SMALL_TABLES, write_corpus
 
@@ -41,7 +42,7 @@ class StopAt(Callback):
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return open_run(run).tensors("model.safetensors")
+    return load_tensors(open_run(run), "model.safetensors")
 
 
 def assert_same_weights(a: Path, b: Path) -> None:
@@ -110,7 +111,7 @@ def test_every_feature_trains(settings: TrainSettings) -> None:
     for part in ("loss", "multi_token_loss"):
         assert steps[-1][part] < 0.9 * steps[0][part]
     assert all(record["indexer_loss"] > 0 for record in steps)
-    model = open_run(settings.out).model(device=torch.device("cpu"), compute_dtype=torch.float32)
+    model = load_model(open_run(settings.out), device=torch.device("cpu"), compute_dtype=torch.float32)
     memory = model.blocks[1].engram
     assert memory.table.weight.any()
     assert not torch.equal(memory.canonical_V, torch.arange(memory.canonical_V.numel()))  # the tokenizer's

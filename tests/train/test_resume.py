@@ -16,6 +16,7 @@ from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.resume import choose_checkpoint, find_checkpoint
 from cpplm.train.saving import write_checkpoint
 from cpplm.train.settings import TrainSettings
+from cpplm.train.weights import load_tensors
 from tests.conftest import SMALL_TABLES
 from tests.object_store import object_store
 from tests.train.checkpoints import assert_whole, files_below, tensors
@@ -174,8 +175,8 @@ def test_a_run_moves_to_another_machine_through_the_bucket(
     records = read_run_log(moved.out / "log.jsonl")
     assert [r["step"] for r in records if r["event"] == "step"] == [3, 4]
     assert [r["step"] for r in records if r["event"] == "checkpoint"] == [3, 4]
-    there = open_run(moved.out).tensors("model.safetensors")
+    there = load_tensors(open_run(moved.out), "model.safetensors")
     assert all(
         torch.equal(there[name], value)
-        for name, value in open_run(stays.out).tensors("model.safetensors").items()
+        for name, value in load_tensors(open_run(stays.out), "model.safetensors").items()
     )

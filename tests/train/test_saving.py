@@ -19,6 +19,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint import Checkpoint, DamagedError, committed_steps, open_checkpoint
 from cpplm.train.saving import KeepRules, Share, copy_checkpoint, count_files, prune, write_checkpoint
+from cpplm.train.weights import load_tensors
 from tests.object_store import object_store
 from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, files_below, save, tensors
 
@@ -46,7 +47,10 @@ def test_every_dtype_and_shape_as_the_library_reads_it(storage: Storage) -> None
     given_tensors['ä " \\ name'] = torch.arange(3.0)
     write_checkpoint(storage, 1, {"model.safetensors": given_tensors}, {})
     path = Path(storage.location, "step_000001", "model.safetensors")
-    for read in (open_checkpoint(storage).tensors("model.safetensors"), safetensors.torch.load_file(path)):
+    for read in (
+        load_tensors(open_checkpoint(storage), "model.safetensors"),
+        safetensors.torch.load_file(path),
+    ):
         assert set(read) == set(given_tensors)
         for name, tensor in given_tensors.items():
             assert read[name].dtype == tensor.dtype
@@ -56,7 +60,7 @@ def test_every_dtype_and_shape_as_the_library_reads_it(storage: Storage) -> None
 
 def test_no_tensors_at_all(storage: Storage) -> None:
     write_checkpoint(storage, 1, {"optimizer.safetensors": {}}, {})
-    assert open_checkpoint(storage).tensors("optimizer.safetensors") == {}
+    assert load_tensors(open_checkpoint(storage), "optimizer.safetensors") == {}
 
 
 @given(sizes=st.lists(st.integers(0, 40), max_size=12), most=st.integers(1, 50))
@@ -64,7 +68,7 @@ def test_split_files_hold_all_tensors_and_stay_small(sizes: list[int], most: int
     storage = Storage("memory://")
     whole = {f"t{index}": torch.full((size,), index, dtype=torch.uint8) for index, size in enumerate(sizes)}
     checkpoint = write_checkpoint(storage, 1, {"model.safetensors": whole}, FILES, max_file_bytes=most)
-    read = checkpoint.tensors("model.safetensors")
+    read = load_tensors(checkpoint, "model.safetensors")
     assert set(read) == set(whole)
     assert all(torch.equal(read[name], tensor) for name, tensor in whole.items())
     parts = [name for name in checkpoint.files if name.endswith(".safetensors")]
@@ -259,7 +263,7 @@ def test_shares_are_one_checkpoint(sizes: list[list[int]]) -> None:
     checkpoint = open_checkpoint(storage)
     assert first.result() == checkpoint
     assert all(future.result().files.items() <= checkpoint.files.items() for future in others)
-    read = checkpoint.tensors("model.safetensors")
+    read = load_tensors(checkpoint, "model.safetensors")
     assert read.keys() == {name for share in shares for name in share}
     assert all(torch.equal(read[name], tensor) for share in shares for name, tensor in share.items())
     parts = sorted(name for name in checkpoint.files if name.endswith(".safetensors"))

@@ -17,6 +17,7 @@ from cpplm.train import saving
 from cpplm.train import writer as writer_module
 from cpplm.train.checkpoint import committed_steps, open_checkpoint
 from cpplm.train.saving import KeepRules, Share
+from cpplm.train.weights import load_tensors
 from cpplm.train.writer import CheckpointWriter
 from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, files_below, tensors
 from tests.train.killing import start_saving
@@ -59,7 +60,7 @@ def test_what_changes_after_save_is_not_saved(storage: Storage, monkeypatch: pyt
             slow.gate.set()
             writer.wait()
     for step in (1, 2):
-        saved = open_checkpoint(storage, step).tensors("model.safetensors")["w"]
+        saved = load_tensors(open_checkpoint(storage, step), "model.safetensors")["w"]
         assert torch.equal(saved, torch.arange(6.0) + 100 * (step - 1))
 
 
@@ -89,7 +90,7 @@ def test_tensors_may_come_and_go_and_change_their_shape(storage: Storage) -> Non
         for step, shape in enumerate([(2,), (3,), (3,)], start=1):
             writer.save(step, {"model.safetensors": {f"w{step % 2}": torch.full(shape, step)}}, FILES)
     for step, size in enumerate([2, 3, 3], start=1):
-        saved = open_checkpoint(storage, step).tensors("model.safetensors")
+        saved = load_tensors(open_checkpoint(storage, step), "model.safetensors")
         assert list(saved) == [f"w{step % 2}"]
         assert saved[f"w{step % 2}"].tolist() == [step] * size
 
@@ -197,7 +198,7 @@ def test_what_several_could_not_save_is_gone_with_the_next_save(
     assert {name.split("/")[0] for name in storage.names()} == {"step_000002", "step_000003"}
     found = open_checkpoint(storage)
     assert len(storage.names("step_000003")) == len(found.files) + 1
-    assert {name: value.tolist() for name, value in found.tensors("model.safetensors").items()} == {
+    assert {name: value.tolist() for name, value in load_tensors(found, "model.safetensors").items()} == {
         f"w{n}": [3] * 4 for n in range(3)
     }
     events = [name for name, _ in writers[0].events()]

@@ -1,19 +1,17 @@
-"""`cpplm checkpoints list|verify|import`."""
+"""`cpplm checkpoints list|verify`, which need no torch."""
 
 from __future__ import annotations
 
 from cpplm.cli.report import Report
-from cpplm.cli.settings import CheckpointListSettings, ImportSettings, VerifySettings
+from cpplm.cli.settings import CheckpointListSettings, VerifySettings
 from cpplm.core.errors import UserError
 from cpplm.core.wording import counted
-from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint import (
     Checkpoint,
     checkpoint_storage,
     committed_steps,
     open_checkpoint,
 )
-from cpplm.train.importing import import_nanochat
 
 
 def list_checkpoints(settings: CheckpointListSettings) -> Report:
@@ -56,16 +54,4 @@ def verify(settings: VerifySettings) -> Report:
     return Report(
         f"{counted(len(sound), 'checkpoint')}, {size / 1e6:,.1f} MB: every file is as it was saved",
         {"location": storage.location, "steps": [checkpoint.step for checkpoint in sound], "bytes": size},
-    )
-
-
-def import_checkpoint(settings: ImportSettings) -> Report:
-    """Turn a checkpoint of nanochat into ours."""
-    step = None if settings.step < 0 else settings.step
-    stage = None if settings.stage == "auto" else settings.stage
-    tokenizer = Tokenizer.load(settings.tokenizer)
-    imported = import_nanochat(settings.source, settings.out, tokenizer, step, stage)
-    return Report(
-        f"step {imported.step}, {imported.stage} model: {imported.size / 1e6:,.1f} MB in {imported.path()}",
-        {"step": imported.step, "stage": imported.stage, "path": imported.path(), "bytes": imported.size},
     )

@@ -169,7 +169,7 @@ COMMANDS: dict[str, Command] = {
         "checkpoints verify runs/demo/run",
     ),
     "checkpoints import": Command(
-        "cli.checkpoints:import_checkpoint",
+        "cli.importing:import_checkpoint",
         "cli.settings:ImportSettings",
         "a model trained by nanochat",
         "checkpoints import nanochat/base_checkpoints/d12 --tokenizer tokenizer.json --out runs/imported",

@@ -118,6 +118,7 @@ def run(arguments: list[str]) -> None:
         description=_description(name),
         recipe=given.config,
     )
+    settings_module.check_paths(settings)
     command: Callable[[Any], Report] = _imported(name, COMMANDS[name].function)
     report = command(settings)
     if report.text:

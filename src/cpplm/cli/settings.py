@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, group, short
-from cpplm.generate.settings import ModelSource, SamplingSettings
-from cpplm.generate.tools.box import ToolLimits
+from cpplm.core.storage import require_path
+from cpplm.generate.settings import ModelSource, SamplingSettings, ToolLimits
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint import check_run
 
 CURSOR = "<|cursor|>"
 """Where `cpplm generate --fim` writes, in a text on standard input."""
@@ -100,6 +102,11 @@ class ChatSettings:
         if self.unsafe and self.tools is None:
             raise UserError("--unsafe is about programs that tools run", fix="Add --tools, or leave it out.")
 
+    def check_paths(self) -> None:
+        """Refuse a project that is not there."""
+        if self.tools is not None:
+            require_path(self.tools)
+
 
 @dataclass(frozen=True)
 class ModelExportSettings:
@@ -128,6 +135,10 @@ class ModelExportSettings:
         if self.step < -1:
             raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
 
+    def check_paths(self) -> None:
+        """Refuse a run that is not there."""
+        check_run(self.run, None if self.step < 0 else self.step)
+
 
 @dataclass(frozen=True)
 class RunPageSettings:
@@ -135,6 +146,9 @@ class RunPageSettings:
 
     run: Annotated[str, Argument("RUN", positional=True)]
     """Run folder of `cpplm train`."""
+    out: Path | None = None
+    """Write the page to this file (default: page.html in the run folder; where that cannot be written, the
+    present folder gets it)."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +201,11 @@ class ImportSettings:
     """Which of several (-1 = the newest)."""
     stage: Literal["auto", "base", "mid", "sft", "rl"] = "auto"
     """Stage of its training (auto = by the folder in which nanochat put it, base in any other)."""
+
+    def check_paths(self) -> None:
+        """Refuse a checkpoint or a tokenizer that is not there."""
+        require_path(self.source)
+        Tokenizer.load(self.tokenizer)
 
 
 @dataclass(frozen=True)

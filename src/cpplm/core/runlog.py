@@ -50,6 +50,20 @@ def read_run_log(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def run_folder(run: str | Path) -> Path:
+    """The local folder of a run, for its log and page.
+
+    Raises:
+        UserError: it is not a run folder.
+    """
+    path = Path(run).expanduser()
+    if not (path / LOG).exists():
+        raise UserError(
+            f"{path} is not the folder of a run (no {LOG})", fix="Name the --out of 'cpplm train'."
+        )
+    return path
+
+
 class RunLog:
     """Appends records `{"event": ..., "time": ..., **values}` to a JSON Lines file.
 

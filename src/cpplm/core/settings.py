@@ -16,7 +16,7 @@ import re
 import sys
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -80,6 +80,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, by names with dots: `{"engram": {"num_heads": 8}}` as `engram.num_heads`.
+
+    Nothing else is opened, empty dictionaries included. Keys without dots give every value a name of its own.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, dict) and value
+        flat |= flatten(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return flat
 
 
 def from_dict(cls: type[T], values: dict[str, Any], *, where: str) -> T:
@@ -339,6 +351,22 @@ class _Captured(io.StringIO):
 
     def isatty(self) -> bool:
         return self._shown_on.isatty()
+
+
+def check_paths(settings: Any) -> None:
+    """Call `check_paths` of the settings and of every nested group that has such a method.
+
+    It looks at the local paths that are read, without importing anything heavy, so that a mistyped one is
+    answered before the command itself is imported.
+
+    Raises:
+        UserError: something is not there.
+    """
+    if hasattr(settings, "check_paths"):
+        settings.check_paths()
+    for value in vars(settings).values():
+        if dataclasses.is_dataclass(value):
+            check_paths(value)
 
 
 def _refuse_urls(settings: Any) -> None:

@@ -37,6 +37,16 @@ def is_bucket(location: str | Path) -> bool:
     return "://" in str(location)
 
 
+def require_path(location: str | Path) -> None:
+    """Refuse a local path at which nothing is; a bucket is not looked at.
+
+    Raises:
+        UserError: no such folder or file.
+    """
+    if not is_bucket(location) and not Path(location).expanduser().exists():
+        raise UserError(f"no such folder or file: {location}", fix="Check the path.")
+
+
 class Storage:
     """Objects under `location`, addressed by relative names such as "checkpoints/step_000100/state.json"."""
 

@@ -8,7 +8,11 @@ from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
+from cpplm.core.storage import require_path
+from cpplm.evaluate.models.hf_folder import require_readable
+from cpplm.evaluate.problems import load_problems
 from cpplm.generate.settings import SamplingSettings
+from cpplm.train.checkpoint import check_run
 
 _ONLY_FOR = {
     "run": ("step",),
@@ -59,6 +63,13 @@ class EvaluatedModel:
         if not 0 < self.timeout < float("inf"):
             raise UserError(f"--timeout {self.timeout}", fix="Use a positive number of seconds.")
 
+    def check_paths(self) -> None:
+        """Refuse a model that is not there, or of a kind that is not read."""
+        if self.run:
+            check_run(self.run, None if self.step < 0 else self.step)
+        if self.hf_dir is not None:
+            require_readable(self.hf_dir)
+
     def _refuse_unused(self, names: tuple[str, ...], unused: bool, why: str) -> None:
         for name in names:
             if unused and getattr(self, name) != getattr(type(self), name):
@@ -90,6 +101,10 @@ class BpbSettings:
         if self.context_bytes < 0:
             raise UserError(f"--context_bytes {self.context_bytes} is negative", fix="Use 0 for none.")
 
+    def check_paths(self) -> None:
+        """Refuse data that are not there."""
+        require_path(self.data_dir)
+
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
@@ -97,6 +112,10 @@ class LikelihoodSettings:
 
     problems: str = "humaneval"
     """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
+
+    def check_paths(self) -> None:
+        """Refuse problems that are not there."""
+        load_problems(self.problems)
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,10 @@ class CppEvalSettings:
                 "--top_k and --top_p have no effect at --temperature 0",
                 fix="Set a temperature or leave them out.",
             )
+
+    def check_paths(self) -> None:
+        """Refuse problems that are not there."""
+        load_problems(self.problems)
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -202,6 +225,13 @@ class FimEvalSettings:
         if self.compile_files and not self.files:
             raise UserError("--compile_files has no effect without --files", fix="Name files or drop it.")
 
+    def check_paths(self) -> None:
+        """Refuse problems and files that are not there."""
+        if self.problems:
+            load_problems(self.problems)
+        if self.files:
+            require_path(self.files)
+
     @property
     def sampling(self) -> SamplingSettings:
         """How answers are drawn."""
@@ -224,6 +254,11 @@ class SelfTestSettings:
             raise UserError("no problems to judge the harness by", fix='Use "small" or "humaneval".')
         if self.workers < 0:
             raise UserError(f"--workers must not be negative, it is {self.workers}")
+
+    def check_paths(self) -> None:
+        """Refuse problems that are not there."""
+        for problems in self.problems:
+            load_problems(problems)
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,15 @@ FOLDER/config.json                     shape; names the architecture
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.export import custom, native
 from cpplm.export.card import model_card
@@ -31,8 +27,8 @@ from cpplm.model.config import ModelConfig
 from cpplm.tokenizer import export as tokenizer_export
 from cpplm.tokenizer.special import BOS, EOS, PAD, SPECIAL_IDS
 from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.weights import MAX_FILE_BYTES, load_model, safetensors_file, split_tensors
 
-MAX_FILE_BYTES = 5_000_000_000  # as `transformers` itself splits them
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FILES = {
@@ -85,7 +81,7 @@ def export_to_hf(
     """
     with whole_folder(out, overwrite=overwrite, known=_is_ours) as folder:
         config = checkpoint.config()
-        ours = checkpoint.model(device=torch.device("cpu"), compute_dtype=torch.float32).state_dict()
+        ours = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32).state_dict()
         lacking = native.lacking(config, ours)
         architecture = custom.ARCHITECTURE if lacking else native.ARCHITECTURE
         weights = (custom.custom_weights if lacking else native.native_weights)(config, ours)
@@ -99,10 +95,10 @@ def export_to_hf(
             bytes=sum(weight.nbytes for weight in weights.values()),
             parameters=sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
         )
-        _write_weights(folder, weights, max_file_bytes)
+        storage = Storage(folder)
+        _write_weights(storage, weights, max_file_bytes)
         tokenizer_export.export_hf(checkpoint.tokenizer(), folder)
         record = (custom.custom_config if lacking else native.native_config)(config)
-        storage = Storage(folder)
         storage.write_json("config.json", {**record, **_COMMON, "dtype": dtype})
         storage.write_json("generation_config.json", _TOKENS)
         for name, source in (custom.sources() if lacking else {}).items():
@@ -132,8 +128,8 @@ def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return (weight.to(dtype) if weight.is_floating_point() else weight).contiguous()
 
 
-def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_file_bytes: int) -> None:
-    parts = list(_parts(weights, max_file_bytes))
+def _write_weights(storage: Storage, weights: Mapping[str, Tensor], max_file_bytes: int) -> None:
+    parts = split_tensors(weights, max_file_bytes)
     names = [WEIGHTS]
     if len(parts) > 1:
         names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
@@ -141,22 +137,8 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_file_bytes: 
             "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
             "weight_map": {key: name for name, part in zip(names, parts, strict=True) for key in part},
         }
-        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        storage.write_json(INDEX, index)
     for name, part in zip(names, parts, strict=True):
-        try:
-            safetensors.torch.save_file(part, folder / name, metadata={"format": "pt"})
-        except safetensors.SafetensorError as error:
-            raise UserError(f"cannot write {folder / name}: {error}", fix="Free some space.") from error
-
-
-def _parts(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
-    """Weights in their order, as few parts as that allows."""
-    part: dict[str, Tensor] = {}
-    room = most
-    for name, weight in weights.items():
-        if part and weight.nbytes > room:
-            yield part
-            part, room = {}, most
-        part[name] = weight
-        room -= weight.nbytes
-    yield part
+        with storage.writing(name) as file:
+            for piece in safetensors_file(part, {"format": "pt"}):
+                file.write(piece)

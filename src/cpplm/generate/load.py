@@ -13,6 +13,7 @@ from cpplm.model.block import Block
 from cpplm.model.kernels.packed_linear import pack_linear_layers
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint import Checkpoint, open_run
+from cpplm.train.weights import load_model
 
 
 def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
@@ -23,7 +24,7 @@ def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
     """
     device = choose_device(source.device_type)
     checkpoint = open_run(source.run, None if source.step < 0 else source.step)
-    model = checkpoint.model(device=device, compute_dtype=choose_dtype(source.precision, device))
+    model = load_model(checkpoint, device=device, compute_dtype=choose_dtype(source.precision, device))
     prepare(model)
     return Engine(model, checkpoint.tokenizer()), checkpoint
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, short
+from cpplm.train.checkpoint import check_run
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class ModelSource:
     def __post_init__(self) -> None:
         if self.step < -1:
             raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
+
+    def check_paths(self) -> None:
+        """Refuse a run that is not there."""
+        check_run(self.run, None if self.step < 0 else self.step)
 
 
 @dataclass(frozen=True)
@@ -106,3 +111,20 @@ class Limits:
         for name, least in {"rows": 1, "tokens": 0, "chunk": 1, "kept_tokens": 0}.items():
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}, it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class ToolLimits:
+    """What the tools may use for one answer."""
+
+    tool_calls: int = 8
+    """Calls; what is called beyond these is told so."""
+    tool_seconds: float = 30.0
+    """Time of all calls together; a tool that takes longer is stopped."""
+    tool_characters: int = 2000
+    """Length of a result that the model gets to read; the rest is cut off."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"tool_calls": 0, "tool_seconds": 0.0, "tool_characters": 100}.items():
+            if not least <= getattr(self, name) < float("inf"):
+                raise UserError(f"--{name} {getattr(self, name)} must be at least {least}")

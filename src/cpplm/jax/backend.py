@@ -34,6 +34,7 @@ from cpplm.train.checkpoint import Checkpoint
 from cpplm.train.horizon import Horizon, relative_tokens
 from cpplm.train.learner import Learner
 from cpplm.train.settings import TrainSettings
+from cpplm.train.weights import load_tensors
 from cpplm.train.world import World
 
 
@@ -199,7 +200,7 @@ def _refuse_batch(settings: TrainSettings, shares: int) -> None:
 
 
 def _arrays(checkpoint: Checkpoint, name: str) -> dict[str, np.ndarray]:
-    return {key: tensor.numpy() for key, tensor in checkpoint.tensors(name).items()}
+    return {key: tensor.numpy() for key, tensor in load_tensors(checkpoint, name).items()}
 
 
 def _keep_compiled_programs() -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import group
-from cpplm.generate.settings import DraftSettings, Limits, ModelSource
-from cpplm.generate.tools.box import ToolLimits
+from cpplm.core.storage import require_path
+from cpplm.generate.settings import DraftSettings, Limits, ModelSource, ToolLimits
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -201,6 +201,11 @@ class ServeSettings:
     """How much it does at a time."""
     requests: Annotated[RequestSettings, group("request")] = field(default_factory=RequestSettings)
     """What requests get."""
+
+    def check_paths(self) -> None:
+        """Refuse a project that is not there."""
+        if self.tools is not None:
+            require_path(self.tools)
 
 
 def _refuse_no_time(name: str, seconds: float) -> None:

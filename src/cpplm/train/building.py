@@ -19,6 +19,7 @@ from cpplm.train.compiling import LossFunction, can_compile, compiled_losses
 from cpplm.train.horizon import Horizon, relative_tokens
 from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import init_weights, load_whole_state_dict, shard
+from cpplm.train.weights import load_tensors
 from cpplm.train.world import World
 
 
@@ -67,7 +68,7 @@ def build(
         init_weights(model, settings.seed)
         model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
     else:
-        load_whole_state_dict(model, checkpoint.tensors("model.safetensors"))
+        load_whole_state_dict(model, load_tensors(checkpoint, "model.safetensors"))
     if kernels.fp8:
         convert_to_fp8(model, kernels.fp8_recipe)
     if kernels.nvfp4:
@@ -80,7 +81,7 @@ def build(
         process_group=world.process_group,
     )
     if checkpoint is not None:
-        optimizer.load_named_state(checkpoint.tensors("optimizer.safetensors"))
+        optimizer.load_named_state(load_tensors(checkpoint, "optimizer.safetensors"))
     return model, optimizer
 
 

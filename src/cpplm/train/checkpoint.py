@@ -13,7 +13,8 @@ Large tensors files are split: `model-00001-of-00002.safetensors` and so on; the
 A folder without a manifest does not exist: a kill at any moment leaves the older checkpoints as they are.
 Every file is checked against the manifest before it is used, and the manifest against its own hash.
 
-This file reads; `cpplm.train.saving` writes.
+This file reads all but the tensors, and does without torch. `cpplm.train.weights` reads those, and
+`cpplm.train.saving` writes.
 """
 
 from __future__ import annotations
@@ -26,18 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
-
 from cpplm.core.errors import UserError
 from cpplm.core.runlog import LOG, read_run_log
 from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.model.config import ModelConfig
-from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
-from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 MANIFEST = "manifest.json"
@@ -117,20 +111,6 @@ class Checkpoint:
         """A verified JSON file."""
         return json.loads(self.read(name))
 
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        """All tensors that were saved as `name`, such as `model.safetensors`, on the CPU.
-
-        They may lie in several files; each is verified.
-        """
-        part = re.compile(rf"{re.escape(name.removesuffix('.safetensors'))}-\d{{5}}-of-\d{{5}}\.safetensors")
-        found: dict[str, Tensor] = {}
-        for file in [file for file in self.files if part.fullmatch(file)] or [name]:
-            try:
-                found |= safetensors.torch.load(self.read(file))
-            except safetensors.SafetensorError as error:
-                raise UserError(f"{self.path(file)}: {error}") from error
-        return found
-
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the model was trained with."""
         return Tokenizer.from_json(self.read("tokenizer.json"), where=self.path())
@@ -162,23 +142,6 @@ class Checkpoint:
         fim = self.json("settings.json").get("fim", {})
         return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))
 
-    def model(
-        self, *, device: torch.device, compute_dtype: torch.dtype, kernels: KernelSettings = DEFAULT_KERNELS
-    ) -> Transformer:
-        """The model with its weights, on `device`.
-
-        Raises:
-            UserError: the weights are not those of the configuration.
-        """
-        with torch.device("meta"):
-            model = Transformer(self.config(), compute_dtype=compute_dtype, kernels=kernels)
-        model.to_empty(device=device)
-        try:
-            model.load_state_dict(self.tensors("model.safetensors"), strict=True)
-        except RuntimeError as error:
-            raise UserError(f"{self.path()}: weights do not fit the configuration: {error}") from error
-        return model
-
 
 def folder(step: int) -> str:
     """The folder of a step; names sort as numbers do."""
@@ -209,6 +172,11 @@ def open_checkpoint(storage: Storage, step: int | None = None) -> Checkpoint:
         DamagedError: its manifest is not what was saved.
     """
     steps = committed_steps(storage)
+    if not steps and storage.exists("config.json"):
+        raise UserError(
+            f"{storage.location} is a model for Hugging Face's libraries, not a run with checkpoints",
+            fix="Name the run that it was exported from; 'cpplm evaluate --hf_dir' reads such models.",
+        )
     if not steps:
         raise UserError(
             f"no checkpoint in {storage.location}", fix="Run 'cpplm train' until it has saved one."
@@ -252,6 +220,18 @@ def checkpoint_storage(run: str | Path) -> Storage:
     if elsewhere and elsewhere[0]:
         return Storage(elsewhere[0])
     return Storage(inner) if inner.is_dir() else storage
+
+
+def check_run(run: str | Path, step: int | None = None) -> None:
+    """Refuse what `open_run` would, as far as that shows without a network.
+
+    Raises:
+        UserError: no such folder, no checkpoint in it, or a damaged manifest.
+    """
+    if not is_bucket(run):
+        storage = checkpoint_storage(run)
+        if not is_bucket(storage.location):
+            open_checkpoint(storage, step)
 
 
 def open_run(run: str | Path, step: int | None = None) -> Checkpoint:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import bisect
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.locking import only_writer
-from cpplm.core.runlog import LOG, read_run_log
-from cpplm.core.settings import to_dict
-from cpplm.train.pretrain import run_folder
+from cpplm.core.runlog import LOG, read_run_log, run_folder
+from cpplm.core.settings import flatten, to_dict
 
 Record = dict[str, Any]
 Axis = Literal["step", "tokens", "seconds", "wall_seconds"]
@@ -92,8 +91,8 @@ class History:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the newest session, by flag."""
-        return flat(self.sessions[-1].record["settings"])
+        """Settings of the newest session, by name (see `flatten`)."""
+        return flatten(self.sessions[-1].record["settings"])
 
     def place(self, step: int, axis: Axis) -> float:
         """Where `step` lies on an axis: steps, tokens, seconds of training, seconds of the wall clock.
@@ -107,8 +106,8 @@ class History:
 
     def _session(self, groups: list[list[Record]], number: int) -> Session:
         group, following = groups[number], groups[number + 1][0] if number + 1 < len(groups) else None
-        settings = flat(group[0]["settings"])
-        earlier = flat(groups[number - 1][0]["settings"]) if number else settings
+        settings = flatten(group[0]["settings"])
+        earlier = flatten(groups[number - 1][0]["settings"]) if number else settings
         return Session(
             record=group[0],
             last_step=max(record.get("step", 0) for record in group),
@@ -142,22 +141,14 @@ def _is_training(folder: Path) -> bool:
         return True
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by flag, those of nested groups beside the others."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= flat(value) if isinstance(value, dict) else {name: value}
-    return found
-
-
 def defaults(cls: type) -> dict[str, Any]:
-    """The default of each setting that has one, by flag, as the log writes it."""
+    """The default of each setting that has one, by name (see `flatten`), as the log writes it."""
     found: dict[str, Any] = {}
     for field in fields(cls):
         factory = field.default_factory
         value = factory() if factory is not MISSING else field.default
         if is_dataclass(value):
-            found |= flat(to_dict(value))
+            found |= flatten({field.name: to_dict(value)})
         elif value is not MISSING:
             found[field.name] = list(value) if isinstance(value, tuple) else value
     return found

@@ -17,10 +17,11 @@ from typing import Any
 import jinja2
 
 from cpplm import __version__
+from cpplm.core.settings import flatten
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint import folder as checkpoint_folder
 from cpplm.train.curves import run_charts
-from cpplm.train.history import AXES, History, Record, Session, defaults, figures, flat
+from cpplm.train.history import AXES, History, Record, Session, defaults, figures
 from cpplm.train.page_evaluation import EvaluationView, view
 from cpplm.train.page_evaluation import tiles as evaluation_tiles
 from cpplm.train.settings import TrainSettings
@@ -221,7 +222,7 @@ def _gib(size: float) -> str:
 def _model(session: Record) -> dict[str, Any]:
     parameters = {f"parameters: {name}": count for name, count in session["parameters"].items()}
     return {
-        **flat(session["config"]),
+        **flatten(session["config"]),
         **parameters,
         "training FLOPs per token": session["flops_per_token"],
     }

@@ -261,17 +261,3 @@ def _summary(
         trained_now=trained_now,
         validation=measured[-1] if measured else None,
     )
-
-
-def run_folder(run: str | Path) -> Path:
-    """The local folder of a run, for its log and page.
-
-    Raises:
-        UserError: it is not a run folder.
-    """
-    path = Path(run).expanduser()
-    if not (path / LOG).exists():
-        raise UserError(
-            f"{path} is not the folder of a run (no {LOG})", fix="Name the --out of 'cpplm train'."
-        )
-    return path

@@ -19,24 +19,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint import MANIFEST, Checkpoint, committed_steps, folder, manifest_bytes
+from cpplm.train.weights import MAX_FILE_BYTES, safetensors_file, split_tensors
 
-MAX_FILE_BYTES = 5_000_000_000  # many tools and some file systems dislike larger ones
 # Seconds that the first process waits for the others' shares; and when it is about to end after an error.
 PATIENCE, LAST_PATIENCE = 600.0, 60.0
-_CHUNK = 16 << 20  # bytes handed over at once: large enough to cost no calls, small beside the tensors
-# The names of types in safetensors files.
-_TYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,7 @@ def write_checkpoint(
         UserError: no space or no permission, here or with another process. Nothing of this step is left then,
             but for what other processes wrote, which the next `prune` removes; older ones are intact.
     """
-    groups = {name: _split(group, max_file_bytes) for name, group in tensors.items()}
+    groups = {name: split_tensors(group, max_file_bytes) for name, group in tensors.items()}
     share = share or Share(0, [{name: len(parts) for name, parts in groups.items()}], "")
     alone = len(share.files) == 1
     committing = (
@@ -126,7 +118,7 @@ def write_checkpoint(
             entries[name] = _write(storage, f"{folder(step)}/{name}", [data])
         for name, parts in groups.items():
             for file, part in zip(share.file_names(name), parts, strict=True):
-                entries[file] = _write(storage, f"{folder(step)}/{file}", _tensors_file(part))
+                entries[file] = _write(storage, f"{folder(step)}/{file}", safetensors_file(part))
         if share.process == 0:
             entries.update(_reported(storage, step, share, leaving or threading.Event()))
     return Checkpoint(storage, step, entries)
@@ -136,7 +128,7 @@ def count_files(
     tensors: Mapping[str, Mapping[str, Tensor]], max_file_bytes: int = MAX_FILE_BYTES
 ) -> dict[str, int]:
     """How many files `write_checkpoint` will make of the tensors of each file name."""
-    return {name: len(_split(group, max_file_bytes)) for name, group in tensors.items()}
+    return {name: len(split_tensors(group, max_file_bytes)) for name, group in tensors.items()}
 
 
 def copy_checkpoint(checkpoint: Checkpoint, target: Storage) -> Checkpoint:
@@ -228,44 +220,6 @@ def _write(storage: Storage, path: str, pieces: Iterable[bytes | memoryview]) ->
             file.write(piece)
             size += len(piece)
     return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def _split(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
-    """Tensors by file, in their order, as few files as that allows, and at least one."""
-    parts: list[dict[str, Tensor]] = [{}]
-    room = most
-    for key, tensor in tensors.items():
-        room -= tensor.nbytes
-        if room < 0 and parts[-1]:
-            parts.append({})
-            room = most - tensor.nbytes
-        parts[-1][key] = tensor
-    return parts
-
-
-def _tensors_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file, piece by piece: eight bytes of header length, the header in JSON, the data.
-
-    The library itself writes to a path or into memory; neither can be hashed or uploaded on the way.
-    """
-    aligned = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {}
-    position = 0
-    for name, tensor in aligned:
-        end = position + tensor.nbytes
-        header[name] = {
-            "dtype": _TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [position, end],
-        }
-        position = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for _, tensor in aligned:
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-        for start in range(0, len(data), _CHUNK):
-            yield data[start : start + _CHUNK]
 
 
 def prune(storage: Storage, keep: KeepRules, *, also: Iterable[int] = ()) -> None:

@@ -11,11 +11,12 @@ from cpplm.batches.settings import DataSettings
 from cpplm.core.data_sheets import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
-from cpplm.core.storage import is_bucket
+from cpplm.core.storage import is_bucket, require_path
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.optim.rates import Rates
 from cpplm.optim.schedules import Schedule
+from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.jax_settings import JaxSettings
 
 
@@ -189,6 +190,12 @@ class TrainSettings:
             raise UserError(
                 "--run_name names a Weights & Biases run", fix="Add --wandb_project, or leave it out."
             )
+
+    def check_paths(self) -> None:
+        """Refuse data and a tokenizer that are not there."""
+        for location in self.data_dir:
+            require_path(location)
+        Tokenizer.load(self.tokenizer)
 
     def _check_ranges(self) -> None:
         for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "keep_last",

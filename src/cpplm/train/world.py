@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device
+from cpplm.core.settings import flatten
 from cpplm.optim.ranks import Ranks
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -100,7 +101,7 @@ class World:
         Raises:
             UserError: the same on all processes, with what differs.
         """
-        first, *others = (dict(_leaves(theirs)) for theirs in self.gather_objects(dict(values)))
+        first, *others = map(flatten, self.gather_objects(dict(values)))
         for process, theirs in enumerate(others, start=1):
             differing = [
                 f"{name} {theirs.get(name)}, not {first.get(name)}"
@@ -139,11 +140,6 @@ class World:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over the processes, in place. All must call it."""
         return Ranks(self.process_group).mean(tensor)()
-
-
-def _leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        yield from _leaves(value, f"{before}{name}.") if isinstance(value, dict) else [(before + name, value)]
 
 
 ALONE = World(0, 1, torch.device("cpu"), None)

@@ -21,7 +21,6 @@ from cpplm.core.progress import say
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint import folder
 from cpplm.train.saving import (
-    MAX_FILE_BYTES,
     KeepRules,
     Share,
     count_files,
@@ -30,6 +29,7 @@ from cpplm.train.saving import (
     write_checkpoint,
 )
 from cpplm.train.uploading import Event, Uploader
+from cpplm.train.weights import MAX_FILE_BYTES
 
 
 class CheckpointWriter:

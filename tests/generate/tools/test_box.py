@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.generate.tools.box import ToolBox, ToolLimits
+from cpplm.generate.settings import ToolLimits
+from cpplm.generate.tools.box import ToolBox
 from cpplm.generate.tools.calls import Call, parse_call
 from tests.generate.talker import project
 

@@ -10,8 +10,8 @@ from cpplm.generate.conversation import chat_request
 from cpplm.generate.engine import Engine
 from cpplm.generate.sampling import random_stream, sample
 from cpplm.generate.scheduler import Scheduler
-from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings
-from cpplm.generate.tools.box import ToolBox, ToolLimits
+from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings, ToolLimits
+from cpplm.generate.tools.box import ToolBox
 from cpplm.generate.tools.calls import KINDS, RESULTS, marks, parse_call
 from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, ToolLoop, write
 from cpplm.generate.writing import Completion, Request

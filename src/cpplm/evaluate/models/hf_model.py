@@ -22,6 +22,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
+from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.windows import MOST_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import penalise, random_stream, sample
@@ -85,7 +86,7 @@ class HfModel:
         """
         folder = folder.expanduser()
         transformers = _library()
-        _require_safe(folder)
+        require_readable(folder)
         tokens = HfTokens(folder)
         device = choose_device(device_type)
         dtype = choose_dtype(precision, device)
@@ -276,22 +277,6 @@ def _library() -> ModuleType:
     return transformers
 
 
-def _require_safe(folder: Path) -> None:
-    """Refuse what is no directory of a model, and weights that are a pickle or patch another model."""
-    if not (folder / "config.json").is_file():
-        raise UserError(
-            f"{folder} is not the directory of a Hugging Face model (no config.json)",
-            fix="Name a local directory; nothing is downloaded.",
-        )
-    if (folder / "adapter_config.json").exists():
-        raise UserError(f"{folder} holds an adapter for another model", fix="Merge it into that model first.")
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"{folder} has no weights in safetensors, and pickled ones are never loaded",
-            fix="Convert them: safetensors.torch.save_file, or save_pretrained where you trust them.",
-        )
-
-
 def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> Any:
     try:
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -303,6 +288,11 @@ def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> A
             output_loading_info=True,
         )
     except Exception as error:  # whatever a stranger's files make the library raise
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{folder} is loaded with Python code of its own, which is never run here",
+                fix="Serve the model with a program that you trust to run it, and name its --url.",
+            ) from error
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"{folder} cannot be loaded as a causal language model: {type(error).__name__}: {reason}"

@@ -20,30 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpplm.core.errors import UserError
+from cpplm.generate.settings import ToolLimits
 from cpplm.generate.tools.calculator import CalculatorError, calculate
 from cpplm.generate.tools.calls import CALCULATOR, Call
 from cpplm.generate.tools.programs import Programs
 from cpplm.generate.tools.project_files import ProjectFiles, RefusedError
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
-
-
-@dataclass(frozen=True)
-class ToolLimits:
-    """What the tools may use for one answer."""
-
-    tool_calls: int = 8
-    """Calls; what is called beyond these is told so."""
-    tool_seconds: float = 30.0
-    """Time of all calls together; a tool that takes longer is stopped."""
-    tool_characters: int = 2000
-    """Length of a result that the model gets to read; the rest is cut off."""
-
-    def __post_init__(self) -> None:
-        for name, least in {"tool_calls": 0, "tool_seconds": 0.0, "tool_characters": 100}.items():
-            if not least <= getattr(self, name) < float("inf"):
-                raise UserError(f"--{name} {getattr(self, name)} must be at least {least}")
-
 
 DEFAULT_LIMITS = ToolLimits()
 
