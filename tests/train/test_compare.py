@@ -2,12 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.optim.rates import Rates
-from cpplm.train.compare import compare, find_runs, read_runs, write_comparison
+from cpplm.train.compare import Comparison, compare, find_runs, read_runs, write_comparison
 from cpplm.train.history import History
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
@@ -45,6 +46,31 @@ def test_a_run_without_validation_has_no_common_point(two: list[History], tmp_pa
     assert found.common is None
     row = next(row for row in found.rows() if row.name == "bits per byte")
     assert row.cells == ["2.0000", "1.0000", ""]
+
+
+def test_bits_per_byte_of_different_texts_are_not_compared(tmp_path: Path) -> None:
+    def runs(*sessions: dict[str, Any]) -> Comparison:
+        logs = [
+            [record, *steps(0, 1, 10, tokens_per_second=rate), validation(10, 10, bits)]
+            for record, bits, rate in zip(sessions, (2.0, 1.0), (200.0, 300.0), strict=True)
+        ]
+        folders = [write_log(tmp_path / name, log) for name, log in zip("ab", logs, strict=True)]
+        return compare(read_runs([str(folder) for folder in folders]))
+
+    def on(text: str) -> dict[str, Any]:
+        return session(0, 0, validation_text={"sha256": text})
+
+    older = [session(0, 0), session(0, 0)]
+    for record, place in zip(older, ("here", "there"), strict=True):
+        record["settings"] = {**record["settings"], "data_dir": [place]}
+    for found in (runs(on("x"), on("y")), runs(*older)):
+        best = {row.name: row.best for row in found.rows()}
+        assert (best["bits per byte"], best["training loss"], best["tokens per second"]) == ([], [], [1])
+        assert found.common is None
+        assert "different texts" in found.remark
+    alike = runs(on("x"), on("x"))
+    assert next(row.best for row in alike.rows() if row.name == "bits per byte") == [1]
+    assert alike.remark == ""
 
 
 def test_the_page_of_real_runs_shows_what_differs(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,33 @@ def test_shapes_of_parts_of_the_model_stand_beside_its_own(tmp_path: Path) -> No
     rows = dict(re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", model))
     shown = {"num_heads": "4", "engram.num_heads": "8", "engram.orders": "[2, 3]", "mtp": "None"}
     assert shown.items() <= rows.items()
+
+
+def test_the_page_says_when_validation_text_is_close_to_what_was_trained_on(tmp_path: Path) -> None:
+    overlap = {
+        "sha256": "x",
+        "projects": 2,
+        "projects_in_train": 1,
+        "repeated_share": 0.284,
+        "min_line_bytes": 40,
+    }
+    apart = {**overlap, "projects_in_train": 0}
+    for record, shown in ((overlap, True), (apart, False), ({"sha256": "x"}, False), ({}, False)):
+        html = write_page(write_log(tmp_path, [session(0, 0, validation_text=record)])).read_text()
+        assert ("trained on (1 of 2); 28% of the bytes" in html) == shown
+        assert ("Validation text is" in html) == shown
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_where_a_page_goes(read_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, here = write_log(tmp_path / "mine", [session(0, 0)]), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    if read_only:  # as a file system that is mounted so answers, root too
+        monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK and path == run))
+    assert write_page(run).resolve() == (here / "mine.html" if read_only else run / "page.html")
+    assert write_page(run, tmp_path / "new" / "my.html") == tmp_path / "new" / "my.html"
+    assert len(list(tmp_path.rglob("*.html"))) == 2
 
 
 def test_sessions_and_samples_over_time(tmp_path: Path) -> None:

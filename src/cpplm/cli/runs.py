@@ -15,7 +15,7 @@ from cpplm.train.page import duration, short, write_page
 
 def page(settings: RunPageSettings) -> Report:
     """Write the page of a run."""
-    path = write_page(settings.run)
+    path = write_page(settings.run, settings.out)
     return Report(f"{path} (open it in a browser)", {"page": str(path)})
 
 
@@ -25,6 +25,8 @@ def compare(settings: RunCompareSettings) -> Report:
     found = compare_runs(histories)
     rows = [["", *found.names], *([row.name, *row.cells] for row in found.rows())]
     text = _table(rows)
+    if found.remark:
+        text += f"\n\n{found.remark}"
     if found.differences:
         text += "\n\nsettings in which they differ\n"
         text += _table([[name, *map(str, values)] for name, values in found.differences.items()])

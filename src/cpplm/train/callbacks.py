@@ -33,7 +33,7 @@ class ProgressLog(Callback):
         """`bar` counts to 100, whoever opened it closes it; `peak_flops` of all devices is an MFU of 1."""
         self._bar = bar
         self._peak_flops = peak_flops
-        self._smooth_loss = math.nan
+        self._loss_sum, self._weight = 0.0, 0.0
         self._begin = (0.0, 0.0)
 
     @staticmethod
@@ -54,8 +54,8 @@ class ProgressLog(Callback):
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Log one step."""
         state = trainer.state
-        first = math.isnan(self._smooth_loss)
-        self._smooth_loss = metrics.loss if first else 0.9 * self._smooth_loss + 0.1 * metrics.loss
+        self._loss_sum = 0.9 * self._loss_sum + 0.1 * metrics.loss
+        self._weight = 0.9 * self._weight + 0.1  # 1 - 0.9^steps: the average has no bias to its start
         rate = metrics.tokens / metrics.seconds
         flops = rate * count_flops(trainer.learner.config)["total"]
         trainer.log.write(
@@ -77,7 +77,7 @@ class ProgressLog(Callback):
             peak_memory_bytes=trainer.learner.peak_memory(),
         )
         self._bar.set_postfix_str(
-            f"step {state.step}, loss {self._smooth_loss:.3f}, {rate:,.0f} tokens/s, "
+            f"step {state.step}, loss {self._loss_sum / self._weight:.3f}, {rate:,.0f} tokens/s, "
             f"MFU {flops / self._peak_flops:.0%}",
             refresh=False,
         )

@@ -23,20 +23,24 @@ _NOT_COMPARED = frozenset({"out", "run_name", "wandb_project", "tensorboard"})
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of the table: how a figure is named and written, and whether less or more of it is better."""
+    """A row of the table: how a figure is named and written, and whether less or more of it is better.
+
+    With `of_data` that holds only between runs on the same data.
+    """
 
     name: str
     field: str
     text: Callable[[Any], str]
     best: Callable[[list[Any]], Any] | None = None
+    of_data: bool = False
 
 
 FIGURES = (
     Figure("state", "state", str),
-    Figure("bits per byte", "bits_per_byte", "{:.4f}".format, min),
-    Figure("best bits per byte", "best_bits_per_byte", "{:.4f}".format, min),
+    Figure("bits per byte", "bits_per_byte", "{:.4f}".format, min, of_data=True),
+    Figure("best bits per byte", "best_bits_per_byte", "{:.4f}".format, min, of_data=True),
     Figure("at step", "best_step", "{:,}".format),
-    Figure("training loss", "loss", "{:.4f}".format, min),
+    Figure("training loss", "loss", "{:.4f}".format, min, of_data=True),
     Figure("parameters", "parameters", short),
     Figure("steps", "step", "{:,}".format),
     Figure("tokens", "tokens", short),
@@ -62,7 +66,8 @@ class Row:
 class Comparison:
     """What `cpplm runs compare` found.
 
-    `common` is the lowest bits per byte that every run reached, None where one measured nothing;
+    `common` is the lowest bits per byte that every run reached, None where one measured nothing or not all
+    were measured on the same text (`same_text`);
     `differences` are values by run for every setting in which not all agree. A run that is older than a
     setting counts as having its default.
     """
@@ -71,6 +76,18 @@ class Comparison:
     runs: list[dict[str, Any]]
     common: float | None
     differences: dict[str, list[Any]]
+    same_text: bool
+
+    @property
+    def remark(self) -> str:
+        """What is to be known before figures are compared; or nothing."""
+        return (
+            ""
+            if self.same_text
+            else (
+                "The runs were validated on different texts: bits per byte and losses cannot be compared."
+            )
+        )
 
     def rows(self) -> list[Row]:
         """The table of figures."""
@@ -86,7 +103,8 @@ class Comparison:
         if not known:
             return None
         cells = ["" if value is None else figure.text(value) for value in values]
-        best = figure.text(figure.best(known)) if figure.best and len(set(cells)) > 1 else None
+        comparable = len(set(cells)) > 1 and (self.same_text or not figure.of_data)
+        best = figure.text(figure.best(known)) if figure.best and comparable else None
         return Row(figure.name, cells, [column for column, cell in enumerate(cells) if cell == best])
 
 
@@ -98,6 +116,7 @@ class ComparisonPage:
     version: str
     made: str
     rows: list[Row]
+    remark: str
     charts: list[dict[str, Any]]
     differences: dict[str, list[Any]]
 
@@ -121,7 +140,10 @@ def compare(histories: Sequence[History]) -> Comparison:
     """Lay runs side by side."""
     found = [figures(history) for history in histories]
     reached = [run.get("best_bits_per_byte") for run in found]
-    common = None if None in reached else max(value for value in reached if value is not None)
+    same_text = all(_same_text(histories[0], history) for history in histories[1:])
+    common = (
+        None if None in reached or not same_text else max(value for value in reached if value is not None)
+    )
     if common is not None:
         for run, history in zip(found, histories, strict=True):
             run["seconds_to_common"] = _first_reach(history, common, "seconds")
@@ -134,7 +156,16 @@ def compare(histories: Sequence[History]) -> Comparison:
         runs=found,
         common=common,
         differences={name: each for name, each in values.items() if any(v != each[0] for v in each)},
+        same_text=same_text,
     )
+
+
+def _same_text(one: History, other: History) -> bool:
+    """Whether both were validated on the same text: by its hash or, where a log has none, its place."""
+    hashes = [each.sessions[-1].record.get("validation_text", {}).get("sha256") for each in (one, other)]
+    if None in hashes:
+        return bool(one.settings.get("data_dir", [])[:1] == other.settings.get("data_dir", [])[:1])
+    return hashes[0] == hashes[1]
 
 
 def _first_reach(history: History, bits_per_byte: float, axis: Axis) -> float:
@@ -168,6 +199,7 @@ def write_comparison(histories: Sequence[History], comparison: Comparison, out: 
         version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M"),
         rows=comparison.rows(),
+        remark=comparison.remark,
         charts=_charts(histories, comparison.names),
         differences=comparison.differences,
     )

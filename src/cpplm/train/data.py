@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -46,6 +47,17 @@ def fingerprint(readers: Sequence[ShardReader]) -> str:
     """A hash of the contents of all data sets."""
     prints = [reader.fingerprint() for reader in readers]
     return prints[0] if len(prints) == 1 else sha256("\n".join(prints).encode())
+
+
+def validation_text(reader: ShardReader) -> dict[str, Any]:
+    """Which text the bits per byte are of, for the run log: its hash, and what its corpus records of it.
+
+    Nothing of a set that still grows.
+    """
+    if reader.first_epoch_in_order:
+        return {}
+    hashes = "\n".join(shard.sha256 for shard in reader.shards("val"))
+    return {"sha256": sha256(hashes.encode()), **reader.manifest.get("validation", {})}
 
 
 def check_data(

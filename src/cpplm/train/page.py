@@ -8,6 +8,7 @@ a plotting library would be a dependency for this alone, and its pictures cannot
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ class PageData:
     charts: list[dict[str, Any]]
     marks: list[dict[str, Any]]
     validations: list[Record]
+    validation_overlap: str
     samples: list[Record]
     samples_left_out: int
     evaluation: EvaluationView
@@ -74,16 +76,25 @@ class PageData:
     most_checkpoints: int = MOST_CHECKPOINTS
 
 
-def write_page(run: str | Path) -> Path:
-    """Write `page.html` into the run folder and return its path.
+def write_page(run: str | Path, out: Path | None = None) -> Path:
+    """Write the page of a run and return its path.
+
+    Args:
+        run: folder of the run.
+        out: the file; None for `page.html` in the run folder or, where that is read-only, for a file named
+            after the run in the present folder.
 
     Raises:
-        UserError: not a run folder, or nothing was trained yet.
+        UserError: not a run folder, nothing was trained yet, or the file cannot be written.
     """
     history = History(run)
+    if out is None:
+        writable = os.access(history.folder, os.W_OK)
+        out = history.folder / PAGE if writable else Path(f"{history.name}.html")
+    out = out.expanduser()
     html = render("page.html.jinja", collect(history))
-    Storage(history.folder).write(PAGE, html.encode())
-    return history.folder / PAGE
+    Storage(out.parent, create=True).write(out.name, html.encode())
+    return out
 
 
 def collect(history: History) -> PageData:
@@ -107,6 +118,7 @@ def collect(history: History) -> PageData:
         charts=run_charts(history),
         marks=[_mark(history, later) for later in history.sessions[1:]],
         validations=history.validations,
+        validation_overlap=_validation_overlap(session.record.get("validation_text", {})),
         samples=shown[::-1],
         samples_left_out=len(samples) - len(shown),
         evaluation=view(evaluation),
@@ -165,6 +177,17 @@ def _settings(history: History) -> tuple[list[tuple[str, Any, str]], dict[str, A
         else:
             chosen.append((name, value, f"default {default[name]}" if name in default else ""))
     return chosen, same
+
+
+def _validation_overlap(record: Record) -> str:
+    """How much of the validation text the training text has, too, as its corpus recorded it; or nothing."""
+    if not record.get("projects_in_train"):
+        return ""
+    return (
+        f"Validation text is from projects that were trained on ({record['projects_in_train']:,} of "
+        f"{record['projects']:,}); {record['repeated_share']:.0%} of the bytes in its lines of "
+        f"{record['min_line_bytes']} bytes or more also stand in training text."
+    )
 
 
 def _mark(history: History, session: Session) -> dict[str, Any]:

@@ -24,7 +24,15 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backends import open_backend
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint import Checkpoint, open_checkpoint
-from cpplm.train.data import check_data, checked, fingerprint, open_readers, train_loader, validation_passes
+from cpplm.train.data import (
+    check_data,
+    checked,
+    fingerprint,
+    open_readers,
+    train_loader,
+    validation_passes,
+    validation_text,
+)
 from cpplm.train.horizon import Horizon, horizon_of, with_batch_size
 from cpplm.train.learner import Backend, Learner
 from cpplm.train.memory_log import MemoryCallback
@@ -79,7 +87,7 @@ def _pretrain(
         settings = with_batch_size(settings, config, world.batch_shares)
         horizon = horizon_of(settings, config)
         require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
-        facts = backend.check(settings, config, world)
+        facts = backend.check(settings, config, world) | {"validation_text": validation_text(readers[0])}
         check_data(settings, readers, tokenizer, horizon)
         provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
     found = {"cpplm": __version__, "hash": provenance, **facts}
