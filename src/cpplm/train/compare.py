@@ -84,9 +84,7 @@ class Comparison:
         return (
             ""
             if self.same_text
-            else (
-                "The runs were validated on different texts: bits per byte and losses cannot be compared."
-            )
+            else ("The runs were validated on different texts: bits per byte and losses cannot be compared.")
         )
 
     def rows(self) -> list[Row]:
