@@ -20,11 +20,12 @@ from cpplm.cli import main as main_module
 from cpplm.cli.commands import COMMANDS
 from cpplm.cli.main import find_command, main
 from cpplm.core.errors import UserError
-from cpplm.core.settings import flags, from_command_line
+from cpplm.core.settings import FlagParser, flags, from_command_line
 from tests.commands import assert_one_line_error, cpplm, settings_class
 from tests.train.test_history import session, steps, write_log
 
 CommandLine = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "cpplm.cli.main"]
 
 
@@ -191,6 +192,23 @@ def test_help_shows_an_example_that_is_sound(command: str, command_line: Command
     name, arguments = find_command(shlex.split(example))
     assert name == command
     from_command_line(settings_class(name), arguments, program=f"cpplm {name}", description="")
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(path.name for path in (ROOT / "docs").glob("*.md"))])
+def test_commands_of_the_docs_are_sound(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)  # the folders of the examples are not here
+    path = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(
+        r"^ *cpplm ([a-z].*)$", "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)), re.M
+    ):
+        words = shlex.split(re.split(r" [>|&] ?", line)[0], comments=True)
+        name, arguments = find_command(words)
+        shared = FlagParser()
+        shared.add_argument("--json", action="store_true")
+        shared.add_argument("--config", type=lambda recipe: ROOT / recipe)
+        given, arguments = shared.parse_known_args(arguments)
+        from_command_line(settings_class(name), arguments, program=line, description="", recipe=given.config)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
