@@ -33,7 +33,8 @@ from cpplm.core.shards import COMPLETE, SPLITS, ShardReader, Split, write_manife
 from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.build import build
 from cpplm.corpus.settings import CorpusSettings, Mode
-from cpplm.corpus.sources import SUFFIXES, Rules, Skips, normalise, subfolders, walk
+from cpplm.corpus.sources import SUFFIXES, Rules, normalise, subfolders
+from cpplm.corpus.walk import Skips, walk
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus
 
@@ -144,8 +145,8 @@ def copy_sample(sample: Sample, out: Path) -> dict[str, int]:
         if root.name in sizes:
             raise UserError(f"two projects are named {root.name}", fix="Rename one, or leave it out.")
         folders: dict[Path, list[Path]] = defaultdict(list)
-        for path in walk(root, Skips()):
-            usable = path.suffix.lower() in SUFFIXES and path.is_file() and not path.is_symlink()
+        for path in walk(root, Skips(), lambda path: path.suffix.lower() in SUFFIXES):
+            usable = path.is_file() and not path.is_symlink()
             if usable and path.stat().st_size <= Rules().max_file_bytes:
                 folders[path.parent.relative_to(root)].append(path)
         size = 0

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -156,14 +156,22 @@ def discover(
             raise UserError(f"{times} projects are named {name}", fix="Rename one, or leave it out.")
     plans = {project.name: plan_semantics(settings, project) for project in projects}
     rules = Rules(
-        settings.max_file_bytes, settings.max_include_bytes, settings.keep_vendored, settings.licences
+        settings.max_file_bytes,
+        settings.max_include_bytes,
+        settings.keep_vendored,
+        settings.keep_ignored,
+        settings.licences,
     )
+    record_rules = replace(rules, keep_ignored=True)  # unpacked, they are in no repository
     curation = Curation(
         load_problems(settings.decontaminate),
         settings.near_duplicates,
         redact=not settings.keep_personal_data,
     )
-    found = [Found(project, *find_files(project, rules)) for project in projects]
+    found = [
+        Found(project, *find_files(project, record_rules if project in unpacked else rules))
+        for project in projects
+    ]
     for item in found:
         if not any(file.documents for file in item.files) and item.project not in unpacked:
             _refuse_empty(item)

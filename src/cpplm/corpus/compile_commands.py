@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.sources import Skips
+from cpplm.corpus.walk import Skips
 
 NAME = "compile_commands.json"
 _PLACES = ("", "build*/", "cmake-build*/", "out/", "out/*/")

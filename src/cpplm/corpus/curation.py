@@ -16,7 +16,8 @@ from cpplm.corpus.duplicates import Fingerprint, exact_twins, fingerprint, near_
 from cpplm.corpus.filters import head_of
 from cpplm.corpus.redaction import Finding, redact
 from cpplm.corpus.shingles import Hashes, words_of
-from cpplm.corpus.sources import Project, Skips, SourceFile, normalise, read_source
+from cpplm.corpus.sources import Project, SourceFile, normalise, read_source
+from cpplm.corpus.walk import Skips
 
 # As `map`, in this process or in others.
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]

@@ -115,7 +115,7 @@ def is_data(text: bytes) -> bool:
 
 _VENDOR_FOLDERS = re.compile(
     r"(?:3rd|third)[-_]?part(?:y|ies)|vendor(?:s|ed)?|extern(?:als?)?|deps|_deps|dependencies|submodules|"
-    r"thirdpartylibs|vcpkg_installed|bower_components|carthage|pods|conan"
+    r"subprojects|thirdpartylibs|vcpkg_installed|bower_components|carthage|pods|conan"
 )
 # Libraries that live in one or two files and are copied into other projects: file name, words at their head,
 # and what the name of their own project contains.

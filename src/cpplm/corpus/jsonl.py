@@ -28,7 +28,8 @@ import pyarrow as pa
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import Storage, sha256
-from cpplm.corpus.sources import SUFFIXES, Project, Skips
+from cpplm.corpus.sources import SUFFIXES, Project
+from cpplm.corpus.walk import Skips
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 LONGEST_LINE = 64_000_000

@@ -15,7 +15,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
 from cpplm.corpus.filters import in_vendor_folder
-from cpplm.corpus.sources import Project, Rules, Skips, find_files, subfolders, walk
+from cpplm.corpus.sources import Project, Rules, find_files, subfolders
+from cpplm.corpus.walk import Skips, walk
 from cpplm.tokenizer.words import FileBatch
 
 PROSE_SUFFIXES = frozenset({".md", ".rst"})
@@ -66,9 +67,8 @@ def _code(folder: Path) -> Iterator[_File]:
 
 
 def _prose(folder: Path) -> Iterator[_File]:
-    for path in walk(folder, Skips()):
-        vendored = in_vendor_folder(path.relative_to(folder).as_posix())
-        if path.suffix.lower() not in PROSE_SUFFIXES or path.is_symlink() or vendored:
+    for path in walk(folder, Skips(), lambda path: path.suffix.lower() in PROSE_SUFFIXES):
+        if path.is_symlink() or in_vendor_folder(path.relative_to(folder).as_posix()):
             continue
         data = path.read_bytes()
         if 0 < len(data) <= Rules().max_file_bytes:

@@ -24,8 +24,9 @@ from cpplm.corpus.records import Document
 from cpplm.corpus.repair import TRIES, Loop, Repaired, RepairFigures, size_of, within
 from cpplm.corpus.repetition import Written, to_write_apart
 from cpplm.corpus.semantic import SemanticPlan, Semantics, read_semantics
-from cpplm.corpus.sources import Project, Skips, SourceFile, content_digest, is_utf8
+from cpplm.corpus.sources import Project, SourceFile, content_digest, is_utf8
 from cpplm.corpus.units import Includes, Scan, Unit, make_units, scan
+from cpplm.corpus.walk import Skips
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 A = TypeVar("A")

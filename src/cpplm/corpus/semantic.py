@@ -28,7 +28,8 @@ from cpplm.corpus.redeclarations import Redeclarations, Target
 from cpplm.corpus.semantic_process import run_jobs
 from cpplm.corpus.semantic_protocol import Answer, Job, Setup
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.corpus.sources import SOURCE_SUFFIXES, Project, Skips, SourceFile
+from cpplm.corpus.sources import SOURCE_SUFFIXES, Project, SourceFile
+from cpplm.corpus.walk import Skips
 from cpplm.sandbox.backends import toolchain_paths
 
 CPU_SECONDS = 60

@@ -72,6 +72,8 @@ class CorpusSettings:
     """Larger files do not even serve the includes of others."""
     keep_vendored: bool = False
     """Also learn from third_party, vendor and such folders, and from well-known single-file libraries."""
+    keep_ignored: bool = False
+    """Also learn from build folders and from what .gitignore files leave out."""
     licences: tuple[str, ...] = ("any",)
     """Licences to learn from: any; permissive; or SPDX identifiers. Unknown ones count for any only."""
     keep_personal_data: bool = False

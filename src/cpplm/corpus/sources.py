@@ -7,14 +7,15 @@ project, so a project may live anywhere (below a folder named `build`, say). Lin
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cpplm.core.errors import UserError
@@ -22,15 +23,16 @@ from cpplm.corpus.filters import Head, head_of, in_vendor_folder, is_data, is_ge
 from cpplm.corpus.licences import LicenceFiles, is_allowed
 from cpplm.corpus.redaction import redact
 from cpplm.corpus.settings import CorpusSettings
+from cpplm.corpus.walk import Skips, relative_name, walk
 
-SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
+# Interface units of modules, as Clang and MSVC call them.
+MODULE_SUFFIXES = frozenset({".cppm", ".ccm", ".cxxm", ".c++m", ".ixx"})
+SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"}) | MODULE_SUFFIXES
 PART_SUFFIXES = frozenset({".inl", ".ipp", ".tcc", ".tpp"})  # the second half of a header
 HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh"})
 FRAGMENT_SUFFIXES = frozenset({".inc", ".def"})  # included in the middle of other files
 TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake")  # of headers that a build writes
 SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES | FRAGMENT_SUFFIXES
-_SKIPPED_FOLDERS = frozenset({"CVS", "_darcs", "__pycache__", "node_modules"})
-_NAMED_SKIPS = 5
 
 
 @dataclass(frozen=True)
@@ -54,34 +56,8 @@ class Rules:
     max_file_bytes: int = 500_000
     max_include_bytes: int = 10_000_000
     keep_vendored: bool = False
+    keep_ignored: bool = False
     licences: tuple[str, ...] = ("any",)
-
-
-@dataclass
-class Skips:
-    """How many files were left out, by reason, with their bytes, and the first few of them."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    bytes: Counter[str] = field(default_factory=Counter)
-    names: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, reason: str, name: str, size: int = 0) -> None:
-        """Count one file."""
-        self.counts[reason] += 1
-        self.bytes[reason] += size
-        if len(self.names[reason]) < _NAMED_SKIPS:
-            self.names[reason].append(name)
-
-    def to_dict(self) -> dict[str, dict[str, object]]:
-        """For the manifest."""
-        return {
-            reason: {
-                "files": self.counts[reason],
-                "bytes": self.bytes[reason],
-                "examples": self.names[reason],
-            }
-            for reason in sorted(self.counts)
-        }
 
 
 @dataclass(frozen=True)
@@ -209,10 +185,9 @@ def find_files(project: Project, rules: Rules | None = None) -> tuple[list[Sourc
     taken: set[str] = set()
     for number, root in enumerate(project.roots):
         licences = LicenceFiles(root)
-        for path in walk(root, skips):
-            name = os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "replace")
-            if not _is_cpp(path, project.bare_headers):
-                continue
+        is_cpp = functools.partial(_is_cpp, bare_headers=project.bare_headers)
+        for path in walk(root, skips, is_cpp, keep_ignored=rules.keep_ignored):
+            name = relative_name(path, root)
             if name in taken:
                 name = f"{number}/{name}"
             taken.add(name)
@@ -262,21 +237,6 @@ def _leave_out_vendored(files: list[SourceFile], reasons: dict[str, str]) -> Non
     vendored = {file.name for file in files if in_vendor_folder(file.name)}
     if any(file.name not in vendored and not reasons[file.name] for file in files):
         reasons.update({name: "vendored" for name in vendored if not reasons[name]})
-
-
-def walk(root: Path, skips: Skips) -> Iterator[Path]:
-    """All files below `root`, sorted, hidden ones and linked folders left out."""
-    for folder, inside, names in os.walk(
-        root, onerror=lambda e: skips.add("unreadable folder", str(e.filename))
-    ):
-        inside[:] = sorted(
-            name
-            for name in inside
-            if not name.startswith(".")
-            and name not in _SKIPPED_FOLDERS
-            and not Path(folder, name).is_symlink()
-        )
-        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
 def is_fragment(name: str) -> bool:

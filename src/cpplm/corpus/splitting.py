@@ -41,6 +41,9 @@ _DECLARATION = re.compile(
 # `#if` around one call of a macro, without a semicolon, is a whole declaration too.
 _LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
 
+# A unit of a module: the order of its parts is the language's, and what it imports is not known.
+_MODULE = re.compile(rb"^(?:export[ \t]+)?module\b[ \t]*[\w.:]*[ \t]*;", re.MULTILINE)
+
 
 class _UnsoundError(Exception):
     """Brackets and conditionals do not nest."""
@@ -50,7 +53,7 @@ def split(lexed: Lexed, table: MacroTable) -> Split:
     """Cut a file into its top-level pieces."""
     code, plain = mask(lexed, table)
     splitter = _Splitter(lexed, code, table)
-    sound = lexed.balanced
+    sound = lexed.balanced and not _MODULE.search(code)
     if sound:
         try:
             splitter.run()
