@@ -1,6 +1,8 @@
 """Adding projects to a corpus: what is there stays, and there is one corpus or the other at every moment."""
 
+import json
 import shutil
+from random import Random
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,10 +11,12 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.corpus import finish
 from cpplm.corpus.build import build
+from cpplm.corpus.fingerprints import read_fingerprints
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.summary import figures
-from tests.corpus.cpp import TINYLIB
+from tests.corpus.cpp import TINYLIB, write_files
 from tests.corpus.killing import build_killed_at_change, contents
+from tests.corpus.random_projects import random_project
 from tests.corpus.test_build import documents, projects
 
 
@@ -137,6 +141,85 @@ def test_what_cannot_be_appended(tmp_path):
     with pytest.raises(UserError, match=r"train_00000\.parquet is damaged"):
         build(settings(out, third, append=True))
     assert (out / "val_00000.parquet").exists()
+
+
+def code(project: str, number: int) -> str:
+    return "".join(f"int {project}{number}_{i}(int v{i}) {{ return v{i} * {i}; }}\n" for i in range(30))
+
+
+def write_projects(folder, **projects) -> list:
+    return [write_files(folder / name, files) for name, files in projects.items()]
+
+
+def accepted(out) -> set[tuple[str, str]]:
+    return {(file.project, file.file) for file in read_fingerprints(ShardReader(out))}
+
+
+@pytest.mark.parametrize("near_duplicates", [0.85, 0.0])
+def test_text_that_is_there_is_not_added_and_held_out_text_not_even_quoted(tmp_path, near_duplicates):
+    held, trained = {"h.h": code("held", 1), "h.cc": code("held", 2)}, {"t.cc": code("trained", 1)}
+    first, second = write_projects(tmp_path, aaa=held, bbb={**trained, "more.cc": code("trained", 2) * 9})
+    out = tmp_path / "out"
+    build(settings(out, first, second, near_duplicates=near_duplicates))
+    assert {project for project, _ in documents(out)["val"]} == {"aaa"}
+    copies = {name: "// Another licence\n" + text for name, text in (held | trained).items()}
+    use = '#include "h.h"\nint used() { return held1_3(4); }\n'
+    changed = {f"near_{name}": text.replace("int v7", "int x7") for name, text in (held | trained).items()}
+    (third,) = write_projects(tmp_path, ccc=held | trained | {"own.cc": code("own", 1), "use.cc": use})
+    result = build(settings(out, third, append=True, near_duplicates=near_duplicates))
+    assert {file for project, file in accepted(out) if project == "ccc"} == {"own.cc", "use.cc"}
+    assert {reason: entry["files"] for reason, entry in result["projects"]["ccc"]["skipped"].items()} == {
+        "copy of held-out text": 2, "copy of another file": 1,
+    }  # fmt: skip
+    assert "int used()" in (text := "".join(text for _, text in documents(out)["train"]))
+    assert "held1_3(int" not in text
+    (fourth,) = write_projects(tmp_path, ddd=copies | changed | {"own.cc": code("own", 2)})
+    build(settings(out, fourth, append=True, near_duplicates=near_duplicates))
+    near = {"own.cc"} if near_duplicates else {"own.cc", *copies, *changed}
+    assert {file for project, file in accepted(out) if project == "ddd"} == near
+
+
+def test_a_project_of_nothing_but_copies_adds_no_documents(tmp_path):
+    first, second, third = projects(tmp_path)
+    out = tmp_path / "out"
+    build(settings(out, first, second, third))
+    before = documents(out)
+    copy = shutil.copytree(second, tmp_path / "copy")
+    result = build(settings(out, copy, append=True))
+    assert (documents(out), result["projects"]["copy"]["documents"]) == (before, 0)
+    assert build(settings(out, copy, append=True))["already_complete"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_by_one_or_all_at_once_the_same_files_are_accepted(tmp_path, seed):
+    chance = Random(seed)
+    pool = [text for each in range(4) for text in random_project(Random(9 * seed + each)).values()]
+    pool += [code("long", number) for number in range(4)]
+    given = []
+    for number in range(5):
+        files = {f"f{i}.cc": text for i, text in enumerate(chance.sample(pool, 8))}
+        near = {"near.cc": chance.choice(pool[-4:]).replace("v3", f"w{number}")}
+        given += write_projects(tmp_path, **{f"p{number}": files | near | {"own.cc": code("own", number)}})
+    build(settings(tmp_path / "at_once", *given))
+    build(settings(tmp_path / "one_by_one", *given[:2]))
+    for project in given[2:]:
+        build(settings(tmp_path / "one_by_one", project, append=True))
+    assert accepted(tmp_path / "at_once") == accepted(tmp_path / "one_by_one")
+
+
+def test_a_corpus_without_fingerprints_cannot_grow(tmp_path):
+    first, second, third = projects(tmp_path)
+    out = tmp_path / "out"
+    build(settings(out, first, second))
+    manifest = json.loads((out / "manifest.json").read_text())
+    name = manifest["fingerprints"]["name"]
+    (out / "manifest.json").write_text(json.dumps({**manifest, "fingerprints": {"version": 0}}))
+    with pytest.raises(UserError, match="another version of cpplm.*Build it anew"):
+        build(settings(out, third, append=True))
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    (out / name).write_bytes(b"damaged")
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        build(settings(out, third, append=True))
 
 
 def test_a_corpus_of_one_project_grows(tmp_path):

@@ -40,6 +40,7 @@ def test_a_build_ends_with_readable_shards_and_a_manifest(tmp_path):
     result = build(CorpusSettings(out=str(tmp_path / "out"), projects=projects(tmp_path), workers=1))
     assert sorted(contents(tmp_path / "out")) == [
         "_COMPLETE",
+        "fingerprints_00000.parquet",
         "manifest.json",
         "train_00000.parquet",
         "val_00000.parquet",

@@ -12,6 +12,7 @@ from cpplm.corpus.duplicates import (
     fingerprint,
     jaccard,
     near_twins,
+    resemblance,
     rows_per_band,
     shingles,
 )
@@ -70,6 +71,28 @@ def test_the_decision_is_the_exact_similarity():
     assert missed <= 2
 
 
+@given(st.integers(0, 2**32), st.integers(40, 4_000), st.floats(0, 1))
+def test_sketches_estimate_the_similarity(seed, length, share):
+    one = text(seed, length)
+    found = [shingles(words_of(" ".join(each).encode()), 0) for each in (one, changed(one, share, seed))]
+    prints = [fingerprint(b"", each, 0.85) for each in found]
+    exact = jaccard(*map(np.unique, found))
+    short = max(len(each) for each in found) <= 512
+    assert resemblance(*prints) == pytest.approx(exact, abs=1e-9 if short else 5 * (0.25 / 512) ** 0.5)
+
+
+def test_known_files_stay_and_are_compared_by_their_sketches():
+    one, two = text(1), text(2)
+    found = [shingles(words_of(" ".join(each).encode()), 0) for each in (one, changed(one, 0.03), one, two)]
+    prints = [fingerprint(bytes([i]), each, 0.85) for i, each in enumerate(found)]
+
+    def read(position):
+        assert position >= 2, "the text of a known file is not at hand"
+        return found[position]
+
+    assert near_twins(prints, 0.85, read, num_known=2) == {2: 0}
+
+
 def test_short_files_are_left_alone():
     short = text(1, 20)
     assert twins([short, short]) == {}
@@ -77,7 +100,7 @@ def test_short_files_are_left_alone():
 
 def test_zero_switches_it_off():
     found = shingles(words_of(" ".join(text(1)).encode()), 0)
-    assert fingerprint(b"a", found, 0.0) == Fingerprint(b"a", b"")
+    assert fingerprint(b"a", found, 0.0) == Fingerprint(b"a")
     assert near_twins([Fingerprint(b"a", b"")] * 2, 0.0, lambda position: found) == {}
 
 

@@ -3,6 +3,7 @@
     OUT/_jsonl/...               records of JSONL files, unpacked (jsonl.py)
     OUT/_parts/...               rows of each project (parts.py), then on their way to their shard (finish.py)
     OUT/train_00000.parquet ...  rows in the order of their hash, projects mixed
+    OUT/fingerprints_00000.parquet  what copies among later projects are recognised by (fingerprints.py)
 
 A killed build loses at most the projects that were being worked on. Nothing counts as a corpus before
 `_COMPLETE`. Appending writes all shards anew under names that are free and then replaces the manifest, in one
@@ -33,6 +34,7 @@ from cpplm.core.workers import worker_pool
 from cpplm.corpus import engine, jsonl
 from cpplm.corpus.curation import Curation, Found, curate
 from cpplm.corpus.decontamination import load_problems
+from cpplm.corpus.fingerprints import FINGERPRINTS_NAME, KnownFile, read_fingerprints, write_fingerprints
 from cpplm.corpus.finish import write_splits
 from cpplm.corpus.labels import Labelling, plan_labels
 from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs
@@ -40,11 +42,12 @@ from cpplm.corpus.project import Discovered, Plan
 from cpplm.corpus.semantic import plan_semantics
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import Project, Rules, find_files, find_projects
+from cpplm.corpus.validation import validation_figures
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED = "_jsonl"
 # Raised when the documents made from the same input, or their columns, change.
-_FORMAT = 4
+_FORMAT = 5
 # From here on starting workers takes less time than they save in looking for copies.
 _MUCH_SOURCE = 100_000_000
 
@@ -95,12 +98,13 @@ def pipeline(settings: CorpusSettings) -> list[engine.BuildShare]:
 
 @dataclass(frozen=True)
 class _Work:
-    """The projects that are not in the corpus yet, and the corpus to which they are to be added."""
+    """The projects that are not in the corpus yet, the corpus to which they are to be added, all its files."""
 
     identity: dict[str, Any]
     found: list[Discovered]
     jobs: list[Job]
     earlier: ShardReader | None
+    files: list[KnownFile]
 
 
 def _prepare(
@@ -120,11 +124,12 @@ def _prepare(
             f"{storage.location} holds no finished corpus to append to",
             fix="Leave out --append; an interrupted build goes on with the settings it was started with.",
         )
-    earlier_names = earlier.manifest.get("sources", {}).keys() if earlier is not None else ()
-    found = discover(settings, unpacked, first=frozenset(earlier_names))
+    known = read_fingerprints(earlier) if earlier is not None and settings.append else []
+    done = frozenset(earlier.manifest.get("sources", {}) if earlier is not None else ())
+    found, files = discover(settings, unpacked, done, known)
     if earlier is not None:
         _compare(storage, earlier.manifest, identity, found, append=settings.append)
-        found = [item for item in found if item.project.name not in earlier.manifest["sources"]]
+        found = [item for item in found if item.project.name not in done]
     plan = Plan(
         settings.budget,
         settings.mode != "file",
@@ -134,18 +139,20 @@ def _prepare(
         labels=labels,
         max_repeat=settings.max_repeat,
     )
-    return _Work(identity, found, make_jobs(storage.location, found, plan, identity), earlier)
+    jobs = make_jobs(storage.location, found, plan, identity)
+    return _Work(identity, found, jobs, earlier, known + files)
 
 
 def discover(
-    settings: CorpusSettings, unpacked: list[Project], first: frozenset[str] = frozenset()
-) -> list[Discovered]:
-    """All projects with their files, sorted by name.
+    settings: CorpusSettings, unpacked: list[Project], done: frozenset[str], known: list[KnownFile]
+) -> tuple[list[Discovered], list[KnownFile]]:
+    """All projects, sorted by name, and the files of new ones that make documents.
 
     Args:
         settings: name projects that lie in folders; such a project without C++ files is an error.
         unpacked: projects made from JSON lines; one without usable files stays, for what was left out of it.
-        first: projects whose files stay where one of two copies has to go; their documents are written.
+        done: projects of the corpus that is there; nothing is decided on their files any more.
+        known: the files that this corpus was made of, where new projects are added to it.
 
     Raises:
         UserError: a project without C++ files, or two projects of one name.
@@ -175,16 +182,17 @@ def discover(
     for item in found:
         if not any(file.documents for file in item.files) and item.project not in unpacked:
             _refuse_empty(item)
-    ordered = sorted(found, key=lambda item: item.project.name not in first)
-    if settings.worker_count > 1 and sum(file.size for item in found for file in item.files) > _MUCH_SOURCE:
+    new = [item for item in found if item.project.name not in done]
+    if settings.worker_count > 1 and sum(file.size for item in new for file in item.files) > _MUCH_SOURCE:
         with worker_pool(settings.worker_count) as pool:
-            curate(ordered, curation, run=pool.map)
+            files = curate(new, curation, known=known, run=pool.map)
     else:
-        curate(ordered, curation)
-    return [
+        files = curate(new, curation, known=known)
+    discovered = [
         Discovered(item.project, tuple(item.files), item.skips, item.redacted, plans[item.project.name])
         for item in found
     ]
+    return discovered, files
 
 
 def _refuse_empty(item: Found) -> NoReturn:
@@ -263,6 +271,8 @@ def _write_corpus(storage: Storage, work: _Work, val_fraction: float, records: l
         projects=old.get("projects", {}) | {name: record["figures"] for name, record in done.items()},
         records=old.get("records", []) + records,
         split_by=split_by,
+        validation=validation_figures(storage, shards),
+        fingerprints=write_fingerprints(storage, work.files, work.earlier),
         versions={name: version(name) for name in ("pyarrow", "tree-sitter", "tree-sitter-cpp")}
         | {"cpplm": __version__},
     )
@@ -271,11 +281,17 @@ def _write_corpus(storage: Storage, work: _Work, val_fraction: float, records: l
 def _tidy(storage: Storage, manifest: dict[str, Any]) -> None:
     """Delete what the manifest does not name: parts, unpacked records, shards of an earlier corpus."""
     named = {shard["name"] for shard in manifest["shards"]}
-    storage.delete([name for name in shard_names(storage) if name not in named])
+    named.add(manifest["fingerprints"]["name"])
+    storage.delete([name for name in _written_names(storage) if name not in named])
     storage.delete(storage.names(PARTS))
     if not is_bucket(storage.location):
         shutil.rmtree(Path(storage.location, UNPACKED), ignore_errors=True)
     storage.remove_leftovers()
+
+
+def _written_names(storage: Storage) -> list[str]:
+    """Shards and fingerprints, whether or not a manifest names them."""
+    return shard_names(storage) + [name for name in storage.names() if FINGERPRINTS_NAME.fullmatch(name)]
 
 
 @contextmanager
@@ -288,7 +304,7 @@ def _output(location: str) -> Iterator[Storage]:
     new = not is_bucket(location) and not Path(location).expanduser().exists()
     storage = Storage(location, create=True)
     with only_writer(storage.location):
-        ours = {MANIFEST, COMPLETE, *shard_names(storage)}
+        ours = {MANIFEST, COMPLETE, *_written_names(storage)}
         names = [name for name in storage.names() if name.split("/")[0] not in (PARTS, UNPACKED)]
         foreign = [name for name in names if name not in ours]
         if foreign and COMPLETE not in names:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
@@ -36,6 +36,7 @@ from cpplm.corpus.compiling import (
 )
 from cpplm.corpus.grammar import Language, is_c_project, language_of
 from cpplm.corpus.include_paths import IncludePaths
+from cpplm.corpus.records import DocumentKind
 from cpplm.corpus.sampling import sample_documents
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import find_projects
@@ -55,7 +56,7 @@ class CheckSettings:
     """Which ones."""
     project: str | None = None
     """Only documents of this project."""
-    kind: Literal["compilable", "file", "chunk"] | None = None
+    kind: DocumentKind | None = None
     """Only documents of this kind."""
     headers: tuple[Path, ...] = ()
     """Folders of third-party headers: rates are given without and with them."""

@@ -89,11 +89,13 @@ class Verdict:
 
     compiles: bool
     standard: str
-    """Under which it compiled, or was tried first: "c", "c++17"."""
+    """Under which it compiled, or got furthest: "c", "c++17"."""
     errors: int = 0
     """At most `MAX_ERRORS`; 0 with `compiles` false when a limit ended the compiler."""
     first_error: str = ""
     """With straight quotes; empty when it compiles."""
+    place: tuple[int, int] = (0, 0)
+    """Line and column of the document that the first error is at, or that includes or uses what is."""
     undeclared: tuple[str, ...] = ()
     """Names without a declaration; `scope::name` where it is the scope, or a class, that lacks it."""
     incomplete: tuple[str, ...] = ()
@@ -189,18 +191,18 @@ def compile_file(
     files = {} if project else {name: text.encode()}
     if project:
         folders["project"], name = project, f"project/{name}"
-    first: Verdict | None = None
+    tried: list[Verdict] = []
     for standard in standards if language == "c++" else ("c",):
         command = _C if language == "c" else (*_CXX, f"-std={standard}")
         result = sandbox.run(files, [*command, *_COMMON, *options, *system, name], _LIMITS, folders=folders)
-        verdict = replace(read_result(result, text), standard=standard)
+        verdict = replace(read_result(result, text, name), standard=standard)
         if verdict.compiles:
-            return replace(verdict, later_standard=first is not None)
-        first = first or verdict
+            return replace(verdict, later_standard=bool(tried))
+        tried.append(verdict)
         if _lacks_a_name(verdict):
             break
-    assert first is not None  # noqa: S101  (there is at least one standard)
-    return first
+    # What is wrong is what is left under the standard that the text was written for: the one that gets furthest.
+    return max(tried, key=lambda verdict: verdict.place)
 
 
 def _lacks_a_name(verdict: Verdict) -> bool:
@@ -209,12 +211,13 @@ def _lacks_a_name(verdict: Verdict) -> bool:
     return bool(verdict.missing_headers) or not (name in ("", *_LATER_WORDS) or name.startswith("std::"))
 
 
-def read_result(result: Result, text: str = "") -> Verdict:
+def read_result(result: Result, text: str = "", name: str = "document") -> Verdict:
     """The verdict in what the compiler wrote.
 
     Args:
         result: of the compiler.
         text: what was compiled, for errors that point to a name and do not quote it.
+        name: of the file that was compiled.
     """
     if result.succeeded:
         return Verdict(compiles=True, standard="")
@@ -247,12 +250,19 @@ def read_result(result: Result, text: str = "") -> Verdict:
         standard="",
         errors=len(errors),
         first_error=errors[0]["text"] if errors else f"the compiler was ended: {result.reason}",
+        place=_first_place(message, name),
         undeclared=tuple(name for name in undeclared if name),
         incomplete=tuple(name for name in incomplete if name),
         missing_headers=tuple(missing),
         suggested_headers=tuple(dict.fromkeys(a or b for a, b in _SUGGESTED.findall(message))),
         demanded_macros=tuple(name for name in demanded if name),
     )
+
+
+def _first_place(message: str, name: str) -> tuple[int, int]:
+    """Line and column where messages first point into the file; (0, 0) when they do not."""
+    found = re.search(rf"(?:^|from ){re.escape(name)}:(\d+)(?::(\d+))?", message, re.MULTILINE)
+    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
 
 
 def _undeclared_name(error: str) -> str:

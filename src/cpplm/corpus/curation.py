@@ -1,19 +1,21 @@
 """What the files of all projects decide together: redaction, copies of one another, copies of problems.
 
-Every file is read once; what is kept of it is small. The order of projects and files decides which of two
+Every file is read once; what is kept of it is small, and stored beside the corpus (`fingerprints.py`) for what
+is added later: of a copy of held-out text not even the documents of other files quote it. The order of projects and files decides which of two
 equals stays, so the result does not depend on how the reading is spread over processes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpplm.corpus.decontamination import Hit, Problems, contaminated
 from cpplm.corpus.duplicates import Fingerprint, exact_twins, fingerprint, near_twins, shingles
 from cpplm.corpus.filters import head_of
+from cpplm.corpus.fingerprints import KnownFile
 from cpplm.corpus.redaction import Finding, redact
 from cpplm.corpus.shingles import Hashes, words_of
 from cpplm.corpus.sources import Project, SourceFile, normalise, read_source
@@ -79,15 +81,20 @@ class _Candidate:
     def leave_out(self, reason: str, why: str, *, quotable: bool = True) -> None:
         """Count the file and make no documents of it."""
         self.project.skips.add(reason, f"{self.file.name} ({why})", self.file.size)
-        self.project.files[self.index] = replace(self.file, documents=False, quotable=quotable)
+        self.project.files[self.index] = replace(
+            self.file, documents=False, quotable=quotable and self.file.quotable
+        )
 
 
-def curate(projects: list[Found], rules: Curation, *, run: Run = map) -> None:
-    """Decide on every file of the projects, in place.
+def curate(
+    projects: list[Found], rules: Curation, *, known: Sequence[KnownFile] = (), run: Run = map
+) -> list[KnownFile]:
+    """Decide on every file of the projects, in place; returns those that make documents.
 
     Args:
         projects: in the order in which their files are preferred. Within each it is the order of names.
         rules: what to look for.
+        known: files of the corpus that the projects are added to; they stay.
         run: how to map over batches of files.
     """
     examined = _examine_all(projects, rules, run)
@@ -100,7 +107,8 @@ def curate(projects: list[Found], rules: Curation, *, run: Run = map) -> None:
             project.files[index] = replace(project.files[index], redact=bool(result.findings))
             if result.fingerprint is not None:
                 candidates.append(_Candidate(project, index, result.fingerprint, result.hits))
-    _leave_out_copies(candidates, rules.near_duplicates)
+    stay = _leave_out_copies(candidates, known, rules.near_duplicates)
+    return [KnownFile(each.project.project.name, each.file.name, each.fingerprint) for each in stay]
 
 
 def _examine_all(projects: list[Found], rules: Curation, run: Run) -> Iterator[_Examined]:
@@ -142,8 +150,10 @@ def _examine(file: SourceFile, rules: Curation) -> _Examined:
     )
 
 
-def _leave_out_copies(candidates: list[_Candidate], threshold: float) -> None:
-    """Contaminated files first, so that no clean file goes for being like one; then copies."""
+def _leave_out_copies(
+    candidates: list[_Candidate], known: Sequence[KnownFile], threshold: float
+) -> list[_Candidate]:
+    """Contaminated files first, so that no clean file goes for being like one; then copies. Returns the rest."""
     shown = contaminated([candidate.hits for candidate in candidates])
     for position, hit in shown.items():
         candidates[position].leave_out(
@@ -151,12 +161,27 @@ def _leave_out_copies(candidates: list[_Candidate], threshold: float) -> None:
         )
     clean = [candidate for position, candidate in enumerate(candidates) if position not in shown]
 
-    exact = exact_twins([candidate.fingerprint for candidate in clean])
-    for position, twin in exact.items():
-        clean[position].leave_out("copy of another file", f"as {clean[twin]}")
-    single = [candidate for position, candidate in enumerate(clean) if position not in exact]
+    exact = exact_twins([each.fingerprint for each in (*known, *clean)])
+    single = _without_twins("copy", "as", known, clean, exact)
+    near = near_twins(
+        [each.fingerprint for each in (*known, *single)],
+        threshold,
+        lambda position: single[position - len(known)].shingles(),
+        num_known=len(known),
+    )
+    return _without_twins("nearly a copy", "like", known, single, near)
 
-    fingerprints = [candidate.fingerprint for candidate in single]
-    near = near_twins(fingerprints, threshold, lambda position: single[position].shingles())
-    for position, twin in near.items():
-        single[position].leave_out("nearly a copy of another file", f"like {single[twin]}")
+
+def _without_twins(
+    what: str, how: str, known: Sequence[KnownFile], candidates: list[_Candidate], twins: dict[int, int]
+) -> list[_Candidate]:
+    """Leave out the candidates that have a twin; positions count the known files first."""
+    for position, twin in twins.items():
+        other = known[twin] if twin < len(known) else candidates[twin - len(known)]
+        held_out = isinstance(other, KnownFile) and other.held_out
+        candidates[position - len(known)].leave_out(
+            f"{what} of {'held-out text' if held_out else 'another file'}",
+            f"{how} {other}",
+            quotable=not held_out,
+        )
+    return [each for position, each in enumerate(candidates, len(known)) if position not in twins]

@@ -6,6 +6,10 @@ Candidates come from MinHash signatures cut into bands; each candidate pair is t
 a signature never decides alone. Of equals the first one stays, in the order given; a file is compared only
 with those that stay, so that nothing goes for being like a file that went.
 
+Of files whose text is not at hand, those of a corpus that is added to, a sketch is there instead: the 512 least
+hashes of their runs (Broder's min_s). The similarity to them is exact when both files have at most 512 runs;
+beyond that the standard error of its estimate is at most 0.016 at 0.85.
+
 rensa computes the signatures: 0.3 ms per MB where datasketch takes 200; MIT, no dependencies, new minor
 releases throughout. Its index gives flags, not pairs, so the bands are grouped here.
 """
@@ -35,14 +39,22 @@ _RECALL = 0.99
 # band is common to thousands.
 _MOST_COMPARED = 16
 _CACHED = 64
+_SKETCH_SIZE = 512
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What is kept of a file to find its twins: the hash of its text, and 8 bytes per band."""
+    """What is kept of a file to find its twins.
+
+    Attributes:
+        text: SHA-256 of its normalised, redacted text.
+        bands: 8 bytes per band of its MinHash signature; empty when it is not compared.
+        sketch: the least hashes of its runs, their upper 4 bytes, ascending; empty without bands.
+    """
 
     text: bytes
-    bands: bytes
+    bands: bytes = b""
+    sketch: bytes = b""
 
 
 def shingles(words: Words, head_end: int) -> Hashes:
@@ -62,16 +74,27 @@ def rows_per_band(threshold: float) -> int:
 def fingerprint(text_digest: bytes, found: Hashes, threshold: float) -> Fingerprint:
     """A file's fingerprint; without bands when it is too short to be judged or near-duplicates stay."""
     if not threshold or len(found) < _FEWEST_RUNS:
-        return Fingerprint(text_digest, b"")
+        return Fingerprint(text_digest)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(found, [0, len(found)], _PERMUTATIONS, _SEED)
     signature = np.array(matrix.to_rows()[0], dtype=np.uint64).reshape(-1, rows_per_band(threshold))
-    return Fingerprint(text_digest, combine(signature).tobytes())
+    sketch = np.unique(found >> np.uint64(32)).astype(np.uint32)[:_SKETCH_SIZE]
+    return Fingerprint(text_digest, combine(signature).tobytes(), sketch.tobytes())
 
 
 def jaccard(one: Hashes, two: Hashes) -> float:
     """Size of the intersection over size of the union of two sets, given sorted and without repeats."""
     common = len(np.intersect1d(one, two, assume_unique=True))
     return common / (len(one) + len(two) - common) if common else 0.0
+
+
+def resemblance(one: Fingerprint, two: Fingerprint) -> float:
+    """The Jaccard similarity of two files by their sketches."""
+    values = [np.frombuffer(each.sketch, dtype=np.uint32) for each in (one, two)]
+    union = np.union1d(*values)
+    if any(len(each) == _SKETCH_SIZE for each in values):
+        union = union[:_SKETCH_SIZE]
+    common = np.intersect1d(*values, assume_unique=True)
+    return float(np.count_nonzero(common <= union[-1]) / len(union)) if len(union) else 0.0
 
 
 def exact_twins(fingerprints: Sequence[Fingerprint]) -> dict[int, int]:
@@ -85,7 +108,10 @@ def exact_twins(fingerprints: Sequence[Fingerprint]) -> dict[int, int]:
 
 
 def near_twins(
-    fingerprints: Sequence[Fingerprint], threshold: float, read: Callable[[int], Hashes]
+    fingerprints: Sequence[Fingerprint],
+    threshold: float,
+    read: Callable[[int], Hashes],
+    num_known: int = 0,
 ) -> dict[int, int]:
     """Position of each file that nearly repeats an earlier one that stays, to that one's position.
 
@@ -93,15 +119,22 @@ def near_twins(
         fingerprints: in the order in which files are to be preferred.
         threshold: the least Jaccard similarity of twins.
         read: the shingles of the file at a position; called for candidates only.
+        num_known: so many of the first stay in any case; they are compared by their sketches.
     """
     groups = _shared_bands(fingerprints)
     distinct = functools.lru_cache(maxsize=_CACHED)(lambda position: np.unique(read(position)))
     kept: dict[int, list[int]] = defaultdict(list)  # group to the files in it that stay
     twins: dict[int, int] = {}
+
+    def similarity(position: int, other: int) -> float:
+        if other < num_known:
+            return resemblance(fingerprints[position], fingerprints[other])
+        return jaccard(distinct(position), distinct(other))
+
     for position in sorted(groups):
         candidates = sorted({other for group in groups[position] for other in kept[group]})
         for other in candidates:
-            if jaccard(distinct(position), distinct(other)) >= threshold:
+            if position >= num_known and similarity(position, other) >= threshold:
                 twins[position] = other
                 break
         else:

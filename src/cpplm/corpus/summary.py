@@ -47,6 +47,8 @@ def figures(manifest: dict[str, Any]) -> dict[str, Any]:
     for split in ("train", "val"):
         totals[f"{split}_documents"] = sum(s["documents"] for s in shards if s["split"] == split)
         totals[f"{split}_bytes"] = sum(s["bytes"] for s in shards if s["split"] == split)
+    if "validation" in manifest:  # not in a corpus of an earlier version
+        totals["validation"] = manifest["validation"]
     if any("labels" in project for project in projects):
         totals["labels"] = _labels(projects)
     if any("repair" in project for project in projects):
