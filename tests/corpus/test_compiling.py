@@ -159,7 +159,7 @@ RANGES = "#include <ranges>\n#include <vector>\nauto r = std::views::iota(1);\n"
         (CONCEPT + "int n = absent;\n", "c++20", "'absent' was not declared in this scope"),
         (CONCEPT + "\nint f(Any auto a) { return a.b }", "c++20", "expected ';' before '}' token"),
         (RANGES + "Absent n;\n", "c++20", "'Absent' does not name a type"),
-        ("int n = (1 <=> 2) < absent;", "c++20", "'absent' was not declared in this scope"),
+        ("#include <compare>\nbool n = (1 <=> 2) < absent;", "c++20", "'absent' was not declared in this scope"),
         ("constinit int n = absent;", "c++20", "'absent' was not declared in this scope"),
         ("int requires = 1;\nint n = ;\n", "c++17", "expected primary-expression before ';' token"),
         ("int n = ;\n", "c++17", "expected primary-expression before ';' token"),

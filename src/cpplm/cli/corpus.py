@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpplm.cli.report import Report
-from cpplm.core.wording import counted
+from cpplm.core.wording import counted, format_bytes
 from cpplm.corpus import build as builder
 from cpplm.corpus import check as checker
 from cpplm.corpus import check_report, summary
@@ -46,6 +46,6 @@ def export(settings: ExportSettings) -> Report:
     return Report(
         f"{counted(result['lines'], 'pair' if pairs else 'document')} of "
         f"{counted(result['documents'], 'document')}, "
-        f"{result['bytes'] / 1e6:,.2f} MB, in {settings.to}{repeated}",
+        f"{format_bytes(result['bytes'])}, in {settings.to}{repeated}",
         result,
     )

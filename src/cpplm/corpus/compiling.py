@@ -211,13 +211,13 @@ def _lacks_a_name(verdict: Verdict) -> bool:
     return bool(verdict.missing_headers) or not (name in ("", *_LATER_WORDS) or name.startswith("std::"))
 
 
-def read_result(result: Result, text: str = "", name: str = "document") -> Verdict:
+def read_result(result: Result, text: str = "", file: str = "document") -> Verdict:
     """The verdict in what the compiler wrote.
 
     Args:
         result: of the compiler.
         text: what was compiled, for errors that point to a name and do not quote it.
-        name: of the file that was compiled.
+        file: the name under which it was compiled.
     """
     if result.succeeded:
         return Verdict(compiles=True, standard="")
@@ -250,7 +250,7 @@ def read_result(result: Result, text: str = "", name: str = "document") -> Verdi
         standard="",
         errors=len(errors),
         first_error=errors[0]["text"] if errors else f"the compiler was ended: {result.reason}",
-        place=_first_place(message, name),
+        place=_first_place(message, file),
         undeclared=tuple(name for name in undeclared if name),
         incomplete=tuple(name for name in incomplete if name),
         missing_headers=tuple(missing),

@@ -22,9 +22,10 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage
+from cpplm.core.wording import format_bytes
 from cpplm.corpus.docstrings import DOCSTRINGS_COLUMN
 from cpplm.corpus.highlight import highlight
-from cpplm.corpus.summary import FilterResult, figures, filter_results
+from cpplm.corpus.summary import FilterResult, figures, filter_results, held_out
 
 # Characters of one document, and rows of a table, that are shown.
 SHOWN_CHARACTERS = 16_000
@@ -199,18 +200,16 @@ def _tiles(totals: dict[str, Any], kinds: dict[str, Kind]) -> list[tuple[str, st
         ("projects", f"{totals['projects']:,}", f"held out by {totals['split_by']}"),
         (
             "source",
-            f"{source / 1e6:,.1f} MB",
+            format_bytes(source),
             f"{totals['files']:,} files, {totals['functions']:,} functions",
         ),
         ("documents", f"{totals['documents']:,}", f"{totals['val_documents']:,} of them for validation"),
-        ("text", f"{text / 1e6:,.1f} MB", f"{text / max(1, source):.2f} times the source"),
+        ("text", format_bytes(text), f"{text / max(1, source):.2f} times the source"),
     ]
     if tokens:
-        tiles.append(("tokens", f"{tokens / 1e6:,.2f} M", f"{text / tokens:.2f} bytes per token"))
+        tiles.append(("tokens", _short(tokens), f"{text / tokens:.2f} bytes per token"))
     left_out = sum(totals["skipped"].values())
-    tiles.append(
-        ("files left out", f"{left_out:,}", f"{sum(totals['skipped_bytes'].values()) / 1e6:,.1f} MB")
-    )
+    tiles.append(("files left out", f"{left_out:,}", format_bytes(sum(totals["skipped_bytes"].values()))))
     return tiles
 
 
@@ -253,4 +252,5 @@ def render(page: PageData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters.update(bytes=format_bytes, held_out=held_out)
     return environment.get_template("corpus.html.jinja").render(page=page)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
-from cpplm.core.wording import counted
+from cpplm.core.wording import counted, format_bytes
 
 ACTIONS = ("skipped", "converted", "redacted")
 # What it says of the names that libclang resolved: files matched by name, compiler flags that were left out.
@@ -124,11 +124,13 @@ def summary(result: dict[str, Any], location: str) -> str:
     lines = [
         f"corpus     {location}",
         f"sources    {counted(totals['projects'], 'project')}, {counted(totals['files'], 'file')}, "
-        f"{totals['source_bytes'] / 1e6:,.2f} MB, {counted(totals['functions'], 'function')}",
-        f"documents  {totals['documents']:,} ({kinds}), {totals['text_bytes'] / 1e6:,.2f} MB",
-        f"splits     train {totals['train_documents']:,} ({totals['train_bytes'] / 1e6:,.2f} MB), "
-        f"val {totals['val_documents']:,} ({totals['val_bytes'] / 1e6:,.2f} MB), by {totals['split_by']}",
+        f"{format_bytes(totals['source_bytes'])}, {counted(totals['functions'], 'function')}",
+        f"documents  {totals['documents']:,} ({kinds}), {format_bytes(totals['text_bytes'])}",
+        f"splits     train {totals['train_documents']:,} ({format_bytes(totals['train_bytes'])}), "
+        f"val {totals['val_documents']:,} ({format_bytes(totals['val_bytes'])}), by {totals['split_by']}",
     ]
+    if "validation" in totals:
+        lines.append(f"held out   {held_out(totals['validation'])}")
     records = result.get("records", [])
     if records:
         number = sum(file["records"] for file in records)
@@ -145,15 +147,27 @@ def summary(result: dict[str, Any], location: str) -> str:
     if result.get("already_complete"):
         lines.append("time       nothing to do: this corpus is complete")
     elif "seconds" in result:
-        rate = build_figures(result)["source_mb_per_second"]
-        lines.append(f"time       {result['seconds']:.1f} s, {rate:.2f} MB of source per second")
+        rate = 1e6 * build_figures(result)["source_mb_per_second"]
+        lines.append(f"time       {result['seconds']:.1f} s, {format_bytes(rate)} of source per second")
     if 1 < totals["projects"] <= _PER_PROJECT:
         lines += [
-            f"  {name}: {counted(entry['files'], 'file')}, {entry['source_bytes'] / 1e6:,.2f} MB, "
+            f"  {name}: {counted(entry['files'], 'file')}, {format_bytes(entry['source_bytes'])}, "
             f"{counted(entry['documents'], 'document')}"
             for name, entry in sorted(result["projects"].items())
         ]
     return "\n".join(lines)
+
+
+def held_out(validation: dict[str, Any]) -> str:
+    """How far validation text is of what was trained on."""
+    number, shared = validation["projects"], validation["projects_in_train"]
+    whose = f"{shared:,} of {counted(number, 'project')} in training, too" if shared else (
+        f"{counted(number, 'project')}, none of them in training"
+    )
+    return (
+        f"{whose}; {validation['repeated_share']:.1%} of the text in lines of {validation['min_line_bytes']} "
+        "bytes or more is in training text"
+    )
 
 
 def _compiled(totals: dict[str, Any]) -> list[str]:
