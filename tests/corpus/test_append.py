@@ -214,7 +214,7 @@ def test_a_corpus_without_fingerprints_cannot_grow(tmp_path):
     manifest = json.loads((out / "manifest.json").read_text())
     name = manifest["fingerprints"]["name"]
     (out / "manifest.json").write_text(json.dumps({**manifest, "fingerprints": {"version": 0}}))
-    with pytest.raises(UserError, match="another version of cpplm.*Build it anew"):
+    with pytest.raises(UserError, match=r"another version of cpplm.*Build it anew"):
         build(settings(out, third, append=True))
     (out / "manifest.json").write_text(json.dumps(manifest))
     (out / name).write_bytes(b"damaged")

@@ -159,7 +159,7 @@ RANGES = "#include <ranges>\n#include <vector>\nauto r = std::views::iota(1);\n"
         (CONCEPT + "int n = absent;\n", "c++20", "'absent' was not declared in this scope"),
         (CONCEPT + "\nint f(Any auto a) { return a.b }", "c++20", "expected ';' before '}' token"),
         (RANGES + "Absent n;\n", "c++20", "'Absent' does not name a type"),
-        ("#include <compare>\nbool n = (1 <=> 2) < absent;", "c++20", "'absent' was not declared in this scope"),
+        ("#include <compare>\nbool n = 1 <=> absent;", "c++20", "'absent' was not declared in this scope"),
         ("constinit int n = absent;", "c++20", "'absent' was not declared in this scope"),
         ("int requires = 1;\nint n = ;\n", "c++17", "expected primary-expression before ';' token"),
         ("int n = ;\n", "c++17", "expected primary-expression before ';' token"),
@@ -173,7 +173,7 @@ def test_the_error_is_that_of_the_standard_that_gets_furthest(
     assert (verdict.standard, verdict.first_error) == (standard, error)
 
 
-def test_an_error_in_a_header_counts_where_the_text_includes_it(sandbox: Sandbox, public_folder: Path) -> None:
+def test_an_error_in_a_header_counts_where_it_is_included(sandbox: Sandbox, public_folder: Path) -> None:
     (public_folder / "new.h").write_text('#if __cplusplus < 202002L\n#error "C++20"\n#endif\n')
     verdict = compile_document("#include <new.h>\nint n = absent;\n", "c++", sandbox, [public_folder])
     assert (verdict.standard, verdict.first_error) == ("c++20", "'absent' was not declared in this scope")

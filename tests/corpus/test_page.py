@@ -13,6 +13,7 @@ from cpplm.corpus.build import build
 from cpplm.corpus.inspect import InspectSettings, inspect
 from cpplm.corpus.page import SHOWN_CHARACTERS, collect
 from cpplm.corpus.settings import CorpusSettings
+from tests.browser import headless_browser
 from tests.corpus.cpp import TINYLIB, write_files
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 777 * 777 }}"
@@ -77,6 +78,29 @@ def test_the_page_shows_the_figures_and_stands_alone(tmp_path, tokenizer_path):
     for document in documents:
         assert document["text"][:SHOWN_CHARACTERS] in page.text
         assert document["id"] in page.text
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with headless_browser() as browser:
+        yield browser
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_narrow_screens(tmp_path, browser, width):
+    names = [f"a_folder_with_a_long_name/and_a_source_of_a_long_name_too_{i}.cc" for i in range(4)]
+    write_files(tmp_path / "p", {name: f"int f{i}() {{ return {i}; }}\n" for i, name in enumerate(names)})
+    write_files(tmp_path / "p", {"made.cc": "// @generated\n", "empty.cc": ""})
+    build(CorpusSettings(out=str(tmp_path / "out"), projects=(TINYLIB, tmp_path / "p"), workers=1))
+    page_of(tmp_path, tmp_path / "out")
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto((tmp_path / "page.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cells = page.evaluate("[...document.querySelectorAll('th, td')].map(e => [e.innerText, e.clientWidth])")
+    assert [text for text, cell_width in cells if cell_width < 6 * min(len(text.strip()), 12)] == []
+    assert " kB" in page.inner_text(".tiles") and "0.0 MB" not in page.inner_text("body")
+    page.close()
 
 
 def hostile_corpus(folder):

@@ -8,9 +8,11 @@ from tests.corpus.cpp import write_files
 
 # What tools write, below a project with `src/own.cc`; everything is in a build folder.
 BUILD_TREES = {
-    "cmake": {"b/CMakeCache.txt": "", "b/gen/x.cc": "int x;\n", "b/CMakeFiles/3.25/CompilerIdCXX/y.cpp": "int y;\n"},
-    "in-source cmake": {"CMakeCache.txt": "", "CMakeLists.txt": "", "CMakeFiles/3.25/CMakeCXXCompilerId.cpp": "int x;\n"},
-    "nested in-source cmake": {"src/CMakeCache.txt": "", "src/CMakeLists.txt": "", "src/CMakeFiles/id.c": "int x;\n"},
+    "cmake": {"b/CMakeCache.txt": "", "b/gen/x.cc": "int x;\n", "b/CMakeFiles/3.25/id/y.cpp": "int y;\n"},
+    "in-source cmake": {"CMakeCache.txt": "", "CMakeLists.txt": "", "CMakeFiles/3.25/id.cpp": "int x;\n"},
+    "in-source cmake of a part": {
+        "src/CMakeCache.txt": "", "src/CMakeLists.txt": "", "src/CMakeFiles/id.c": "int x;\n",
+    },
     "cmake's leftovers": {"src/CMakeFiles/a.dir/x.cc": "int x;\n"},
     "qt": {"src/app_autogen/include/ui_x.h": "int x;\n"},
     "ninja": {"out/Debug/build.ninja": "", "out/Debug/gen/x.h": "int x;\n"},

@@ -98,7 +98,7 @@ def pipeline(settings: CorpusSettings) -> list[engine.BuildShare]:
 
 @dataclass(frozen=True)
 class _Work:
-    """The projects that are not in the corpus yet, the corpus to which they are to be added, all its files."""
+    """The projects that are not in the corpus yet, the corpus that they are added to, the files of both."""
 
     identity: dict[str, Any]
     found: list[Discovered]

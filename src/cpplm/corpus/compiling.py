@@ -201,7 +201,7 @@ def compile_file(
         tried.append(verdict)
         if _lacks_a_name(verdict):
             break
-    # What is wrong is what is left under the standard that the text was written for: the one that gets furthest.
+    # The standard that the text was written for gets furthest.
     return max(tried, key=lambda verdict: verdict.place)
 
 

@@ -1,8 +1,9 @@
 """What the files of all projects decide together: redaction, copies of one another, copies of problems.
 
-Every file is read once; what is kept of it is small, and stored beside the corpus (`fingerprints.py`) for what
-is added later: of a copy of held-out text not even the documents of other files quote it. The order of projects and files decides which of two
-equals stays, so the result does not depend on how the reading is spread over processes.
+Every file is read once; what is kept of it is small, and stored beside the corpus (`fingerprints.py`) for
+projects that are added later. Copies of held-out text are not even quoted by documents of other files. The
+order of projects and files decides which of two equals stays, so the result does not depend on how the reading
+is spread over processes.
 """
 
 from __future__ import annotations
@@ -153,7 +154,10 @@ def _examine(file: SourceFile, rules: Curation) -> _Examined:
 def _leave_out_copies(
     candidates: list[_Candidate], known: Sequence[KnownFile], threshold: float
 ) -> list[_Candidate]:
-    """Contaminated files first, so that no clean file goes for being like one; then copies. Returns the rest."""
+    """Leave out contaminated files first, so that no clean file goes for being like one; then copies.
+
+    Returns the candidates that stay.
+    """
     shown = contaminated([candidate.hits for candidate in candidates])
     for position, hit in shown.items():
         candidates[position].leave_out(
@@ -161,10 +165,11 @@ def _leave_out_copies(
         )
     clean = [candidate for position, candidate in enumerate(candidates) if position not in shown]
 
-    exact = exact_twins([each.fingerprint for each in (*known, *clean)])
+    prints = [each.fingerprint for each in known]
+    exact = exact_twins(prints + [each.fingerprint for each in clean])
     single = _without_twins("copy", "as", known, clean, exact)
     near = near_twins(
-        [each.fingerprint for each in (*known, *single)],
+        prints + [each.fingerprint for each in single],
         threshold,
         lambda position: single[position - len(known)].shingles(),
         num_known=len(known),

@@ -1,4 +1,4 @@
-"""Fingerprints of the files that a corpus was made of, stored beside it: what is added later is compared with them.
+"""Fingerprints of the files that a corpus was made of, stored beside it to compare later projects with.
 
     OUT/fingerprints_00000.parquet   project, file, text, bands, sketch: one row per file that made documents
 

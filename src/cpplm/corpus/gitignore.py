@@ -48,9 +48,8 @@ class GitIgnore:
 
 def _patterns(lines: list[str]) -> Iterator[GitIgnoreSpecPattern]:
     for line in lines:
-        if line.count("*") > _MAX_STARS or _MAX_STARS_PER_SEGMENT < max(
-            segment.count("*") for segment in line.split("/")
-        ):
+        stars = [segment.count("*") for segment in line.split("/")]
+        if sum(stars) > _MAX_STARS or max(stars) > _MAX_STARS_PER_SEGMENT:
             continue
         try:
             pattern = GitIgnoreSpecPattern(line)

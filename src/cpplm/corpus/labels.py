@@ -64,7 +64,7 @@ def plan_labels(settings: CorpusSettings) -> Labelling | None:
 
 
 def label(verdict: Verdict) -> dict[str, Any]:
-    """The columns of the label; the error is the first under the standard that got furthest, without names."""
+    """The columns of the label; the error is without names."""
     return {"compiles": verdict.compiles, "first_error": verdict.reason}
 
 

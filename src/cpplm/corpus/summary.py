@@ -161,8 +161,10 @@ def summary(result: dict[str, Any], location: str) -> str:
 def held_out(validation: dict[str, Any]) -> str:
     """How far validation text is of what was trained on."""
     number, shared = validation["projects"], validation["projects_in_train"]
-    whose = f"{shared:,} of {counted(number, 'project')} in training, too" if shared else (
-        f"{counted(number, 'project')}, none of them in training"
+    whose = (
+        f"{shared:,} of {counted(number, 'project')} in training, too"
+        if shared
+        else (f"{counted(number, 'project')}, none of them in training")
     )
     return (
         f"{whose}; {validation['repeated_share']:.1%} of the text in lines of {validation['min_line_bytes']} "

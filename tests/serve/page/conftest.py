@@ -1,15 +1,13 @@
 """The page in headless Chromium, against a real server."""
 
-import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from cpplm.generate.engine import Engine
+from tests.browser import headless_browser
 from tests.serve.served import NAME, Served, serving
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @pytest.fixture(scope="package")
@@ -20,19 +18,8 @@ def server(long_engine: Engine) -> Iterator[Served]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
-    expect.set_options(timeout=20_000)  # a busy machine is no failure
-    with sync_playwright() as playwright:
-        arguments = [
-            "--no-sandbox",
-            "--disable-gpu",
-            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-        ]
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+    with headless_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
