@@ -26,7 +26,7 @@ SOURCES = $(or $(PROJECTS),--cxx_headers)
 
 demo: $(VENV)/.installed  ## C++ projects to a model: corpus, tokenizer, train, evaluate, generate, page
 	$(CPPLM) corpus build $(SOURCES) --out $(DEMO)/corpus
-	$(CPPLM) tokenizer train $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size $(VOCAB)
+	$(CPPLM) tokenizer train $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size $(VOCAB) --soft_vocab_limit
 	$(CPPLM) train $(DEMO)/corpus --config recipes/demo.toml --tokenizer $(DEMO)/tokenizer.json --out $(DEMO)/run --max_minutes $(MINUTES)
 	$(CPPLM) evaluate $(DEMO)/run --data_dir $(DEMO)/corpus
 	$(CPPLM) generate $(DEMO)/run --examples --max_new_tokens 80 --save

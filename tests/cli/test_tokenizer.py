@@ -92,6 +92,11 @@ def test_too_little_code_for_the_vocabulary_says_so_and_leaves_nothing(corpus: P
     assert "the corpus gives only" in result.stderr.splitlines()[-1]
     assert "--vocab_size 60,000" in result.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
+    for _ in range(2):
+        result = cpplm(*train(corpus, out, "--vocab_size", "60000", "--soft_vocab_limit"))
+        assert result.returncode == 0
+        assert "gives no 60,000: the vocabulary was lowered" in result.stdout
+    assert 320 < Tokenizer.load(out).vocab_size < 60_000
 
 
 def test_out_below_a_file_is_refused(corpus: Path, tmp_path: Path) -> None:

@@ -146,3 +146,17 @@ void fourth(x) { }
     lexed = lex(source)
     texts = [source[piece.start : piece.end].split(b"(")[0] for piece in split(lexed, MacroTable()).pieces]
     assert texts == [b"int first", b"static void second", b"int third", b"int a;", b"void fourth"]
+
+
+@pytest.mark.parametrize(
+    ("source", "sound"),
+    [
+        ("module;\n#include <vector>\nexport module a;\nint f();\n", False),
+        ("export module a.b:part;\nint f();\n", False),
+        ("// of b\nmodule b;\nint f();\n", False),
+        ("// module b;\nint module;\nvoid f() {\n  module m;\n}\n", True),
+        ("int f(int module) { return module; }\n", True),
+    ],
+)
+def test_units_of_modules_are_not_taken_apart(source, sound):
+    assert split(lex(source.encode()), MacroTable()).sound == sound

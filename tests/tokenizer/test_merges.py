@@ -115,6 +115,20 @@ def test_too_few_pairs() -> None:
         learn_vocabulary(words, 4096)
 
 
+@pytest.mark.parametrize(("num_words", "vocab_size"), [(60, 4096), (300, 4096), (3000, 60_000), (3000, 1024)])
+def test_a_soft_limit_gives_what_the_text_gives(num_words: int, vocab_size: int) -> None:
+    letters = random.Random(num_words)
+    chosen = sorted({bytes(letters.choices(b"abcdefgh", k=8)) for _ in range(num_words)})
+    words = Words(chosen, np.full(len(chosen), 100), 8 * len(chosen), 1)
+    number = 64 + len(learn_vocabulary(words, vocab_size, soft_limit=True))
+    assert 320 < number <= vocab_size and number % 64 == 0
+    if number < vocab_size:
+        with pytest.raises(UserError, match="--soft_vocab_limit"):
+            learn_vocabulary(words, vocab_size)
+    with pytest.raises(UserError, match="gives only 320 tokens"):
+        learn_vocabulary(Words([b"a", b"b"], np.array([20, 20]), 2, 1), vocab_size, soft_limit=True)
+
+
 def test_core_names_are_in_every_vocabulary_that_has_room() -> None:
     letters = random.Random(0)
     words = {bytes(letters.choices(b"abcdefgh", k=8)) for _ in range(3000)}

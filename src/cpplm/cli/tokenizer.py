@@ -68,6 +68,11 @@ def train(settings: TokenizerSettings) -> Report:
     text = (
         f"{settings.out}: {tokenizer.vocab_size:,} tokens, hash {tokenizer.hash[:12]}"
         f"{'' if now else ' (already trained on this text)'}"
+        + (
+            f"; the text gives no {settings.vocab_size:,}: the vocabulary was lowered"
+            if tokenizer.vocab_size < settings.vocab_size
+            else ""
+        )
     )
     figures = {
         "out": str(settings.out),

@@ -143,7 +143,7 @@ class ShardReader:
         if not self.storage.exists(COMPLETE):
             raise UserError(
                 f"{self.storage.location} holds no finished documents (no {COMPLETE})",
-                fix="Run 'cpplm corpus build' until it ends, or name another --data_dir.",
+                fix="Run 'cpplm corpus build' until it ends, or name another folder.",
             )
         self.manifest, self._shards = read_manifest(self.storage)
         missing = {shard.name for shard in self._shards} - set(self.storage.names())

@@ -2,8 +2,8 @@
 
 Every file is read once; what is kept of it is small, and stored beside the corpus (`fingerprints.py`) for
 projects that are added later. Copies of held-out text are not even quoted by documents of other files. The
-order of projects and files decides which of two equals stays, so the result does not depend on how the reading
-is spread over processes.
+order of projects and files decides which of two equals stays, so the result does not depend on how the
+reading is spread over processes.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _matches(pattern: GitIgnoreSpecPattern, name: str) -> bool:
     glob = line.removeprefix("!").rstrip("/")
     if "/" not in glob:
         name = name[name.rfind("/", 0, -1) + 1 :]
-    found = pattern.regex.search(name)
+    found = pattern.regex.search(name) if pattern.regex else None
     if found is None:
         return False
     if glob.endswith("/**"):  # all that is below the folder

@@ -44,7 +44,7 @@ def check_batch(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str
         return []
     return [
         f"only {share:.0%} of the lines of the first batch look like C++ ({_some(lines)}). Look at the "
-        "corpus: 'cpplm corpus inspect'."
+        "corpus: 'cpplm corpus inspect CORPUS'."
     ]
 
 

@@ -35,6 +35,8 @@ _MIN_WEIGHTS = (400, 20)
 # Core names take at most this share of a vocabulary; all fit from 4,096 tokens on.
 _MOST_FORCED = 1 / 8
 MAX_VOCAB_SIZE = 65_536
+# Of a vocabulary that follows from the text: matrix products like it.
+_VOCAB_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class TokenizerSettings:
     """Train on the C++ files of the projects in this folder instead, one project a sub-folder."""
     vocab_size: int = 32_768
     """Number of token ids in all: 64 special tokens, 256 bytes, core names of C++, the rest learned."""
+    soft_vocab_limit: bool = False
+    """With too little text for --vocab_size: as many tokens as it gives, instead of an error."""
     pieces: Pieces = "lines"
     """lines: a line break ends a token. dense: it takes the next line's indentation along, for 9 % fewer
     tokens but 2 % more bits per byte in the models that were compared."""
@@ -124,18 +128,23 @@ def train_tokenizer(
         workers=settings.workers or available_cores(),
         share=min(1.0, settings.max_bytes / max(1, total)),
     )
-    tokens = learn_vocabulary(words, settings.vocab_size)
+    tokens = learn_vocabulary(words, settings.vocab_size, soft_limit=settings.soft_vocab_limit)
     figures = {"bytes": words.num_bytes, "projects": words.num_projects, "words": len(words.words)}
     tokenizer = Tokenizer(pattern, tokens, {**provenance, **figures})
     Storage(out.parent, create=True).write(out.name, tokenizer.to_json())
     return tokenizer, True
 
 
-def learn_vocabulary(words: Words, vocab_size: int) -> tuple[bytes, ...]:
+def learn_vocabulary(words: Words, vocab_size: int, *, soft_limit: bool = False) -> tuple[bytes, ...]:
     """All tokens behind the special ones: the 256 bytes, merges in the order learned, core names left over.
 
+    Args:
+        words: what to learn from.
+        vocab_size: number of tokens, special ones included.
+        soft_limit: with too few words, give as many tokens as there are, a multiple of 64.
+
     Raises:
-        UserError: the words do not have enough repeated pairs for `vocab_size`.
+        UserError: the words do not have enough repeated pairs for `vocab_size`, or for any token at all.
     """
     single = [bytes([value]) for value in range(NUM_BYTES)]
     symbols = np.frombuffer(b"".join(words.words), dtype=np.uint8)
@@ -150,7 +159,10 @@ def learn_vocabulary(words: Words, vocab_size: int) -> tuple[bytes, ...]:
             tokens = learn_tokens(merger, room, forced, bar.update)
         if tokens is not None:
             return tuple(tokens)
+    fewer = (NUM_SPECIAL + len(merger.tokens)) // _VOCAB_MULTIPLE * _VOCAB_MULTIPLE
+    if soft_limit and NUM_SPECIAL + NUM_BYTES < fewer < vocab_size:
+        return learn_vocabulary(words, fewer, soft_limit=True)
     raise UserError(
         f"the corpus gives only {NUM_SPECIAL + len(merger.tokens):,} tokens, not --vocab_size {vocab_size:,}",
-        fix="Use a smaller vocabulary or more code.",
+        fix="Use a smaller vocabulary, --soft_vocab_limit or more code.",
     )
