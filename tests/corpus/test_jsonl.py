@@ -225,7 +225,7 @@ def test_a_corpus_from_json_lines(tmp_path):
     texts = "".join(text for split in ("train", "val") for _, text in reader.texts(split))
     assert all(f"int f{n}(int a)" in texts for n in range(40))
     assert {name.split(".")[0] for name in contents(out)} == {
-        "_COMPLETE", "manifest", "train_00000", "val_00000",
+        "_COMPLETE", "fingerprints_00000", "manifest", "train_00000", "val_00000",
     }  # fmt: skip
     shown = summary(result, "out")
     assert "records    41 from 1 JSONL file" in shown
@@ -237,7 +237,7 @@ def test_a_corpus_from_json_lines(tmp_path):
     assert "records    1 not JSON, such as 'code.jsonl:41'" in shown
     assert build(settings)["already_complete"]
     assert sorted(name.split(".")[0] for name in contents(out)) == [
-        "_COMPLETE", "manifest", "train_00000", "val_00000",
+        "_COMPLETE", "fingerprints_00000", "manifest", "train_00000", "val_00000",
     ]  # fmt: skip
     more = write_lines(tmp_path / "more.jsonl", {"text": "int more() { return 1; }"})
     grown = build(CorpusSettings(out=str(out), jsonl=(more,), append=True, workers=1))
