@@ -63,10 +63,12 @@ def test_a_prompt_and_its_completion_are_printed(engine: Engine, command: Comman
 
 
 def test_every_way_of_sampling_is_a_flag(engine: Engine, command: Command) -> None:
-    flags = "-t 1.1 -k 30 --top_p 0.9 --min_p 0.01 --repetition_penalty 1.3 --seed 7 --max_new_tokens 9"
+    flags = "-t 1.1 -k 30 --top_p 0.9 --min_p 0.01 --repetition_penalty 1.3 --seed 7 --max_new_tokens 9 "
+    flags += "--frequency_penalty 0.5 --presence_penalty -0.5 --logit_bias 100 -3 101 4.5"
     settings = {
         "temperature": 1.1, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3, "seed": 7,
-        "max_new_tokens": 9, "stop": ("xyz", ";"),
+        "max_new_tokens": 9, "stop": ("xyz", ";"), "frequency_penalty": 0.5, "presence_penalty": -0.5,
+        "logit_bias": ((100, -3.0), (101, 4.5)),
     }  # fmt: skip
     assert command("--prompt", "int", *flags.split(), "--stop", "xyz", ";")[1]["completions"] == expected(
         engine, "int", **settings

@@ -29,6 +29,9 @@ class Echo:
         self.identity = {"version": version}
         self.asked: list[Request] = []
 
+    def fit(self, request: Request, new_tokens: int) -> Request:
+        return Request(request.prefix[-new_tokens:], request.suffix)
+
     def write(
         self,
         requests: Sequence[Request],

@@ -30,6 +30,9 @@ PROBLEM = Problem(
 )
 
 
+EMPTY = ["}", " \n\t}", "// return 2 * x;\n}", "/* int */ ; ; }", "{ { } } }", " \n", ";"]
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
     return Sandbox.probe()
@@ -51,13 +54,26 @@ def test_completions_are_cut_and_judged(judge: Judge) -> None:
         "return 2 * x;" + " " * LARGEST_WRITTEN: "too long",
         "\x00": "binary",
         "": "empty",
+        **dict.fromkeys(EMPTY, "empty"),
     }
     report = evaluate_completions([PROBLEM], {"twice": list(completions)}, judge)
     assert [sample.outcome for sample in report.samples] == list(completions.values())
     assert [sample.body for sample in report.samples[:4]] == ["return 2 * x; }"] * 4
     assert report.samples[4].assertions == 5
     assert report.samples[4].assertions_passed == 4
-    assert report.pass_at == {1: pytest.approx(4 / 9)}
+    assert report.pass_at == {1: pytest.approx(4 / len(completions))}
+    assert report.compile_rate == pytest.approx(5 / len(completions))
+
+
+def test_an_empty_answer_earns_nothing(judge: Judge) -> None:
+    """Also where it compiles, and even passes: what is not written is not the model's."""
+    easy = dataclasses.replace(
+        PROBLEM, prompt="void nothing(int x) {\n", tests="int main() {\n" + "    assert(true);\n" * 5 + "}\n"
+    )
+    report = evaluate_completions([easy], {"twice": ["return; }", *EMPTY]}, judge)
+    assert report.outcomes == {"pass": 1, "empty": len(EMPTY)}
+    share = pytest.approx(1 / (1 + len(EMPTY)))
+    assert (report.compile_rate, report.assertions_passed, report.pass_at) == (share, share, {1: share})
 
 
 def test_messages_name_the_lines_of_the_problem(judge: Judge) -> None:

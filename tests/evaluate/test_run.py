@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cpplm.core.errors import UserError
+from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.problems import load_problems
@@ -144,7 +145,7 @@ def write_problems(path: Path, **prompts: str) -> str:
     return str(path)
 
 
-def test_problems_are_counted_also_when_their_prompt_is_too_long(
+def test_a_prompt_that_is_too_long_is_cut_and_that_is_said(
     tmp_path: Path, run: Path, evaluation: Evaluation
 ) -> None:
     long = "// " + "words and more words " * 30 + "\nint one() {\n"
@@ -153,11 +154,25 @@ def test_problems_are_counted_also_when_their_prompt_is_too_long(
     assert found["problems"] == 2
     assert sum(found["outcomes"].values()) == 2
     details = {sample["problem"]: sample for sample in found["details"]}
-    assert details["long"]["body"].strip() in ("", "}")
-    assert details["long"]["outcome"] != "pass"
-    ((reason, count),) = found["failed_samples"].items()
-    assert ("context 64" in reason, count) == (True, 1)
+    assert details["long"]["body"]
+    assert "failed_samples" not in found
+    assert found["truncated_prompts"] == 0.5
+    assert 0.5 < found["truncated_text"] < 1
+    assert "1 of 2 prompts were cut to fit the context" in found["table"]
     assert json.loads((run / "evaluation.json").read_text())["cpp_mine"] == found
+
+
+def test_what_cannot_be_stored_is_not_measured(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place where not even root can."""
+    settings = CppEvalSettings(
+        problems=write_problems(tmp_path / "m.jsonl", a="int one() {\n"), max_new_tokens=4
+    )
+    evaluation = Evaluation(Target(EvaluatedModel(run=str(run)), out="/proc/self"))
+    monkeypatch.setattr(CheckpointModel, "write", lambda *_, **__: pytest.fail("it was asked"))
+    with pytest.raises(UserError, match="--out FOLDER"):
+        evaluation.cpp(settings)
 
 
 def test_other_problems_in_the_same_file_are_another_question(tmp_path: Path, evaluation: Evaluation) -> None:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,18 @@ from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings
 from cpplm.generate.writing import Completion, Request
 from cpplm.model.cache import Cache
 from cpplm.model.config import ModelConfig
-from cpplm.tokenizer.special import BOS
+from cpplm.tokenizer.special import BOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy
 from tests.generate.test_every_feature import EACH, assert_plain, engine_of, requests
 from tests.model.features import CONFIGS, DECODED, random_model
 
 LOOKUP, HEADS = DraftSettings("lookup", tokens=5, rows=32), DraftSettings("heads", tokens=3, rows=32)
+
+
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.2, "frequency_penalty": 0.7, "presence_penalty": -0.5, "logit_bias": ((90, 6.0),),
+}  # fmt: skip
 
 
 def with_head(config: ModelConfig) -> ModelConfig:
@@ -68,7 +74,7 @@ def test_samples_are_the_same_token_for_token(tokenizer: Tokenizer, draft: Draft
         engine.request("int x; " * 6 + "in", settings=SamplingSettings(20, temperature, 4, seed, **kind),
                        num_samples=2, logprobs=1)
         for seed, (temperature, kind) in enumerate(itertools.product(
-            (1.0,), ({}, {"repetition_penalty": 1.2}, {"stop": (";",)}, {"top_p": 0.7})))
+            (1.0,), ({}, PENALTIES, {"stop": (";",)}, {"top_p": 0.7})))
     ]  # fmt: skip
     plain, drafted = (answers(engine, asked, Limits(rows=4, draft=kind)) for kind in (DraftSettings(), draft))
     for one, other in zip(itertools.chain(*plain), itertools.chain(*drafted), strict=True):
@@ -80,7 +86,7 @@ def test_samples_are_the_same_token_for_token(tokenizer: Tokenizer, draft: Draft
 def test_lookup_saves_steps(tokenizer: Tokenizer) -> None:
     """A model that repeats itself writes several tokens per step."""
     engine = engine_of(CONFIGS["plain"], tokenizer)
-    prompt = Request((BOS, 80), greedy(60))
+    prompt = Request((BOS, 100), greedy(60))
     plain, steps = run(engine.scheduler(), prompt)
     scheduler = engine.scheduler(Limits(draft=LOOKUP))
     drafted, fewer = run(scheduler, prompt)
@@ -129,7 +135,7 @@ def test_the_first_draft_is_what_the_head_says(tokenizer: Tokenizer) -> None:
     ids = torch.tensor([[*asked.ids, *done[0].ids]])
     with torch.no_grad():
         states = model.draft_states(0, model.hidden_states(ids[:, :-1]), ids[:, 1:])
-        expected = model.logits(states)[0].argmax(-1).tolist()
+        expected = (model.logits(states)[0, :, NUM_SPECIAL:].argmax(-1) + NUM_SPECIAL).tolist()
     assert len(seen) > 5
     for text, found in seen.items():
         assert found[0] == expected[len(text) - 2]
@@ -141,13 +147,17 @@ def test_lookup_finds_what_came_last(tokenizer: Tokenizer) -> None:
     drafter = Drafter(model, cache, DraftSettings("lookup", tokens=3))
 
     def draft(ids: list[int]) -> list[int]:
-        return drafter.draft([drafter.begin(ids)], [cache.begin()])[0]
+        """Ids count from the first that is not special; special ones are negative."""
+        found = drafter.draft([drafter.begin([NUM_SPECIAL + id_ for id_ in ids])], [cache.begin()])[0]
+        return [id_ - NUM_SPECIAL for id_ in found]
 
     assert draft([1, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5, 6]
     assert draft([1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]) == [9, 1, 2]  # the last time counts
     assert draft([9, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5, 6]  # two tokens are enough
     assert draft([1, 2, 3, 7, 5, 2, 3, 8, 1, 2, 3]) == [7, 5, 2]  # three tell more
     assert draft([1, 2, 3]) == draft([5]) == []
+    assert draft([1, 2, 3, 4, -1, 6, 1, 2, 3]) == [4]  # special tokens are never drafted
+    assert draft([1, 2, 3, -1, 5, 6, 1, 2, 3]) == []
     drafter = Drafter(model, cache, DraftSettings("lookup"))  # two, where nobody says how many
     assert draft([1, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5]
 

@@ -7,7 +7,7 @@ import pytest
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import Limits, SamplingSettings
 from cpplm.generate.writing import Completion, Request
-from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.special import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import naive_sample
 from tests.generate.talker import babbler
@@ -65,16 +65,11 @@ def test_it_wins_over_the_limit_and_a_stop_text_comes_first(tokenizer: Tokenizer
     assert write(tokenizer, stopped, [*tokens, end])[1] == Completion("i", tuple(tokens), "stop")
 
 
-def test_without_them_the_token_is_text(tokenizer: Tokenizer, end: int) -> None:
-    _, completion = write(tokenizer, Request((BOS,)), [end, EOS])
-    assert completion == Completion("<|assistant_end|>", (end,), "end")
-
-
 def test_each_sample_ends_at_its_own(engine: Engine) -> None:
     """The same tokens as without, up to the first that ends; so are the probabilities."""
     request = Request((BOS, 100, 101), SAMPLING, num_samples=5, logprobs=2)
     free = completions(engine, request)
-    ends = (free[0].ids[7], free[3].ids[20], 7)
+    ends = (free[0].ids[7], free[3].ids[20])
     found = completions(engine, dataclasses.replace(request, end_ids=ends))
     assert {completion.reason for completion in found} >= {"end"}
     for whole, cut in zip(free, found, strict=True):
@@ -96,7 +91,7 @@ def test_what_goes_on_is_as_if_written_in_one_go(engine: Engine, cut: int) -> No
             engine,
             Request(
                 (*request.ids, *whole.ids[:cut]), dataclasses.replace(SAMPLING, max_new_tokens=40 - cut),
-                first_sample=number, drawn=cut,
+                first_sample=number, written=whole.ids[:cut],
             ),
         )  # fmt: skip
         assert whole.ids == (*whole.ids[:cut], *rest.ids)
@@ -104,7 +99,12 @@ def test_what_goes_on_is_as_if_written_in_one_go(engine: Engine, cut: int) -> No
 
 def test_the_plain_loop_knows_them_too(engine: Engine) -> None:
     request = Request(
-        (BOS, 100), SAMPLING, num_samples=2, end_ids=tuple(range(64, 90)), first_sample=2, drawn=9
+        (BOS, 100),
+        SAMPLING,
+        num_samples=2,
+        end_ids=tuple(range(64, 90)),
+        first_sample=2,
+        written=tuple(range(100, 109)),
     )
     expected = [naive_sample(engine.model, engine.tokenizer, request, number) for number in range(2)]
     assert completions(engine, request) == expected

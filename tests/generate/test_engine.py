@@ -12,7 +12,7 @@ from cpplm.generate.settings import Limits, SamplingSettings
 from cpplm.generate.writing import Request
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.healing import heal
-from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy, naive_sample
 from tests.model.test_transformer import random_model
@@ -63,11 +63,11 @@ def test_healing_takes_the_likeliest_token_that_spells_the_end(engine: Engine) -
     ids, rest = [BOS, *healed.ids], healed.taken
     for token in completion.ids:
         logits = engine.model(torch.tensor([ids]))[0, -1]
+        logits[[id_ for id_ in range(NUM_SPECIAL) if rest or id_ not in (BOS, EOS)]] = float("-inf")
         if rest:
             for id_, spelt in enumerate(engine.tokenizer.tokens, 64):
                 if not (spelt.startswith(rest) or rest.startswith(spelt)):
                     logits[id_] = float("-inf")
-            logits[:64] = float("-inf")
         assert token == int(logits.argmax())
         ids.append(token)
         rest = rest[len(engine.tokenizer.decode_bytes([token])) :]

@@ -11,7 +11,7 @@ from cpplm.generate.settings import Limits
 from cpplm.generate.writing import Completion, Request
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy, naive
 from tests.model.features import DECODED, random_model
@@ -20,11 +20,11 @@ EACH = pytest.mark.parametrize("config", DECODED.values(), ids=DECODED.keys())
 
 
 def engine_of(config: ModelConfig, tokenizer: Tokenizer, device: str = "cpu") -> Engine:
-    """Windows of 16 tokens, texts of up to 96, which hardly ever end by themselves."""
+    """Windows of 16 tokens, texts of up to 96; special tokens are never likely, masked or not."""
     config = dataclasses.replace(config, vocab_size=tokenizer.vocab_size, max_seq_len=96, short_window="half")
     model = random_model(config).to(device)
     with torch.no_grad():
-        model.lm_head.weight[[BOS, EOS]] = 0
+        model.lm_head.weight[:NUM_SPECIAL] = 0
     for block in model.blocks:
         if block.attention.window is not None:
             block.attention.window = 16

@@ -1,6 +1,7 @@
 """Which tokens may come and how often, against the definitions; random numbers; bad settings."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,9 +83,23 @@ def test_random_numbers_depend_on_seed_and_sample_alone() -> None:
     assert random_stream(9, 4).random(4).tolist() == streams[9, 4]
 
 
-def test_penalty() -> None:
+def test_penalties_and_bias() -> None:
+    """Repetition: of what was read and written. Frequency and presence: of what was written, as in OpenAI's API.
+    The bias is added to what these leave, so -100 forbids a token whatever else is asked for.
+    """
     logits = torch.tensor([2.0, -2.0, 0.0, 1.0])
-    assert penalise(logits, {0, 1}, 2.0).tolist() == [1.0, -4.0, 0.0, 1.0]
+
+    def changed(**change: Any) -> list[float]:
+        return penalise(logits, SamplingSettings(**change), prompt=[0], written=[1, 3, 3]).tolist()
+
+    assert changed() == [2.0, -2.0, 0.0, 1.0]
+    assert changed(repetition_penalty=2.0) == [1.0, -4.0, 0.0, 0.5]
+    assert changed(frequency_penalty=0.5) == [2.0, -2.5, 0.0, 0.0]
+    assert changed(presence_penalty=0.5) == [2.0, -2.5, 0.0, 0.5]
+    assert changed(frequency_penalty=-1.0, presence_penalty=2.0) == [2.0, -3.0, 0.0, 1.0]
+    assert changed(logit_bias=((2, 5.0), (3, -100.0))) == [2.0, -2.0, 5.0, -99.0]
+    every = {"repetition_penalty": 2.0, "frequency_penalty": 0.5, "presence_penalty": 1.0}
+    assert changed(**every, logit_bias=((1, 3.0),)) == [1.0, -2.5, 0.0, -1.5]
     assert logits.tolist() == [2.0, -2.0, 0.0, 1.0]
 
 
@@ -92,7 +107,9 @@ def test_penalty() -> None:
     "change",
     [
         {"temperature": -1}, {"top_k": -2}, {"max_new_tokens": 0}, {"top_p": 0.0}, {"top_p": 1.1},
-        {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"stop": ("x", "")}, {"seed": -1},
+        {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"frequency_penalty": 2.1}, {"presence_penalty": -2.1},
+        {"frequency_penalty": math.nan}, {"logit_bias": ((-1, 0.0),)}, {"logit_bias": ((70, 100.5),)},
+        {"logit_bias": ((70, math.nan),)}, {"stop": ("x", "")}, {"seed": -1},
     ],
 )  # fmt: skip
 def test_bad_settings(change: dict) -> None:

@@ -92,7 +92,7 @@ def test_logprobs_are_those_of_the_model(tokenizer: Tokenizer) -> None:
     request = Request((BOS,), SamplingSettings(5, 0.5, 3, repetition_penalty=1.5), logprobs=4)
     plain = Request((BOS,), SamplingSettings(5, 0.5, 3))
     samples = [Sample(tokenizer, each, 0, room=9) for each in (request, plain)]
-    token, _ = choose(logits, samples)
+    token, _ = choose(logits.clone(), samples)
     (found,) = samples[0].logprobs
     expected = logits[0].log_softmax(-1)
     assert found.token == token

@@ -1,5 +1,7 @@
 """The real client of OpenAI's API against a real model, and our own client that measures models."""
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -213,6 +215,23 @@ def test_other_parameters(client: openai.OpenAI, engine: Engine) -> None:
     assert answer.choices[0].text == expected.text
 
 
+def test_penalties_and_bias(client: openai.OpenAI, served: Served, engine: Engine) -> None:
+    """In completions and chats alike; a token that the model does not have is refused."""
+    more: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": -0.5}
+    sampling = settings(20, **more, logit_bias=((70, 4.0), (71, -100.0)))
+    (expected,) = by_engine(engine, engine.request(PROMPT, settings=sampling))
+    more["logit_bias"] = {"70": 4, "71": -100}
+    answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=20, **SAMPLED, **more)
+    assert answer.choices[0].text == expected.text
+    (plain,) = by_engine(engine, engine.request(PROMPT, settings=settings(20)))
+    assert plain.text != expected.text
+    forced = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "logit_bias": {"70": 100}}
+    content = served.post("/v1/chat/completions", forced).json()["choices"][0]["message"]["content"]
+    assert content == engine.tokenizer.decode([70] * 3)
+    beyond = {"prompt": "x", "logit_bias": {str(engine.tokenizer.vocab_size): 1}}
+    error_of(served.post("/v1/completions", beyond), 400, "invalid_value")
+
+
 # ---- probabilities ----------------------------------------------------------------------------------------
 
 
@@ -319,8 +338,10 @@ REFUSED = [
     ({"stop": ["x"] * 200}, "stop", STOPS),
     ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
     ({"best_of": 3}, "best_of", "not supported"),
-    ({"logit_bias": {"70": 5}}, "logit_bias", "is not supported: leave it out, or send {}"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty", "is not supported: leave it out, or send 0"),
+    ({"logit_bias": {"70": 100.5}}, "logit_bias", "less than or equal to 100"),
+    ({"logit_bias": {"int": 5}}, "logit_bias", "should match pattern"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
+    ({"presence_penalty": -2.5}, "presence_penalty", "greater than or equal to -2"),
     ({"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
     ({"temprature": 1}, "temprature", "unknown parameter: temprature. Did you mean 'temperature'?"),
     ({"suffix": "x", "echo": True}, "echo", "exclude each other"),

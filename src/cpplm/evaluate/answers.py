@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,12 +30,48 @@ LONGEST_TEXT = 1 << 17
 """Characters of a sample that are kept, more than are ever judged; the rest is cut."""
 
 
+@dataclass
+class Truncation:
+    """How much of the prompts the model did not get to see, as its context is too short."""
+
+    prompts: int = 0
+    truncated: int = 0
+    """Prompts of which something was left out."""
+    characters: int = 0
+    left_out: int = 0
+    """Characters, of those of all prompts."""
+
+    def add(self, request: Request, fitted: Request) -> None:
+        """Count a prompt and what is left of it."""
+        size, left = (len(each.prefix) + len(each.suffix or "") for each in (request, fitted))
+        self.prompts += 1
+        self.truncated += left < size
+        self.characters += size
+        self.left_out += size - left
+
+    def figures(self) -> dict[str, float]:
+        """Shares, for `--json`."""
+        return {
+            "truncated_prompts": self.truncated / max(self.prompts, 1),
+            "truncated_text": self.left_out / max(self.characters, 1),
+        }
+
+    def lines(self) -> list[str]:
+        """For tables: a sentence, or nothing."""
+        share = self.figures()["truncated_text"]
+        text = (
+            f"{self.truncated} of {self.prompts} prompts were cut to fit the context: {share:.1%} of all text"
+        )
+        return [text] if self.truncated else []
+
+
 class Answers:
-    """Writes by a model, each at most once."""
+    """Writes by a model, each at most once. Prompts that are too long are cut; `truncation` counts these."""
 
     def __init__(self, model: CodeModel, kept: dict[str, list[str]], file: IO[str] | None) -> None:
         """Use what `open_answers` found; `file` is open for appending, None where nothing outlives us."""
         self._model, self._kept, self._file = model, kept, file
+        self.truncation = Truncation()
 
     def write(
         self,
@@ -60,13 +96,16 @@ class Answers:
         """
         if (stop is None) != (rule == ""):
             raise ValueError("a rule and the function that applies it go together")
-        keys = [_key(request, sampling, rule, self._model.fills_in) for request in requests]
+        fitted = [self._model.fit(request, sampling.max_new_tokens) for request in requests]
+        for pair in zip(requests, fitted, strict=True):
+            self.truncation.add(*pair)
+        keys = [_key(request, sampling, rule, self._model.fills_in) for request in fitted]
         missing = [number for number, key in enumerate(keys) if len(self._kept.get(key, ())) < num_samples]
         for number in sorted(set(range(len(keys))) - set(missing)):
             yield number, [Written(text) for text in self._kept[keys[number]][:num_samples]]
         if not missing:
             return
-        asked = [requests[number] for number in missing]
+        asked = [fitted[number] for number in missing]
         for place, samples in self._model.write(asked, sampling, num_samples=num_samples, stop=stop):
             if len(samples) != num_samples:
                 raise ValueError(f"{num_samples} samples were asked for, {len(samples)} came")

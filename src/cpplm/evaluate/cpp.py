@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge, Program
-from cpplm.evaluate.judge.scoring import CppReport, SampleResult, function_body, summarise
+from cpplm.evaluate.judge.scoring import CppReport, SampleResult, function_body, is_empty, summarise
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import SamplingSettings
@@ -74,7 +74,7 @@ def evaluate_completions(
     verdicts = dict(judge.judge([program(*pair) for pair in zip(asked, bodies, strict=True)]))
     samples = []
     for number, (problem, body) in enumerate(zip(asked, bodies, strict=True)):
-        found = verdicts[number]
+        found = verdicts[number].of_nothing() if is_empty(body) else verdicts[number]
         samples.append(
             SampleResult(
                 problem.name, problem.difficulty, body, found.outcome, found.message, found.cpu_seconds,

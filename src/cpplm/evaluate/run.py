@@ -25,7 +25,7 @@ from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.evaluate.answers import Answers, open_answers
 from cpplm.evaluate.bits_per_byte import measure_texts, tokens_in_view
 from cpplm.evaluate.cpp import Generate, evaluate_problems
-from cpplm.evaluate.judge.scoring import CppReport, function_body
+from cpplm.evaluate.judge.scoring import SCORING_VERSION, CppReport, function_body
 from cpplm.evaluate.kept import Kept
 from cpplm.evaluate.likelihood import measure_likelihood
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
@@ -40,6 +40,7 @@ from cpplm.generate.settings import SamplingSettings
 
 FILE = "evaluation.json"
 DOCUMENTS = "bpb_documents.jsonl"
+_PROBE = "evaluation.probe"  # written and deleted
 
 
 class Evaluation:
@@ -66,7 +67,11 @@ class Evaluation:
     def once(
         self, name: str, settings: dict[str, Any], measure: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """The stored result of an equal measurement, or a new one, stored."""
+        """The stored result of an equal measurement, or a new one, stored.
+
+        Raises:
+            UserError: it could not be stored; found before anything is measured.
+        """
         storage = self._storage
         results = storage.read_json(FILE) if storage is not None and storage.exists(FILE) else {}
         with_what = {**self.model.identity, **settings}
@@ -74,6 +79,8 @@ class Evaluation:
         if old is not None and old["measured_with"] == with_what:
             kept: dict[str, Any] = old
             return kept
+        if storage is not None:
+            _require_writable(storage)
         begin = time.perf_counter()
         result = measure(with_what) | {
             **self.about,
@@ -132,26 +139,44 @@ class Evaluation:
                 report = evaluate_problems(complete, settings, problems=problems, verdicts=self.folder)
             failed = {"failed_samples": dict(complete.failed)} if complete.failed else {}
             valid = _valid_syntax(problems, report)
-            table = f"{report.table()}\nvalid syntax: {valid:.1%}" if valid is not None else report.table()
+            lines = [report.table(), *([] if valid is None else [f"valid syntax: {valid:.1%}"])]
             return {
                 **report.figures(),
                 **failed,
+                **answers.truncation.figures(),
                 "syntax_valid": valid,
-                "table": table,
+                "table": "\n".join([*lines, *answers.truncation.lines()]),
                 "details": report.details(),
             }
 
-        what = to_dict(settings) | {"workers": 0, "problems": sha256(repr(problems).encode())}
+        what = to_dict(settings) | {
+            "workers": 0, "problems": sha256(repr(problems).encode()), "scoring": SCORING_VERSION,
+        }  # fmt: skip
         # Several sets of problems keep their results side by side.
         small = settings.problems == CppEvalSettings.problems
         return self.once("cpp" if small else f"cpp_{Path(settings.problems).stem}", what, measure)
 
 
+def _require_writable(storage: Storage) -> None:
+    try:
+        storage.write(_PROBE, b"")
+        storage.delete([_PROBE])
+    except UserError as error:
+        raise UserError(
+            f"the results cannot be kept: {error}", fix="Name a folder that can be written: --out FOLDER."
+        ) from error
+
+
 def _valid_syntax(problems: Sequence[Problem], report: CppReport) -> float | None:
-    """Share of the samples that the parser can read behind their prompts; None where it is not installed."""
+    """Share of the samples that the parser can read behind their prompts, empty ones never; None where it is
+    not installed.
+    """
     prompts = {problem.name: problem.prompt for problem in problems}
     try:
-        return fmean(syntax_valid(prompts[sample.problem] + sample.body) for sample in report.samples)
+        return fmean(
+            sample.outcome != "empty" and syntax_valid(prompts[sample.problem] + sample.body)
+            for sample in report.samples
+        )
     except UserError as error:
         say(f"valid syntax is not measured: {error}")
         return None

@@ -6,6 +6,7 @@ from typing import Any
 
 from cpplm.core.settings import to_dict
 from cpplm.evaluate.fim.suite import inputs, run_fim
+from cpplm.evaluate.judge.scoring import SCORING_VERSION
 from cpplm.evaluate.run import Evaluation
 from cpplm.evaluate.settings import FimEvalSettings
 
@@ -21,5 +22,5 @@ def evaluate_fim(evaluation: Evaluation, settings: FimEvalSettings) -> dict[str,
         report = run_fim(evaluation.model, settings, folder=evaluation.folder)
         return {**report.figures(), "table": report.table(), "details": report.details()}
 
-    what = to_dict(settings) | {"workers": 0, "inputs": inputs(settings)}
+    what = to_dict(settings) | {"workers": 0, "inputs": inputs(settings), "scoring": SCORING_VERSION}
     return evaluation.once("fim", what, measure)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from cpplm.generate.settings import DraftSettings
 from cpplm.model.blocks import CachedSequence
 from cpplm.model.cache import Cache
 from cpplm.model.transformer import Transformer
+from cpplm.tokenizer.special import NUM_SPECIAL
 
 _NGRAMS = (3, 2)  # lengths that are looked up, the most telling first
 _FREQUENT = (
@@ -89,7 +91,10 @@ class Drafter:
         trail.ids.append(token)
 
     def draft(self, trails: list[Trail], sequences: list[CachedSequence]) -> list[list[int]]:
-        """Guesses of what follows each sample's last token, which its sequence has not read yet."""
+        """Guesses of what follows each sample's last token, which its sequence has not read yet.
+
+        Special tokens are never guessed: they are masked, or end the sample and need not be read.
+        """
         if self.settings.kind == "off" or len(trails) > self.settings.rows:
             return [[] for _ in trails]
         if self.settings.kind == "lookup":
@@ -100,7 +105,8 @@ class Drafter:
         for length in _NGRAMS:
             start = trail.after.get(tuple(trail.ids[-length:]))
             if start is not None:
-                return trail.ids[start : start + self.settings.tokens]
+                found = trail.ids[start : start + self.settings.tokens]
+                return list(takewhile(lambda id_: id_ >= NUM_SPECIAL, found))
         return []
 
     def _ask_head(self, trails: list[Trail], sequences: list[CachedSequence]) -> list[list[int]]:
@@ -129,5 +135,5 @@ class Drafter:
 
     def _likeliest(self, hidden_BTC: Tensor) -> Tensor:
         """Of the frequent tokens: a product over all of them would take a fifth of a step for each draft."""
-        count = min(_FREQUENT, self._model.config.vocab_size)
-        return F.linear(hidden_BTC, self._model.lm_head.weight[:count].to(hidden_BTC.dtype)).argmax(-1)
+        weight = self._model.lm_head.weight[NUM_SPECIAL : min(_FREQUENT, self._model.config.vocab_size)]
+        return F.linear(hidden_BTC, weight.to(hidden_BTC.dtype)).argmax(-1) + NUM_SPECIAL

@@ -1,9 +1,9 @@
 """From logits to the next token.
 
-The order is: penalty for what was said already, temperature, top_k, top_p, min_p. A sample's random numbers
-come from its seed and its number alone, one per token, so that its text does not depend on what is written
-beside it. Logits do, a little: products of other shapes round otherwise, and where two tokens are nearly as
-likely, that can decide.
+The order is: repetition, frequency and presence penalties, logit bias, temperature, top_k, top_p, min_p; what
+may not come at all has the logit -inf before (`writing.py`). A sample's random numbers come from its seed and its
+number alone, one per token, so that its text does not depend on what is written beside it. Logits do, a little:
+products of other shapes round otherwise, and where two tokens are nearly as likely, that can decide.
 
 Shapes: B rows, V vocabulary, K ranked tokens.
 """
@@ -11,6 +11,7 @@ Shapes: B rows, V vocabulary, K ranked tokens.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,11 +28,29 @@ def random_stream(seed: int, sample: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, sample], dtype=np.uint64)))
 
 
-def penalise(logits_V: Tensor, ids: Iterable[int], penalty: float) -> Tensor:
-    """Logits with those of `ids` lowered."""
-    index = torch.tensor(sorted(ids), device=logits_V.device)
-    seen = logits_V[index]
-    return logits_V.index_copy(0, index, torch.where(seen > 0, seen / penalty, seen * penalty))
+def penalise(
+    logits_V: Tensor, settings: SamplingSettings, prompt: Iterable[int], written: Sequence[int]
+) -> Tensor:
+    """Logits with the penalties and the bias that the settings ask for.
+
+    Args:
+        logits_V: float32; unchanged.
+        settings: repetition_penalty, frequency_penalty, presence_penalty, logit_bias.
+        prompt: ids that were read; only the repetition penalty looks at them.
+        written: ids that were written behind the prompt.
+    """
+    if (penalty := settings.repetition_penalty) != 1:
+        index = torch.tensor(sorted({*prompt, *written}), device=logits_V.device)
+        seen = logits_V[index]
+        logits_V = logits_V.index_copy(0, index, torch.where(seen > 0, seen / penalty, seen * penalty))
+    added = defaultdict(float, settings.logit_bias)
+    if settings.frequency_penalty or settings.presence_penalty:
+        for token, count in Counter(written).items():
+            added[token] -= settings.frequency_penalty * count + settings.presence_penalty
+    if added:
+        index = torch.tensor(list(added), device=logits_V.device)
+        logits_V = logits_V.index_add(0, index, logits_V.new_tensor(list(added.values())))
+    return logits_V
 
 
 def sample(logits_BV: Tensor, settings: SamplingSettings, uniforms: Sequence[float]) -> list[int]:

@@ -123,7 +123,8 @@ class Scheduler:
         """Put a request at the end of the queue; returns its ticket.
 
         Raises:
-            UserError: the prompt is empty, leaves no room in the context, or never fits into the cache.
+            UserError: the prompt is empty, leaves no room in the context, or never fits into the cache; or a
+                bias is of a token that the model does not have.
         """
         length, context = len(request.ids), self.model.config.max_seq_len
         if not 0 < length < context:
@@ -133,6 +134,9 @@ class Scheduler:
             )
         if request.num_samples < 1:
             raise UserError(f"{request.num_samples} samples were asked for", fix="Ask for 1 at least.")
+        vocab_size = self.model.config.vocab_size
+        if unknown := [id_ for id_, _ in request.settings.logit_bias if id_ >= vocab_size]:
+            raise UserError(f"logit_bias names token {unknown[0]}, the model has only {vocab_size}")
         # Each byte of the prefix may take a token of its own; the prompt's last block is copied.
         new = min(len(request.prefix) + request.settings.max_new_tokens, context - length) + self._most_drafts
         job = _Job(self._tickets, request, -(-length // BLOCK), -(-new // BLOCK) + 1)
@@ -213,7 +217,8 @@ class Scheduler:
             job.sequence = job.state_C = None
         self._rows += rows
         self._free_blocks -= count * job.sample_blocks
-        tokens = choose(self.model.logits(state_C).expand(count, -1), [row.sample for row in rows])
+        logits_BV = self.model.logits(state_C).expand(count, -1).contiguous()
+        tokens = choose(logits_BV, [row.sample for row in rows])
         return [self._push(row, state_C, token) for row, token in zip(rows, tokens, strict=True)]
 
     def _write(self) -> list[Event]:

@@ -51,6 +51,12 @@ class SamplingSettings:
     repetition_penalty: float = 1.0
     """Logits of tokens that were read or written already: positive ones are divided by it, negative ones
     multiplied (CTRL, Keskar et al. 2019, arXiv 1909.05858, section 4.1)."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time that it was written; -2 to 2, as in OpenAI's API."""
+    presence_penalty: float = 0.0
+    """Taken from a token's logit once it was written; -2 to 2."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each with what is added to its logit, -100 to 100: these two forbid and force it."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion; they are no part of it."""
 
@@ -71,6 +77,16 @@ class SamplingSettings:
             raise UserError(
                 f"--repetition_penalty {self.repetition_penalty}", fix="Use 1 for none, or a number above 1."
             )
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise UserError(
+                    f"--{name} {getattr(self, name)}", fix="Use a number from -2 to 2, 0 for none."
+                )
+        for id_, bias in self.logit_bias:
+            if id_ < 0 or not -100 <= bias <= 100:
+                raise UserError(
+                    f"--logit_bias {id_} {bias}", fix="Use a token's id and a number from -100 to 100."
+                )
         if "" in self.stop:
             raise UserError("--stop with an empty text would end every completion at once")
 

@@ -1,12 +1,18 @@
 """One continuation while it is written: what it may say next, what of it can be shown, when it ends.
 
-Shapes: B samples, V vocabulary.
+No special token is ever part of what is written, but for those that end it: <EOS>, <BOS> (which begins the
+next document) and `Request.end_ids`. All others are masked, whatever the form of the request: a plain one and a
+hole have no `end_ids`, the answer of a chat ends with its turn (`conversation.py`), and one that may call tools
+also where a call begins or ends (`tools/loop.py`).
+
+Shapes: B samples, V vocabulary, S special tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -17,7 +23,7 @@ from cpplm.core.errors import UserError
 from cpplm.generate.sampling import penalise, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.healing import PrefixConstraint
-from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.streaming import StreamDecoder
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -43,11 +49,12 @@ class Request:
     """Also give how likely each token was, and so many likeliest ones beside it."""
     end_ids: tuple[int, ...] = ()
     """Tokens that end a continuation, beside <EOS> and <BOS>. The one that did is the last of its ids and no
-    part of its text."""
+    part of its text. Special tokens that are not among them are never written."""
     first_sample: int = 0
     """Number of the first sample: with the seed it decides which random numbers that one draws."""
-    drawn: int = 0
-    """Random numbers that each sample leaves out: those with which the end of `ids` was written already."""
+    written: tuple[int, ...] = ()
+    """What each sample has written already, now a part of `ids`: it goes on with the random numbers behind
+    those, and penalties count them."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,9 @@ class Sample:
         self._constraint = PrefixConstraint(tokenizer, request.prefix)
         self._decoder = StreamDecoder(tokenizer, skip=len(request.prefix))
         self._random = random_stream(request.settings.seed, request.first_sample + number)
-        self._random.random(request.drawn)
+        self._random.random(len(request.written))
         self._left, self._room = request.settings.max_new_tokens, room
+        self._penalised = _penalties(request.settings) != _penalties(SamplingSettings())
         self._text = ""
         self._held = ""  # behind it, what may be the beginning of a stop text
 
@@ -103,10 +111,11 @@ class Sample:
         return self._random.random()
 
     def restrict(self, logits_V: Tensor) -> Tensor:
-        """Logits without what cannot come, and with less of what came before."""
-        penalty = self.request.settings.repetition_penalty
-        if penalty != 1:
-            logits_V = penalise(logits_V, {*self.request.ids, *self.ids}, penalty)
+        """Logits without what does not spell the prefix, with penalties and bias."""
+        if self._penalised:
+            new = self.ids[len(self.ids) - self.written :]  # without what spells the prefix
+            written = (*self.request.written, *new)
+            logits_V = penalise(logits_V, self.request.settings, self.request.ids, written)
         if not self._constraint.done:
             allowed = torch.from_numpy(self._constraint.allowed()).to(logits_V.device)
             nothing_V = torch.full_like(logits_V, float("-inf"))
@@ -116,7 +125,7 @@ class Sample:
     @property
     def restricted(self) -> bool:
         """Whether `restrict` changes anything."""
-        return self.request.settings.repetition_penalty != 1 or not self._constraint.done
+        return self._penalised or not self._constraint.done
 
     @property
     def written(self) -> int:
@@ -176,13 +185,23 @@ def _overlap(text: str, stop: str) -> int:
 
 _draws = attrgetter("temperature", "top_k", "top_p", "min_p")
 """What of the settings `sample` looks at."""
+_penalties = attrgetter("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias")
+"""What of the settings `penalise` looks at."""
+
+
+@lru_cache(maxsize=256)
+def _masked(end_ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Which special tokens a continuation with these ends never holds: bool, shape S."""
+    masked_S = torch.ones(NUM_SPECIAL, dtype=torch.bool)
+    masked_S[[id_ for id_ in (BOS, EOS, *end_ids) if id_ < NUM_SPECIAL]] = False
+    return masked_S.to(device)
 
 
 def choose(logits_BV: Tensor, samples: Sequence[Sample]) -> list[int]:
     """The next token of each sample; how likely it was is noted where that was asked for.
 
     Args:
-        logits_BV: float32, the model's own.
+        logits_BV: float32, the model's own; overwritten.
         samples: one per row; not yet told the token.
 
     Raises:
@@ -190,9 +209,16 @@ def choose(logits_BV: Tensor, samples: Sequence[Sample]) -> list[int]:
     """
     if bool(logits_BV.sum().isnan()):  # a third of the time of looking at each
         raise UserError("the model gives no numbers (NaN)", fix="Its training diverged: use an earlier step.")
-    possible_BV = logits_BV
-    if any(each.restricted for each in samples):
-        possible_BV = torch.stack([each.restrict(row) for each, row in zip(samples, logits_BV, strict=True)])
+    logprobs = {
+        row: logits_BV[row].log_softmax(-1)
+        for row, each in enumerate(samples) if each.request.logprobs is not None
+    }  # fmt: skip
+    masks = [_masked(each.request.end_ids, logits_BV.device) for each in samples]
+    alike_masks = all(mask is masks[0] for mask in masks)
+    logits_BV[:, :NUM_SPECIAL].masked_fill_(masks[0] if alike_masks else torch.stack(masks), float("-inf"))
+    for row, each in enumerate(samples):
+        if each.restricted:
+            logits_BV[row] = each.restrict(logits_BV[row])
     alike: dict[Any, list[int]] = {}  # rows that differ in their seeds or limits alone are drawn together
     for row, each in enumerate(samples):
         alike.setdefault(_draws(each.request.settings), []).append(row)
@@ -200,17 +226,15 @@ def choose(logits_BV: Tensor, samples: Sequence[Sample]) -> list[int]:
     for rows in alike.values():
         settings = samples[rows[0]].request.settings
         uniforms = [samples[row].uniform() for row in rows]
-        chosen = sample(possible_BV if len(alike) == 1 else possible_BV[rows], settings, uniforms)
+        chosen = sample(logits_BV if len(alike) == 1 else logits_BV[rows], settings, uniforms)
         for row, token in zip(rows, chosen, strict=True):
             tokens[row] = token
-    for each, row_V, token in zip(samples, logits_BV, tokens, strict=True):
-        if each.request.logprobs is not None:
-            each.logprobs.append(_logprob(row_V, token, each.request.logprobs))
+    for row, logprobs_V in logprobs.items():
+        samples[row].logprobs.append(_logprob(logprobs_V, tokens[row], samples[row].request.logprobs or 0))
     return tokens
 
 
-def _logprob(logits_V: Tensor, token: int, count: int) -> TokenLogprob:
-    logprobs_V = logits_V.log_softmax(-1)
+def _logprob(logprobs_V: Tensor, token: int, count: int) -> TokenLogprob:
     likeliest = logprobs_V.topk(count)
     pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     return TokenLogprob(token, float(logprobs_V[token]), tuple(pairs))

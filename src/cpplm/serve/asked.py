@@ -24,6 +24,7 @@ from pydantic import (
 _MOST_STOPS = 128
 _LONGEST_STOP = 1000
 _MOST_PARTS = 1000
+_MOST_BIASES = 1024
 _SEED = 2**63
 MOST_LOGPROBS = 20
 
@@ -60,6 +61,8 @@ def _not_empty(text: str) -> str:
 
 Zero = Annotated[float | None, _only(0)]
 One = Annotated[float | None, _only(1)]
+TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 StopText = Annotated[str, Field(max_length=_LONGEST_STOP), AfterValidator(_not_empty)]
 
 
@@ -141,14 +144,11 @@ class Harmless(Strict):
     t_max_prompt_ms: Any = None
     t_max_predict_ms: Any = None
     # What is not done.
-    frequency_penalty: Zero = None
-    presence_penalty: Zero = None
     min_tokens: Zero = None
     dynatemp_range: Zero = None
     xtc_probability: Zero = None
     dry_multiplier: Zero = None
     typical_p: One = None
-    logit_bias: Annotated[dict[str, Any] | None, _only({})] = None
     lora: Annotated[list[Any] | None, _only([])] = None
     response_format: TextFormat | None = None
 
@@ -163,6 +163,11 @@ class Sampled(Harmless, Body):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="llama.cpp's name of it.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: Annotated[dict[TokenName, Bias], Field(max_length=_MOST_BIASES)] | None = Field(
+        None, description="Token ids, as text, each with what is added to its logit."
+    )
     seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="None: another text each time.")
     random_seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="Mistral's name of it.")
     stop: Annotated[

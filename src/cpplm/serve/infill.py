@@ -16,6 +16,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from cpplm.generate.truncation import fit, token_ends, truncate
 from cpplm.generate.writing import Completion, Request
 from cpplm.serve.answering import Choice, Piece, Pieces, Service, Tally
 from cpplm.serve.asked import InfillRequest
@@ -23,11 +24,6 @@ from cpplm.serve.documented import answers
 from cpplm.serve.llama_cpp import generation_settings
 from cpplm.serve.plan import Planner, planned
 from cpplm.serve.schema import Answer, Infilled, Timings
-
-_SUFFIX_SHARE = 4  # the suffix gets one part in so many where prefix and suffix are long, as in llama.cpp
-_WRITING_SHARE = 4  # of the context, what is left for writing at most
-_SPECIAL = 8  # tokens that are no text
-_CUT = 8  # tokens by which a prompt that is too long after all is shortened once more
 
 
 @dataclass
@@ -152,22 +148,21 @@ def _request(asked: InfillRequest, planner: Planner, state: _State) -> Request:
         temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, min_p=asked.min_p,
         penalty=asked.repeat_penalty, seed=None if asked.seed == -1 else asked.seed, stops=tuple(asked.stop),
     )  # fmt: skip
-    context, fills_in = planner.model.context, planner.model.fills_in
-    room = context - min(sampling.max_new_tokens, context // _WRITING_SHARE) - _SPECIAL
+    fills_in = planner.model.fills_in
     extras = [extra.text for extra in asked.input_extra]
     prefix, suffix = asked.input_prefix + asked.prompt, asked.input_suffix if fills_in else ""
-    while True:
+
+    def attempt(room: int) -> tuple[tuple[Request, bool], int]:
         around = surroundings(planner, extras, prefix, suffix, room)
         if fills_in:
             request = planner.hole(around.prefix, around.suffix, sampling, checked=False)
         else:
             request = planner.model.engine.request(around.prefix, settings=sampling)
-        state.evaluated = planner.model.prompt_tokens(request)
-        # Cut texts may take more tokens than they had as parts of longer ones.
-        if state.evaluated < context or room <= 0:
-            state.truncated = around.truncated
-            return planner.checked(request)
-        room -= _CUT
+        return (request, around.truncated), planner.model.prompt_tokens(request)
+
+    found, state.evaluated = fit(planner.model.context, sampling.max_new_tokens, attempt)
+    request, state.truncated = found
+    return planner.checked(request)
 
 
 @dataclass(frozen=True)
@@ -205,19 +200,9 @@ def surroundings(
         taken.insert(0, extra + "\n")
         left -= size
     near = room - (room // 2 - left) if taken else room
-    before = tokenizer.encode(prefix[-most:] if most else "")
-    behind = tokenizer.encode(suffix[:most])
-    behind_count = max(0, min(len(behind), max(near // _SUFFIX_SHARE, near - len(before))))
-    before_count = max(0, min(len(before), near - behind_count))
-    whole = before_count == len(before) and len(prefix) <= most
-    kept = tokenizer.decode_bytes(before[len(before) - before_count :])
-    if not whole:  # from the beginning of a line
-        line = kept.find(b"\n")
-        kept = kept[line + 1 :] if 0 <= line < len(kept) // 2 else kept
-    truncated = not whole or behind_count < len(behind) or len(suffix) > most or len(taken) < len(extras)
-    return Surroundings(
-        "".join(taken).encode() + kept, tokenizer.decode_bytes(behind[:behind_count]), truncated
-    )
+    before, behind = truncate(prefix[-most:] if most else "", suffix[:most], near, token_ends(tokenizer))
+    truncated = (before, behind, len(taken)) != (prefix.encode(), suffix.encode(), len(extras))
+    return Surroundings("".join(taken).encode() + before, behind, truncated)
 
 
 async def _pieces(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from cpplm.core.errors import UserError
@@ -105,10 +106,16 @@ class Planner:
         """How tokens are chosen."""
         seed = asked.seed if asked.seed is not None else asked.random_seed
         penalty = asked.repetition_penalty or asked.repeat_penalty
-        return self.chosen(
+        chosen = self.chosen(
             new_tokens=asked.most_tokens, temperature=asked.temperature, top_p=asked.top_p,
             top_k=asked.top_k, min_p=asked.min_p, penalty=penalty, seed=seed, stops=asked.stops,
         )  # fmt: skip
+        return replace(
+            chosen,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            presence_penalty=asked.presence_penalty or 0.0,
+            logit_bias=tuple((int(id_), bias) for id_, bias in (asked.logit_bias or {}).items()),
+        )
 
     def chosen(
         self, *, new_tokens: int | None, temperature: float | None, top_p: float | None, top_k: int | None,

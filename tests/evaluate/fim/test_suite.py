@@ -12,7 +12,16 @@ from cpplm.core.errors import UserError
 from cpplm.evaluate.fim import suite as fim
 from cpplm.evaluate.fim.holes import Hole, problem_holes
 from cpplm.evaluate.fim.report import FimReport, FimSample, edit_similarity, normalised
-from cpplm.evaluate.fim.suite import BLOCK, LINE, WHOLE, cut_for, inputs, leaves_function, run_fim
+from cpplm.evaluate.fim.suite import (
+    BLOCK,
+    LINE,
+    WHOLE,
+    _missing,
+    cut_for,
+    inputs,
+    leaves_function,
+    run_fim,
+)
 from cpplm.evaluate.models.code_model import Request, Stop, Written
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
@@ -31,6 +40,9 @@ class Filler:
         self.name, self.identity, self.fills_in = name, {"name": name}, fills_in
         self.answer = answer
         self.asked: list[Request] = []
+
+    def fit(self, request: Request, new_tokens: int) -> Request:
+        return request
 
     def write(
         self,
@@ -95,10 +107,13 @@ def test_right_answers_pass(problem_file: Path, verdicts: Path, solutions: dict[
     assert json.loads(json.dumps(report.details()))[0]["hole"] == report.samples[0].hole
 
 
-def test_nothing_written_never_passes(problem_file: Path, verdicts: Path) -> None:
-    report = run_fim(Filler(lambda _: "", "empty"), settings(problem_file), folder=verdicts)
-    assert value(report, "pass_rate") == value(report, "exact_match") == value(report, "edit_similarity") == 0
-    assert "pass" not in report.figures()["outcomes"]
+@pytest.mark.parametrize("nothing", ["", " ", "// a", "/* a */ ;"])
+def test_nothing_written_earns_nothing(problem_file: Path, verdicts: Path, nothing: str) -> None:
+    report = run_fim(Filler(lambda _: nothing, "empty"), settings(problem_file), folder=verdicts)
+    assert {value(report, name) for name in ("pass_rate", "exact_match", "compile_rate", "syntax_valid")} == {
+        0
+    }
+    assert set(report.figures()["outcomes"]) == {"empty"}
 
 
 def test_answers_of_every_kind(problem_file: Path, verdicts: Path, solutions: dict[Request, str]) -> None:
@@ -223,6 +238,15 @@ def test_files_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(sample.outcome == "compiles" for sample in judged)
     wrong = run_fim(Filler(lambda _: "undeclared;", "wrong"), chosen, folder=tmp_path)
     assert {sample.outcome for sample in wrong.samples} == {"compile error", ""}
+    empty = run_fim(Filler(lambda _: ";", "empty"), chosen, folder=tmp_path)
+    assert {(sample.outcome, sample.compiles) for sample in empty.samples} == {("empty", False), ("", None)}
+
+
+def test_a_comment_may_be_the_answer() -> None:
+    """Where only a comment was cut out, an empty answer is judged like any other."""
+    for middle, missing in (("    // sums up", False), ("    return 1;", True)):
+        assert _missing(dataclasses.replace(HOLE, middle=middle), Written(" // adds")) == missing
+        assert not _missing(dataclasses.replace(HOLE, middle=middle), Written("return 2;"))
 
 
 # ---- cutting ----------------------------------------------------------------------------------------------

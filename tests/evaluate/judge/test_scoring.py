@@ -16,10 +16,18 @@ from cpplm.evaluate.judge.scoring import (
     SampleResult,
     forbidden_in,
     function_body,
+    is_empty,
     open_braces,
     pass_at_k,
     summarise,
 )
+
+
+@given(st.lists(st.sampled_from([" ", "\n", "\t", ";", "{", "}", "<%", "// a }\n", "/* b; */"]), max_size=8))
+def test_empty_is_what_holds_no_word(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert is_empty(text)
+    assert not any(is_empty(f"{text} {word} {text}") for word in ("0", "x", '""', "+", "()", "#"))
 
 
 @pytest.mark.parametrize(

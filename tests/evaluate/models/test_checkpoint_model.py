@@ -123,6 +123,31 @@ def test_a_prompt_that_is_too_long_fails_alone(engine: Engine) -> None:
     assert written(model, [requests[0], requests[2]]) == [[found[0][0].text], [found[2][0].text]]
 
 
+@pytest.mark.parametrize("fills_in", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 5, 8, 9, 20, 100])
+@pytest.mark.parametrize("new_tokens", [1, 12, 500])
+def test_a_prompt_is_cut_at_its_far_ends(
+    engine: Engine, fills_in: bool, length: int, new_tokens: int
+) -> None:
+    """As little as it takes to leave room for writing; what is not seen takes no room and stays."""
+    model, line = CheckpointModel(engine, fills_in=fills_in), "int é = 1;\n"
+    request = Request(line * length + "int f(", line * length)
+    cut = model.fit(request, new_tokens)
+    assert request.prefix.endswith(cut.prefix)
+    assert cut.suffix is not None
+    assert (request.suffix or "").startswith(cut.suffix)
+    if not fills_in:
+        assert cut.suffix == request.suffix
+    if length == 100:
+        assert cut.prefix.startswith("int")  # with a line
+        assert len(cut.prefix) > len("int f(")
+    if length == 0:
+        assert cut == request
+    assert model.fit(cut, new_tokens) == cut
+    ((_, (sample,)),) = model.write([cut], SamplingSettings(new_tokens, temperature=0))
+    assert not sample.failed
+
+
 def test_a_model_that_was_not_trained_on_holes_gets_the_prefix_alone(engine: Engine) -> None:
     plain = CheckpointModel(engine)
     assert written(plain, [Request("int f(", "}")]) == written(plain, [Request("int f(")])

@@ -186,6 +186,12 @@ def test_samples_end_at_the_end_of_the_context_and_too_long_prompts_fail_alone(
     assert found[0][0].text == written(model, [PROMPTS[0]], GREEDY)[0][0]
     assert 0 < len(tokens.encode([found[2][0].text])[0].ids) <= 6
     assert not found[2][0].failed
+    cut = model.fit(requests[1], GREEDY.max_new_tokens)
+    assert requests[1].prefix.endswith(cut.prefix)
+    ((_, (sample,)),) = model.write([cut], GREEDY)
+    assert not sample.failed
+    assert len(tokens.encode([sample.text])[0].ids) > 6
+    assert model.fit(requests[0], GREEDY.max_new_tokens) == requests[0]
 
 
 @pytest.mark.parametrize("names", SENTINELS, ids=lambda names: names[0])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rapidfuzz.distance import Levenshtein
 
+from cpplm.evaluate.answers import Truncation
 from cpplm.evaluate.estimates import Estimate, estimate
 
 NO_ANSWER = "no answer"
@@ -78,6 +79,8 @@ class FimReport:
     """Of the holes: scores of equal sets can be compared."""
     made_with: dict[str, Any]
     """What it takes to repeat it: settings, model, versions."""
+    truncation: Truncation = field(default_factory=Truncation)
+    """What the model did not get to see of its prompts."""
 
     def rows(self) -> Iterator[tuple[Source, str, dict[str, Estimate]]]:
         """For each source and kind, and for all kinds of a source together: its scores by name."""
@@ -97,6 +100,7 @@ class FimReport:
             "holes": len({sample.hole for sample in self.samples}),
             "samples": len(self.samples),
             **kinds,
+            **self.truncation.figures(),
             "outcomes": self._outcomes(),
             "fingerprint": self.fingerprint,
             "made_with": self.made_with,
@@ -124,7 +128,7 @@ class FimReport:
             lines.append("outcomes: " + ", ".join(f"{count} {name}" for name, count in outcomes.items()))
         if unanswered := [sample.message for sample in self.samples if sample.outcome == NO_ANSWER]:
             lines.append(f"{NO_ANSWER}, for example: {unanswered[0]}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.truncation.lines()])
 
     def _outcomes(self) -> dict[str, int]:
         counted = Counter(sample.outcome for sample in self.samples if sample.outcome)

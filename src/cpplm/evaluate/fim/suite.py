@@ -24,13 +24,13 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
-from cpplm.evaluate.answers import open_answers
+from cpplm.evaluate.answers import Truncation, open_answers
 from cpplm.evaluate.fim.held_out import ALONE, Window, compile_alone, file_holes
 from cpplm.evaluate.fim.holes import Hole, HoleKind, choose_holes, fingerprint
 from cpplm.evaluate.fim.idle import find_idle, program
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalised
 from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge
-from cpplm.evaluate.judge.scoring import COMPILED, function_body, open_braces
+from cpplm.evaluate.judge.scoring import COMPILED, function_body, is_empty, open_braces
 from cpplm.evaluate.judge.verdicts import Verdict
 from cpplm.evaluate.models.code_model import CodeModel, Stop, Written
 from cpplm.evaluate.problems import load_problems
@@ -109,7 +109,7 @@ def run_fim(
     if not holes:
         where = " and ".join(filter(None, (settings.problems, settings.files)))
         raise UserError(f"nothing to cut in {where}", fix="Name problems with solutions, or more files.")
-    answers = fill(model, holes, settings, folder)
+    answers, truncation = fill(model, holes, settings, folder)
     pairs = [(hole, answer) for hole, group in zip(holes, answers, strict=True) for answer in group]
     judged = _unanswered(pairs)
     if judge:
@@ -123,7 +123,7 @@ def run_fim(
         "sees_suffix": model.fills_in,
         "versions": versions,
     }
-    return FimReport(_samples(pairs, judged), fingerprint(holes), made_with)
+    return FimReport(_samples(pairs, judged), fingerprint(holes), made_with, truncation)
 
 
 def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[Hole]:
@@ -135,8 +135,11 @@ def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[Hole]:
 
 def fill(
     model: CodeModel, holes: Sequence[Hole], settings: FimEvalSettings, folder: Path | None
-) -> list[list[Written]]:
-    """The model's answers to each hole, cut; those that are in `folder` already are taken from there."""
+) -> tuple[list[list[Written]], Truncation]:
+    """The model's answers to each hole, cut, and how much of the prompts was cut.
+
+    Answers that are in `folder` already are taken from there.
+    """
     filled: list[list[Written]] = [[] for _ in holes]
     by_cut: dict[Cut, list[int]] = {}
     for number, hole in enumerate(holes):
@@ -154,7 +157,7 @@ def fill(
             for place, samples in written:
                 filled[numbers[place]] = [Written(cut.cut(each.text), each.failed) for each in samples]
                 bar.update()
-    return filled
+    return filled, answers.truncation
 
 
 Pairs = Sequence[tuple[Hole, Written]]
@@ -179,6 +182,11 @@ def _unanswered(pairs: Pairs) -> dict[int, _Judged]:
     }
 
 
+def _missing(hole: Hole, answer: Written) -> bool:
+    """Whether an answer says nothing where something stood: it never counts as compiled, valid or right."""
+    return is_empty(answer.text) and not is_empty(hole.middle)
+
+
 def leaves_function(hole: Hole, written: str) -> bool:
     """Whether an answer closes the function that the hole is in; what follows could then change the tests."""
     depth = open_braces(hole.before)
@@ -197,7 +205,8 @@ def _test(pairs: Pairs, judge: Judge) -> dict[int, _Judged]:
             places.append(place)
     programs = [program(pairs[place][0], pairs[place][1].text) for place in places]
     for number, verdict in judge.judge(programs):
-        found[places[number]] = _of_verdict(verdict)
+        place = places[number]
+        found[place] = _of_verdict(verdict.of_nothing() if _missing(*pairs[place]) else verdict)
     return found
 
 
@@ -229,9 +238,10 @@ def _compile(pairs: Pairs, texts: dict[str, Text], sandbox: Sandbox, workers: in
     places = [place for place, (hole, each) in enumerate(pairs) if hole.group in sound and not each.failed]
     outcomes = compiled([pairs[place][0].filled(pairs[place][1].text) for place in places], "compiling")
     return {
-        place: _Judged(outcome, "", outcome == "compiles", None)
+        place: _Judged("empty", "", False, None) if _missing(*pairs[place])
+        else _Judged(outcome, "", outcome == "compiles", None)
         for place, outcome in zip(places, outcomes, strict=True)
-    }
+    }  # fmt: skip
 
 
 def _samples(pairs: Pairs, judged: dict[int, _Judged]) -> tuple[FimSample, ...]:
@@ -242,7 +252,8 @@ def _samples(pairs: Pairs, judged: dict[int, _Judged]) -> tuple[FimSample, ...]:
         if hole.group not in readable:
             readable[hole.group] = syntax_valid(hole.filled(hole.middle))
         answered, found = not answer.failed, judged.get(place, nothing)
-        valid = answered and syntax_valid(hole.filled(answer.text)) if readable[hole.group] else None
+        written = answered and not _missing(hole, answer)
+        valid = written and syntax_valid(hole.filled(answer.text)) if readable[hole.group] else None
         samples.append(
             FimSample(
                 hole=hole.name,

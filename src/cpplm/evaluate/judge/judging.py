@@ -128,15 +128,14 @@ class Judge:
                 verdict = _refusal(program, counted, names, missing) or self._store.get(key)
                 if verdict:
                     bar.update()
-                    yield number, _named(program, verdict)
+                    yield number, verdict
                 else:
                     job = _Job(program, leading(program.before), link, [])
                     jobs.setdefault(key, job).numbers.append(number)
             for job, verdict in self._run(jobs):
                 bar.update(len(job.numbers))
                 for number in job.numbers:
-                    found = _named(programs[number], verdict)
-                    yield number, replace(found, cached=number != job.numbers[0])
+                    yield number, replace(verdict, cached=number != job.numbers[0])
 
     def _key(self, counted: CountedProgram, link: Sequence[str]) -> str:
         limits = (repr(COMPILE_LIMITS), repr(self._limits))
@@ -231,13 +230,6 @@ def _refusal(
     else:
         return None
     return Verdict(outcome, message, 0.0, len(counted.assertions), 0)
-
-
-def _named(program: Program, verdict: Verdict) -> Verdict:
-    """An empty text is called so, unless nothing is what was to be written."""
-    if program.written.strip() or verdict.outcome in {"pass", "not judged", "sandbox error"}:
-        return verdict
-    return replace(verdict, outcome="empty")
 
 
 def _run_message(ran: Result, counted: CountedProgram, reported: Tally) -> str:

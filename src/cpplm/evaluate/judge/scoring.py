@@ -33,9 +33,9 @@ Outcome = Literal[
 ]
 """What became of one text that a model wrote. "compile limit": the compiler ran out of time, memory or disk;
 "forbidden": it holds a preprocessor directive, asm, _Pragma or an attribute of GCC, each of which could
-switch the assertions off; "empty": nothing was written, and nothing is not the answer; "binary": it holds
-control characters; "wrong answer": an assertion failed; "early exit": the program ended without reaching the
-end of its tests; "sandbox error": the sandbox failed, which says nothing about the text; "not judged": this
+switch the assertions off; "empty": nothing was written (`is_empty`), and nothing is not the answer; "binary": it
+holds control characters; "wrong answer": an assertion failed; "early exit": the program ended without reaching
+the end of its tests; "sandbox error": the sandbox failed, which says nothing about the text; "not judged": this
 machine lacks a header that the problem itself needs."""
 
 COMPILED: frozenset[Outcome] = frozenset(
@@ -66,6 +66,9 @@ TOKEN = re.compile(
 
 LAYOUT = frozenset({"space", "newline", "comment"})
 """Kinds of tokens that mean nothing."""
+
+SCORING_VERSION = 2
+"""Part of what results are kept with: raised whenever equal answers come to other figures."""
 
 OWN_NAMES = ("cpplm_judge", "CPPLM_ASSERT")
 """The names of what judges a program, written into the program itself (`assertions.py`)."""
@@ -100,6 +103,14 @@ def function_body(completion: str) -> Body:
         if depth == 0:
             return Body(completion[: token.end()], True)
     return Body(completion, False)
+
+
+def is_empty(written: str) -> bool:
+    """Whether a text has no token but layout, comments, braces and semicolons: it may compile all the same."""
+    return all(
+        token.lastgroup in {*LAYOUT, "open", "close"} or token.group() == ";"
+        for token in TOKEN.finditer(written)
+    )
 
 
 def open_braces(text: str) -> int:

@@ -38,6 +38,12 @@ class Verdict:
     cached: bool = False
     """Whether an equal program had been judged before."""
 
+    def of_nothing(self) -> Verdict:
+        """The same for an empty answer (`is_empty`), which earns nothing even where its program compiles."""
+        if self.outcome in ("not judged", "sandbox error"):
+            return self
+        return replace(self, outcome="empty", assertions_passed=0)
+
 
 class VerdictStore:
     """Verdicts by key; safe to call from several threads and several processes."""

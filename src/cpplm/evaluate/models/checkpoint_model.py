@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
+from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written, fitted
 from cpplm.evaluate.windows import Encoded, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
 from cpplm.generate.settings import Limits, ModelSource, SamplingSettings
+from cpplm.generate.truncation import token_ends
+from cpplm.generate.writing import Request as EngineRequest
 from cpplm.tokenizer.special import BOS
 from cpplm.train.checkpoint import Checkpoint
 
@@ -66,6 +68,22 @@ class CheckpointModel:
 
     # ---- writing --------------------------------------------------------------------------------------
 
+    def fit(self, request: Request, new_tokens: int) -> Request:
+        """See `CodeModel`."""
+        tokenizer = self.engine.tokenizer
+
+        def count(cut: Request) -> int:
+            asked = self._request(cut)
+            return len(asked.ids) + len(tokenizer.encode(asked.prefix))
+
+        return fitted(
+            request, count, token_ends(tokenizer), sees_suffix=self.fills_in, context=self.context,
+            new_tokens=new_tokens,
+        )  # fmt: skip
+
+    def _request(self, request: Request, **more: Any) -> EngineRequest:
+        return self.engine.request(request.prefix, request.suffix if self.fills_in else None, **more)
+
     def write(
         self,
         requests: Sequence[Request],
@@ -76,12 +94,9 @@ class CheckpointModel:
     ) -> Iterator[tuple[int, list[Written]]]:
         """See `CodeModel`."""
         wanted = (
-            self.engine.request(
-                request.prefix, request.suffix if self.fills_in else None,
-                settings=sampling, num_samples=num_samples, stop=stop,
-            )
+            self._request(request, settings=sampling, num_samples=num_samples, stop=stop)
             for request in requests
-        )  # fmt: skip
+        )
         for answer in self.engine.complete_many(wanted, Limits(rows=self._rows)):
             failed = [Written("", answer.failed)] * num_samples
             yield answer.number, [Written(each.text) for each in answer.completions] or failed

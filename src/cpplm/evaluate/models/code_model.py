@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.truncation import TokenEnds, fit, truncate
 
 Stop = Callable[[str], bool]
 """Whether a text that is being written has said all that is wanted: what follows would be cut off."""
@@ -25,6 +26,23 @@ class Request:
 
     prefix: str
     suffix: str | None = None
+
+
+def fitted(
+    request: Request, count: Callable[[Request], int], ends: TokenEnds, *, sees_suffix: bool, context: int,
+    new_tokens: int,
+) -> Request:  # fmt: skip
+    """`CodeModel.fit` of a model that counts a prompt's tokens by `count` and its text's by `ends`."""
+    suffix = request.suffix if sees_suffix else None
+
+    def attempt(room: int) -> tuple[Request, int]:
+        before, behind = (
+            part.decode(errors="ignore") for part in truncate(request.prefix, suffix or "", room, ends)
+        )
+        cut = Request(before, request.suffix if suffix is None else behind)
+        return cut, count(cut)
+
+    return fit(context, new_tokens, attempt)[0]
 
 
 @dataclass(frozen=True)
@@ -63,6 +81,12 @@ class CodeModel(Protocol):
     """Whether it was trained to see a suffix; a model that was not gets the prefix alone."""
     context: int
     """How many tokens it can have in view, <BOS> or the like included."""
+
+    def fit(self, request: Request, new_tokens: int) -> Request:
+        """The same as far as the model can have it in view, cut at its far ends (`generate/truncation.py`).
+
+        Unchanged where the context is not known.
+        """
 
     def write(
         self,

@@ -21,8 +21,12 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
+<<<<<<< HEAD
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
 from cpplm.evaluate.models.hf_folder import require_readable
+=======
+from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written, fitted
+>>>>>>> a47f6b4 (Special tokens are masked; penalties and bias; empty answers earn nothing; long prompts are cut)
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.windows import MOST_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import penalise, random_stream, sample
@@ -102,6 +106,13 @@ class HfModel:
         return cls(model, tokens, name=folder.resolve().name, identity=identity, rows=rows)
 
     # ---- writing --------------------------------------------------------------------------------------
+
+    def fit(self, request: Request, new_tokens: int) -> Request:
+        """See `CodeModel`."""
+        return fitted(
+            request, lambda cut: len(self._prompt(cut)), lambda text: self._tokens.encode([text])[0].ends,
+            sees_suffix=self.fills_in, context=self.context, new_tokens=new_tokens,
+        )  # fmt: skip
 
     def write(
         self,
@@ -220,13 +231,8 @@ class _Rows:
 
     def choose(self, _: Tensor, logits_BV: Tensor) -> Tensor:
         """As a logits processor: all but the chosen token of each row is ruled out."""
-        penalty = self._sampling.repetition_penalty
-        possible_BV = logits_BV.float()
-        if penalty != 1:
-            said = [[*read, *ids] for read, ids in zip(self._read, self._ids, strict=True)]
-            possible_BV = torch.stack(
-                [penalise(row_V, ids, penalty) for row_V, ids in zip(possible_BV, said, strict=True)]
-            )
+        rows = zip(logits_BV.float(), self._read, self._ids, strict=True)
+        possible_BV = torch.stack([penalise(row_V, self._sampling, *ids) for row_V, *ids in rows])
         chosen = sample(possible_BV, self._sampling, [stream.random() for stream in self._streams])
         for row, token in enumerate(chosen):
             if not self._ended[row] and token not in self._end_ids:

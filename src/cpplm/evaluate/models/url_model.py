@@ -75,6 +75,11 @@ class UrlModel:
 
     # ---- writing --------------------------------------------------------------------------------------
 
+    def fit(self, request: Request, new_tokens: int) -> Request:
+        """See `CodeModel`: the server alone knows its tokens."""
+        del new_tokens
+        return request
+
     def write(
         self,
         requests: Sequence[Request],
@@ -122,6 +127,11 @@ class UrlModel:
             body["stop"] = list(sampling.stop)
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p
+        for name in ("frequency_penalty", "presence_penalty"):
+            if getattr(sampling, name):
+                body[name] = getattr(sampling, name)
+        if sampling.logit_bias:
+            body["logit_bias"] = {str(id_): bias for id_, bias in sampling.logit_bias}
         # What follows is not OpenAI's own; vLLM and llama.cpp know it.
         if sampling.repetition_penalty != 1:
             body["repetition_penalty"] = sampling.repetition_penalty

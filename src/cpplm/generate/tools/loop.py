@@ -85,7 +85,7 @@ class ToolLoop:
         self._writing: Kind | None = None  # a call of that kind, or text
         self._ids, self._text = list(request.ids), ""
         self._logprobs: list[TokenLogprob] = []
-        self._left, self._drawn = request.settings.max_new_tokens, request.drawn
+        self._left, self._written = request.settings.max_new_tokens, request.written
         self.call: Call | None = None
         self.reason: Reason | None = None
         self.request: Request | None = self._next(request.prefix)
@@ -101,7 +101,7 @@ class ToolLoop:
         prefix, written = self.request.prefix, completion.ids
         last = written[-1] if written and completion.reason == "end" else None
         self._ids += written
-        self._drawn += len(written)
+        self._written += written
         self._left -= len(written) - _spelling(self._tokenizer, prefix, written)
         self._logprobs += completion.logprobs
         begins = finished = False
@@ -158,7 +158,7 @@ class ToolLoop:
             prefix=prefix,
             stop=self._stop() if self._writing is None else None,
             end_ids=(*self._first.end_ids, *ends),
-            drawn=self._drawn,
+            written=self._written,
         )
 
     def _stop(self) -> Stop | None:
