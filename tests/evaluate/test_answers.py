@@ -30,7 +30,7 @@ class Echo:
         self.asked: list[Request] = []
 
     def fit(self, request: Request, new_tokens: int) -> Request:
-        return Request(request.prefix[-new_tokens:], request.suffix)
+        return Request(request.prefix.removeprefix("far "), request.suffix)
 
     def write(
         self,
@@ -107,6 +107,20 @@ def test_gigantic_answers_are_cut(tmp_path: Path) -> None:
         ((text,),) = write(tmp_path, Echo(), ["x" * 10 * LONGEST_TEXT])
         assert text == "x" * LONGEST_TEXT
     assert sum(path.stat().st_size for path in (tmp_path / "answers").iterdir()) < 2 * LONGEST_TEXT
+
+
+def test_what_is_cut_of_a_prompt_is_counted_and_no_other_question(tmp_path: Path) -> None:
+    model = Echo()
+    with open_answers(tmp_path, model) as answers:
+        list(answers.write([Request("a"), Request("b"), Request("far a"), Request("c", "d")], GREEDY))
+        assert answers.truncation.figures() == {"truncated_prompts": 1 / 4, "truncated_text": 4 / 9}
+        assert (
+            "1 of 4 prompts were cut to fit the context: 44.4% of all text" in answers.truncation.lines()[0]
+        )
+        assert [request.prefix for request in model.asked].count("far a") == 0
+        asked = len(model.asked)
+        assert dict(answers.write([Request("far b")], GREEDY)) == {0: [Written("b 0")]}
+        assert len(model.asked) == asked
 
 
 def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_random_numbers_depend_on_seed_and_sample_alone() -> None:
 
 
 def test_penalties_and_bias() -> None:
-    """Repetition: of what was read and written. Frequency and presence: of what was written, as in OpenAI's API.
+    """Repetition: of what was read and written. Frequency and presence: of what was written, as OpenAI's.
     The bias is added to what these leave, so -100 forbids a token whatever else is asked for.
     """
     logits = torch.tensor([2.0, -2.0, 0.0, 1.0])

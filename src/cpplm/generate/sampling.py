@@ -1,9 +1,10 @@
 """From logits to the next token.
 
-The order is: repetition, frequency and presence penalties, logit bias, temperature, top_k, top_p, min_p; what
-may not come at all has the logit -inf before (`writing.py`). A sample's random numbers come from its seed and its
-number alone, one per token, so that its text does not depend on what is written beside it. Logits do, a little:
-products of other shapes round otherwise, and where two tokens are nearly as likely, that can decide.
+The order is: repetition, frequency and presence penalties, logit bias, temperature, top_k, top_p, min_p;
+what may not come at all has the logit -inf before (`writing.py`). A sample's random numbers come from its
+seed and its number alone, one per token, so that its text does not depend on what is written beside it.
+Logits do, a little: products of other shapes round otherwise, and where two tokens are nearly as likely,
+that can decide.
 
 Shapes: B rows, V vocabulary, K ranked tokens.
 """

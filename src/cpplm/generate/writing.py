@@ -1,9 +1,9 @@
 """One continuation while it is written: what it may say next, what of it can be shown, when it ends.
 
 No special token is ever part of what is written, but for those that end it: <EOS>, <BOS> (which begins the
-next document) and `Request.end_ids`. All others are masked, whatever the form of the request: a plain one and a
-hole have no `end_ids`, the answer of a chat ends with its turn (`conversation.py`), and one that may call tools
-also where a call begins or ends (`tools/loop.py`).
+next document) and `Request.end_ids`. All others are masked, whatever the form of the request: a plain one
+and a hole have no `end_ids`, the answer of a chat ends with its turn (`conversation.py`), and one that may
+call tools also where a call begins or ends (`tools/loop.py`).
 
 Shapes: B samples, V vocabulary, S special tokens.
 """

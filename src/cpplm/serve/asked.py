@@ -165,9 +165,10 @@ class Sampled(Harmless, Body):
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="llama.cpp's name of it.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[TokenName, Bias], Field(max_length=_MOST_BIASES)] | None = Field(
-        None, description="Token ids, as text, each with what is added to its logit."
-    )
+    logit_bias: Annotated[
+        Annotated[dict[TokenName, Bias], Field(max_length=_MOST_BIASES)] | None,
+        _takes(f"at most {_MOST_BIASES} token ids, as text, each with a number from -100 to 100"),
+    ] = Field(None, description="What is added to the logits of tokens.")
     seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="None: another text each time.")
     random_seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="Mistral's name of it.")
     stop: Annotated[

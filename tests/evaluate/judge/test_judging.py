@@ -85,8 +85,6 @@ def test_outcomes(verdicts: dict[str, Verdict], written: str, outcome: Outcome, 
 @pytest.mark.parametrize(
     ("written", "outcome"),
     [
-        ("", "empty"),
-        (" \n\t", "empty"),
         ("\x00return 2 * x; }", "binary"),
         ("\x1b[0m }", "binary"),
         ("\udcff }", "binary"),
@@ -243,16 +241,6 @@ def test_equal_programs_are_compiled_once(sandbox: Sandbox, tmp_path: Path, runs
     assert compilations(runs) == 2
     assert all(found.cached for found in again.values())
     assert {n: dataclasses.replace(v, cached=first[n].cached) for n, v in again.items()} == first
-
-
-def test_empty_is_said_of_the_text_and_not_of_the_program(judge: Judge) -> None:
-    """The program may be known already, with another part of it written by a model."""
-    nothing = Program(BEFORE + "return 3; }", "", AFTER)
-    wrong = Program(BEFORE, "return 3; }", AFTER)
-    for programs in ([nothing, wrong], [wrong, nothing], [nothing], [wrong]):
-        found = dict(judge.judge(programs))
-        for number, program in enumerate(programs):
-            assert found[number].outcome == ("empty" if program is nothing else "wrong answer")
 
 
 def test_an_interrupted_judge_goes_on(sandbox: Sandbox, tmp_path: Path, runs: list[list[str]]) -> None:

@@ -31,12 +31,12 @@ Outcome = Literal[
     "sandbox error",
     "not judged",
 ]
-"""What became of one text that a model wrote. "compile limit": the compiler ran out of time, memory or disk;
-"forbidden": it holds a preprocessor directive, asm, _Pragma or an attribute of GCC, each of which could
-switch the assertions off; "empty": nothing was written (`is_empty`), and nothing is not the answer; "binary": it
-holds control characters; "wrong answer": an assertion failed; "early exit": the program ended without reaching
-the end of its tests; "sandbox error": the sandbox failed, which says nothing about the text; "not judged": this
-machine lacks a header that the problem itself needs."""
+"""What became of one text that a model wrote. "compile limit": the compiler ran out of time, memory or
+disk; "forbidden": it holds a preprocessor directive, asm, _Pragma or an attribute of GCC, each of which
+could switch the assertions off; "empty": nothing was written (`is_empty`), and nothing is not the answer;
+"binary": it holds control characters; "wrong answer": an assertion failed; "early exit": the program ended
+without reaching the end of its tests; "sandbox error": the sandbox failed, which says nothing about the
+text; "not judged": this machine lacks a header that the problem itself needs."""
 
 COMPILED: frozenset[Outcome] = frozenset(
     {"pass", "wrong answer", "early exit", "crash", "timeout", "memory", "output limit"}
@@ -106,7 +106,7 @@ def function_body(completion: str) -> Body:
 
 
 def is_empty(written: str) -> bool:
-    """Whether a text has no token but layout, comments, braces and semicolons: it may compile all the same."""
+    """Whether a text has no token but layout, comments, braces and semicolons: it may compile even so."""
     return all(
         token.lastgroup in {*LAYOUT, "open", "close"} or token.group() == ";"
         for token in TOKEN.finditer(written)
