@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
@@ -163,16 +164,22 @@ def test_a_prompt_that_is_too_long_is_cut_and_that_is_said(
 
 
 def test_what_cannot_be_stored_is_not_measured(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, evaluation: Evaluation, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A place where not even root can."""
-    settings = CppEvalSettings(
-        problems=write_problems(tmp_path / "m.jsonl", a="int one() {\n"), max_new_tokens=4
-    )
-    evaluation = Evaluation(Target(EvaluatedModel(run=str(run)), out="/proc/self"))
-    monkeypatch.setattr(CheckpointModel, "write", lambda *_, **__: pytest.fail("it was asked"))
-    with pytest.raises(UserError, match="--out FOLDER"):
-        evaluation.cpp(settings)
+    """What is stored already is told all the same."""
+    problems = write_problems(tmp_path / "mine.jsonl", short="int one() {\n")
+    stored = BpbSettings(str(corpus), eval_bytes=500, context_bytes=0)
+    expected = evaluation.bits_per_byte(stored)
+
+    def refused(storage: Storage, name: str, data: bytes) -> None:
+        raise UserError(f"cannot write {storage.path(name)}")
+
+    monkeypatch.setattr(Storage, "write", refused)
+    for ask in ("write", "score"):
+        monkeypatch.setattr(CheckpointModel, ask, lambda *_, **__: pytest.fail("it was asked"))
+    assert evaluation.bits_per_byte(stored) == expected
+    with pytest.raises(UserError, match="results cannot be kept: cannot write .*--out FOLDER"):
+        evaluation.cpp(CppEvalSettings(problems=problems, max_new_tokens=4))
 
 
 def test_other_problems_in_the_same_file_are_another_question(tmp_path: Path, evaluation: Evaluation) -> None:
