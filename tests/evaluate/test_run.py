@@ -178,7 +178,7 @@ def test_what_cannot_be_stored_is_not_measured(
     for ask in ("write", "score"):
         monkeypatch.setattr(CheckpointModel, ask, lambda *_, **__: pytest.fail("it was asked"))
     assert evaluation.bits_per_byte(stored) == expected
-    with pytest.raises(UserError, match="results cannot be kept: cannot write .*--out FOLDER"):
+    with pytest.raises(UserError, match=r"results cannot be kept: cannot write .*--out FOLDER"):
         evaluation.cpp(CppEvalSettings(problems=problems, max_new_tokens=4))
 
 

@@ -21,12 +21,8 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
-<<<<<<< HEAD
-from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
-from cpplm.evaluate.models.hf_folder import require_readable
-=======
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written, fitted
->>>>>>> a47f6b4 (Special tokens are masked; penalties and bias; empty answers earn nothing; long prompts are cut)
+from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.windows import MOST_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import penalise, random_stream, sample
