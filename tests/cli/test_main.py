@@ -394,6 +394,7 @@ def test_a_name_that_the_terminal_cannot_show_is_no_failure(
         ("corpus build", "interrupted; the same command continues from here"),
         ("chat", "interrupted"),
         ("serve", "interrupted"),
+        ("train", "interrupted before a step was made; nothing had to be saved"),
     ],
 )
 def test_interrupted_is_130(command: str, said: str, number: signal.Signals, tmp_path: Path) -> None:

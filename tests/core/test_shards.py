@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cpplm.batches.streaming import StreamingReader
 from cpplm.core.errors import UserError
 from cpplm.core.shards import (
     COMPLETE,
@@ -72,8 +73,18 @@ def test_an_unfinished_folder_is_refused(tmp_path):
 def test_a_damaged_shard_is_named(tmp_path, damage):
     written(tmp_path)
     (tmp_path / "train_00001.parquet").write_bytes(damage)
-    with pytest.raises(UserError, match=r"train_00001\.parquet is damaged"):
-        list(ShardReader(tmp_path).texts("train"))
+    with pytest.raises(UserError, match=r"train_00001\.parquet is damaged: it has \d+ bytes, not \d+"):
+        ShardReader(tmp_path)
+
+
+@pytest.mark.parametrize("cls", [ShardReader, StreamingReader])
+def test_a_source_file_is_no_corpus(cls: type[ShardReader], tmp_path: Path) -> None:
+    source = tmp_path / "foo.cpp"
+    source.write_text("int main() {}")
+    with pytest.raises(
+        UserError, match=r"foo\.cpp is a file, not a corpus\..* cpplm corpus build --projects"
+    ):
+        cls(source)
 
 
 def test_a_missing_shard_and_a_wrong_manifest_are_named(tmp_path):

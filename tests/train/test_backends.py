@@ -69,5 +69,5 @@ def test_another_learner_has_no_torch_model() -> None:
 
 
 def test_a_dry_run_is_for_gpus(settings: TrainSettings) -> None:
-    with pytest.raises(UserError, match="knows GPUs only"):
+    with pytest.raises(UserError, match="knows no TPUs"):
         estimate_run(dataclasses.replace(settings, backend="jax"))

@@ -15,8 +15,9 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.tokenizer.special import FIM_MIDDLE
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.data import check_data, checked, fingerprint, open_readers, train_loader
+from cpplm.train.data import check_data, checked, fingerprint, open_readers, train_loader, verifying
 from cpplm.train.horizon import Horizon
+from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.world import ALONE
 from tests.conftest import write_corpus
@@ -129,3 +130,17 @@ def test_training_says_the_warnings_once_and_passes_all_batches_on(
     assert [any(part in line for line in warnings) for part in ("keywords", "f" * 12, "look like C++")] == [
         True
     ] * 3
+
+
+def test_a_damaged_shard_is_found_before_the_first_step(settings: TrainSettings, tmp_path: Path) -> None:
+    """Also one of the same size that the first steps do not read."""
+    corpus = write_corpus(tmp_path / "corpus", {"train": [20, 20], "val": [8]})
+    shard = corpus / "val_00000.parquet"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    damaged = dataclasses.replace(settings, data_dir=(str(corpus),), num_iterations=1, no_compile=True)
+    with pytest.raises(UserError, match=r"val_00000\.parquet is damaged: its hash"):
+        pretrain(damaged)
+    assert not list(settings.out.glob("checkpoints/*"))
+    streaming = dataclasses.replace(damaged, data=DataSettings(streaming_data=True))
+    with verifying(open_readers(streaming), ALONE) as verification:
+        assert isinstance(verification.exception(), UserError)

@@ -41,15 +41,20 @@ def test_what_fails_after_the_last_step_does_not_lose_it(settings: TrainSettings
     assert open_run(settings.out).step == 8
 
 
-def test_a_stop_is_heard_during_validation_and_saves(
-    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("validation", [1, 2], ids=["before the first step", "after step 4"])
+def test_a_stop_is_heard_during_validation(
+    validation: int, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = 0
+    """What was learned is saved; before the first step there is nothing to save."""
+    measured = begun = 0
 
     def interrupted_validate(
         model: Transformer, batches: Iterable[Any], sizes: torch.Tensor, world: World
     ) -> Validation:
-        nonlocal measured
+        nonlocal measured, begun
+        begun += 1
+        if begun < validation:
+            return validate(model, batches, sizes, world)
         for _ in batches:
             measured += 1
             if measured == 2:
@@ -60,8 +65,10 @@ def test_a_stop_is_heard_during_validation_and_saves(
     with pytest.raises(KeyboardInterrupt):
         pretrain(settings)  # 8 batches of validation before the first step
     assert measured == 2
-    assert open_run(settings.out).step == 0
-    assert not [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "validation"]
+    steps = 4 * (validation - 1)
+    assert [int(path.name[5:]) for path in settings.out.glob("checkpoints/*")] == [steps] * bool(steps)
+    log = read_run_log(settings.out / "log.jsonl")
+    assert len([r for r in log if r["event"] == "validation"]) == validation - 1
     monkeypatch.undo()
     assert pretrain(settings).step == 8
 

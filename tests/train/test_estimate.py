@@ -14,17 +14,18 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.counting import count_flops
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.train.estimate import MEMORY_GB, estimate
+from cpplm.train.devices import MEMORY_GB, listed_devices
+from cpplm.train.estimate import estimate
 from cpplm.train.memory import Plan
 from cpplm.train.settings import DryRunSettings
 
 CONFIG = ModelConfig.from_depth(12, vocab_size=32_768)
 PLAN = Plan(CONFIG, KernelSettings(), torch.bfloat16, 16, 2**22, shard=False, normuon=False)
-DRY = DryRunSettings(dry_run=True, world_size=64, mfu=0.5)
+H100S = listed_devices("H100", 64)
 
 
 def test_exact_figures() -> None:
-    found = estimate(PLAN, DRY, steps=100)
+    found = estimate(PLAN, H100S, 0.5, steps=100)
     with torch.device("meta"):
         assert found.parameters == sum(p.numel() for p in Transformer(CONFIG).parameters())
     assert found.accumulation == 2  # 2^22 tokens = 64 processes x 16 rows x 2048 x 2
@@ -33,24 +34,26 @@ def test_exact_figures() -> None:
 
 
 def test_time_follows_from_the_assumed_rate() -> None:
-    found = estimate(PLAN, DRY, steps=100)
+    found = estimate(PLAN, H100S, 0.5, steps=100)
     seconds = 100 * found.flops_per_step / (0.5 * 989e12 * 64)
     assert found.hours == pytest.approx(seconds / 3600)
     assert found.tokens_per_second == pytest.approx(found.tokens / seconds)
-    assert estimate(PLAN, DRY, seconds=seconds) == found
-    slower = estimate(PLAN, replace(DRY, gpu="A100"), steps=100)
+    assert estimate(PLAN, H100S, 0.5, seconds=seconds) == found
+    slower = estimate(PLAN, listed_devices("A100", 64), 0.5, steps=100)
     assert slower.hours == pytest.approx(found.hours * 989 / 312)
 
 
 def test_whether_it_fits() -> None:
-    peak = estimate(PLAN, DRY, steps=1).memory.peak / 1e9
-    assert not estimate(PLAN, replace(DRY, gpu_memory_gb=peak), steps=1).fits  # not all of it can be used
-    assert estimate(PLAN, replace(DRY, gpu_memory_gb=1.1 * peak), steps=1).fits
-    assert "does not fit" in estimate(PLAN, replace(DRY, gpu_memory_gb=1.0), steps=1).text()
+    peak = estimate(PLAN, H100S, 0.5, steps=1).memory.peak / 1e9
+    assert not estimate(
+        PLAN, listed_devices("H100", 64, peak), 0.5, steps=1
+    ).fits  # not all of it can be used
+    assert estimate(PLAN, listed_devices("H100", 64, 1.1 * peak), 0.5, steps=1).fits
+    assert "does not fit" in estimate(PLAN, listed_devices("H100", 64, 1.0), 0.5, steps=1).text()
 
 
 def test_the_text_says_what_is_exact() -> None:
-    found = estimate(replace(PLAN, shard=True), DRY, steps=100)
+    found = estimate(replace(PLAN, shard=True), H100S, 0.5, steps=100)
     text = found.text()
     for part in ("weights", "gathered blocks", "gradients", "optimizer state", "activations", "loss", "peak"):
         assert part in text
@@ -58,7 +61,7 @@ def test_the_text_says_what_is_exact() -> None:
     assert f"{found.memory.peak / 1e9:.2f} GB per process (estimate, not the sum)" in text
     assert "(exact)" in text
     assert "assumed" in text
-    assert "gathered" not in estimate(PLAN, DRY, steps=100).text()
+    assert "gathered" not in estimate(PLAN, H100S, 0.5, steps=100).text()
 
 
 def test_every_known_device_has_a_memory() -> None:
@@ -69,10 +72,11 @@ def test_every_known_device_has_a_memory() -> None:
     ("values", "message"),
     [
         ({"world_size": 8}, "--world_size does nothing without --dry_run"),
-        ({"dry_run": True, "world_size": 0}, "--world_size 0"),
+        ({"dry_run": True, "world_size": 0, "gpu": "H100"}, "--world_size 0"),
+        ({"dry_run": True, "world_size": 2}, "--world_size is of devices that --gpu names"),
         ({"dry_run": True, "gpu": "Z9"}, "--gpu 'Z9' is not known"),
         ({"dry_run": True, "mfu": 1.5}, "--mfu 1.5"),
-        ({"dry_run": True, "gpu_memory_gb": 0.0}, "--gpu_memory_gb 0.0"),
+        ({"dry_run": True, "gpu_memory_gb": 0.0, "gpu": "H100"}, "--gpu_memory_gb 0.0"),
     ],
 )
 def test_bad_settings(values: dict[str, Any], message: str) -> None:
@@ -82,4 +86,4 @@ def test_bad_settings(values: dict[str, Any], message: str) -> None:
 
 def test_a_run_has_one_length() -> None:
     with pytest.raises(ValueError, match="so many steps or so many seconds"):
-        estimate(PLAN, DRY)
+        estimate(PLAN, H100S, 0.5)

@@ -18,8 +18,6 @@ from cpplm.optim.rates import Rates
 from cpplm.train.memory import Plan, memory_of
 from tests.model.features import CONFIGS
 
-CPU_LOSS_ROWS = 256
-
 
 def plan(config: ModelConfig, rows: int, **changes: Any) -> Plan:
     kernels = KernelSettings(gradient_checkpointing=changes.pop("again", False))
@@ -71,7 +69,7 @@ def test_the_peak_of_a_real_step(depth: int, length: int, rows: int, accumulatio
     config = ModelConfig.from_depth(depth, vocab_size=2048, head_dim=64, max_seq_len=length)
     made = plan(config, rows, accumulation=accumulation, again=again)
     weights, state, most = measured_peak(made, accumulation)
-    found = memory_of(made, 1, loss_rows=CPU_LOSS_ROWS)
+    found = memory_of(made, 1, device_type="cpu")
     assert found.weights == weights
     assert found.optimizer_state == state
     assert found.peak - weights - state == pytest.approx(most, rel=0.15)
@@ -92,8 +90,8 @@ def test_more_ranks_have_less_each() -> None:
     """Of all but n-gram tables, which every rank has whole."""
     config = ModelConfig.nanochat(8, vocab_size=2048, head_dim=64, max_seq_len=128)
     made = plan(config, 1, accumulation=4)
-    one, four = (memory_of(made, ranks, loss_rows=CPU_LOSS_ROWS) for ranks in (1, 4))
-    shards = memory_of(replace(made, shard=True), 4, loss_rows=CPU_LOSS_ROWS)
+    one, four = (memory_of(made, ranks, device_type="cpu") for ranks in (1, 4))
+    shards = memory_of(replace(made, shard=True), 4, device_type="cpu")
     assert four.weights == one.weights
     assert four.optimizer_state < one.optimizer_state / 4 * 1.1
     assert shards.weights < one.weights / 4 * 1.05

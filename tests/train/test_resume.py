@@ -11,6 +11,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.runlog import read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
+from cpplm.model.settings import ArchitectureSettings
 from cpplm.train.checkpoint import Checkpoint, DamagedError, committed_steps, open_run
 from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.resume import choose_checkpoint, find_checkpoint
@@ -146,9 +147,17 @@ def test_later_ones_stay_when_the_earlier_one_is_no_good(near: Storage) -> None:
 
 def test_another_run_is_refused_before_it_is_fetched(near: Storage, far: Storage) -> None:
     save(far, 1)
-    other = dataclasses.replace(SETTINGS, seed=5)
-    with pytest.raises(UserError, match=r"far holds another run: seed was 0, is 5"):
-        find_checkpoint(other, CONFIG, near, PROVENANCE, remote=far)
+    for change, flag in (
+        ({"seed": 5}, "--seed was 0, is 5"),
+        ({"depth": 3}, "--depth was 2, is 3"),
+        ({"head_dim": 64}, "--head_dim was 128, is 64"),
+        ({"architecture": ArchitectureSettings(preset="seed")}, "--preset was cpplm, is seed"),
+    ):
+        other = dataclasses.replace(SETTINGS, **change)
+        with pytest.raises(UserError, match=rf"far holds another run: {flag}\. "):
+            find_checkpoint(other, model_config(other, 512), near, PROVENANCE, remote=far)
+    with pytest.raises(UserError, match=r"vocab_size of the model was 512, is 600"):
+        find_checkpoint(SETTINGS, model_config(SETTINGS, 600), near, PROVENANCE, remote=far)
     with pytest.raises(UserError, match="corpus was cccccccccccc, is dddddddddddd"):
         find_checkpoint(SETTINGS, CONFIG, near, {"corpus": "d" * 64}, remote=far)
     assert files_below(Path(near.location)) == []

@@ -25,10 +25,11 @@ from cpplm.core.shards import (
     ShardReader,
     Split,
     describe_shard,
+    open_corpus,
     read_manifest,
     shard_names,
 )
-from cpplm.core.storage import Storage, sha256
+from cpplm.core.storage import sha256
 
 _VALIDATION = "val_00000.parquet"
 _REMIND_SECONDS = 300.0
@@ -52,7 +53,7 @@ class StreamingReader(ShardReader):
         Raises:
             UserError: the folder does not exist, or `_COMPLETE` is there and a shard is missing or damaged.
         """
-        self.storage = Storage(location)
+        self.storage = open_corpus(location)
         self.manifest: dict[str, Any] = {}
         self._poll_seconds = poll_seconds
         self._known: dict[str, Shard] = {}

@@ -14,6 +14,8 @@ class Command(NamedTuple):
     example: str
     resumes: bool = False
     """Stopped half-way, the same command goes on from what is kept."""
+    stops_at_once: bool = False
+    """A signal to stop ends it within two seconds, unless it has something to save (`core.stopping`)."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -72,6 +74,7 @@ COMMANDS: dict[str, Command] = {
         "pre-train a model",
         "train corpus --tokenizer tokenizer.json --out runs/first --depth 4 --max_minutes 30",
         resumes=True,
+        stops_at_once=True,
     ),
     "evaluate": Command(
         "cli.evaluate:everything",

@@ -104,27 +104,31 @@ def run(arguments: list[str]) -> None:
     Raises:
         UserError: no such command, or anything that the command finds wrong.
     """
-    from cpplm.core import settings as settings_module  # noqa: PLC0415  (keeps `cpplm --help` free of tyro)
-
     name, rest = find_command(arguments)
-    shared = settings_module.FlagParser()
-    shared.add_argument("--json", action="store_true")
-    shared.add_argument("--config", type=Path)
-    given, rest = shared.parse_known_args(rest)
-    settings = settings_module.from_command_line(
-        _imported(name, COMMANDS[name].settings),
-        rest,
-        program=f"cpplm {name}",
-        description=_description(name),
-        recipe=given.config,
-    )
-    settings_module.check_paths(settings)
-    command: Callable[[Any], Report] = _imported(name, COMMANDS[name].function)
-    report = command(settings)
-    if report.text:
-        print(report.text)
-    if given.json:
-        print(json.dumps(report.figures, sort_keys=True))
+    from cpplm.core import stopping  # noqa: PLC0415  (keeps `cpplm --help` free of psutil)
+
+    watched = stopping.watching("before a step was made; nothing had to be saved")
+    with watched if COMMANDS[name].stops_at_once else contextlib.nullcontext():
+        from cpplm.core import settings as settings_module  # noqa: PLC0415  (keeps it free of tyro)
+
+        shared = settings_module.FlagParser()
+        shared.add_argument("--json", action="store_true")
+        shared.add_argument("--config", type=Path)
+        given, rest = shared.parse_known_args(rest)
+        settings = settings_module.from_command_line(
+            _imported(name, COMMANDS[name].settings),
+            rest,
+            program=f"cpplm {name}",
+            description=_description(name),
+            recipe=given.config,
+        )
+        settings_module.check_paths(settings)
+        command: Callable[[Any], Report] = _imported(name, COMMANDS[name].function)
+        report = command(settings)
+        if report.text:
+            print(report.text)
+        if given.json:
+            print(json.dumps(report.figures, sort_keys=True))
 
 
 def _description(name: str) -> str:

@@ -19,8 +19,8 @@ from cpplm.train.trainer import Callback
 def train(settings: TrainSettings) -> Report:
     """Pre-train, continue, or estimate."""
     if settings.dry.dry_run:
-        estimated = estimate_run(settings)
-        return Report(estimated.text(), asdict(estimated))
+        estimated, reason = estimate_run(settings)
+        return Report("\n".join(filter(None, (reason, estimated.text()))), asdict(estimated))
     extra: list[Callback] = []
     if settings.shard:
         say("no samples during training, as no process has the whole model; 'cpplm generate' makes them")

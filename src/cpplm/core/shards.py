@@ -1,7 +1,7 @@
 """Training documents on disk: parquet shards with a manifest, in a local folder or a bucket.
 
     train_00000.parquet ...   val_00000.parquet ...   one row per document, zstd
-    manifest.json             settings, figures, and per shard its rows, text bytes and sha256
+    manifest.json             settings, figures, and per shard its rows, text bytes, size and sha256
     _COMPLETE                 written last; a folder without it is still being built
 
 Columns every reader may rely on: `text` (string), `id` (hex), `project` (string). The corpus adds provenance.
@@ -9,10 +9,11 @@ Columns every reader may rely on: `text` (string), `id` (hex), `project` (string
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cpplm.core.errors import UserError
-from cpplm.core.storage import Storage, sha256
+from cpplm.core.storage import Storage, is_bucket, sha256
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
@@ -29,18 +30,21 @@ MANIFEST = "manifest.json"
 COMPLETE = "_COMPLETE"
 # Small enough that workers can share one shard, large enough that zstd finds repetition.
 ROWS_PER_GROUP = 256
+_COPY_AGAIN = "Delete the folder and build the corpus again, or copy the shard again."
 _SHARD_NAME = re.compile(r"(?:train|val)_\d{5,}\.parquet")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One parquet file: `bytes` counts UTF-8 text, `sha256` is of the file."""
+    """One parquet file: `bytes` counts UTF-8 text, `sha256` is of the file, and so is `file_bytes`, its size,
+    which older manifests do not have (-1)."""
 
     name: str
     split: Split
     documents: int
     bytes: int
     sha256: str
+    file_bytes: int = field(default=-1, compare=False)
 
 
 def write_table(storage: Storage, name: str, table: pa.Table) -> bytes:
@@ -76,7 +80,7 @@ def describe_shard(name: str, data: bytes, table: pa.Table) -> Shard:
     """What a manifest says of a file `data` that holds `table`."""
     split: Split = "train" if name.startswith("train") else "val"
     text_bytes = pc.sum(pc.binary_length(table["text"])).as_py() or 0
-    return Shard(name=name, split=split, documents=len(table), bytes=text_bytes, sha256=sha256(data))
+    return Shard(name, split, len(table), text_bytes, sha256(data), len(data))
 
 
 def write_shard(
@@ -94,11 +98,26 @@ def read_shard(storage: Storage, shard: Shard, columns: list[str] | None = None)
     """
     data = storage.read(shard.name)
     if sha256(data) != shard.sha256:
-        raise UserError(
-            f"{storage.path(shard.name)} is damaged: its hash is not the one in {MANIFEST}",
-            fix="Delete the folder and build the corpus again, or copy the shard again.",
-        )
+        raise _damaged(storage, shard, f"its hash is not the one in {MANIFEST}")
     return pq.ParquetFile(pa.BufferReader(data)).read(columns=columns)
+
+
+def _damaged(storage: Storage, shard: Shard, why: str) -> UserError:
+    return UserError(f"{storage.path(shard.name)} is damaged: {why}", fix=_COPY_AGAIN)
+
+
+def open_corpus(location: str | Path) -> Storage:
+    """The storage of a folder or bucket of shards.
+
+    Raises:
+        UserError: it does not exist, or is a file.
+    """
+    if not is_bucket(location) and Path(location).expanduser().is_file():
+        raise UserError(
+            f"{location} is a file, not a corpus",
+            fix="Make documents of its project first: cpplm corpus build --projects FOLDER --out CORPUS.",
+        )
+    return Storage(location)
 
 
 def shard_names(storage: Storage) -> list[str]:
@@ -137,21 +156,22 @@ class ShardReader:
         """Open a folder or bucket URL.
 
         Raises:
-            UserError: it does not exist, holds no manifest, or is unfinished.
+            UserError: it does not exist, holds no manifest, is unfinished, or a shard has not its size.
         """
-        self.storage = Storage(location)
+        self.storage = open_corpus(location)
         if not self.storage.exists(COMPLETE):
             raise UserError(
                 f"{self.storage.location} holds no finished documents (no {COMPLETE})",
                 fix="Run 'cpplm corpus build' until it ends, or name another folder.",
             )
         self.manifest, self._shards = read_manifest(self.storage)
-        missing = {shard.name for shard in self._shards} - set(self.storage.names())
-        if missing:
-            raise UserError(
-                f"{self.storage.path(min(missing))} is missing",
-                fix="Delete the folder and build the corpus again, or copy the shard again.",
-            )
+        sizes = self.storage.sizes()
+        for shard in self._shards:
+            if shard.name not in sizes:
+                raise UserError(f"{self.storage.path(shard.name)} is missing", fix=_COPY_AGAIN)
+            if shard.file_bytes not in (-1, sizes[shard.name]):
+                why = f"it has {sizes[shard.name]:,} bytes, not {shard.file_bytes:,}"
+                raise _damaged(self.storage, shard, why)
 
     def shards(self, split: Split) -> list[Shard]:
         """The shards of a split, in order."""
@@ -175,6 +195,20 @@ class ShardReader:
             UserError: the shard is missing, truncated or altered; the message names it.
         """
         return read_shard(self.storage, shard, columns)
+
+    def verify(self, shard: Shard, stop: threading.Event) -> None:
+        """Compare the hash of a shard with the manifest's, piece by piece; returns early when `stop` is set.
+
+        Raises:
+            UserError: as `table`.
+        """
+        digest = hashlib.sha256()
+        for piece in self.storage.chunks(shard.name):
+            if stop.is_set():
+                return
+            digest.update(piece)
+        if digest.hexdigest() != shard.sha256:
+            raise _damaged(self.storage, shard, f"its hash is not the one in {MANIFEST}")
 
     def texts(self, split: Split) -> Iterator[tuple[str, str]]:
         """Every document of a split as (project, text), in shard order."""

@@ -151,11 +151,19 @@ class Storage:
         Raises:
             UserError: the listing failed; a failed listing is never taken for an empty one.
         """
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Bytes of each object below the folder `prefix`, by name.
+
+        Raises:
+            UserError: as `names`.
+        """
         try:
             batches = list(self._store.list(prefix=prefix or None))
         except _FAILED as error:
             raise UserError(f"cannot list {self.path(prefix)}: {_reason(error)}") from error
-        return sorted(entry["path"] for batch in batches for entry in batch)
+        return {entry["path"]: entry["size"] for batch in batches for entry in batch}
 
     def delete(self, names: list[str]) -> None:
         """Delete objects; those already gone are fine."""

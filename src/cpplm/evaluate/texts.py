@@ -77,6 +77,10 @@ def _some(texts: list[Text], most_bytes: int) -> list[Text]:
 def _source(location: str, text_column: str) -> Iterator[Text]:
     path = Path(location).expanduser()
     if not is_bucket(location) and path.is_file():
+        if path.suffix != ".parquet":
+            raise UserError(
+                f"{location} is no parquet file", fix="Name the folder of the source files, or a corpus."
+            )
         return _parquet(Storage(path.parent), [path.name], text_column)
     storage = Storage(location)
     names = storage.names() if is_bucket(location) else sorted(p.name for p in path.iterdir() if p.is_file())

@@ -18,6 +18,7 @@ from cpplm.batches.loader import Batch
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.jax.attention import attention_kind, check_rows
+from cpplm.jax.chips import KINDS
 from cpplm.jax.layout import initial, stack_numpy
 from cpplm.jax.learner import JaxLearner, place
 from cpplm.jax.mesh import Feed, check_mesh, make_mesh, mesh_sizes
@@ -31,6 +32,7 @@ from cpplm.model.settings import DEFAULT_KERNELS
 from cpplm.tokenizer.canonical import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.devices import Devices, local_devices
 from cpplm.train.horizon import Horizon, relative_tokens
 from cpplm.train.learner import Learner
 from cpplm.train.settings import TrainSettings
@@ -84,6 +86,20 @@ class JaxBackend:
     def feed(self) -> Feed:
         """This host's rows, once the world is open."""
         return self._feed
+
+    def devices(self, settings: TrainSettings, world: World) -> Devices:
+        """See `Backend`: TPU chips, or this CPU."""
+        chip = self.mesh.devices.flat[0]
+        known = KINDS.get(chip.device_kind)
+        if known is None:
+            dtype = getattr(torch, run_settings(settings, self.mesh).compute_dtype)
+            return local_devices(world.device, dtype, world.devices)
+        return Devices(
+            chip.device_kind, "tpu", world.devices, known.device_peak, "maker", known.device_memory
+        )
+
+    def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> None:
+        """See `Backend`: the compiler knows it, as `cpplm tpu check` says."""
 
     def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
         """See `Backend`."""
@@ -188,7 +204,7 @@ def _refuse_settings_of_torch(settings: TrainSettings) -> None:
 
 
 def _refuse_batch(settings: TrainSettings, shares: int) -> None:
-    rows = settings.device_batch_size * settings.max_seq_len * shares
+    rows = max(1, settings.device_batch_size) * settings.max_seq_len * shares
     if settings.total_batch_size != -1 and settings.total_batch_size % rows:
         raise UserError(
             f"--mesh divides a batch among {shares} chips, and --total_batch_size "

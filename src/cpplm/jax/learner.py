@@ -18,8 +18,6 @@ from torch import Tensor
 
 from cpplm.batches.loader import Batch
 from cpplm.core.hardware import peak_memory_bytes
-from cpplm.core.peak import reference_flops
-from cpplm.jax.chips import KINDS
 from cpplm.jax.layers import Params
 from cpplm.jax.layout import checkpoint_shapes, members, partition, widen
 from cpplm.jax.mesh import Feed, own_share, put_whole, rows_sharding
@@ -132,13 +130,6 @@ class JaxLearner:
         weights = own_share(self._learning | self._constants, members(names))
         state = own_share(self._state, state_members(self._step.optimizer, self.config))
         return _tensors({name: weights[name] for name in names if name in weights}), _tensors(state)
-
-    def peak_flops(self) -> tuple[float, str]:
-        """See `Learner`."""
-        known = KINDS.get(self._chip.device_kind)
-        if known is not None:
-            return known.device_peak, "maker"
-        return reference_flops(torch.device("cpu"), getattr(torch, self.precision))
 
     def peak_memory(self) -> int:
         """See `Learner`: of one chip; where it does not say, of this process."""

@@ -6,7 +6,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -114,8 +114,10 @@ class ValidationCallback(Callback):
 
     def _measure(self, trainer: Trainer) -> None:
         sizes = torch.from_numpy(trainer.tokenizer.token_bytes)
-        batches = trainer.until_stopped(self._batches())
-        result = validate(trainer.learner, batches, sizes, trainer.world)
+        most = trainer.settings.eval_tokens
+        with progress_bar(most, "validate, at most", " tokens", unit_scale=True, delay=1, leave=False) as bar:
+            batches = _counted(trainer.until_stopped(self._batches()), bar)
+            result = validate(trainer.learner, batches, sizes, trainer.world)
         if trainer.agreed_to_stop():
             return  # half a measurement is none
         if not math.isfinite(result.loss):
@@ -154,6 +156,8 @@ class CheckpointCallback(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         """Save what the session reached; that this is on the disk is part of the run."""
+        if trainer.state.step == 0:
+            return  # a new model is made again as fast as it is read
         world, saved = trainer.world, False
         with world.all_or_none():
             self._writer.join()
@@ -203,6 +207,13 @@ class CheckpointCallback(Callback):
             "state.json": _json({**asdict(state), "loader": loader.to_json(), **self._provenance}),
         }
         self._writer.save(state.step, tensors, files if world.is_first else {}, share)
+
+
+def _counted(batches: Iterable[tuple[Tensor, Tensor]], bar: tqdm[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same batches; `bar` shows the tokens of those that are done."""
+    for inputs_BT, targets_BT in batches:
+        yield inputs_BT, targets_BT
+        bar.update(inputs_BT.numel())
 
 
 def _spoiled(weights: dict[str, Tensor]) -> list[str]:

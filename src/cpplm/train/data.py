@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -14,8 +17,8 @@ from cpplm.batches.state import LoaderState
 from cpplm.batches.streaming import StreamingReader
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
-from cpplm.core.shards import ShardReader
-from cpplm.core.storage import sha256
+from cpplm.core.shards import SPLITS, ShardReader
+from cpplm.core.storage import is_bucket, sha256
 from cpplm.tokenizer.checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.horizon import Horizon
@@ -41,6 +44,30 @@ def open_readers(settings: TrainSettings) -> list[ShardReader]:
     if validates and not readers[0].shards("val"):
         raise UserError(f"{settings.data_dir[0]} has no val documents", fix="Or train with --eval_every -1.")
     return readers
+
+
+@contextmanager
+def verifying(readers: Sequence[ShardReader], world: World) -> Iterator[Future[None]]:
+    """Compares the hashes of all shards in local folders with the manifests, in a thread of its own.
+
+    The ranks share the work. Shards of buckets, and those that arrive later, are compared when they are read.
+
+    Yields:
+        A future that raises a UserError, which names the shard, if one is damaged.
+    """
+    local = [reader for reader in readers if not is_bucket(reader.storage.location)]
+    shards = [(reader, shard) for reader in local for split in SPLITS for shard in reader.shards(split)]
+    stop = threading.Event()
+
+    def verify() -> None:
+        for reader, shard in shards[world.process :: world.processes]:
+            reader.verify(shard, stop)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="verify") as thread:
+        try:
+            yield thread.submit(verify)
+        finally:
+            stop.set()
 
 
 def fingerprint(readers: Sequence[ShardReader]) -> str:

@@ -1,35 +1,83 @@
-"""`cpplm train --dry_run`: what the settings would take on hardware that is not here."""
+"""What a run takes: `cpplm train --dry_run`, and the line that a run begins with."""
 
 from __future__ import annotations
 
 import torch
 
 from cpplm.core.errors import UserError
+from cpplm.core.hardware import choose_device, choose_dtype
+from cpplm.model.config import ModelConfig
+from cpplm.model.counting import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.defaults import MFU, choose_settings
+from cpplm.train.devices import Devices, listed_devices, local_devices
 from cpplm.train.estimate import Estimate, estimate
-from cpplm.train.horizon import horizon_of, with_batch_size
+from cpplm.train.horizon import Horizon, horizon_of
 from cpplm.train.memory import Plan
 from cpplm.train.settings import TrainSettings, model_config
 
 
-def estimate_run(settings: TrainSettings) -> Estimate:
-    """Memory, steps and time of the run on `settings.dry`'s devices. Reads the tokenizer only.
+def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
+    """Memory, steps and time of the run on `settings.dry`'s devices, and how its depth was chosen. Reads the
+    tokenizer only.
 
     Raises:
         UserError: settings that such a run would refuse.
     """
+    dry = settings.dry
     if settings.backend == "jax":
-        raise UserError("--dry_run knows GPUs only", fix="'cpplm tpu check' compiles the step for TPUs.")
-    config = model_config(settings, Tokenizer.load(settings.tokenizer).vocab_size)
-    settings = with_batch_size(settings, config, settings.dry.world_size)
+        raise UserError("--dry_run knows no TPUs", fix="'cpplm tpu check' compiles the step for them.")
+    if dry.gpu:
+        dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
+        devices = listed_devices(dry.gpu, dry.world_size, dry.gpu_memory_gb)
+    else:
+        device = choose_device(settings.device_type)
+        dtype = choose_dtype(settings.precision, device)
+        devices = local_devices(device, dtype, 1)
+    vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
+    settings, reason = choose_settings(settings, vocab_size, devices, devices.count)
+    config = model_config(settings, vocab_size)
     horizon = horizon_of(settings, config)
-    plan = Plan(
-        config=config,
-        kernels=settings.kernels,
-        compute_dtype=torch.float32 if settings.precision == "fp32" else torch.bfloat16,
-        device_batch_size=settings.device_batch_size,
-        total_batch_size=settings.total_batch_size,
-        shard=settings.shard,
-        normuon=settings.rates.muon_beta2 > 0,
+    plan = Plan.of(settings, config, dtype)
+    return estimate(plan, devices, dry.mfu, steps=horizon.steps, seconds=horizon.seconds), reason
+
+
+def describe_run(
+    settings: TrainSettings,
+    config: ModelConfig,
+    horizon: Horizon,
+    devices: Devices,
+    memory: int | None,
+    done: float,
+) -> str:
+    """What is about to be trained on what, and how long that takes, in one line.
+
+    Args:
+        settings: complete, as `choose_settings` gives them.
+        config: the model.
+        horizon: the length of the run.
+        devices: what trains it.
+        memory: bytes that one device needs at most, where that is known.
+        done: the share of the run that earlier sessions have trained.
+    """
+    batch = settings.total_batch_size
+    step_seconds = batch / devices.tokens_per_second(count_flops(config)["total"], MFU)
+    seconds = horizon.seconds or step_seconds * (horizon.steps or 0)
+    steps = horizon.steps or seconds / step_seconds
+    about = "" if horizon.steps else "about "
+    parts = [
+        f"{count_parameters(config)['total']:,} parameters, depth {settings.depth}",
+        f"{about}{steps:,.0f} steps of {batch:,} tokens, {steps * batch / 1e6:,.3g} M tokens",
+        f"{devices.count} x {devices.name}",
+    ]
+    if memory is not None:
+        parts.append(f"about {memory / 1e9:.2g} of {devices.memory_bytes / 1e9:.3g} GB memory")
+    parts.append(
+        f"about {_duration(seconds * (1 - done))} to train, if {MFU:.0%} of the peak rate is reached"
     )
-    return estimate(plan, settings.dry, steps=horizon.steps, seconds=horizon.seconds)
+    return "; ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    unit, size = ("hours", 3600) if seconds >= 5400 else ("minutes", 60) if seconds >= 90 else ("s", 1)
+    return f"{seconds / size:,.1f} {unit}"

@@ -19,6 +19,7 @@ from cpplm.batches.loader import Batch
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.devices import Devices
 from cpplm.train.horizon import Horizon
 from cpplm.train.settings import TrainSettings
 from cpplm.train.world import World
@@ -99,9 +100,6 @@ class Learner(Protocol):
         """Weights and optimizer state by the names that checkpoints use: of each process some, whole, and of
         all of them together everything once. They may change with the next step."""
 
-    def peak_flops(self) -> tuple[float, str]:
-        """Operations per second of one device, and where the figure comes from (`reference_flops`)."""
-
     def peak_memory(self) -> int:
         """Most bytes held so far on one device."""
 
@@ -117,6 +115,12 @@ class Backend(Protocol):
 
     def open_world(self) -> AbstractContextManager[World]:
         """The processes that train together; see `cpplm.train.world.open_world`."""
+
+    def devices(self, settings: TrainSettings, world: World) -> Devices:
+        """Those of all processes."""
+
+    def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> int | None:
+        """Bytes that training needs at most on one device, estimated; None if nothing estimates them."""
 
     def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
         """Refuse what cannot run, before anything is written; what will run, for the log.

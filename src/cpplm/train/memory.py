@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
-from cpplm.model.kernels.chunked_loss import CHUNK_ROWS_ELSEWHERE as LOSS_ROWS
+from cpplm.model.kernels.chunked_loss import chunk_rows
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.bundles import SHARED_FROM
 from cpplm.optim.groups import MATRIX, role
 from cpplm.optim.muon import IN_FLIGHT
+from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import kept_whole
 
 FULL = 4  # bytes of a float32
@@ -43,6 +44,19 @@ class Plan:
     shard: bool
     normuon: bool
     """Whether Muon keeps second moments."""
+
+    @classmethod
+    def of(cls, settings: TrainSettings, config: ModelConfig, compute_dtype: torch.dtype) -> Plan:
+        """That of settings whose batch sizes are chosen, with `compute_dtype` for matrix products."""
+        return cls(
+            config=config,
+            kernels=settings.kernels,
+            compute_dtype=compute_dtype,
+            device_batch_size=settings.device_batch_size,
+            total_batch_size=settings.total_batch_size,
+            shard=settings.shard,
+            normuon=settings.rates.muon_beta2 > 0,
+        )
 
     def accumulation(self, world_size: int) -> int:
         """Forward passes of each rank per step.
@@ -92,19 +106,19 @@ class Memory:
     peak: int
 
 
-def memory_of(plan: Plan, world_size: int, *, loss_rows: int = LOSS_ROWS) -> Memory:
+def memory_of(plan: Plan, world_size: int, *, device_type: str = "cuda") -> Memory:
     """Bytes on the first of `world_size` ranks, which has most.
 
     Args:
         plan: what is trained.
         world_size: ranks.
-        loss_rows: of a chunk of the loss; as on a GPU unless given.
+        device_type: of the device, as torch names it.
     """
     with torch.device("meta"):
         model = Transformer(plan.config, compute_dtype=plan.compute_dtype, kernels=plan.kernels)
     shares = _Shares(model, world_size, shard=plan.shard)
     accumulates = plan.accumulation(world_size) > 1
-    activations = trace_activations(plan, loss_rows)
+    activations = trace_activations(plan, device_type)
     gradients = _gradients(shares, plan, accumulates=accumulates)
     gathered = _gathered(shares, plan.compute_dtype, accumulates=accumulates) if plan.shard else 0
     weights = shares.weights() + sum(buffer.nbytes for buffer in model.buffers())
@@ -127,7 +141,7 @@ def memory_of(plan: Plan, world_size: int, *, loss_rows: int = LOSS_ROWS) -> Mem
     )
 
 
-def trace_activations(plan: Plan, loss_rows: int = LOSS_ROWS) -> Activations:
+def trace_activations(plan: Plan, device_type: str = "cuda") -> Activations:
     """What one forward pass of a rank keeps.
 
     Attention is traced as the chunked kernel computes it: as flash attention, it keeps queries, keys, values
@@ -143,7 +157,7 @@ def trace_activations(plan: Plan, loss_rows: int = LOSS_ROWS) -> Activations:
     inputs = config.num_layers * tokens * streams * config.model_dim * size
     again = plan.kernels.gradient_checkpointing
     block = blocks // config.num_layers
-    logits = min(tokens, loss_rows) * config.vocab_size * (2 * size + 2 * FULL)
+    logits = min(tokens, chunk_rows(device_type)) * config.vocab_size * (2 * size + 2 * FULL)
     return Activations(
         kept=around + (inputs if again else blocks),
         recomputed=block if again else 0,

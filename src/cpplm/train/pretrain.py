@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cpplm import __version__
 from cpplm.batches.prefetch import Prefetcher
+from cpplm.core import stopping
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import ask_for_large_pages, environment
 from cpplm.core.locking import only_writer
@@ -32,12 +34,16 @@ from cpplm.train.data import (
     train_loader,
     validation_passes,
     validation_text,
+    verifying,
 )
-from cpplm.train.horizon import Horizon, horizon_of, with_batch_size
+from cpplm.train.defaults import CHOSEN, choose_settings
+from cpplm.train.devices import Devices
+from cpplm.train.dry_run import describe_run
+from cpplm.train.horizon import Horizon, horizon_of
 from cpplm.train.learner import Backend, Learner
 from cpplm.train.memory_log import MemoryCallback
 from cpplm.train.profiling import ProfileCallback
-from cpplm.train.resume import find_checkpoint, restore_state
+from cpplm.train.resume import earlier_settings, find_checkpoint, restore_state
 from cpplm.train.saving import KeepRules
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.tracking import make_trackers, require_trackers
@@ -73,8 +79,12 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
     """
     ask_for_large_pages()
     backend = open_backend(settings)
-    with backend.open_world() as world:
-        return _pretrain(settings, backend, world, extra_callbacks)
+    try:
+        with backend.open_world() as world:
+            return _pretrain(settings, backend, world, extra_callbacks)
+    except KeyboardInterrupt:
+        stopping.current().enforce()
+        raise
 
 
 def _pretrain(
@@ -83,23 +93,20 @@ def _pretrain(
     with world.all_or_none():
         readers = open_readers(settings)
         tokenizer = Tokenizer.load(settings.tokenizer)
-        config = model_config(settings, tokenizer.vocab_size)
-        settings = with_batch_size(settings, config, world.batch_shares)
-        horizon = horizon_of(settings, config)
-        require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
-        facts = backend.check(settings, config, world) | {"validation_text": validation_text(readers[0])}
-        check_data(settings, readers, tokenizer, horizon)
-        provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
-    found = {"cpplm": __version__, "hash": provenance, **facts}
-    world.refuse_differences({**to_dict(settings), "found": found}, but=OWN)
     with ExitStack() as stack:
+        verification = stack.enter_context(verifying(readers, world))
+        devices = backend.devices(settings, world)
+        settings = _choose(settings, tokenizer, devices, world)
+        config = model_config(settings, tokenizer.vocab_size)
+        horizon = horizon_of(settings, config)
         with world.all_or_none():
-            if world.is_first:
-                _make_folder(settings.out)
-                stack.enter_context(only_writer(settings.out))
-        with world.all_or_none():
-            storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
-        checkpoint, writer = _continue(settings, config, storage, provenance, world, stack)
+            require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
+            facts = backend.check(settings, config, world) | {"validation_text": validation_text(readers[0])}
+            check_data(settings, readers, tokenizer, horizon)
+            provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
+        found = {"cpplm": __version__, "hash": provenance, **facts}
+        world.refuse_differences({**to_dict(settings), "found": found}, but=OWN)
+        checkpoint, writer = _continue(settings, config, provenance, world, stack)
         state = TrainState() if checkpoint is None else restore_state(checkpoint)
         done = horizon.progress(step=state.step, seconds=state.seconds)
         if checkpoint is not None:
@@ -107,13 +114,14 @@ def _pretrain(
                 say(f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on")
                 return _summary(settings, state, config, trained_now=False)
             say(f"continuing {settings.out} from step {state.step}")
+        say(describe_run(settings, config, horizon, devices, backend.memory(settings, config, world), done))
+        _refuse_damage(verification, world, wait=False)
         # The first rows are tokenised while the model is compiled.
         source = train_loader(settings, readers, tokenizer, horizon, world, state.loader)
         batches = stack.enter_context(closing(Prefetcher(map(backend.place, source))))
         stack.callback(source.close)  # before the prefetcher, whose thread may be waiting for it
         learner = backend.build(settings, config, tokenizer, checkpoint, horizon, world)
-        peak, peak_source = learner.peak_flops()
-        facts |= {"ranks": world.size, "peak_flops": peak, "peak_source": peak_source}
+        facts |= {"ranks": world.size, "peak_flops": devices.peak_flops, "peak_source": devices.peak_source}
         with world.all_or_none():
             log = stack.enter_context(_open_log(settings, state, learner, horizon, facts, world))
         # Saved before all else: what fails after it cannot take the step along.
@@ -122,7 +130,7 @@ def _pretrain(
             callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer, world)))
         if world.is_first:
             bar = stack.enter_context(ProgressLog.open_bar(done))
-            progress = ProgressLog(bar, world.devices * peak)
+            progress = ProgressLog(bar, world.devices * devices.peak_flops)
             callbacks = [progress, *callbacks, *_watchers(settings), *extra_callbacks]
         trainer = Trainer(
             learner=learner,
@@ -136,8 +144,35 @@ def _pretrain(
             world=world,
         )
         with _logged_end(trainer):
+            _refuse_damage(verification, world, wait=True)
             trainer.run()
     return _summary(settings, state, config, trained_now=True)
+
+
+def _choose(settings: TrainSettings, tokenizer: Tokenizer, devices: Devices, world: World) -> TrainSettings:
+    """The settings with what nobody has given; the first rank chooses, as others may measure other speeds."""
+    chosen: dict[str, Any] = {}
+    with world.all_or_none():
+        if world.is_first:
+            earlier = earlier_settings(settings)
+            complete, reason = choose_settings(
+                settings, tokenizer.vocab_size, devices, world.batch_shares, earlier
+            )
+            chosen = {name: getattr(complete, name) for name in CHOSEN}
+            if reason:
+                say(reason)
+    settings = replace(settings, **world.gather_objects(chosen)[0])
+    settings.check_batch(world.batch_shares)
+    return settings
+
+
+def _refuse_damage(verification: Future[None], world: World, *, wait: bool) -> None:
+    """Raise on all ranks what was found by now; with `wait`, what is found at all."""
+    with world.all_or_none():
+        if wait and not verification.done():
+            say("waiting until the hashes of all shards are compared with the manifest")
+        if wait or verification.done():
+            verification.result()
 
 
 def _watchers(settings: TrainSettings) -> list[Callback]:
@@ -165,15 +200,20 @@ def _logged_end(trainer: Trainer) -> Iterator[None]:
 def _continue(
     settings: TrainSettings,
     config: ModelConfig,
-    storage: Storage,
     provenance: dict[str, str],
     world: World,
     stack: ExitStack,
 ) -> tuple[Checkpoint | None, CheckpointWriter]:
-    """The checkpoint to go on from, and the writer of further ones.
+    """The checkpoint to go on from, and the writer of further ones, and the run folder for us alone.
 
     The first rank looks, and downloads what is newer elsewhere; the others open what it has found.
     """
+    with world.all_or_none():
+        if world.is_first:
+            _make_folder(settings.out)
+            stack.enter_context(only_writer(settings.out))
+    with world.all_or_none():
+        storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
     _refuse_different_places(storage, world)
     keep = KeepRules(settings.keep_last, settings.keep_every)
     checkpoint = uploader = None

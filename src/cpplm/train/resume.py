@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 from cpplm.batches.state import LoaderState
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.settings import to_dict
-from cpplm.core.storage import Storage
+from cpplm.core.storage import Storage, is_bucket
 from cpplm.model.config import ModelConfig
 from cpplm.train.checkpoint import Checkpoint, committed_steps, folder, open_checkpoint
 from cpplm.train.saving import copy_checkpoint, delete_files
@@ -14,6 +18,7 @@ from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import TrainState
 
 # A continued run must agree in these and in the model; the other settings may change between sessions.
+MODEL = ("depth", "aspect_ratio", "head_dim", "num_kv_heads", "max_seq_len", "window_pattern", "architecture")
 FIXED = ("total_batch_size", "seed", "fim")
 
 
@@ -55,6 +60,24 @@ def find_checkpoint(
     return checkpoint
 
 
+def earlier_settings(settings: TrainSettings) -> dict[str, Any]:
+    """Those of the checkpoint that these settings go on from, as plain JSON types; empty for a new run.
+
+    Raises:
+        UserError: as `choose_checkpoint`.
+    """
+    locations = [settings.checkpoint_dir or str(settings.out / "checkpoints"), settings.upload_dir]
+    there = [
+        place for place in locations if is_bucket(place) or (place and Path(place).expanduser().is_dir())
+    ]
+    if not there:
+        return {}
+    near, far = Storage(there[0]), Storage(there[1]) if len(there) > 1 else None
+    step = settings.resume_from_step if settings.resume_from_step >= 0 else None
+    checkpoint = choose_checkpoint(near, far, step)
+    return {} if checkpoint is None else checkpoint.json("settings.json")
+
+
 def choose_checkpoint(
     storage: Storage, remote: Storage | None = None, step: int | None = None
 ) -> Checkpoint | None:
@@ -80,12 +103,16 @@ def _refuse_another_run(
     then, now = checkpoint.json("settings.json"), to_dict(settings)
     then_provenance = checkpoint.json("state.json")
     then_model, now_model = to_dict(checkpoint.config()), to_dict(config)
+    fixed = FIXED if then_model == now_model else (*MODEL, *FIXED)
     differences = [
-        f"{name} was {before.get(name)}, is {after[name]}"
-        for before, after, names in ((then_model, now_model, now_model), (then, now, FIXED))
-        for name in names
-        if before.get(name) != after[name]
+        f"--{path[-1]} was {before}, is {after}"
+        for path, before, after in _changes(then, {name: now[name] for name in fixed})
     ]
+    if then_model != now_model and not differences:  # the tokenizer's size, or what a default used to be
+        differences = [
+            f"{'.'.join(path)} of the model was {before}, is {after}"
+            for path, before, after in _changes(then_model, now_model)
+        ]
     differences += [
         f"{name} was {then_provenance[name][:12]}, is {value[:12]}"
         for name, value in provenance.items()
@@ -96,6 +123,18 @@ def _refuse_another_run(
             f"{checkpoint.storage.location} holds another run: {'; '.join(differences)}",
             fix="Name another --out, or delete the folder to start anew.",
         )
+
+
+def _changes(
+    then: Mapping[str, Any], now: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Path and both values of what has changed; what `then` does not have is left out."""
+    for name in (name for name in now if name in then):
+        before, after = then[name], now[name]
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _changes(before, after, (*above, name))
+        elif before != after:
+            yield (*above, name), before, after
 
 
 def _delete_later(storage: Storage, step: int) -> None:

@@ -28,8 +28,8 @@ class DryRunSettings:
     """Print what the run would take, and train nothing."""
     world_size: int = 1
     """Dry run: processes, each with a device of its own."""
-    gpu: str = "H100"
-    """Dry run: the device, by its name in the table of peak rates."""
+    gpu: str = ""
+    """Dry run: the device, by its name in the table of peak rates (empty = this machine's)."""
     gpu_memory_gb: float = -1.0
     """Dry run: its memory in 10^9 bytes (-1 = the data sheet's)."""
     mfu: float = 0.4
@@ -41,10 +41,13 @@ class DryRunSettings:
                 raise UserError(f"--{name} does nothing without --dry_run", fix="Add it, or leave this out.")
         if self.world_size < 1:
             raise UserError(f"--world_size {self.world_size} must be at least 1")
-        if self.gpu not in PEAK_TERAFLOPS:
+        if self.gpu and self.gpu not in PEAK_TERAFLOPS:
             raise UserError(
                 f"--gpu {self.gpu!r} is not known", fix=f"Known are: {', '.join(PEAK_TERAFLOPS)}."
             )
+        for name in () if self.gpu else ("world_size", "gpu_memory_gb"):
+            if getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"--{name} is of devices that --gpu names", fix="Add --gpu H100, or another.")
         if not (self.gpu_memory_gb > 0 or self.gpu_memory_gb == -1):
             raise UserError(f"--gpu_memory_gb {self.gpu_memory_gb}", fix="Use a positive number.")
         if not 0 < self.mfu <= 1:
@@ -62,8 +65,9 @@ class TrainSettings:
     out: Annotated[Path, Argument("FOLDER")]
     """Folder of the run: log, checkpoints, page. Holding a checkpoint, it is continued."""
 
-    depth: int = 20
-    """The one dial: transformer layers; width and learning rates follow from it."""
+    depth: int = -1
+    """The one dial: transformer layers; width and learning rates follow from it (-1 = 20; on a CPU the most
+    that it can train in --max_minutes, or in four hours)."""
     aspect_ratio: int = 64
     """Width is depth times this, rounded up to whole heads."""
     head_dim: int = 128
@@ -88,8 +92,9 @@ class TrainSettings:
     target_param_data_ratio: float = 8.0
     """Train for this many tokens per parameter, when nothing above is given (Chinchilla: 20)."""
 
-    device_batch_size: int = 32
-    """Rows of `max_seq_len` tokens per forward pass; lower it when memory runs out."""
+    device_batch_size: int = -1
+    """Rows of `max_seq_len` tokens per forward pass; lower it when memory runs out (-1 = 32; on a CPU about
+    what it computes in a second)."""
     total_batch_size: int = -1
     """Tokens per optimizer step, reached by several forward passes (-1 = what suits the model's size)."""
     rates: Annotated[Rates, group("learning rate")] = field(default_factory=Rates)
@@ -105,8 +110,8 @@ class TrainSettings:
     eval_every: int = 250
     """Measure bits per byte on the first --data_dir's validation documents every so many steps, and at start
     and end (-1 = never)."""
-    eval_tokens: int = 20 * 524_288
-    """Validation tokens per measurement."""
+    eval_tokens: int = -1
+    """Validation tokens per measurement (-1 = 10485760; on a CPU about what it computes in ten seconds)."""
     sample_every: int = 2000
     """Write sample completions into the log every so many steps (-1 = never)."""
     cpp_eval_every: int = -1
@@ -198,13 +203,13 @@ class TrainSettings:
         Tokenizer.load(self.tokenizer)
 
     def _check_ranges(self) -> None:
-        for name in ("depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "keep_last",
-                     "eval_tokens"):  # fmt: skip
+        for name in ("aspect_ratio", "head_dim", "max_seq_len", "keep_last"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
-        for name in ("eval_every", "sample_every", "cpp_eval_every", "memory_every", "save_every",
-                     "keep_every", "save_minutes", "profile_step", "num_kv_heads", "num_iterations",
-                     "max_minutes", "target_flops", "target_param_data_ratio"):  # fmt: skip
+        for name in ("depth", "device_batch_size", "eval_tokens", "eval_every", "sample_every",
+                     "cpp_eval_every", "memory_every", "save_every", "keep_every", "save_minutes",
+                     "profile_step", "num_kv_heads", "num_iterations", "max_minutes", "target_flops",
+                     "target_param_data_ratio"):  # fmt: skip
             if not (getattr(self, name) > 0 or getattr(self, name) == -1):
                 raise UserError(
                     f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 to leave it out."
@@ -218,7 +223,7 @@ class TrainSettings:
         Raises:
             UserError: it is not.
         """
-        rows = self.device_batch_size * self.max_seq_len * ranks
+        rows = max(1, self.device_batch_size) * self.max_seq_len * ranks  # chosen later, it may be one row
         if self.total_batch_size < 1 or self.total_batch_size % rows:
             several = f" x {ranks} ranks" if ranks > 1 else ""
             raise UserError(

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from cpplm.batches.loader import Batch
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import peak_memory_bytes
-from cpplm.core.peak import reference_flops
+from cpplm.core.hardware import choose_dtype, peak_memory_bytes
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
@@ -23,9 +22,11 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.building import build, choose_kernels, loss_function
 from cpplm.train.checkpoint import Checkpoint
 from cpplm.train.compiling import LossFunction
+from cpplm.train.devices import Devices, local_devices
 from cpplm.train.horizon import Horizon
 from cpplm.train.jax_settings import JaxSettings
 from cpplm.train.learner import Learner, Profiler, StepLosses, StepPlan
+from cpplm.train.memory import Plan, memory_of
 from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import own_share, synchronise_gradients
 from cpplm.train.torch_profiler import TorchProfiler
@@ -53,6 +54,15 @@ class TorchBackend:
     def open_world(self) -> AbstractContextManager[World]:
         """See `Backend`."""
         return open_world(self._device_type)
+
+    def devices(self, settings: TrainSettings, world: World) -> Devices:
+        """See `Backend`."""
+        return local_devices(world.device, choose_dtype(settings.precision, world.device), world.size)
+
+    def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> int:
+        """See `Backend`."""
+        plan = Plan.of(settings, config, choose_dtype(settings.precision, world.device))
+        return memory_of(plan, world.size, device_type=world.device.type).peak
 
     def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
         """See `Backend`."""
@@ -145,10 +155,6 @@ class TorchLearner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """See `Learner`: gathered from all ranks."""
         return own_share(self.model, self._world), self._optimizer.named_state(own_share=True)
-
-    def peak_flops(self) -> tuple[float, str]:
-        """See `Learner`."""
-        return reference_flops(self.device, self.model.compute_dtype)
 
     def peak_memory(self) -> int:
         """See `Learner`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from typing import TypeVar
 
 from cpplm.batches.loader import Batch, shorten
 from cpplm.batches.state import LoaderState
+from cpplm.core import stopping
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.runlog import RunLog
@@ -92,6 +94,8 @@ class Trainer:
     stopping: bool = False
     _waited: float = 0.0
     _may_give_up: bool = False
+    _has_stepped: bool = False
+    _announced: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def progress(self) -> float:
@@ -103,9 +107,11 @@ class Trainer:
 
         Raises:
             Stopped: before the end (Ctrl-C, SIGTERM); `on_end` has run.
-            KeyboardInterrupt: at once.
+            KeyboardInterrupt: at once: before a step was made, or asked to twice.
             UserError: the loss or its gradient is no number any more.
         """
+        if self.world.processes > 1:
+            self._defer_stops()
         with self._stop_at_step_end():
             for callback in self.callbacks:
                 callback.on_start(self)
@@ -119,13 +125,27 @@ class Trainer:
                 _, self.state.seconds = self.world.agree(
                     stopping=False, seconds=self.state.seconds + metrics.seconds
                 )
+                if not self._has_stepped:
+                    self._has_stepped = True
+                    self._defer_stops()
                 for callback in self.callbacks:
                     callback.on_step(self, metrics)
             self.stopping = self.progress < 1  # asked to during its last step, a run ends as always
             for callback in self.callbacks:
                 callback.on_end(self)
         if self.stopping:
-            raise Stopped
+            raise Stopped(f"after step {self.state.step}; the same command continues from there")
+
+    def _defer_stops(self) -> None:
+        """From now on there is something to save, or there are other ranks to agree with."""
+        stopping.current().defer(
+            self._announce, "at once; the same command continues from the last checkpoint, if there is one"
+        )
+
+    def _announce(self) -> None:
+        """Once, by whoever hears the signal first: this thread, or the one that watches signals."""
+        if self._announced.acquire(blocking=False):
+            say("stopping, and saving what was learned; Ctrl-C once more to stop at once")
 
     def step(self) -> StepMetrics:
         """One optimizer step over `total_batch_size` tokens.
@@ -216,15 +236,19 @@ class Trainer:
 
     @contextmanager
     def _stop_at_step_end(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM ends the run at the next step's end, another Ctrl-C at once.
+        """The first Ctrl-C or SIGTERM ends the run after the present pass of the model, another at once.
 
-        Further SIGTERMs do nothing, and neither does what comes within a second: whoever stops a whole group
-        of processes (torchrun, timeout, systemd) often reaches each of them twice.
+        A step of several ranks is finished first, as all of them must take the same steps. One process that
+        has made no step ends at once. Further SIGTERMs do nothing, and neither does what comes within a
+        second: whoever stops a whole group of processes (torchrun, timeout, systemd) often reaches each of
+        them twice.
         """
         asked: float | None = None
 
         def ask(number: int, frame: FrameType | None) -> None:
             nonlocal asked
+            if not self._has_stepped and self.world.processes == 1:
+                raise KeyboardInterrupt
             if asked is not None and time.monotonic() - asked < 1:
                 return
             if asked is not None and self.stopping:
@@ -233,7 +257,7 @@ class Trainer:
                 return
             asked = time.monotonic()
             self.stopping = True
-            say("stopping after this step and saving; Ctrl-C once more to stop at once")
+            self._announce()
             if self._may_give_up:
                 raise _GivenUpError
 

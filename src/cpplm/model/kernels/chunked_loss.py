@@ -34,7 +34,12 @@ from cpplm.tokenizer.special import IGNORED
 MOST_SOFTCAP = 60.0  # e^60 times any vocabulary fits float32
 # Rows of a chunk. On CPUs 128 to 512 differ by less than the noise; GPUs want larger matrix products.
 _CHUNK_ROWS = {"cpu": 256}
-CHUNK_ROWS_ELSEWHERE = 2048
+_CHUNK_ROWS_ELSEWHERE = 2048
+
+
+def chunk_rows(device_type: str) -> int:
+    """Rows of logits that are there at once on a device of this type, as torch names it."""
+    return _CHUNK_ROWS.get(device_type, _CHUNK_ROWS_ELSEWHERE)
 
 
 def chunked_loss(
@@ -156,7 +161,7 @@ def _chunks(
         of_weight.zero_()
     used_weight = weight[:vocab_size].to(hidden.dtype)
     differentiate = _compiled_softmax_gradient() if fused and gradients else _softmax_gradient
-    rows = _CHUNK_ROWS.get(hidden.device.type, CHUNK_ROWS_ELSEWHERE)
+    rows = chunk_rows(hidden.device.type)
     for chunk in (slice(first, first + rows) for first in range(0, hidden.size(0), rows)):
         counted_M = targets[chunk] != IGNORED
         target_M1 = targets[chunk].clamp(min=0).unsqueeze(1)

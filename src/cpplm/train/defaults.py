@@ -1,0 +1,107 @@
+"""What settings that are left at -1 become: on GPUs and TPUs fixed values, on a CPU what it can compute.
+
+They are chosen once per run: a continued run takes them from its checkpoint, so that its steps and its
+validation stay what they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cpplm.model.counting import count_flops, count_scaling_parameters
+from cpplm.train.devices import Devices
+from cpplm.train.horizon import with_batch_size
+from cpplm.train.settings import DryRunSettings, TrainSettings, model_config
+
+CHOSEN = ("depth", "total_batch_size", "eval_tokens", "device_batch_size")
+"""The settings that are chosen here."""
+DEPTH, DEVICE_BATCH_SIZE, EVAL_TOKENS = 20, 32, 20 * 524_288
+MFU = DryRunSettings.mfu  # seen on a CPU: 0.34 to 0.45 (`make demo`)
+# On a CPU.
+LEAST_DEPTH = 2
+LEAST_EVAL_TOKENS = 40_960
+MINUTES = 240.0  # that a run may take when nobody says
+_PASS_SECONDS = 1.0  # of a forward and backward pass, between two of which a stop is heard
+_VALIDATION_SECONDS = 10.0
+
+
+def choose_settings(
+    settings: TrainSettings,
+    vocab_size: int,
+    devices: Devices,
+    shares: int,
+    earlier: Mapping[str, Any] | None = None,
+) -> tuple[TrainSettings, str]:
+    """The settings with every one of `CHOSEN`, and how the depth was chosen, where that is worth a line.
+
+    Args:
+        settings: as given; what is not -1 stays.
+        vocab_size: of the tokenizer.
+        devices: that train.
+        shares: so many times `device_batch_size` rows all processes compute at once.
+        earlier: the settings of the checkpoint that the run continues.
+
+    Raises:
+        UserError: a given batch is not a whole number of forward passes.
+    """
+    earlier = earlier or {}
+    adopted = {
+        name: earlier[name] for name in CHOSEN[:-1] if name in earlier and getattr(settings, name) == -1
+    }
+    settings, reason = replace(settings, **adopted), ""
+    if settings.depth == -1 and devices.kind == "cpu":
+        settings, reason = _with_depth(settings, vocab_size, devices)
+    elif settings.depth == -1:
+        settings = replace(settings, depth=DEPTH)
+    config = model_config(settings, vocab_size)
+    rate = devices.tokens_per_second(count_flops(config)["total"], MFU)
+    pass_tokens = validation_tokens = math.inf
+    if devices.kind == "cpu":  # a forward pass alone is a third of the operations of training
+        pass_tokens, validation_tokens = rate / devices.count * _PASS_SECONDS, 3 * rate * _VALIDATION_SECONDS
+    if settings.device_batch_size == -1:
+        most = earlier.get("device_batch_size", pass_tokens / settings.max_seq_len)
+        settings = replace(settings, device_batch_size=_rows(settings, shares, most))
+    settings = with_batch_size(settings, config, shares)
+    if settings.eval_tokens == -1:
+        settings = replace(settings, eval_tokens=_eval_tokens(validation_tokens))
+    return settings, reason
+
+
+def _with_depth(settings: TrainSettings, vocab_size: int, devices: Devices) -> tuple[TrainSettings, str]:
+    """The deepest model that sees its share of tokens per parameter in the time there is, and the reason."""
+    given = settings.max_minutes > 0
+    minutes = settings.max_minutes if given else MINUTES
+    ratio = settings.target_param_data_ratio
+    ratio = ratio if ratio > 0 else TrainSettings.target_param_data_ratio
+    chosen, fits = LEAST_DEPTH, False
+    for depth in range(LEAST_DEPTH, DEPTH + 1):
+        config = model_config(replace(settings, depth=depth), vocab_size)
+        rate = devices.tokens_per_second(count_flops(config)["total"], MFU)
+        if ratio * count_scaling_parameters(config) > 60 * minutes * rate:
+            break
+        chosen, fits = depth, True
+    why = "the deepest model that" if fits else "the least, although not even it"
+    clock = "--max_minutes" if given else "time of a run without --max_minutes"
+    return replace(settings, depth=chosen), (
+        f"--depth {chosen}: {why} sees {ratio:g} tokens per parameter within {minutes:g} minutes ({clock}) "
+        f"on this CPU, at {MFU:.0%} of the {devices.count * devices.peak_flops / 1e12:.2f} TFLOP/s measured"
+    )
+
+
+def _rows(settings: TrainSettings, shares: int, most: float) -> int:
+    """The default or a half of it, a fourth and so on: what divides a given batch and is not too much."""
+    rows, batch = DEVICE_BATCH_SIZE, settings.total_batch_size
+    while rows > 1 and (rows > most or (batch > 0 and batch % (rows * settings.max_seq_len * shares))):
+        rows //= 2
+    return rows
+
+
+def _eval_tokens(most: float) -> int:
+    """The default or a half of it, a fourth and so on, down to a least."""
+    tokens = EVAL_TOKENS
+    while tokens > max(most, LEAST_EVAL_TOKENS):
+        tokens //= 2
+    return tokens
