@@ -168,8 +168,8 @@ def test_finished_run_is_left_alone(settings: TrainSettings) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"depth": 3}, "num_layers was 2, is 3"),
-        ({"seed": 9}, "seed was 0, is 9"),
+        ({"depth": 3}, "--depth was 2, is 3"),
+        ({"seed": 9}, "--seed was 0, is 9"),
     ],
 )
 def test_another_run_in_the_folder(settings: TrainSettings, change: dict, message: str) -> None:
@@ -274,7 +274,7 @@ def test_processes_have_to_be_alike(
     """What a second one says is what this one does, but for one thing."""
 
     def said(world: World, own: Any) -> list[Any]:
-        if not isinstance(own, dict):
+        if not isinstance(own, dict) or name not in own:
             return [own]
         other = {**own, name: value}
         if isinstance(value, dict):

@@ -151,17 +151,17 @@ def _pretrain(
 
 def _choose(settings: TrainSettings, tokenizer: Tokenizer, devices: Devices, world: World) -> TrainSettings:
     """The settings with what nobody has given; the first rank chooses, as others may measure other speeds."""
-    chosen: dict[str, Any] = {}
+    chosen: list[int] = []
     with world.all_or_none():
         if world.is_first:
             earlier = earlier_settings(settings)
             complete, reason = choose_settings(
                 settings, tokenizer.vocab_size, devices, world.batch_shares, earlier
             )
-            chosen = {name: getattr(complete, name) for name in CHOSEN}
+            chosen = [getattr(complete, name) for name in CHOSEN]
             if reason:
                 say(reason)
-    settings = replace(settings, **world.gather_objects(chosen)[0])
+    settings = replace(settings, **dict(zip(CHOSEN, world.gather_objects(chosen)[0], strict=True)))
     settings.check_batch(world.batch_shares)
     return settings
 
