@@ -112,7 +112,7 @@ def current() -> StopWatcher:
 
 @contextlib.contextmanager
 def watching(outcome: str) -> Iterator[StopWatcher]:
-    """Within the block, and after it once a signal has come, signals end this process within two seconds.
+    """Within the block, signals end this process within two seconds.
 
     To be entered in the main thread, where handlers of both signals that raise KeyboardInterrupt are set.
 
@@ -123,7 +123,8 @@ def watching(outcome: str) -> Iterator[StopWatcher]:
     _current = watcher = StopWatcher(outcome)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    threading.Thread(target=watcher.watch, args=(ours,), name="signals", daemon=True).start()
+    thread = threading.Thread(target=watcher.watch, args=(ours,), name="signals", daemon=True)
+    thread.start()
     previous = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     try:
         yield watcher
@@ -138,7 +139,8 @@ def watching(outcome: str) -> Iterator[StopWatcher]:
             watcher.end()
         raise
     finally:
-        if not watcher.signalled:
-            signal.set_wakeup_fd(previous)
-            theirs.close()
-            _current = NOBODY
+        signal.set_wakeup_fd(previous)
+        theirs.close()
+        thread.join()  # Python's end aborts the process, now and then, when it meets a thread
+        ours.close()
+        _current = NOBODY
