@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPPLM := $(BIN)/cpplm
 
-.PHONY: help demo clean-demo test test-fast test-tpu bench lint format clean
+.PHONY: help demo clean-demo test test-slow test-all coverage test-tpu bench lint format clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -42,11 +42,16 @@ clean-demo:  ## forget the demo and start over
 # Most tests take one thread: they run beside each other.
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-test: $(VENV)/.installed  ## the whole test suite, with coverage
-	$(PYTEST) --cov --cov-report=term:skip-covered
-
-test-fast: $(VENV)/.installed  ## the tests that take seconds
+test: $(VENV)/.installed  ## one test of each kind of fault, in minutes
 	$(PYTEST) -m 'not slow'
+
+test-slow: $(VENV)/.installed  ## the others
+	$(PYTEST) -m slow
+
+test-all: test test-slow  ## the whole test suite
+
+coverage: $(VENV)/.installed  ## lines and branches that `make test` reaches
+	$(PYTEST) -m 'not slow' --cov --cov-report=term:skip-covered
 
 test-tpu: $(VENV)/.installed  ## compile training steps for TPUs that are not here; installs their compiler
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu]'

@@ -11,7 +11,6 @@ import inspect
 import itertools
 import textwrap
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,83 +18,102 @@ import pytest
 from tests.commands import all_settings_classes
 
 PACKAGE = Path(__file__).parents[1] / "src" / "cpplm"
-TREES = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
 CLASSES = all_settings_classes()
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def walk(node: ast.AST, skip_class: str) -> Iterator[ast.AST]:
-    """`ast.walk` without the body of one class."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.ClassDef) and child.name == skip_class):
-            yield from walk(child, skip_class)
+def class_name(annotation: ast.AST) -> str:
+    """The class of `x: C`, of `x: package.C` and of `x: Annotated[C, ...]`."""
+    text = ast.unparse(annotation).strip("'\"")
+    if text.startswith("Annotated["):
+        text = text.removeprefix("Annotated[").split(",")[0]
+    return text.split(".")[-1]
 
 
-def is_of(annotation: ast.AST | None, cls: str) -> bool:
-    if isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
-        annotation = annotation.slice.elts[0]  # Annotated[cls, ...]
-    return annotation is not None and ast.unparse(annotation).strip("'\"").split(".")[-1] == cls
+def base_name(node: ast.AST) -> str:
+    """`a` for the name a, `.b` for any expression that ends in .b, else nothing."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else ""
 
 
-def holders(cls: str, trees: list[ast.Module]) -> set[str]:
-    """Names of fields, anywhere, that hold an instance: `model: ModelSource` gives "model"."""
-    return {
-        node.target.id
-        for tree in trees
-        for node in walk(tree, cls)
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Name)
-        and is_of(node.annotation, cls)
-    }
+@dataclasses.dataclass
+class FunctionReads:
+    """A function, walked once for all classes: what it declares, assigns and reads of what."""
 
+    declared: dict[str, str]
+    """Parameters, with the last part of their annotation."""
+    assigned: list[tuple[str, str]]
+    """Targets and values as `base_name` gives them."""
+    read: set[tuple[str, str]]
+    """Base and attribute."""
+    owner: str
+    """The outermost class that it stands in, if any."""
 
-def reads_in_function(function: Function, cls: str, kept: set[str]) -> set[str]:
-    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    local = {argument.arg for argument in arguments if is_of(argument.annotation, cls)}
-
-    def holds(node: ast.AST) -> bool:
-        return (isinstance(node, ast.Name) and node.id in local) or (
-            isinstance(node, ast.Attribute) and node.attr in kept
+    @classmethod
+    def of(cls, function: Function, owner: str) -> "FunctionReads":
+        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        assigned = []
+        for node in ast.walk(function):  # settings = trainer.settings; a, b = settings.x, trainer.settings
+            if isinstance(node, ast.Assign):
+                targets, values = node.targets, [node.value]
+                if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    targets, values = node.targets[0].elts, node.value.elts
+                assigned += [(base_name(t), base_name(v)) for t, v in zip(targets, values, strict=False)]
+        return cls(
+            {a.arg: class_name(a.annotation) for a in arguments if a.annotation},
+            assigned,
+            {(base_name(n.value), n.attr) for n in ast.walk(function) if isinstance(n, ast.Attribute)},
+            owner,
         )
 
-    for node in ast.walk(
-        function
-    ):  # local names: settings = trainer.settings, a, b = settings.x, trainer.settings
-        if isinstance(node, ast.Assign):
-            targets, values = node.targets, [node.value]
-            if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-                targets, values = node.targets[0].elts, node.value.elts
-            local |= {
-                t.id for t, v in zip(targets, values, strict=False) if isinstance(t, ast.Name) and holds(v)
-            }
-    return {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute) and holds(node.value)}
+    def parameters(self, cls: str) -> set[str]:
+        """Those that are of a class."""
+        return {name for name, annotation in self.declared.items() if annotation == cls}
 
 
-def reads(cls: str, trees: list[ast.Module]) -> set[str]:
-    """Attributes of `cls` that are read outside of its definition."""
-    found: set[str] = set()
-    fields = holders(cls, trees)
-    for tree in trees:
-        for scope in walk(tree, cls):
-            if not isinstance(scope, Function | ast.ClassDef):
-                continue
-            kept = set(fields)
-            if isinstance(scope, ast.ClassDef):  # self._settings = settings, in any method
-                for method in [node for node in scope.body if isinstance(node, Function)]:
-                    given = {a.arg for a in method.args.args if is_of(a.annotation, cls)}
-                    kept |= {
-                        target.attr
-                        for node in ast.walk(method)
-                        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
-                        for target in node.targets
-                        if isinstance(target, ast.Attribute) and node.value.id in given
-                    }
-                for method in [node for node in scope.body if isinstance(node, Function)]:
-                    found |= reads_in_function(method, cls, kept)
-            else:
-                found |= reads_in_function(scope, cls, kept)
-    return found
+@dataclasses.dataclass
+class Sources:
+    """All functions, and all annotated names with the classes that they stand in."""
+
+    functions: list[FunctionReads]
+    annotated: list[tuple[str, str, str]]
+    """Name, last part of the annotation, outermost class."""
+
+    @classmethod
+    def of(cls, trees: list[ast.Module]) -> "Sources":
+        found = cls([], [])
+        for tree in trees:
+            for node in tree.body:
+                owner = node.name if isinstance(node, ast.ClassDef) else ""
+                for inner in ast.walk(node):
+                    if isinstance(inner, Function):
+                        found.functions.append(FunctionReads.of(inner, owner))
+                    elif isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
+                        found.annotated.append((inner.target.id, class_name(inner.annotation), owner))
+        return found
+
+    def reads(self, cls: str) -> set[str]:
+        """Attributes of `cls` that are read outside of its definition."""
+        fields = {f".{name}" for name, annotation, owner in self.annotated if annotation == cls != owner}
+        functions = [function for function in self.functions if function.owner != cls]
+        kept: dict[str, set[str]] = {}  # self._settings = settings, in any method
+        for function in functions:
+            local = function.parameters(cls)
+            for target, value in function.assigned:
+                if function.owner and target.startswith(".") and value in local:
+                    kept.setdefault(function.owner, set()).add(target)
+        found: set[str] = set()
+        for function in functions:
+            holders = fields | kept.get(function.owner, set()) | function.parameters(cls)
+            for target, value in function.assigned:
+                if value in holders and not target.startswith("."):
+                    holders.add(target)
+            found |= {attribute for base, attribute in function.read if base in holders}
+        return found
+
+
+SOURCES = Sources.of([ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))])
 
 
 def reads_of_itself(definition: ast.ClassDef, outside: set[str]) -> set[str]:
@@ -122,7 +140,7 @@ def definition_of(cls: type) -> ast.ClassDef:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_setting_is_read(cls: type) -> None:
-    read = reads_of_itself(definition_of(cls), reads(cls.__name__, TREES))
+    read = reads_of_itself(definition_of(cls), SOURCES.reads(cls.__name__))
     unread = [field.name for field in dataclasses.fields(cls) if field.name not in read]
     assert unread == []
 
@@ -179,6 +197,6 @@ def h(command: Command):
     tree = ast.parse(source)
     definition = tree.body[0]
     assert isinstance(definition, ast.ClassDef)
-    read = reads_of_itself(definition, reads("S", [tree]))
+    read = reads_of_itself(definition, Sources.of([tree]).reads("S"))
     fields = {"used", "hidden", "through", "checked", "other", "kept", "local"}
     assert read & fields == {"used", "through", "kept", "local"}

@@ -165,13 +165,13 @@ def test_half_precision_sums_in_float32() -> None:
 
 
 FEW = [Case(window=100, groups=1, documents=True, width=64)]
-MANY = [
+MANY = [  # each pair of values once
     Case(width=width, window=window, groups=groups, heads=4, documents=documents, batch=2)
-    for width in (64, 128)
-    for window in (None, 1, 130)
-    for groups in (4, 2, 1)
-    for documents in (False, True)
-]
+    for width, window, groups, documents in (
+        (64, None, 4, False), (128, None, 2, True), (64, None, 1, True), (128, 1, 4, True), (64, 1, 2, False),
+        (128, 1, 1, False), (64, 130, 4, True), (64, 130, 2, True), (128, 130, 1, False),
+    )
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
@@ -212,11 +212,9 @@ MESHES: list[dict[str, int]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", MESHES, ids=str)
-@pytest.mark.parametrize("window", [None, 200])
-@pytest.mark.parametrize("documents", [False, True])
-def test_splash_on_a_mesh(axes: dict[str, int], window: int | None, documents: bool) -> None:
-    case = Case(batch=8, length=512, heads=4, groups=2, window=window, documents=documents)
+@pytest.mark.parametrize(("axes", "window"), [*zip(MESHES, [None, 200, 200, None], strict=True)], ids=str)
+def test_splash_on_a_mesh(axes: dict[str, int], window: int | None) -> None:
+    case = Case(batch=8, length=512, heads=4, groups=2, window=window, documents=True)
     check(of_kind("splash", mesh=mesh_of(**axes)), case, mesh=True)
 
 

@@ -18,8 +18,7 @@ from tests.jax.twins import (
     torch_model,
 )
 
-MESHES = [{"data": 8}, {"fsdp": 8}, {"data": 4, "model": 2}, {"data": 2, "fsdp": 2, "model": 2},
-          {"data": 2, "context": 4}, {"data": 1, "fsdp": 2, "context": 2, "model": 2}]  # fmt: skip
+MIXED = {"data": 1, "fsdp": 2, "context": 2, "model": 2}
 CONFIGS = {name: dataclasses.replace(TWINS[name], num_layers=4) for name in ("plain", "all", "all, local")}
 
 
@@ -34,10 +33,7 @@ def alone(name: str) -> tuple[dict[str, Any], dict[str, Any], Found]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "axes"),
-    [
-        *(("plain", axes) for axes in MESHES),
-        *((name, axes) for axes in MESHES[4:] for name in ("all", "all, local")),
-    ],
+    [("plain", {"data": 4, "model": 2}), ("all", MIXED), ("all, local", {"data": 2, "context": 4})],
     ids=str,
 )
 def test_meshes(name: str, axes: dict[str, int]) -> None:
