@@ -1,7 +1,10 @@
 """The commands as the tests see them: their settings classes, and how to run one as a user would."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
+import signal
 import subprocess
 import sys
 import typing
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cpplm.cli.commands import COMMANDS
+from cpplm.cli.main import main
 
 # Values without which a class refuses to be built; every other required field gets a value by its type.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -57,8 +61,24 @@ def example(cls: type) -> Any:
     return cls(**values)
 
 
-def cpplm(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+def cpplm(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process: seconds faster, as torch is there already."""
+    before = sys.argv, sys.stdin, signal.getsignal(signal.SIGTERM)
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    sys.argv, sys.stdin = ["cpplm", *map(str, arguments)], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    finally:
+        sys.argv, sys.stdin = before[:2]
+        signal.signal(signal.SIGTERM, before[2])
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def cpplm_process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own; options as `subprocess.run` takes them."""
     return subprocess.run(
         [sys.executable, "-m", "cpplm.cli.main", *map(str, arguments)],
         capture_output=True,

@@ -1,30 +1,25 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.commands import cpplm
 
 TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 
 
-def cpplm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cpplm.cli.main", "corpus", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
 def test_build_then_inspect(tmp_path):
     out = str(tmp_path / "out")
-    built = cpplm("build", "--projects", str(TINYLIB), "--out", out, "--workers", "1", "--json")
+    built = cpplm("corpus", "build", "--projects", str(TINYLIB), "--out", out, "--workers", "1", "--json")
     assert built.returncode == 0, built.stderr
     figures = json.loads(built.stdout.splitlines()[-1])
     assert figures["functions"] == 37
     assert figures["kinds"] == {"compilable": 6}
     assert "1 project, 9 files" in built.stdout
-    shown = cpplm("inspect", out, "--num", "2", "--kind", "compilable", "--json")
+    shown = cpplm("corpus", "inspect", out, "--num", "2", "--kind", "compilable", "--json")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("=== tinylib | compilable |") == 2
     assert len(json.loads(shown.stdout.splitlines()[-1])["shown"]) == 2
     page = tmp_path / "page.html"
-    written = cpplm("inspect", out, "--page", str(page), "--json")
+    written = cpplm("corpus", "inspect", out, "--page", str(page), "--json")
     assert written.returncode == 0, written.stderr
     assert "===" not in written.stdout and str(page) in written.stdout
     assert json.loads(written.stdout.splitlines()[-1])["page"] == str(page)
@@ -35,11 +30,11 @@ def test_json_lines_are_appended(tmp_path):
     out, lines = str(tmp_path / "out"), tmp_path / "more.jsonl"
     lines.write_text('{"text": "int more() { return 1; }"}\n{\n')
     common = ("--out", out, "--workers", "1")
-    assert cpplm("build", "--projects", str(TINYLIB), *common).returncode == 0
-    refused = cpplm("build", "--jsonl", str(lines), *common)
+    assert cpplm("corpus", "build", "--projects", str(TINYLIB), *common).returncode == 0
+    refused = cpplm("corpus", "build", "--jsonl", str(lines), *common)
     assert refused.returncode == 2
     assert "project more is new" in refused.stderr and "--append" in refused.stderr
-    grown = cpplm("build", "--jsonl", str(lines), "--append", *common, "--json")
+    grown = cpplm("corpus", "build", "--jsonl", str(lines), "--append", *common, "--json")
     assert grown.returncode == 0, grown.stderr
     assert json.loads(grown.stdout.splitlines()[-1])["projects"] == 2
     assert "1 not JSON, such as 'more.jsonl:2'" in grown.stdout
@@ -60,7 +55,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
         (["build", "--out", out, "--projects", str(TINYLIB), "--max_tokens", "4096"], "Add --tokenizer"),
         (["inspect", out], "no such folder"),
     ):
-        failed = cpplm(*arguments)
+        failed = cpplm("corpus", *arguments)
         assert failed.returncode == 2
         assert message in failed.stderr
         assert len(failed.stderr.strip().splitlines()) == 1

@@ -14,7 +14,7 @@ from cpplm.cli.doctor import LIBRARIES, doctor
 from cpplm.cli.settings import DoctorSettings
 from cpplm.core.errors import UserError
 from cpplm.sandbox.sandbox import Sandbox
-from tests.commands import cpplm
+from tests.commands import cpplm_process
 
 COMPILERS = ("g++", "c++", "gcc", "cc", "clang++", "clang")
 
@@ -46,7 +46,7 @@ def findings_of(stdout: str) -> tuple[bool, dict[str, Any]]:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_with_a_compiler() -> None:
-    result = cpplm("doctor", "--json")
+    result = cpplm_process("doctor", "--json")
     assert result.returncode == 0, result.stderr
     _, findings = findings_of(result.stdout)
     assert findings["g++"]["ok"]
@@ -84,7 +84,7 @@ def test_tpus_and_what_trains_on_them(
 
 
 def test_without_a_compiler(path_without_compilers: str) -> None:
-    result = cpplm("doctor", "--json", env={**os.environ, "PATH": path_without_compilers})
+    result = cpplm_process("doctor", "--json", env={**os.environ, "PATH": path_without_compilers})
     assert result.returncode == 0, result.stderr
     ready, findings = findings_of(result.stdout)
     assert not ready

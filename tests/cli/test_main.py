@@ -21,7 +21,7 @@ from cpplm.cli.commands import COMMANDS
 from cpplm.cli.main import find_command, main
 from cpplm.core.errors import UserError
 from cpplm.core.settings import FlagParser, flags, from_command_line
-from tests.commands import assert_one_line_error, cpplm, settings_class
+from tests.commands import assert_one_line_error, cpplm, cpplm_process, settings_class
 from tests.train.test_history import session, steps, write_log
 
 CommandLine = Callable[..., tuple[int, str, str]]
@@ -56,7 +56,7 @@ def test_help_is_quick() -> None:
         return used.ru_utime + used.ru_stime
 
     before = cpu_seconds()
-    result = cpplm("--help")
+    result = cpplm_process("--help")
     assert result.returncode == 0
     assert cpu_seconds() - before < 0.5
 
@@ -320,8 +320,8 @@ def test_wrong_use_is_one_line_and_exit_2(
 
 
 def test_wrong_use_in_a_process_of_its_own(tmp_path: Path) -> None:
-    assert_one_line_error(cpplm("corpus", "buidl"), "no command 'cpplm corpus buidl'")
-    assert_one_line_error(cpplm("tokenizer", "train", "--data_dir", "x", cwd=tmp_path), "Missing", "--out")
+    assert_one_line_error(cpplm_process("corpus", "buidl"), "no command 'cpplm corpus buidl'")
+    assert_one_line_error(cpplm("tokenizer", "train", "--data_dir", "x"), "Missing", "--out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -376,11 +376,11 @@ def test_a_name_that_the_terminal_cannot_show_is_no_failure(
     odd.write_bytes(tokenizer_path.read_bytes())
     for encoding in ("ascii", "utf-8"):
         environment = {**os.environ, "PYTHONIOENCODING": encoding}
-        result = cpplm("tokenizer", "evaluate", "--tokenizer", odd, "--data_dir", corpus, env=environment)
-        assert result.returncode == 0, result.stderr
-        result = cpplm(
-            "tokenizer", "evaluate", "--tokenizer", f"{odd}x", "--data_dir", corpus, env=environment
+        result = cpplm_process(
+            "tokenizer", "evaluate", "--tokenizer", odd, "--data_dir", corpus, env=environment
         )
+        assert result.returncode == 0, result.stderr
+        result = cpplm_process(*evaluate, f"{odd}x", env=environment)
         assert_one_line_error(result, "cannot read the tokenizer")
 
 

@@ -9,7 +9,7 @@ import pytest
 from cpplm.cli.main import run
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.tokenizer import Tokenizer
-from tests.commands import cpplm
+from tests.commands import cpplm_process
 from tests.export.models import CONFIGS, load, native_model, random_of, save
 
 TRAIN = ("--depth", "2", "--aspect_ratio", "16", "--head_dim", "16", "--max_seq_len", "64",
@@ -75,7 +75,7 @@ def test_trained_runs(
     for name, settings, architecture in (("a", plain, "NanoChat"), ("b", ours, "Cpplm")):
         trained, out = tmp_path / name / "run", tmp_path / name / "hf"
         data = ("--data_dir", corpus, "--tokenizer", tokenizer_path, "--out", trained)
-        done = cpplm("train", *data, *TRAIN, *settings)
+        done = cpplm_process("train", *data, *TRAIN, *settings)
         assert done.returncode == 0, done.stderr
         _, figures = export(capsys, "--run", trained, "--out", out)
         assert figures["architecture"] == f"{architecture}ForCausalLM"

@@ -24,7 +24,6 @@ from tests.jax.twins import (
 )
 
 
-
 def compare(config: ModelConfig, batch: dict[str, Any], run: RunSettings = EXACT, seed: int = 0) -> None:
     model = torch_model(config, seed)
     ours, theirs = by_jax(checkpoint(model), batch, config, run), by_torch(model, batch)

@@ -22,7 +22,7 @@ from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.serve.settings import BatchSettings, NetworkSettings, ServeSettings
-from tests.commands import assert_one_line_error, cpplm
+from tests.commands import assert_one_line_error, cpplm_process
 from tests.generate.talker import write_run
 from tests.serve.served import PATIENCE, chunks, error_of, events, wait_for
 from tests.serve.test_faults import SPIN
@@ -139,7 +139,7 @@ def test_a_model_file_swapped_under_the_server(run: Path, tmp_path: Path, long_e
         assert text(http) == before
         process.terminate()
         assert ended(process)[0] == 0
-    result = cpplm("serve", "--run", own, "--port", "0")
+    result = cpplm_process("serve", "--run", own, "--port", "0")
     assert_one_line_error(result, "no checkpoint")
 
 

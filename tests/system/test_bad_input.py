@@ -1,27 +1,19 @@
 """Bad input: one line that says what, where and how to mend it; exit code 2; nothing half-written."""
 
+import resource
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cpplm.train.checkpoint import open_run
 from cpplm.train.weights import load_tensors
+from tests.commands import cpplm
 
 SMALL = ["--depth", "1", "--head_dim", "16", "--max_seq_len", "64", "--device_batch_size", "2",
          "--total_batch_size", "128", "--engram_table_size", "100", "--no_compile",
          "--eval_every", "-1"]  # fmt: skip
-
-
-def cpplm(
-    *arguments: object, limit_file_size: int | None = None, **options
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cpplm.cli.main", *map(str, arguments)]
-    if limit_file_size is not None:  # a write beyond it fails as on a full disk
-        command = ["prlimit", f"--fsize={limit_file_size}", *command]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def refuse(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -34,12 +26,8 @@ def refuse(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in message[0]
 
 
-def train(
-    out: Path, corpus: Path, tokenizer: Path, *more: object, **options
-) -> subprocess.CompletedProcess[str]:
-    return cpplm(
-        "train", "--data_dir", corpus, "--tokenizer", tokenizer, "--out", out, *SMALL, *more, **options
-    )  # fmt: skip
+def train(out: Path, corpus: Path, tokenizer: Path, *more: object) -> subprocess.CompletedProcess[str]:
+    return cpplm("train", corpus, "--tokenizer", tokenizer, "--out", out, *SMALL, *more)
 
 
 def test_corpus_that_is_not_there_or_not_finished(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
@@ -76,7 +64,14 @@ def test_contradictory_settings(tmp_path: Path, corpus: Path, tokenizer_path: Pa
 def test_disk_fills_up_during_a_save(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
     out = tmp_path / "run"
     assert train(out, corpus, tokenizer_path, "--num_iterations", 2).returncode == 0
-    done = train(out, corpus, tokenizer_path, "--num_iterations", 4, limit_file_size=50_000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (50_000, limits[1])
+    )  # a write beyond it fails as on a full disk
+    try:
+        done = train(out, corpus, tokenizer_path, "--num_iterations", 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     refuse(done, "cannot write", "model.safetensors", "Free some space")
     assert open_run(out).step == 2
     load_tensors(open_run(out), "model.safetensors")
@@ -100,9 +95,9 @@ def test_run_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
     refuse(cpplm(*command, *target), "none")
 
 
-def test_no_compiler_on_the_path(tmp_path: Path) -> None:
-    done = cpplm("corpus", "build", "--cxx_headers", "--out", tmp_path / "out", env={"PATH": str(tmp_path)})
-    refuse(done, "g++", "install")
+def test_no_compiler_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refuse(cpplm("corpus", "build", "--cxx_headers", "--out", tmp_path / "out"), "g++", "install")
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
