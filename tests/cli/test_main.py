@@ -118,7 +118,7 @@ MISTYPED = {
     "checkpoints verify": ["nowhere"],
     "checkpoints import": ["nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
 }  # fmt: skip
-WITHOUT_PATHS = {"doctor", "tpu bench", "tpu check"}
+WITHOUT_PATHS = {"completion", "doctor", "tpu bench", "tpu check"}
 ONE_BY_ONE = """
 import json, sys
 from cpplm.cli.main import main
@@ -376,9 +376,8 @@ def test_a_name_that_the_terminal_cannot_show_is_no_failure(
     odd.write_bytes(tokenizer_path.read_bytes())
     for encoding in ("ascii", "utf-8"):
         environment = {**os.environ, "PYTHONIOENCODING": encoding}
-        result = cpplm_process(
-            "tokenizer", "evaluate", "--tokenizer", odd, "--data_dir", corpus, env=environment
-        )
+        evaluate = ("tokenizer", "evaluate", corpus, "--tokenizer")
+        result = cpplm_process(*evaluate, odd, env=environment)
         assert result.returncode == 0, result.stderr
         result = cpplm_process(*evaluate, f"{odd}x", env=environment)
         assert_one_line_error(result, "cannot read the tokenizer")

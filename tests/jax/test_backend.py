@@ -83,6 +83,7 @@ def test_checkpoints_there_and_back_are_the_same_bits(small: TrainSettings, tmp_
     assert pretrain(dataclasses.replace(first, num_iterations=4)).step == 4
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_other_library(small: TrainSettings, tmp_path: Path) -> None:
     """Steps 1 to 3 by JAX, 4 to 6 by PyTorch, 7 and 8 by JAX on another mesh: as if by one of them."""
     alone = dataclasses.replace(small, **TORCH, device_batch_size=8, out=tmp_path / "alone", eval_every=-1)
@@ -97,7 +98,7 @@ def test_a_run_goes_on_with_the_other_library(small: TrainSettings, tmp_path: Pa
     np.testing.assert_allclose(losses(ours.out), losses(alone.out), rtol=3e-3)
 
 
-@pytest.mark.parametrize("die", [False, True])
+@pytest.mark.parametrize("die", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_resume_is_bit_exact(small: TrainSettings, tmp_path: Path, die: bool) -> None:
     small = dataclasses.replace(small, eval_every=-1)
     whole = dataclasses.replace(small, out=tmp_path / "whole")
@@ -123,6 +124,7 @@ def test_resume_with_everything(small: TrainSettings, tmp_path: Path) -> None:
     assert_same_weights(whole.out, small.out)
 
 
+@pytest.mark.slow
 def test_a_profile_opens_in_xprof(small: TrainSettings) -> None:
     pretrain(dataclasses.replace(small, profile_step=2, num_iterations=4, eval_every=-1))
     (record,) = [r for r in read_run_log(small.out / "log.jsonl") if r["event"] == "profile"]

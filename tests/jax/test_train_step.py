@@ -168,6 +168,7 @@ def test_a_step_takes_the_place_of_the_last() -> None:
     assert all(array.is_deleted() for array in before)
 
 
+@pytest.mark.slow
 def test_a_trace_can_be_read() -> None:
     """The names that docs/tpu.md lists are in the program."""
     _, named = pair("all")
@@ -178,6 +179,7 @@ def test_a_trace_can_be_read() -> None:
         assert re.search(rf'[(/]{name}[)/"]', text), name
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_are_compiled_once() -> None:
     """Each with other rates, momentum and weights; XLA counts what it compiles."""
     _, named = pair("plain")

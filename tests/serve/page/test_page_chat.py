@@ -11,6 +11,8 @@ from cpplm.generate.engine import Engine
 from tests.serve.page.actions import abandoned, ghost, pretend, settle, streamed, text_of, write
 from tests.serve.served import Served, serving, wait_for
 
+pytestmark = pytest.mark.slow  # a browser; test_page_whole.py has one test of each kind
+
 HOSTILE = (
     "</pre><img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>&lt;b&gt;"
 )

@@ -20,6 +20,8 @@ from tests.serve.page.actions import (
 )
 from tests.serve.served import Served, wait_for
 
+pytestmark = pytest.mark.slow  # a browser; test_page_whole.py has one test of each kind
+
 
 def test_code_is_completed_at_the_cursor(page: Page, server: Served) -> None:
     settle(page, temperature="0", maxTokens="12")

@@ -5,6 +5,8 @@ from playwright.sync_api import Page, expect
 
 from tests.serve.page.actions import cursor, text_of, write
 
+pytestmark = pytest.mark.slow  # a browser; test_page_whole.py has one test of each kind
+
 WRONG = "int f() {\n    int unused;\n    return missing;\n}\n"
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.serve.page.actions import ghost, pretend, settle, streamed, write
@@ -77,6 +78,7 @@ def test_the_key_is_sent_and_kept_no_longer_than_the_tab(page: Page, server: Ser
     assert "Bearer a-secret-key" in sent[2:]
 
 
+@pytest.mark.slow
 def test_settings_survive_a_reload_and_wrong_ones_are_not_taken(page: Page) -> None:
     asked = pretend(page, "/v1/completions", streamed("x"))
     settle(page, temperature="0.5", maxTokens="7")
