@@ -302,6 +302,7 @@ def test_each_command_is_one_function_of_one_settings_class(command: str) -> Non
         (["evaluate", "runs/a"], ["Missing", "--data_dir"]),
         (["generate", "a", "--run", "b"], ["RUN is given twice: a, and --run b"]),
         (["generate"], ["Missing from cpplm generate: RUN"]),
+        (["generate", "-q"], ["Missing value for --run"]),
         (["train", "--tokenizer", "b", "--out", "c"], ["no corpus was given"]),
         (["train", "--data_dir", "a", "--tokenizer", "b", "--out", "c", "--depth", "0"], ["--depth 0"]),
         (["generate", "--run", "no/such/run", "--prompt", "x"], ["no/such/run"]),

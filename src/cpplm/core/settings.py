@@ -316,9 +316,9 @@ def from_command_line(
     given = [argument[2:].split("=")[0].replace("-", "_") for argument in wanted]
     _refuse_unknown([*flags(cls), "help", *flags(SharedFlags)], given, program.removeprefix("cpplm "))
     arguments = _positional_last(cls, recipe_arguments(cls, recipe) if recipe else [], arguments)
-    said, complaint = _Captured(), io.StringIO()
+    said, error = _Captured(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(error):
             settings: T = tyro.cli(
                 with_shared_flags(cls),
                 args=arguments,
@@ -330,7 +330,8 @@ def from_command_line(
             ).settings
     except SystemExit as stop:
         if stop.code:
-            raise UserError(_on_one_line(complaint.getvalue()), fix=f"Try '{program} --help'.") from None
+            complaint = re.sub(r"argument 'settings\.(?:\w+\.)*(\w+)'", r"--\1", _on_one_line(error.getvalue()))
+            raise UserError(complaint, fix=f"Try '{program} --help'.") from None
         body = said.getvalue().partition("\n")[2]  # behind tyro's own line of usage
         sys.stdout.write(f"usage: {usage(cls, program)}\n{body}")
         raise
