@@ -223,7 +223,6 @@ def test_help_has_the_short_flags(capsys: pytest.CaptureFixture[str]) -> None:
         dispatch(["chat", "--help"])
     out = capsys.readouterr().out
     for letters, name in (
-        ("-i STR, -g STR", "run"),
         ("-s INT", "step"),
         ("-t FLOAT", "temperature"),
         ("-k INT", "top_k"),

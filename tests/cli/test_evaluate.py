@@ -67,15 +67,15 @@ def test_likelihood_of_a_hugging_face_model(hf_dir: Path, command: Command) -> N
 def test_everything_about_a_hugging_face_model(
     hf_dir: Path, code: Path, tmp_path: Path, command: Command
 ) -> None:
-    """The model's context of 64 tokens is too short for the problem, which is counted and said."""
+    """Its context of 64 tokens is too short for the problem: the prompt is cut, which is counted."""
     problems = tmp_path / "one.jsonl"
     problems.write_text(json.dumps(dataclasses.asdict(load_problems("small")[0])))
     where = ("--hf_dir", hf_dir, "--data_dir", code, "--out", tmp_path / "out")
     text, found = command(*where, "--context_bytes", "0", "--problems", problems)
     assert {"bpb", "likelihood", "cpp"} < set(found)
     assert found["cpp"]["problems"] == found["likelihood"]["problems"] == 1
-    assert sum(found["cpp"]["failed_samples"].values()) == 1
-    for part in ("bits per byte", "bug ranking", "pass@1", "1 sample failed: the prompt has"):
+    assert found["cpp"]["truncated_prompts"] == 1
+    for part in ("bits per byte", "bug ranking", "pass@1", "1 of 1 prompts were cut to fit the context"):
         assert part in text
 
 

@@ -97,6 +97,7 @@ def test_compiler_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert compiler_version(name) is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has the counters and the pages")
 def test_large_buffers_take_few_page_faults() -> None:
     """In a new process each: torch looks at the variable once."""

@@ -32,6 +32,7 @@ def test_every_project_is_in_one_share_and_the_largest_are_apart(tmp_path, monke
     assert share(given, 1, 2) == rest
 
 
+@pytest.mark.slow
 def test_two_workers_of_datatrove_give_the_same_bytes(tmp_path):
     given = projects(tmp_path)
     build(CorpusSettings(out=str(tmp_path / "local"), projects=given, workers=1))

@@ -290,6 +290,7 @@ BOMB = (  # two to the 28th instances
 )
 
 
+@pytest.mark.slow
 def test_a_file_that_takes_too_long_costs_itself_only(tmp_path):
     good = "int f();\nint g() { return f(); }\n"
     files = {"a.cpp": good, "bomb.cpp": '#include "bomb.h"\n' + BOMB, "bomb.h": good, "z.cpp": good}

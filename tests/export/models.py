@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.export.custom import custom_config, custom_weights
-from cpplm.export.hf import ENDS
+from cpplm.export.hf import ENDS, SUPPRESSED
 from cpplm.export.modeling.configuration_cpplm import CpplmConfig
 from cpplm.export.modeling.modeling_cpplm import CpplmForCausalLM
 from cpplm.generate.engine import Engine
@@ -97,6 +97,8 @@ def generate(
     longest = max(map(len, rows))
     ids = torch.tensor([[PAD] * (longest - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    if theirs.generation_config.suppress_tokens is None:  # a model that was not loaded from an export
+        options = {"suppress_tokens": SUPPRESSED, **options}
     options = {
         "do_sample": False, "max_new_tokens": count, "pad_token_id": PAD, "eos_token_id": None, **options
     }  # fmt: skip

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, NanoChatForCausalLM
 
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.hf_model import HfModel
-from cpplm.export.hf import export_to_hf
+from cpplm.export.hf import SUPPRESSED, export_to_hf
 from cpplm.export.native import lacking
 from cpplm.generate.engine import Engine
 from cpplm.model.config import ModelConfig, MultiTokenConfig
@@ -71,7 +71,9 @@ def test_evaluated_and_continued_as_a_run_is(tokenizer: Tokenizer, tmp_path: Pat
         torch.testing.assert_close(torch.tensor(found.bits), torch.tensor(expected.bits), atol=1e-3, rtol=0)
     rows = prompts(tokenizer.vocab_size, 1, 30, 7)
     expected = written_by_our_engine(ours, tokenizer, rows, CONTEXT - 31)
-    assert generate(load(tmp_path / "hf", trust_remote_code=False), rows, CONTEXT - 31) == expected
+    exported = load(tmp_path / "hf", trust_remote_code=False)
+    assert exported.generation_config.suppress_tokens == SUPPRESSED
+    assert generate(exported, rows, CONTEXT - 31) == expected
 
 
 LACKS = {

@@ -182,6 +182,7 @@ def test_one_host_of_several(small: TrainSettings, monkeypatch: pytest.MonkeyPat
         pretrain(dataclasses.replace(small, jax=JaxSettings(multi_host=True)))
 
 
+@pytest.mark.slow
 def test_heads_of_the_model_are_checked_in_full(small: TrainSettings) -> None:
     wrong = dataclasses.replace(
         small, architecture=ArchitectureSettings(engram="off"), jax=JaxSettings(mesh="data=2,model=2")

@@ -13,6 +13,7 @@ from cpplm.model.config import SparseAttentionConfig
 numbers = st.sampled_from([0.0, -0.0, 1.0]) | st.floats(width=32, allow_nan=False, allow_subnormal=False)
 
 
+@pytest.mark.slow
 @given(st.lists(numbers, min_size=1, max_size=20), st.data())
 def test_the_kth_largest(values: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(values)))

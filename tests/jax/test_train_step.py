@@ -158,6 +158,7 @@ def assert_divided(learner: JaxLearner, batch: Batch, axes: dict[str, int]) -> N
     assert divided >= set(axes)
 
 
+@pytest.mark.slow
 def test_a_step_takes_the_place_of_the_last() -> None:
     """Weights and state are donated: no second copy of them outlives the step."""
     _, named = pair("memory")

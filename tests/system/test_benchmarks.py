@@ -114,6 +114,7 @@ def test_time_that_grows_with_the_square_is_seen(benchmark: ModuleType) -> None:
     assert exponent([(1.0, 2.5)]) is None
 
 
+@pytest.mark.slow
 def test_a_wrong_folder_is_one_line_and_exit_2(tmp_path: Path) -> None:
     result = run(tmp_path / "missing")
     assert (result.returncode, result.stdout) == (2, "")

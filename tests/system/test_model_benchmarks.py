@@ -40,6 +40,7 @@ def test_sparse_attention() -> None:
     assert all(found[name]["seconds"]["median"] > 0 for name in ("plain", "fused", "sparse"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs for minutes where there is a GPU")
 def test_the_gpu_benchmark_says_that_there_is_none() -> None:
     result = run("gpu_train.py", "", check=False)

@@ -240,6 +240,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
 
 
+@pytest.mark.slow
 def test_a_flag_that_nothing_knows_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     write_projects(tmp_path / "in")
     result = run(tmp_path / "in", "--work", tmp_path / "work", "--device", "cpu", "--dept", "3")

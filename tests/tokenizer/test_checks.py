@@ -34,7 +34,7 @@ def test_batches(tokenizer: Tokenizer) -> None:
     for text in (PROSE, PYTHON):
         (warning,) = check_batch(tokenizer, rows(text))
         assert "look like C++" in warning
-        assert "'cpplm corpus inspect'" in warning
+        assert "'cpplm corpus inspect CORPUS'" in warning
     assert check_batch(tokenizer, [[2, 3]]) == []
     assert check_batch(tokenizer, []) == []
     (warning,) = check_batch(tokenizer, [[2, tokenizer.vocab_size]])

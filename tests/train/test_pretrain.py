@@ -307,6 +307,7 @@ def test_tensorboard_gets_the_figures(settings: TrainSettings) -> None:
     assert logged == pytest.approx(ours)
 
 
+@pytest.mark.slow
 def test_a_smaller_device_batch_continues_the_run(settings: TrainSettings, tmp_path: Path) -> None:
     pretrain(dataclasses.replace(settings, num_iterations=2))
     assert pretrain(dataclasses.replace(settings, device_batch_size=2)).step == 8

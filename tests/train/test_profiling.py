@@ -43,6 +43,7 @@ def small(settings: TrainSettings) -> TrainSettings:
     return dataclasses.replace(settings, depth=1, total_batch_size=128, eval_every=-1)
 
 
+@pytest.mark.slow
 def test_planned_and_on_request(small: TrainSettings, tmp_path: Path) -> None:
     plain = dataclasses.replace(small, out=tmp_path / "plain")
     pretrain(plain)

@@ -100,6 +100,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_writing_takes_no_second_copy(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True

@@ -72,6 +72,7 @@ def wandb_history(folder: Path) -> list[dict[str, object]]:
     return rows
 
 
+@pytest.mark.slow
 def test_wandb_keeps_what_comes_late_and_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_tracking_not_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]

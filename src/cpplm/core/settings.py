@@ -330,7 +330,9 @@ def from_command_line(
             ).settings
     except SystemExit as stop:
         if stop.code:
-            complaint = re.sub(r"argument 'settings\.(?:\w+\.)*(\w+)'", r"--\1", _on_one_line(error.getvalue()))
+            complaint = re.sub(
+                r"argument 'settings\.(?:\w+\.)*(\w+)'", r"--\1", _on_one_line(error.getvalue())
+            )
             raise UserError(complaint, fix=f"Try '{program} --help'.") from None
         body = said.getvalue().partition("\n")[2]  # behind tyro's own line of usage
         sys.stdout.write(f"usage: {usage(cls, program)}\n{body}")

@@ -2,7 +2,7 @@
 
 FOLDER/config.json                     shape; names the architecture
        model.safetensors               weights; above 5 GB several files and `model.safetensors.index.json`
-       generation_config.json          which tokens end a text
+       generation_config.json          which tokens end a text, which are never generated
        tokenizer.json, tokenizer_config.json   see `cpplm.tokenizer.export`; with the chat template
        README.md                       the model card
        configuration_cpplm.py, ...     modeling code, where `transformers` has no such architecture
@@ -25,7 +25,7 @@ from cpplm.export.card import model_card
 from cpplm.export.folders import whole_folder
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer import export as tokenizer_export
-from cpplm.tokenizer.special import BOS, EOS, PAD, SPECIAL_IDS
+from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL, PAD, SPECIAL_IDS
 from cpplm.train.checkpoint import Checkpoint
 from cpplm.train.weights import MAX_FILE_BYTES, load_model, safetensors_file, split_tensors
 
@@ -38,6 +38,8 @@ FILES = {
 _PART = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 # What ends a text, and an assistant's turn.
 ENDS = (EOS, BOS, SPECIAL_IDS["<|assistant_end|>"])
+SUPPRESSED = [id_ for id_ in range(NUM_SPECIAL) if id_ not in ENDS]
+"""Never generated, as by our own engine (`cpplm.generate.writing`)."""
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -100,7 +102,7 @@ def export_to_hf(
         tokenizer_export.export_hf(checkpoint.tokenizer(), folder)
         record = (custom.custom_config if lacking else native.native_config)(config)
         storage.write_json("config.json", {**record, **_COMMON, "dtype": dtype})
-        storage.write_json("generation_config.json", _TOKENS)
+        storage.write_json("generation_config.json", {**_TOKENS, "suppress_tokens": SUPPRESSED})
         for name, source in (custom.sources() if lacking else {}).items():
             storage.write(name, source)
         card = model_card(

@@ -97,6 +97,7 @@ def test_one_new_token_behind_a_cache(window: int | None, documents: bool, backe
     torch.testing.assert_close(ours, reference(*tensors, window, numbers))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     keys=st.integers(1, 20),
