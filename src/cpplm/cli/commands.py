@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """What runs it, its settings (both as module:name below cpplm), what it is for, and an example."""
+    """A command: function and settings class (as module:name below cpplm), summary and example."""
 
     function: str
     settings: str
@@ -15,7 +15,7 @@ class Command(NamedTuple):
     resumes: bool = False
     """Stopped half-way, the same command goes on from what is kept."""
     stops_at_once: bool = False
-    """A signal to stop ends it within two seconds, unless it has something to save (`core.stopping`)."""
+    """A signal to stop ends it within two seconds, unless it has something to save (`core.shutdown`)."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -172,7 +172,7 @@ COMMANDS: dict[str, Command] = {
         "checkpoints verify runs/demo/run",
     ),
     "checkpoints import": Command(
-        "cli.importing:import_checkpoint",
+        "cli.import_checkpoint:import_checkpoint",
         "cli.settings:ImportSettings",
         "a model trained by nanochat",
         "checkpoints import nanochat/base_checkpoints/d12 --tokenizer tokenizer.json --out runs/imported",
@@ -196,8 +196,8 @@ COMMANDS: dict[str, Command] = {
         "doctor",
     ),
     "completion": Command(
-        "cli.completion:completion",
-        "cli.completion:CompletionSettings",
+        "cli.shell_completion:completion",
+        "cli.shell_completion:CompletionSettings",
         "a script with which a shell completes commands and flags",
         "completion bash",
     ),

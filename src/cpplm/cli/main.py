@@ -105,9 +105,9 @@ def run(arguments: list[str]) -> None:
         UserError: no such command, or anything that the command finds wrong.
     """
     name, rest = find_command(arguments)
-    from cpplm.core import stopping  # noqa: PLC0415  (keeps `cpplm --help` free of psutil)
+    from cpplm.core import shutdown  # noqa: PLC0415  (keeps `cpplm --help` free of psutil)
 
-    watched = stopping.watching("before a step was made; nothing had to be saved")
+    watched = shutdown.watching("before a step was made; nothing had to be saved")
     with watched if COMMANDS[name].stops_at_once else contextlib.nullcontext():
         from cpplm.core import settings as settings_module  # noqa: PLC0415  (keeps it free of tyro)
 
@@ -132,7 +132,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _description(name: str) -> str:
-    """What a command is for, an example, and the commands that begin with its name."""
+    """The help of a command: summary, example, and the commands that begin with its name."""
     command = COMMANDS[name]
     verbs = [each for each in _names(name) if each != name]
     more = f"\n\nalso:\n{_summaries(verbs)}" if verbs else ""

@@ -58,7 +58,7 @@ def group(title: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SharedFlags:
-    """What every command takes beside its settings."""
+    """Flags of every command, beside its settings."""
 
     config: Annotated[Path | None, Argument("FILE")] = None
     """TOML file with a value per setting; flags on the command line win."""
@@ -165,7 +165,7 @@ def flags(cls: type) -> dict[str, Any]:
 
 
 def usage(cls: type, program: str) -> str:
-    """How a command is called, with what it requires: `cpplm export RUN --out FOLDER [flags]`."""
+    """A usage line with all required arguments: `cpplm export RUN --out FOLDER [flags]`."""
     words = [program]
     for setting in _settings(cls):
         if setting.argument is not None and setting.argument.positional:
@@ -216,7 +216,7 @@ _OWN_RULE = object()
 
 
 def tyro_registry(*, completion: bool = False) -> ConstructorRegistry:
-    """How tyro reads settings classes: what `Argument` says, and no hint where a default is empty or off.
+    """Build the rules by which tyro reads settings: those of `Argument`, and no hint for an empty default.
 
     Args:
         completion: for a shell's completion: every setting has its flag, and one sentence of help.
@@ -342,7 +342,7 @@ def from_command_line(
 
 
 class _Captured(io.StringIO):
-    """What tyro prints, in the colours and characters that standard output shows."""
+    """Collects what tyro prints, in the colours and characters that standard output shows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ from cpplm.corpus.project import Discovered, Plan
 from cpplm.corpus.semantic import plan_semantics
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.sources import Project, Rules, find_files, find_projects
-from cpplm.corpus.validation import validation_figures
+from cpplm.corpus.train_val_overlap import train_val_overlap
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED = "_jsonl"
@@ -271,7 +271,7 @@ def _write_corpus(storage: Storage, work: _Work, val_fraction: float, records: l
         projects=old.get("projects", {}) | {name: record["figures"] for name, record in done.items()},
         records=old.get("records", []) + records,
         split_by=split_by,
-        validation=validation_figures(storage, shards),
+        validation=train_val_overlap(storage, shards),
         fingerprints=write_fingerprints(storage, work.files, work.earlier),
         versions={name: version(name) for name in ("pyarrow", "tree-sitter", "tree-sitter-cpp")}
         | {"cpplm": __version__},

@@ -44,7 +44,7 @@ _SKETCH_SIZE = 512
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What is kept of a file to find its twins.
+    """Hashes of a file, by which copies and near copies of it are found.
 
     Attributes:
         text: SHA-256 of its normalised, redacted text.

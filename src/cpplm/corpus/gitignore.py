@@ -1,4 +1,4 @@
-"""What `.gitignore` files leave out, as git reads them: nested files, negation, folders as a whole.
+"""Matching of paths against `.gitignore` files as git does it: nested files, negation, folders as a whole.
 
 Patterns are pathspec's. Its `GitIgnoreSpec` judges whole paths at once and takes a match of a folder for one
 of everything in it, so that `*`, `!*/`, `!*.cc` leaves out every folder; git goes down from the top and lets
@@ -41,7 +41,7 @@ class GitIgnore:
         return cls(folder, tuple(_patterns(lines)))
 
     def decide(self, path: Path, *, is_dir: bool) -> bool | None:
-        """Whether a path below the folder is ignored; None when no pattern matches it."""
+        """True if a path below the folder is ignored, None when no pattern matches it."""
         name = path.relative_to(self.folder).as_posix() + "/" * is_dir
         return next((pattern.include for pattern in reversed(self.patterns) if _matches(pattern, name)), None)
 
@@ -60,7 +60,7 @@ def _patterns(lines: list[str]) -> Iterator[GitIgnoreSpecPattern]:
 
 
 def _matches(pattern: GitIgnoreSpecPattern, name: str) -> bool:
-    """Whether a pattern matches a path itself, not only a folder above it."""
+    """True if a pattern matches a path itself, not only a folder above it."""
     line = str(pattern.pattern).rstrip()
     glob = line.removeprefix("!").rstrip("/")
     if "/" not in glob:
@@ -75,7 +75,7 @@ def _matches(pattern: GitIgnoreSpecPattern, name: str) -> bool:
 
 
 def is_ignored(files: Sequence[GitIgnore], path: Path, *, is_dir: bool) -> bool:
-    """Whether a path in a folder that is not ignored is; `files` are those above it, the nearest last."""
+    """True if a path in a folder that is not ignored is ignored; `files` lie above it, the nearest last."""
     decisions = (file.decide(path, is_dir=is_dir) for file in reversed(files))
     return next((decision for decision in decisions if decision is not None), False)
 

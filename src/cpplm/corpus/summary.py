@@ -159,7 +159,7 @@ def summary(result: dict[str, Any], location: str) -> str:
 
 
 def held_out(validation: dict[str, Any]) -> str:
-    """How far validation text is of what was trained on."""
+    """A line on the overlap of validation and training text."""
     number, shared = validation["projects"], validation["projects_in_train"]
     whose = (
         f"{shared:,} of {counted(number, 'project')} in training, too"

@@ -23,7 +23,7 @@ _NAMED_SKIPS = 5
 
 @dataclass
 class Skips:
-    """How many files were left out, by reason, with their bytes, and the first few of them."""
+    """Counts the files that are left out, by reason, with their bytes and the first few names."""
 
     counts: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)

@@ -32,7 +32,7 @@ LONGEST_TEXT = 1 << 17
 
 @dataclass
 class Truncation:
-    """How much of the prompts the model did not get to see, as its context is too short."""
+    """The share of the prompts that was cut, as the context is too short."""
 
     prompts: int = 0
     truncated: int = 0

@@ -131,7 +131,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """What the tools may use for one answer."""
+    """Limits of the tools, for one answer."""
 
     tool_calls: int = 8
     """Calls; what is called beyond these is told so."""

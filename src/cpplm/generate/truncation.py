@@ -16,7 +16,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 Prompt = TypeVar("Prompt")
 TokenEnds = Callable[[str], npt.NDArray[np.int64]]
-"""Where each token of a text ends, in bytes of its UTF-8, ascending."""
+"""Maps a text to the end of each of its tokens, in bytes of its UTF-8, ascending."""
 
 _SUFFIX_SHARE = 4  # the suffix gets one part in so many where prefix and suffix are long, as in llama.cpp
 _WRITING_SHARE = 4  # of the context, what is left for writing at most
@@ -57,5 +57,5 @@ def truncate(prefix: str, suffix: str, room: int, ends: TokenEnds) -> tuple[byte
 
 
 def token_ends(tokenizer: Tokenizer) -> TokenEnds:
-    """Those of a tokenizer of ours."""
+    """Build `TokenEnds` for one of our tokenizers."""
     return lambda text: np.cumsum(tokenizer.token_bytes[tokenizer.encode(text)], dtype=np.int64)

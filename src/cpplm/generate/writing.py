@@ -53,8 +53,8 @@ class Request:
     first_sample: int = 0
     """Number of the first sample: with the seed it decides which random numbers that one draws."""
     written: tuple[int, ...] = ()
-    """What each sample has written already, now a part of `ids`: it goes on with the random numbers behind
-    those, and penalties count them."""
+    """Tokens at the end of `ids` that each sample has generated itself, before a tool call: the random
+    numbers behind theirs are used, and penalties count them."""
 
 
 @dataclass(frozen=True)
@@ -184,14 +184,14 @@ def _overlap(text: str, stop: str) -> int:
 
 
 _draws = attrgetter("temperature", "top_k", "top_p", "min_p")
-"""What of the settings `sample` looks at."""
+"""The settings that `sample` reads."""
 _penalties = attrgetter("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias")
-"""What of the settings `penalise` looks at."""
+"""The settings that `penalise` reads."""
 
 
 @lru_cache(maxsize=256)
 def _masked(end_ids: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which special tokens a continuation with these ends never holds: bool, shape S."""
+    """Mask of the special tokens that a continuation with these ends never holds: bool, shape S."""
     masked_S = torch.ones(NUM_SPECIAL, dtype=torch.bool)
     masked_S[[id_ for id_ in (BOS, EOS, *end_ids) if id_ < NUM_SPECIAL]] = False
     return masked_S.to(device)

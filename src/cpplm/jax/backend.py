@@ -88,7 +88,7 @@ class JaxBackend:
         return self._feed
 
     def devices(self, settings: TrainSettings, world: World) -> Devices:
-        """See `Backend`: TPU chips, or this CPU."""
+        """The TPU chips, or this CPU."""
         chip = self.mesh.devices.flat[0]
         known = KINDS.get(chip.device_kind)
         if known is None:
@@ -99,7 +99,7 @@ class JaxBackend:
         )
 
     def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> None:
-        """See `Backend`: the compiler knows it, as `cpplm tpu check` says."""
+        """None: only the compiler knows it, as `cpplm tpu check` reports."""
 
     def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
         """See `Backend`."""

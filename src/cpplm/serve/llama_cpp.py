@@ -38,7 +38,7 @@ class TokenPiece(BaseModel):
 
 
 class TokenizeResponse(BaseModel):
-    """Of POST /tokenize."""
+    """Response of POST /tokenize."""
 
     tokens: list[int] | list[TokenPiece]
 
@@ -50,20 +50,20 @@ class DetokenizeRequest(Loose, Body):
 
 
 class DetokenizeResponse(BaseModel):
-    """Of POST /detokenize."""
+    """Response of POST /detokenize."""
 
     content: str
 
 
 class GenerationDefaults(BaseModel):
-    """What a request gets that names nothing."""
+    """Settings of a request that gives none."""
 
     n_ctx: int
     params: dict[str, Any]
 
 
 class Props(BaseModel):
-    """Of GET /props."""
+    """Response of GET /props."""
 
     default_generation_settings: GenerationDefaults
     total_slots: int
@@ -77,7 +77,7 @@ class Props(BaseModel):
 
 
 def generation_settings(settings: SamplingSettings) -> dict[str, Any]:
-    """How tokens are chosen, by llama.cpp's names."""
+    """Sampling settings by llama.cpp's names."""
     return {
         "n_predict": settings.max_new_tokens, "seed": settings.seed, "temperature": settings.temperature,
         "top_k": settings.top_k, "top_p": settings.top_p, "min_p": settings.min_p,
@@ -95,7 +95,7 @@ def add_llama_cpp(routes: APIRouter, planner: Planner, *, slots: int) -> None:
 
     @routes.post("/tokenize", responses=answers(TokenizeResponse), summary="The tokens of a text")
     async def tokenize(request: TokenizeRequest) -> TokenizeResponse:
-        """Of any length."""
+        """Tokenize a text of any length."""
         ids = await planned(lambda: encode(request), len(request.content))
         if not request.with_pieces:
             return TokenizeResponse(tokens=ids)

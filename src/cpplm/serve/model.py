@@ -21,9 +21,9 @@ class ServedModel:
     fills_in: bool
     """Whether it was trained on rearranged documents."""
     stage: Stage
-    """Of its training: `base` has seen no conversation."""
+    """Training stage; `base` has seen no conversation."""
     path: str
-    """Where it was loaded from, as the command line named it."""
+    """Location it was loaded from, as given on the command line."""
     created: int
     """When it was loaded, in seconds since 1970."""
 

@@ -178,7 +178,7 @@ class ModelEntry(BaseModel):
     fills_in: bool
     """Whether it takes a `suffix`."""
     stage: Stage
-    """Of its training; `base` has seen no conversation and goes on with code instead of answering."""
+    """Training stage; `base` has seen no conversation and goes on with code instead of answering."""
 
 
 class ModelList(BaseModel):

@@ -136,7 +136,7 @@ class Checkpoint:
 
     @property
     def fills_in(self) -> bool:
-        """Whether any documents were rearranged for fill-in-the-middle; False for an imported model."""
+        """True if documents were rearranged for fill-in-the-middle; False for an imported model."""
         if "settings.json" not in self.files:
             return False
         fim = self.json("settings.json").get("fim", {})

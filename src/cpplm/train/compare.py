@@ -80,7 +80,7 @@ class Comparison:
 
     @property
     def remark(self) -> str:
-        """What is to be known before figures are compared; or nothing."""
+        """A warning to read before figures are compared, or nothing."""
         return (
             ""
             if self.same_text
@@ -159,7 +159,7 @@ def compare(histories: Sequence[History]) -> Comparison:
 
 
 def _same_text(one: History, other: History) -> bool:
-    """Whether both were validated on the same text: by its hash or, where a log has none, its place."""
+    """True if both were validated on the same text: by its hash or, where a log has none, its place."""
     hashes = [each.sessions[-1].record.get("validation_text", {}).get("sha256") for each in (one, other)]
     if None in hashes:
         return bool(one.settings.get("data_dir", [])[:1] == other.settings.get("data_dir", [])[:1])

@@ -77,7 +77,7 @@ def fingerprint(readers: Sequence[ShardReader]) -> str:
 
 
 def validation_text(reader: ShardReader) -> dict[str, Any]:
-    """Which text the bits per byte are of, for the run log: its hash, and what its corpus records of it.
+    """Identify the validation text for the run log: its hash, and what its corpus records of it.
 
     Nothing of a set that still grows.
     """

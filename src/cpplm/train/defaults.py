@@ -1,4 +1,4 @@
-"""What settings that are left at -1 become: on GPUs and TPUs fixed values, on a CPU what it can compute.
+"""Values of settings that are left at -1: on GPUs and TPUs fixed values, on a CPU what it can compute.
 
 They are chosen once per run: a continued run takes them from its checkpoint, so that its steps and its
 validation stay what they were.

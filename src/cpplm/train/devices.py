@@ -35,7 +35,7 @@ class Devices:
     memory_bytes: int
 
     def tokens_per_second(self, flops_per_token: int, mfu: float) -> float:
-        """Of training, where the share `mfu` of the peak rate is reached."""
+        """Training rate, where the share `mfu` of the peak rate is reached."""
         return mfu * self.peak_flops * self.count / flops_per_token
 
 

@@ -1,4 +1,4 @@
-"""What a run takes: `cpplm train --dry_run`, and the line that a run begins with."""
+"""Estimates of time and memory: `cpplm train --dry_run`, and the line that a run begins with."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def describe_run(
     memory: int | None,
     done: float,
 ) -> str:
-    """What is about to be trained on what, and how long that takes, in one line.
+    """Summary of a run in one line: model, length, devices, memory and time.
 
     Args:
         settings: complete, as `choose_settings` gives them.

@@ -117,7 +117,7 @@ class Backend(Protocol):
         """The processes that train together; see `cpplm.train.world.open_world`."""
 
     def devices(self, settings: TrainSettings, world: World) -> Devices:
-        """Those of all processes."""
+        """The devices of all processes."""
 
     def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> int | None:
         """Bytes that training needs at most on one device, estimated; None if nothing estimates them."""

@@ -47,7 +47,7 @@ class Plan:
 
     @classmethod
     def of(cls, settings: TrainSettings, config: ModelConfig, compute_dtype: torch.dtype) -> Plan:
-        """That of settings whose batch sizes are chosen, with `compute_dtype` for matrix products."""
+        """The memory plan of settings with chosen batch sizes; `compute_dtype` of matrix products."""
         return cls(
             config=config,
             kernels=settings.kernels,

@@ -180,7 +180,7 @@ def _settings(history: History) -> tuple[list[tuple[str, Any, str]], dict[str, A
 
 
 def _validation_overlap(record: Record) -> str:
-    """How much of the validation text the training text has, too, as its corpus recorded it; or nothing."""
+    """A sentence on the overlap of validation and training text, as the corpus recorded it; or nothing."""
     if not record.get("projects_in_train"):
         return ""
     return (

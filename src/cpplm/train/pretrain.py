@@ -12,7 +12,7 @@ from typing import Any
 
 from cpplm import __version__
 from cpplm.batches.prefetch import Prefetcher
-from cpplm.core import stopping
+from cpplm.core import shutdown
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import ask_for_large_pages, environment
 from cpplm.core.locking import only_writer
@@ -83,7 +83,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
         with backend.open_world() as world:
             return _pretrain(settings, backend, world, extra_callbacks)
     except KeyboardInterrupt:
-        stopping.current().enforce()
+        shutdown.current().enforce()
         raise
 
 

@@ -61,7 +61,7 @@ def find_checkpoint(
 
 
 def earlier_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Those of the checkpoint that these settings go on from, as plain JSON types; empty for a new run.
+    """Settings of the checkpoint that a run goes on from, as plain JSON types; empty for a new run.
 
     Raises:
         UserError: as `choose_checkpoint`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -197,7 +198,9 @@ class TrainSettings:
             )
 
     def check_paths(self) -> None:
-        """Refuse data and a tokenizer that are not there."""
+        """Refuse data and a tokenizer that are not there; of several processes, `pretrain` tells them all."""
+        if self.jax.multi_host or os.environ.get("WORLD_SIZE", "1") != "1":
+            return
         for location in self.data_dir:
             require_path(location)
         Tokenizer.load(self.tokenizer)

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from cpplm.batches.loader import Batch, shorten
 from cpplm.batches.state import LoaderState
-from cpplm.core import stopping
+from cpplm.core import shutdown
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.runlog import RunLog
@@ -138,7 +138,7 @@ class Trainer:
 
     def _defer_stops(self) -> None:
         """From now on there is something to save, or there are other ranks to agree with."""
-        stopping.current().defer(
+        shutdown.current().defer(
             self._announce, "at once; the same command continues from the last checkpoint, if there is one"
         )
 

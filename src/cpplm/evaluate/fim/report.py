@@ -80,7 +80,7 @@ class FimReport:
     made_with: dict[str, Any]
     """What it takes to repeat it: settings, model, versions."""
     truncation: Truncation = field(default_factory=Truncation)
-    """What the model did not get to see of its prompts."""
+    """A line on the prompts that were cut to fit the context."""
 
     def rows(self) -> Iterator[tuple[Source, str, dict[str, Estimate]]]:
         """For each source and kind, and for all kinds of a source together: its scores by name."""

@@ -183,7 +183,7 @@ def _unanswered(pairs: Pairs) -> dict[int, _Judged]:
 
 
 def _missing(hole: Hole, answer: Written) -> bool:
-    """Whether an answer says nothing where something stood: it never counts as compiled, valid or right."""
+    """True for an empty answer where something stood: it never counts as compiled, valid or right."""
     return is_empty(answer.text) and not is_empty(hole.middle)
 
 

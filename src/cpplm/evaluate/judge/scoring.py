@@ -31,7 +31,7 @@ Outcome = Literal[
     "sandbox error",
     "not judged",
 ]
-"""What became of one text that a model wrote. "compile limit": the compiler ran out of time, memory or
+"""The outcome of one text that a model wrote. "compile limit": the compiler ran out of time, memory or
 disk; "forbidden": it holds a preprocessor directive, asm, _Pragma or an attribute of GCC, each of which
 could switch the assertions off; "empty": nothing was written (`is_empty`), and nothing is not the answer;
 "binary": it holds control characters; "wrong answer": an assertion failed; "early exit": the program ended
@@ -106,7 +106,7 @@ def function_body(completion: str) -> Body:
 
 
 def is_empty(written: str) -> bool:
-    """Whether a text has no token but layout, comments, braces and semicolons: it may compile even so."""
+    """True for a text of layout, comments, braces and semicolons only, which may compile."""
     return all(
         token.lastgroup in {*LAYOUT, "open", "close"} or token.group() == ";"
         for token in TOKEN.finditer(written)

@@ -69,7 +69,7 @@ class CheckpointModel:
     # ---- writing --------------------------------------------------------------------------------------
 
     def fit(self, request: Request, new_tokens: int) -> Request:
-        """See `CodeModel`."""
+        """Cut a prompt to the context by the run's own tokenizer."""
         tokenizer = self.engine.tokenizer
 
         def count(cut: Request) -> int:

@@ -1,4 +1,4 @@
-"""What can be seen of a Hugging Face directory without the libraries that load it."""
+"""Checks of a Hugging Face directory that need none of the libraries that load it."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class HfModel:
     # ---- writing --------------------------------------------------------------------------------------
 
     def fit(self, request: Request, new_tokens: int) -> Request:
-        """See `CodeModel`."""
+        """Cut a prompt to the context by the directory's tokenizer."""
         return fitted(
             request, lambda cut: len(self._prompt(cut)), lambda text: self._tokens.encode([text])[0].ends,
             sees_suffix=self.fills_in, context=self.context, new_tokens=new_tokens,

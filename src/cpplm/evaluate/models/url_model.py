@@ -76,7 +76,7 @@ class UrlModel:
     # ---- writing --------------------------------------------------------------------------------------
 
     def fit(self, request: Request, new_tokens: int) -> Request:
-        """See `CodeModel`: the server alone knows its tokens."""
+        """Return the prompt uncut: only the server knows its tokens."""
         del new_tokens
         return request
 

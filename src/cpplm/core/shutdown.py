@@ -37,16 +37,16 @@ class StopWatcher:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal has come."""
+        """True once a signal has come."""
         return self._heard.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Whether a signal has come, which the main thread may know some milliseconds before this object."""
+        """Wait for a signal; True if one has come. The main thread may know milliseconds earlier."""
         return self._heard.wait(seconds)
 
     @property
     def ending(self) -> bool:
-        """Whether a signal has come and nothing was deferred, so that whatever happens now is the end."""
+        """True when a signal has come and nothing is deferred: the process is about to end."""
         return self.signalled and self._announce is None
 
     def defer(self, announce: Callable[[], None], outcome: str) -> None:
@@ -99,10 +99,10 @@ class StopWatcher:
         os._exit(130)
 
 
-NOBODY = StopWatcher("")
+NULL_WATCHER = StopWatcher("")
 """Watches no signals."""
 
-_current = NOBODY
+_current = NULL_WATCHER
 
 
 def current() -> StopWatcher:
@@ -143,4 +143,4 @@ def watching(outcome: str) -> Iterator[StopWatcher]:
         theirs.close()
         thread.join()  # Python's end aborts the process, now and then, when it meets a thread
         ours.close()
-        _current = NOBODY
+        _current = NULL_WATCHER

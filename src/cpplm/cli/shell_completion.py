@@ -86,7 +86,7 @@ def _of_group(verbs: dict[str, type]) -> type:
 
 
 def _one_of(options: dict[str, type]) -> Any:
-    """What tyro reads as sub-commands."""
+    """A union of classes, which tyro reads as sub-commands."""
     return functools.reduce(
         operator.or_, [Annotated[cls, tyro.conf.subcommand(name)] for name, cls in options.items()]
     )

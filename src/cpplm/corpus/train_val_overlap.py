@@ -1,4 +1,4 @@
-"""How far validation text is text that was trained on: figures for the manifest and the pages of runs."""
+"""The overlap of validation and training text: figures for the manifest and the pages of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpplm.core.storage import Storage
 MIN_LINE_BYTES = 40
 
 
-def validation_figures(storage: Storage, shards: list[Shard]) -> dict[str, Any]:
+def train_val_overlap(storage: Storage, shards: list[Shard]) -> dict[str, Any]:
     """Projects that are in both splits, and the share of long validation lines that training text has, too.
 
     Lines are compared without the white space around them. Memory holds one shard and the distinct long lines

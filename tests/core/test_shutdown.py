@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from cpplm.core import stopping
-from cpplm.core.stopping import StopWatcher
+from cpplm.core import shutdown
+from cpplm.core.shutdown import StopWatcher
 
 # The main thread swallows what it can, as libraries do, and a compiler that it has started is still at work.
 DEAF = """
 import signal, subprocess, sys, time
-from cpplm.core.stopping import watching
+from cpplm.core.shutdown import watching
 
 def ignore(number, frame):
     pass
@@ -30,7 +30,7 @@ with watching("before anything was saved"):
 # What a library makes of a KeyboardInterrupt in the middle of an import.
 WRAPPED = """
 import signal, time
-from cpplm.core.stopping import watching
+from cpplm.core.shutdown import watching
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 with watching("before anything was saved"):
@@ -74,8 +74,8 @@ class Ended(StopWatcher):
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ended, socket.socket]]:
     """A watcher that ends at once, and where the numbers of its signals are written."""
-    monkeypatch.setattr(stopping, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(stopping, "TWICE_SECONDS", 0.0)
+    monkeypatch.setattr(shutdown, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(shutdown, "TWICE_SECONDS", 0.0)
     watcher = Ended()
     theirs, ours = socket.socketpair()
     thread = threading.Thread(target=watcher.watch, args=(theirs,))
@@ -121,8 +121,8 @@ def test_a_block_that_nobody_interrupts_leaves_nothing_behind() -> None:
     before = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(before)
     threads = threading.active_count()
-    with stopping.watching("nothing saved") as watcher:
-        assert stopping.current() is watcher
-    assert stopping.current() is stopping.NOBODY
+    with shutdown.watching("nothing saved") as watcher:
+        assert shutdown.current() is watcher
+    assert shutdown.current() is shutdown.NULL_WATCHER
     assert signal.set_wakeup_fd(before) == before
     assert threading.active_count() == threads

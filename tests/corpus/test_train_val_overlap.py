@@ -3,7 +3,7 @@ import pytest
 
 from cpplm.core.shards import write_shard
 from cpplm.core.storage import Storage
-from cpplm.corpus.validation import MIN_LINE_BYTES, validation_figures
+from cpplm.corpus.train_val_overlap import MIN_LINE_BYTES, train_val_overlap
 
 SCHEMA = pa.schema([("project", pa.string()), ("text", pa.string())])
 SHARED = "int shared_by_both(int value) { return value + 1; }"
@@ -34,7 +34,7 @@ def test_long_lines_of_validation_text_are_looked_for_in_training_text(tmp_path,
     ]  # fmt: skip
     projects, in_train, long_lines, repeated = expected
     size, repeated_size = (sum(len(line.encode()) for line in lines) for lines in (long_lines, repeated))
-    assert validation_figures(storage, shards) == {
+    assert train_val_overlap(storage, shards) == {
         "projects": projects,
         "projects_in_train": in_train,
         "min_line_bytes": MIN_LINE_BYTES,

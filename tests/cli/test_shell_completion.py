@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.cli.commands import COMMANDS
-from cpplm.cli.completion import CompletionSettings, completion
+from cpplm.cli.shell_completion import CompletionSettings, completion
 from cpplm.core.settings import flags
 from tests.commands import settings_class
 
