@@ -1,0 +1,459 @@
+"""Golden values: what the commands gave before the code was reorganised, and must give from then on.
+
+They are in `golden.json` beside this file: hashes of documents, tokens and batches, losses, texts, logits. A
+test that fails prints what differs. After a change that is meant to change them, record them anew, with the
+slow test too, and commit the file:
+
+    CPPLM_RECORD_GOLDEN=1 pytest -n 0 tests/system/test_golden.py
+
+Names of columns and keys are no part of the values. Everything goes through the command line and files, but
+for the batches, which no command shows.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
+
+from cpplm.batches.encoding import PlainEncoder
+from cpplm.batches.fim import FimEncoder, FimSettings
+from cpplm.batches.loader import DataSource, TrainLoader
+from cpplm.core.shards import ShardReader
+from tests.commands import cpplm
+
+GOLDEN = Path(__file__).with_name("golden.json")
+RECORD = bool(os.environ.get("CPPLM_RECORD_GOLDEN"))
+TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
+
+# Relative. One and two threads differ by less than 1e-6, libraries of other versions by more.
+CLOSE = 1e-4
+# Of each column its names, the present one or earlier and later ones. What is not here is no golden value.
+COLUMNS = {
+    "text": ("text",), "id": ("id",), "project": ("project",), "files": ("files",), "sources": ("sources",),
+    "license": ("licence", "license"), "kind": ("kind",), "functions": ("num_functions",),
+    "spans": ("spans",), "docstrings": ("docstrings",),
+}  # fmt: skip
+
+# Beside tinylib: a license, macros, conditions, templates over several files, a cycle of includes, documented
+# functions, an address to redact.
+MORE_FILES = {
+    "LICENSE": "SPDX-License-Identifier: MIT\n",
+    "geo/limits.h": """// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+#define GEO_MAX 16
+#define GEO_CLAMP(x, low, high) ((x) < (low) ? (low) : (x) > (high) ? (high) : (x))
+#ifdef GEO_WIDE
+typedef long geo_int;
+#else
+typedef int geo_int;
+#endif
+""",
+    "geo/matrix.h": """// SPDX-License-Identifier: Apache-2.0 OR MIT
+// Written by Ada <ada.writes@some-company.com>
+#ifndef GEO_MATRIX_H
+#define GEO_MATRIX_H
+#include "limits.h"
+#include "vector.h"
+
+namespace geo {
+
+/// A matrix of N rows and M columns.
+template <typename T, int N, int M = N>
+class Matrix {
+public:
+    static_assert(N <= GEO_MAX && M <= GEO_MAX, "too large");
+
+    Matrix() : cells_{} {}
+
+    T& at(int row, int column) { return cells_[row * M + column]; }
+    const T& at(int row, int column) const { return cells_[row * M + column]; }
+
+    /** Multiplies the matrix by a vector.
+     *  @param v the vector
+     *  @return a new vector */
+    Vector<T, N> operator*(const Vector<T, M>& v) const {
+        Vector<T, N> product;
+        for (int row = 0; row < N; ++row) {
+            for (int column = 0; column < M; ++column) {
+                product[row] += at(row, column) * v[column];
+            }
+        }
+        return product;
+    }
+
+private:
+    T cells_[N * M];
+};
+
+}  // namespace geo
+#endif
+""",
+    "geo/vector.h": """#ifndef GEO_VECTOR_H
+#define GEO_VECTOR_H
+#include "limits.h"
+#include "matrix.h"
+
+namespace geo {
+template <typename T, int N, int M> class Matrix;
+
+template <typename T, int N>
+struct Vector {
+    T values[N] = {};
+    T& operator[](int index) { return values[GEO_CLAMP(index, 0, N - 1)]; }
+    const T& operator[](int index) const { return values[GEO_CLAMP(index, 0, N - 1)]; }
+};
+
+// Sum of the products of the coordinates of two vectors.
+template <typename T, int N>
+T dot(const Vector<T, N>& a, const Vector<T, N>& b) {
+    T sum{};
+    for (int index = 0; index < N; ++index) sum += a[index] * b[index];
+    return sum;
+}
+
+template <> inline int dot<int, 0>(const Vector<int, 0>&, const Vector<int, 0>&) { return 0; }
+}  // namespace geo
+#endif
+""",
+    "geo/solve.cpp": """#include "matrix.h"
+#include <cmath>
+#if defined(GEO_TRACE)
+#include <cstdio>
+#define TRACE(what) std::printf("%s\\n", #what)
+#else
+#define TRACE(what)
+#endif
+
+namespace geo {
+namespace {
+// How far two vectors lie apart, as the length of their difference.
+double distance(const Vector<double, 3>& a, const Vector<double, 3>& b) {
+    double sum = 0.0;
+    for (int index = 0; index < 3; ++index) {
+        const double difference = a[index] - b[index];
+        sum += difference * difference;
+    }
+    return std::sqrt(sum);
+}
+}  // namespace
+
+/// Repeats a step of Jacobi's method until the solution hardly moves any more.
+int solve(const Matrix<double, 3>& a, const Vector<double, 3>& b, Vector<double, 3>& x) {
+    for (int round = 0; round < 100; ++round) {
+        TRACE(round);
+        Vector<double, 3> next;
+        for (int row = 0; row < 3; ++row) {
+            double rest = b[row];
+            for (int column = 0; column < 3; ++column) {
+                if (column != row) rest -= a.at(row, column) * x[column];
+            }
+            next[row] = rest / a.at(row, row);
+        }
+        const double moved = distance(next, x);
+        x = next;
+        if (moved < 1e-9) return round;
+    }
+    return -1;
+}
+}  // namespace geo
+""",
+}
+SAMPLE = """// A sample: naïve, 日本.
+template <typename T>
+std::vector<T> doubled(const std::vector<T>& values) {
+\tstd::vector<T> result;  // 0x1F, 1'000'000, 3.14e-10f
+    for (const auto& value : values) result.push_back(2 * value);
+    return result;
+}
+"""
+
+SHAPE = ("--depth", 2, "--aspect_ratio", 16, "--head_dim", 16, "--max_seq_len", 128, "--device_batch_size", 2,
+         "--num_iterations", 20, "--sample_every", -1, "--precision", "fp32", "--device_type", "cpu",
+         "--fim_rate", 0.4, "--structured_fim_rate", 0.2, "--document_mask", "--warmup_steps", 2,
+         "--matrix_lr", 0.1, "--embedding_lr", 2, "--unembedding_lr", 0.05)  # fmt: skip
+# Two batches a step.
+EVERY_FEATURE = ("--total_batch_size", 512, "--num_kv_heads", 1, "--window_pattern", "SL", "--mlp", "swiglu",
+                 "--value_embeddings", "on", "--smear", "on", "--backout", "on", "--induction", "on",
+                 "--engram", "memory", "--engram_table_size", 50, "--mhc", "--mhc_num_branches", 2,
+                 "--mtp", "--mtp_depth", 2, "--dsa", "--dsa_start_layer", 1, "--dsa_local_window", 8,
+                 "--dsa_indexer_heads", 2, "--dsa_indexer_dim", 8, "--dsa_warmup_ratio", 0.3)  # fmt: skip
+PLAIN = ("--total_batch_size", 256, "--preset", "seed")
+TORCH = ("--backend", "torch", "--no_compile", "--eval_every", 20, "--eval_tokens", 1000)
+JAX = ("--backend", "jax", "--mesh", "data=1", "--eval_every", -1)
+ENGINE = ("--precision", "fp32", "--device_type", "cpu", "--json")
+
+
+# Comparing and recording
+
+
+def check(name: str, found: Any) -> None:
+    """Compare a value with the golden one, numbers with a fraction closely; or record it."""
+    found = json.loads(json.dumps(found))
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+    if RECORD:
+        GOLDEN.write_text(one_line_each({**golden, name: found}), encoding="utf-8")
+        return
+    assert name in golden, f"{name} was never recorded: see the head of {__file__}"
+    differences = list(compare(golden[name], found, name))
+    assert not differences, "not as in golden.json:\n" + "\n".join(differences)
+
+
+def one_line_each(values: dict[str, Any]) -> str:
+    """JSON with a line per value, and per part of a value."""
+
+    def lines(value: dict[str, Any], margin: str, write: Any) -> str:
+        parts = [f"{margin} {json.dumps(name)}: {write(value[name])}" for name in sorted(value)]
+        return "{\n" + ",\n".join(parts) + f"\n{margin}}}"
+
+    def inner(value: Any) -> str:
+        write = lambda part: json.dumps(part, ensure_ascii=False, sort_keys=True)  # noqa: E731
+        return lines(value, " ", write) if isinstance(value, dict) else write(value)
+
+    return lines(values, "", inner) + "\n"
+
+
+def compare(golden: Any, found: Any, path: str) -> list[str]:
+    """Where two values differ, a line each."""
+    if isinstance(golden, dict) and isinstance(found, dict):
+        keys = sorted({*golden, *found})
+        parts = [compare(golden.get(key), found.get(key), f"{path}.{key}") for key in keys]
+        return [line for part in parts for line in part]
+    if isinstance(golden, list) and isinstance(found, list) and len(golden) == len(found):
+        parts = [compare(*pair, f"{path}[{n}]") for n, pair in enumerate(zip(golden, found, strict=True))]
+        return [line for part in parts for line in part]
+    if isinstance(golden, float) and isinstance(found, float):
+        same = found == pytest.approx(golden, rel=CLOSE, abs=CLOSE)
+    else:
+        same = golden == found
+    return [] if same else [f"{path}: was {golden!r}, is {found!r}"]
+
+
+def sha(value: Any) -> str:
+    """The hash of a value that JSON can express, of bytes or of a tensor."""
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    data = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False).encode()
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def nameless(value: Any) -> Any:
+    """The same value with lists for dictionaries, so that their keys do not count, and hex for bytes."""
+    if isinstance(value, dict):
+        return [nameless(part) for part in value.values()]
+    if isinstance(value, list):
+        return [nameless(part) for part in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def command(*arguments: object) -> str:
+    """What a command prints, once it has succeeded."""
+    done = cpplm(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def figures(*arguments: object) -> dict[str, Any]:
+    """The last line of a command with `--json`."""
+    return json.loads(command(*arguments).splitlines()[-1])
+
+
+# What is shared
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """JAX on the CPU; transformers copies modeling code into a folder of this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("hf_modules")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("projects") / "golden"
+    shutil.copytree(TINYLIB, folder)
+    for name, text in MORE_FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def build(project: Path, out: Path, *flags: object) -> Path:
+    command("corpus", "build", project, "--out", out, "--workers", 1, "--val_fraction", 0.2, *flags)
+    return out
+
+
+@pytest.fixture(scope="module")
+def corpus(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(project, tmp_path_factory.mktemp("corpora") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    command("tokenizer", "train", corpus, "--out", path, "--vocab_size", 1200, "--workers", 1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of PyTorch with every feature of the architecture."""
+    return train(corpus, tokenizer, tmp_path_factory.mktemp("runs") / "run", *EVERY_FEATURE, *TORCH)
+
+
+def train(corpus: Path, tokenizer: Path, out: Path, *flags: object) -> Path:
+    command("train", corpus, "--tokenizer", tokenizer, "--out", out, *SHAPE, *flags)
+    return out
+
+
+def records(run: Path, event: str) -> list[dict[str, Any]]:
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for line in lines if (record := json.loads(line))["event"] == event]
+
+
+def losses(run: Path) -> list[float]:
+    return [record["loss"] for record in records(run, "step")]
+
+
+# Corpus
+
+
+@pytest.mark.parametrize("mode", ["compilable", "cross-file", "inlined", "file"])
+def test_documents(mode: str, project: Path, tmp_path: Path) -> None:
+    found = {}
+    folder = build(project, tmp_path / "corpus", "--mode", mode)
+    for split in ("train", "val"):
+        tables = [pq.read_table(path) for path in sorted(folder.glob(f"{split}_*.parquet"))]
+        columns = {}
+        for name, names in COLUMNS.items():
+            (present,) = set(names) & set(tables[0].column_names)
+            columns[name] = nameless([value for table in tables for value in table[present].to_pylist()])
+        found[split] = {
+            "columns": {name: sha(values) for name, values in columns.items()},
+            "licenses": sorted(set(columns["license"])),
+            "texts": [sha(text)[:8] for text in columns["text"]],
+        }
+    check(f"documents, {mode}", found)
+
+
+def test_what_is_exported_of_a_corpus(corpus: Path, tmp_path: Path) -> None:
+    found = {}
+    for what in ("documents", "docstrings"):
+        path = tmp_path / f"{what}.jsonl"
+        command("corpus", "export", corpus, "--to", path, "--what", what)
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found[what] = {"rows": len(lines), "values": sha(nameless(lines))}
+    check("exported documents", found)
+
+
+def test_fingerprints(corpus: Path) -> None:
+    (path,) = corpus.glob("fingerprints_*.parquet")
+    check("fingerprints", sha(nameless([column.to_pylist() for column in pq.read_table(path).columns])))
+
+
+# Tokenizer
+
+
+def test_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
+    content = json.loads(tokenizer.read_text(encoding="utf-8"))
+    sample = tmp_path / "sample.cpp"
+    sample.write_text(SAMPLE, encoding="utf-8")
+    command("tokenizer", "export", tokenizer, "--out", tmp_path / "hf")
+    found = {
+        **{key: sha(content[key]) for key in ("pattern", "special_tokens", "tokens")},
+        "ids": ids_of(tokenizer, sample),
+        "ids in transformers": AutoTokenizer.from_pretrained(tmp_path / "hf").encode(SAMPLE),
+        "ids of cpp-32k": sha(ids_of("cpp-32k", sample)),
+    }
+    check("tokenizer", found)
+
+
+def ids_of(tokenizer: Path | str, file: Path) -> list[int]:
+    return figures("tokenizer", "show", tokenizer, "--file", file, "--json")["ids"]
+
+
+# Batches
+
+
+@pytest.mark.parametrize("fim", [False, True], ids=["plain", "fim"])
+def test_batches(fim: bool, corpus: Path, tokenizer: Path) -> None:
+    about = (str(tokenizer), json.loads(tokenizer.read_text(encoding="utf-8"))["hash"])
+    rates = FimSettings(fim_rate=0.5, structured_fim_rate=0.3, fim_seed=3)
+    encoder = FimEncoder(*about, rates, 256) if fim else PlainEncoder(*about)
+    sources = [DataSource(ShardReader(corpus))]
+    with closing(
+        TrainLoader(sources, encoder, batch_size=4, seq_len=256, seed=5, document_mask=True)
+    ) as loader:
+        batches = [next(loader) for _ in range(6)]  # more than an epoch
+    found = {
+        name: [sha(getattr(batch, name)) for batch in batches] for name in ("inputs", "targets", "documents")
+    }
+    check(f"batches, {'fim' if fim else 'plain'}", found)
+
+
+# Models
+
+
+def test_losses(run: Path) -> None:
+    bits = [record["bits_per_byte"] for record in records(run, "validation")]
+    check("losses, every feature", {"training": losses(run), "validation": bits})
+
+
+def test_losses_of_the_plain_model(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    check("losses, plain", losses(train(corpus, tokenizer, tmp_path / "run", *PLAIN, *TORCH)))
+
+
+def test_losses_of_jax(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    check("losses, plain, JAX", losses(train(corpus, tokenizer, tmp_path / "run", *PLAIN, *JAX)))
+
+
+@pytest.mark.slow
+def test_losses_of_jax_with_every_feature(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    found = losses(train(corpus, tokenizer, tmp_path / "run", *EVERY_FEATURE, *JAX))
+    check("losses, every feature, JAX", found)
+
+
+def test_bits_per_byte(run: Path, corpus: Path) -> None:
+    found = figures("evaluate", "bpb", run, "--data_dir", corpus, *ENGINE)["bpb"]
+    check("bits per byte", {name: found[name] for name in ("bits_per_byte", "tokens", "bytes")})
+
+
+def test_texts(run: Path) -> None:
+    write = ("generate", run, "--max_new_tokens", 64, *ENGINE)
+    greedy, varied = ("--temperature", 0), ("--temperature", 0, "--frequency_penalty", 1)
+    hole = ("--fim", "--prompt", "int solve() {\n", "--suffix", "\n}\n")
+    found = {
+        "greedy": figures(*write, *greedy, "--prompt", "double "),
+        "greedy, varied": figures(*write, *varied, "--prompt", "double "),
+        "sampled": figures(*write, "--prompt", "namespace ", "--num_samples", 3, "--seed", 7),
+        "filled in": figures(*write, *hole, *varied),
+        "filled in, sampled": figures(*write, *hole, "--num_samples", 3),
+        "filled in, sampled, suffix first": figures(*write, *hole, "--num_samples", 3, "--spm"),
+    }
+    check("texts", {name: [told["completions"], told["reasons"]] for name, told in found.items()})
+
+
+def test_exported_logits(run: Path, tmp_path: Path) -> None:
+    command("export", run, "--out", tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", dtype=torch.float32, trust_remote_code=True, local_files_only=True
+    ).eval()
+    ids = torch.tensor([[2, *range(64, 1200, 31)]])
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+    found = {
+        "some": logits[::6, 100::250].tolist(),
+        "spread": logits.std().item(),
+        "likeliest": logits.argmax(-1).tolist(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    check("logits", found)
