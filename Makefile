@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  { echo "make: Python 3.11 or newer is needed, $$($(PYTHON) --version) was found; pass PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "Setting up $(VENV), once: this installs PyTorch and some smaller packages and takes a minute or more."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[corpus,cluster,semantic,serve,tracking,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster,semantic,serve,tracking,dev]'
 	@touch $@
 
 # ---- demo: C++ on this machine to a model, in one command ------------------------------------------------

@@ -33,7 +33,7 @@ from cpplm.core.workers import worker_pool
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.compiling import compiled_losses
+from cpplm.train.compile import compiled_losses
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings, model_config
 

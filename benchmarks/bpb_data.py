@@ -32,9 +32,9 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import COMPLETE, SPLITS, ShardReader, Split, write_manifest, write_shard_table
 from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.build import build
+from cpplm.corpus.ingest.discovery import SUFFIXES, Rules, normalise, subfolders
+from cpplm.corpus.ingest.walk import Skips, walk
 from cpplm.corpus.settings import CorpusSettings, Mode
-from cpplm.corpus.sources import SUFFIXES, Rules, normalise, subfolders
-from cpplm.corpus.walk import Skips, walk
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus
 

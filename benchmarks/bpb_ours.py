@@ -20,7 +20,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.settings import TrainSettings
-from cpplm.train.torch_learner import torch_model
+from cpplm.train.torch_backend import torch_model
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
-from cpplm.tokenizer.special import IGNORED
-from cpplm.train.compiling import can_compile
+from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.train.compile import can_compile
 
 BETAS, WEIGHT_DECAY, MAX_NORM, WARMUP = (0.9, 0.95), 0.1, 1.0, 0.05
 _TRIAL_PASSES = 5

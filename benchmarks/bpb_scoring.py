@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 
 # Rows of a batch are cut to its longest one, rounded up to this.
 _LENGTH_MULTIPLE = 128

@@ -44,8 +44,8 @@ from stages import clocked
 
 from cpplm.core.errors import UserError
 from cpplm.corpus.build import build
+from cpplm.corpus.ingest.discovery import SourceFile, find_files, find_projects, read_source
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.corpus.sources import SourceFile, find_files, find_projects, read_source
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus
 

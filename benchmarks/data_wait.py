@@ -20,18 +20,18 @@ from typing import Any
 import torch
 from measuring import Spread, describe_machine, prepare_environment, progress, publish, run_alone
 
-from cpplm.batches.encoding import PlainEncoder
-from cpplm.batches.loader import DataSource, TrainLoader
-from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.shards import ShardReader
+from cpplm.dataloader.encoding import PlainEncoder
+from cpplm.dataloader.loader import DataSource, TrainLoader
+from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.rates import Rates
+from cpplm.optim.lr_settings import Rates
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.compiling import compiled_losses
+from cpplm.train.compile import compiled_losses
 
 _WARM_STEPS = 3
 

@@ -36,14 +36,14 @@ from cpplm.core.workers import worker_pool
 from cpplm.export.hf import ENDS, export_to_hf
 from cpplm.generate.load import prepare
 from cpplm.generate.scheduler import Scheduler
+from cpplm.generate.sequence import Request
 from cpplm.generate.settings import Limits, SamplingSettings
-from cpplm.generate.writing import Request
-from cpplm.model.cache_rows import Remembered
 from cpplm.model.config import ModelConfig
+from cpplm.model.kv_cache.spec import Remembered
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
+from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.saving import write_checkpoint
+from cpplm.train.checkpoint.save import write_checkpoint
 
 if TYPE_CHECKING:
     from transformers import GenerationMixin

@@ -32,9 +32,9 @@ from measuring import (
 
 from cpplm.core.errors import UserError
 from cpplm.core.workers import available_cores
-from cpplm.evaluate.cpp import program
-from cpplm.evaluate.judge.judging import Judge
+from cpplm.evaluate.functional_correctness import program
 from cpplm.evaluate.problems import load_problems
+from cpplm.judge.executor import Judge
 from cpplm.sandbox import precompiled
 from cpplm.sandbox.compiler import fast_linker, require_compiler
 from cpplm.sandbox.limits import Limits

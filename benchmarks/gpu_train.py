@@ -6,7 +6,7 @@ minutes.
 Depth 12 and 20, context 2,048, vocabulary 32,768, random tokens, forward, backward and optimizer, compiled.
 First what `auto` chooses, then each attention and each loss kernel that works here, then 8-bit products. Each
 line is a process of its own, so that one that runs out of memory or fails costs its own line only; what the
-time does not suffice for is named as not measured. MFU is the model's operations (cpplm.model.counting) over
+time does not suffice for is named as not measured. MFU is the model's operations (cpplm.model.flops) over
 the peak of dense bfloat16 products, also for 8 bits.
 """
 
@@ -26,13 +26,13 @@ from measuring import describe_machine, progress, publish
 
 from cpplm.core.hardware import peak_flops
 from cpplm.model.config import ModelConfig
-from cpplm.model.counting import count_flops, count_parameters
-from cpplm.model.precision import convert_to_fp8
+from cpplm.model.flops import count_flops, count_parameters
+from cpplm.model.quantization import convert_to_fp8
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.rates import Rates
-from cpplm.train.compiling import compiled_losses
+from cpplm.optim.lr_settings import Rates
+from cpplm.train.compile import compiled_losses
 
 SEQ_LEN, VOCABULARY = 2048, 32_768
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -34,24 +34,24 @@ from measuring import (
     take_turns,
 )
 
-from cpplm.batches.loader import Batch
-from cpplm.batches.state import LoaderState
 from cpplm.core.workers import worker_pool
-from cpplm.jax.layout import initial
+from cpplm.dataloader.loader import Batch
+from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.learner import JaxLearner
 from cpplm.jax.mesh import Feed, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
+from cpplm.jax.optimizer_state_io import stack_state
+from cpplm.jax.param_stacking import initial
 from cpplm.jax.settings import RunSettings
-from cpplm.jax.state import stack_state
 from cpplm.jax.step import NEUTRAL, TrainStep
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.rates import Rates
-from cpplm.train.compiling import compiled_losses
-from cpplm.train.learner import Learner
-from cpplm.train.torch_learner import TorchLearner
-from cpplm.train.world import ALONE
+from cpplm.optim.lr_settings import Rates
+from cpplm.train.backend import Learner
+from cpplm.train.compile import compiled_losses
+from cpplm.train.distributed import ALONE
+from cpplm.train.torch_backend import TorchLearner
 
 STEPS_WITHOUT_COMPILING = 200
 COMPILED = "/jax/core/compile/backend_compile_duration"  # XLA's own event

@@ -30,12 +30,12 @@ from clang import cindex
 from measuring import describe_machine, prepare_environment, progress, publish
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.clang_flags import builtin_headers
-from cpplm.corpus.grammar import is_c_project, language_of
-from cpplm.corpus.placing import components
+from cpplm.corpus.clang.flags import builtin_headers
+from cpplm.corpus.ingest.discovery import Project, find_files, find_projects
 from cpplm.corpus.project import Discovered, Plan, build_project
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.corpus.sources import Project, find_files, find_projects
+from cpplm.corpus.slicing.placing import components
+from cpplm.cpp.parser import is_c_project, language_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 _KEEP_GOING = 0x200  # CXTranslationUnit_KeepGoing: what comes after a missing header is read

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from measuring import describe_machine, progress, publish
 
-from cpplm.batches.encoding import PlainEncoder, RawDocument
-from cpplm.batches.order import WindowOrder
-from cpplm.batches.packing import pack
-from cpplm.batches.state import LANES, Position
 from cpplm.core.shards import ShardReader
+from cpplm.dataloader.encoding import PlainEncoder, RawDocument
+from cpplm.dataloader.loader_state import LANES, Position
+from cpplm.dataloader.packing import pack
+from cpplm.dataloader.sampler import WindowOrder
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 

@@ -27,13 +27,13 @@ from measuring import describe_machine, progress, publish
 
 from cpplm.core.shards import COMPLETE, ShardReader, write_manifest, write_shard
 from cpplm.core.storage import Storage
-from cpplm.corpus.plain_files import find_batches
-from cpplm.tokenizer.core_names import forced_tokens
-from cpplm.tokenizer.merges import NUM_BYTES, PairMerger, learn_tokens
-from cpplm.tokenizer.pattern import LEAD, LINE_ENDS, NEWLINES, OPENER, PATTERNS, PUNCTUATION, WORD
-from cpplm.tokenizer.special import NUM_SPECIAL
+from cpplm.corpus.ingest.raw_files import find_batches
+from cpplm.tokenizer.bpe_trainer import NUM_BYTES, PairMerger, learn_tokens
+from cpplm.tokenizer.forced_vocab import forced_tokens
+from cpplm.tokenizer.pretoken_counts import FileBatch, Words, count_words
+from cpplm.tokenizer.pretokenizer import LEAD, LINE_ENDS, NEWLINES, OPENER, PATTERNS, PUNCTUATION, WORD
+from cpplm.tokenizer.special_tokens import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.words import FileBatch, Words, count_words
 
 TRAIN_BYTES, VAL_BYTES, MAX_PROJECT_BYTES, VOCABULARY_SHARE = 20_000_000, 800_000, 60_000_000, 0.3
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])

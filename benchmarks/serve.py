@@ -37,9 +37,9 @@ from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.special_tokens import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.saving import write_checkpoint
+from cpplm.train.checkpoint.save import write_checkpoint
 
 LINE = "int value_{0} = compute(first_{0}, second_{0}) + {0};\n"
 LINE_TOKENS = 30

@@ -29,8 +29,8 @@ from cpplm.core.errors import UserError
 from cpplm.evaluate.texts import read_texts
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
+from cpplm.generate.sequence import Request
 from cpplm.generate.settings import DraftSettings, Limits, ModelSource, SamplingSettings
-from cpplm.generate.writing import Request
 
 PLAIN = "off"
 

@@ -30,7 +30,7 @@ import tiktoken
 import tokenizers
 from measuring import Spread, describe_machine, progress, publish, ratios
 
-from cpplm.corpus.plain_files import find_batches
+from cpplm.corpus.ingest.raw_files import find_batches
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 Encode = Callable[[str], list[int]]

@@ -25,12 +25,12 @@ from measuring import Spread, describe_machine, prepare_environment, progress, p
 from cpplm.core.hardware import ask_for_large_pages, choose_device, choose_dtype
 from cpplm.core.workers import worker_pool
 from cpplm.model.config import ModelConfig
-from cpplm.model.counting import count_parameters
+from cpplm.model.flops import count_parameters
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.rates import Rates
-from cpplm.train.compiling import compiled_losses
+from cpplm.optim.lr_settings import Rates
+from cpplm.train.compile import compiled_losses
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cpplm.tokenizer.pattern import PATTERNS, Pieces
+from cpplm.tokenizer.pretoken_counts import count_words
+from cpplm.tokenizer.pretokenizer import PATTERNS, Pieces
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import learn_vocabulary
-from cpplm.tokenizer.words import count_words
 
 
 def cpp_document(number: int) -> str:

@@ -26,7 +26,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.settings import from_command_line
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.settings import ModelSource, SamplingSettings
-from cpplm.generate.tools.box import ToolBox
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.talker import LEARNED, babbler, project, talker, write_run
 

@@ -110,7 +110,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     assert findings["tree-sitter"] == {
         "value": "not installed",
         "ok": False,
-        "fix": "pip install 'cpplm[corpus]'",
+        "fix": "pip install cpplm",
     }
     assert findings["wandb"]["fix"] == "pip install 'cpplm[tracking]'"
     assert findings["tiktoken"]["fix"] == "pip install cpplm"

@@ -22,7 +22,7 @@ from cpplm.cli.main import find_command, main
 from cpplm.core.errors import UserError
 from cpplm.core.settings import FlagParser, flags, from_command_line
 from tests.commands import assert_one_line_error, cpplm, cpplm_process, settings_class
-from tests.train.test_history import session, steps, write_log
+from tests.train.report.test_log_reader import session, steps, write_log
 
 CommandLine = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
@@ -481,9 +481,9 @@ def test_closed_stdout_is_no_failure() -> None:
 
 
 def test_a_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['tree_sitter'] = None; from cpplm.cli.main import main; main()"
-    build = ["corpus", "build", "--projects", str(tmp_path), "--out", str(tmp_path / "out")]
-    result = subprocess.run([sys.executable, "-c", code, *build], capture_output=True, text=True, check=False)
+    code = "import sys; sys.modules['fastapi'] = None; from cpplm.cli.main import main; main()"
+    serve = ["serve", str(tmp_path)]
+    result = subprocess.run([sys.executable, "-c", code, *serve], capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert "needs the package tree_sitter" in result.stderr
-    assert "pip install 'cpplm[corpus]'" in result.stderr
+    assert "needs the package fastapi" in result.stderr
+    assert "pip install 'cpplm[serve]'" in result.stderr

@@ -8,7 +8,7 @@ from cpplm.cli.runs import compare, list_runs
 from cpplm.cli.settings import RunCompareSettings, RunListSettings
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_command_line
-from tests.train.test_history import session, steps, validation, write_log
+from tests.train.report.test_log_reader import session, steps, validation, write_log
 
 
 @pytest.fixture

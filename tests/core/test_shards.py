@@ -4,7 +4,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cpplm.batches.streaming import StreamingReader
 from cpplm.core.errors import UserError
 from cpplm.core.shards import (
     COMPLETE,
@@ -16,6 +15,7 @@ from cpplm.core.shards import (
     write_shard,
 )
 from cpplm.core.storage import Storage
+from cpplm.dataloader.streaming import StreamingReader
 
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
 

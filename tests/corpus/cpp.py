@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 import pytest
 
-from cpplm.corpus import documents as documents_module
-from cpplm.corpus.closure import Index
-from cpplm.corpus.documents import Options, build_unit
-from cpplm.corpus.masking import MacroTable
-from cpplm.corpus.packing import Measure
-from cpplm.corpus.records import Document
-from cpplm.corpus.sources import Project, find_files
-from cpplm.corpus.units import Includes, Unit, make_units, scan
+from cpplm.corpus.document import Document
+from cpplm.corpus.ingest.discovery import Project, find_files
+from cpplm.corpus.slicing import documents as documents_module
+from cpplm.corpus.slicing.closure import Index
+from cpplm.corpus.slicing.documents import Options, build_unit
+from cpplm.corpus.slicing.packing import Measure
+from cpplm.corpus.slicing.units import Includes, Unit, make_units, scan
+from cpplm.cpp.macros import MacroTable
 
 TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is the judge")

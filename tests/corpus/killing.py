@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from cpplm.core.storage import Storage
-from cpplm.corpus import parts
+from cpplm.corpus import project_cache
 from cpplm.corpus.build import build
 from cpplm.corpus.settings import CorpusSettings
 
@@ -77,5 +77,5 @@ def build_with_kills(settings: CorpusSettings, *, kills: int, within: float, see
 
 def _build_on_any_size(settings: CorpusSettings) -> None:
     """Build with workers however small the projects are: some go to one each, some are cut into batches."""
-    parts._SMALL_PROJECT = 30_000
+    project_cache._SMALL_PROJECT = 30_000
     build(settings)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cpplm.corpus.ingest.discovery import Project, find_files
 from cpplm.corpus.project import Discovered, Plan, build_project
-from cpplm.corpus.sources import Project, find_files
 from tests.corpus.cpp import write_files
 
 INLINED = Plan(49_152, ordered=True, tokenizer=None, inlined=True, max_repeat=1e9)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpplm.corpus.docstrings import Pair, find_pairs
-from cpplm.corpus.grammar import Language, grammar
-from cpplm.corpus.lexing import lex
-from cpplm.corpus.masking import MacroTable, macro_bodies
-from cpplm.corpus.spans import PieceSpans, find_spans, whole_groups
-from cpplm.corpus.splitting import split
+from cpplm.cpp.doc_comments import Pair, find_pairs
+from cpplm.cpp.lexer import lex
+from cpplm.cpp.macros import MacroTable, macro_bodies
+from cpplm.cpp.parser import Language, grammar
+from cpplm.cpp.segmenter import split
+from cpplm.cpp.syntax_spans import PieceSpans, find_spans, whole_groups
 
 
 @dataclass

@@ -9,11 +9,11 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
-from cpplm.corpus import finish
+from cpplm.corpus import shard_writer
 from cpplm.corpus.build import build
-from cpplm.corpus.fingerprints import read_fingerprints
+from cpplm.corpus.ingest.fingerprints import read_fingerprints
+from cpplm.corpus.reports.stats import figures
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.corpus.summary import figures
 from tests.corpus.cpp import TINYLIB, write_files
 from tests.corpus.killing import build_killed_at_change, contents
 from tests.corpus.random_projects import random_project
@@ -62,8 +62,8 @@ def test_new_projects_are_held_out_until_the_fraction_is_reached(tmp_path):
 
 
 def test_the_same_steps_give_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(finish, "SHARD_BYTES", 20_000)
-    monkeypatch.setattr(finish, "DEAL_BYTES", 50_000)
+    monkeypatch.setattr(shard_writer, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(shard_writer, "DEAL_BYTES", 50_000)
     first, second, third = projects(tmp_path)
     for out in (tmp_path / "a", tmp_path / "b"):
         build(settings(out, second, third))

@@ -9,11 +9,11 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
-from cpplm.corpus import finish, parts
+from cpplm.corpus import project_cache, shard_writer
 from cpplm.corpus.build import build
-from cpplm.corpus.inspect import InspectSettings, inspect
+from cpplm.corpus.reports.inspect_corpus import InspectSettings, inspect
+from cpplm.corpus.reports.stats import build_figures, describe, summary
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.corpus.summary import build_figures, describe, summary
 from tests.corpus.cpp import TINYLIB, utf8_bytes, write_files
 from tests.corpus.killing import build_killed_at_change, build_with_kills, contents
 
@@ -52,7 +52,7 @@ def test_a_build_ends_with_readable_shards_and_a_manifest(tmp_path):
     assert train and val and not train & val
     assert val == {"project0"}  # the smallest: nothing fits into 5 %
     table = reader.table(reader.shards("train")[0])
-    assert table.column_names == [name for name in parts.PART_SCHEMA.names if name != "unit"]
+    assert table.column_names == [name for name in project_cache.PART_SCHEMA.names if name != "unit"]
     assert table["id"].to_pylist() == sorted(table["id"].to_pylist())
     assert set(table["num_tokens"].to_pylist()) == {-1}
     figures = build_figures(result)
@@ -125,7 +125,7 @@ def test_a_build_killed_at_random_moments_ends_the_same(tmp_path, workers, withi
 def test_finished_projects_are_not_built_again(tmp_path, monkeypatch):
     given = projects(tmp_path)
     settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1)
-    write_parts = parts.write_parts
+    write_parts = project_cache.write_parts
     built: list[str] = []
 
     def stop_at_the_last(job, **options):
@@ -135,7 +135,7 @@ def test_finished_projects_are_not_built_again(tmp_path, monkeypatch):
         built.append(job.item.project.name)
         write_parts(job, **options)
 
-    monkeypatch.setattr(parts, "write_parts", stop_at_the_last)
+    monkeypatch.setattr(project_cache, "write_parts", stop_at_the_last)
     with pytest.raises(KeyboardInterrupt):
         build(settings)
     (tmp_path / "out" / "train_00009.parquet").write_bytes(b"half")
@@ -241,8 +241,8 @@ def test_the_tokenizer_counts_the_budget(tmp_path, tokenizer, tokenizer_path):
 def test_many_shards_hold_every_document_once(tmp_path, monkeypatch):
     given = projects(tmp_path)
     build(CorpusSettings(out=str(tmp_path / "one"), projects=given, workers=1))
-    monkeypatch.setattr(finish, "SHARD_BYTES", 20_000)
-    monkeypatch.setattr(parts, "PART_BYTES", 10_000)
+    monkeypatch.setattr(shard_writer, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(project_cache, "PART_BYTES", 10_000)
     build(CorpusSettings(out=str(tmp_path / "many"), projects=given, workers=1))
     one, many = ShardReader(tmp_path / "one"), ShardReader(tmp_path / "many")
     assert len(many.shards("train")) > 3
@@ -252,11 +252,11 @@ def test_many_shards_hold_every_document_once(tmp_path, monkeypatch):
 
 def test_choose_val_never_takes_all_and_is_close_to_the_fraction():
     groups = {(f"p{i}", ""): 100 for i in range(100)}
-    val = finish.choose_val(groups, 0.05)
+    val = shard_writer.choose_val(groups, 0.05)
     assert len(val) == 5
-    assert len(finish.choose_val({("a", ""): 1, ("b", ""): 1_000}, 0.5)) == 1
-    assert finish.choose_val({("a", ""): 900, ("b", ""): 1_000}, 0.05) == {("a", "")}
-    assert len(finish.choose_val(groups, 0.999)) < 100
+    assert len(shard_writer.choose_val({("a", ""): 1, ("b", ""): 1_000}, 0.5)) == 1
+    assert shard_writer.choose_val({("a", ""): 900, ("b", ""): 1_000}, 0.05) == {("a", "")}
+    assert len(shard_writer.choose_val(groups, 0.999)) < 100
 
 
 def test_inspect_shows_what_was_asked_for(tmp_path):

@@ -14,12 +14,12 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
-from cpplm.corpus import semantic
 from cpplm.corpus.build import build
-from cpplm.corpus.compile_commands import read_database
+from cpplm.corpus.clang import references
+from cpplm.corpus.clang.compile_commands import read_database
+from cpplm.corpus.ingest.discovery import Project, find_files
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.corpus.sources import Project, find_files
-from cpplm.corpus.units import Includes, scan
+from cpplm.corpus.slicing.units import Includes, scan
 from tests.corpus.cpp import compile_errors, in_order, needs_gxx, utf8_bytes, write_files
 from tests.corpus.random_projects import marks
 
@@ -124,12 +124,12 @@ def test_a_parser_without_its_own_headers_is_an_error_and_diagnostics_are_read(t
     More in test_semantic.
     """
     pytest.importorskip("clang.cindex")
-    monkeypatch.setattr(semantic, "builtin_headers", lambda: [["-nostdinc", "-nostdinc"]])
+    monkeypatch.setattr(references, "builtin_headers", lambda: [["-nostdinc", "-nostdinc"]])
     found = Project("p", (write_files(tmp_path, {"a.cc": "int a;\n"}),))
     files, _ = find_files(found)
     edges = {name: tuple(e.values()) for name, e in Includes({f.name: scan(f) for f in files}).edges.items()}
     with pytest.raises(UserError, match="no usable compiler headers"):
-        semantic.read_semantics(found, files, edges, database=None, workers=1, quiet=True)
+        references.read_semantics(found, files, edges, database=None, workers=1, quiet=True)
 
 
 def test_flags_with_blanks_and_relative_paths_in_compile_commands(tmp_path):

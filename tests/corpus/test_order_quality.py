@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from cpplm.corpus.sources import Project, find_cxx_headers
+from cpplm.corpus.ingest.discovery import Project, find_cxx_headers
 from tests.corpus.cpp import TINYLIB, compile_errors, documents_of, needs_gxx, write_files
 from tests.system.test_benchmarks import BENCHMARKS, load
 

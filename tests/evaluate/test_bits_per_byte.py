@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.evaluate.bits_per_byte import figures, measure_texts, table, tokens_in_view
-from cpplm.evaluate.kept import Kept
 from cpplm.evaluate.models.code_model import TokenBits
+from cpplm.evaluate.resumable_jsonl import Kept
 from cpplm.evaluate.settings import BpbSettings
+from cpplm.evaluate.sliding_window import windows
 from cpplm.evaluate.texts import LARGEST_FILE, Text, fingerprint, read_texts
-from cpplm.evaluate.windows import windows
 from tests.conftest import write_corpus
 from tests.texts import cpp_document
 

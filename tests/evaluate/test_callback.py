@@ -11,16 +11,16 @@ import pytest
 
 import cpplm.evaluate.callback
 from cpplm.core.errors import UserError
-from cpplm.core.runlog import read_run_log
+from cpplm.core.run_log import read_run_log
 from cpplm.core.settings import to_dict
-from cpplm.evaluate.background import Request, measure
 from cpplm.evaluate.callback import CppEvaluationCallback, Running
+from cpplm.evaluate.eval_worker import Request, measure
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import ModelSource
 from cpplm.sandbox.sandbox import Sandbox
-from cpplm.train.page import write_page
 from cpplm.train.pretrain import pretrain
+from cpplm.train.report.html import write_page
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Trainer
 from tests.conftest import SMALL_TABLES
@@ -140,7 +140,7 @@ def test_without_a_sandbox_it_refuses_before_the_model_is_loaded(monkeypatch: py
 
 def test_the_process_says_what_is_wrong_and_ends_with_its_parent(tmp_path: Path) -> None:
     request = to_dict(Request(ModelSource(str(tmp_path)), CppEvalSettings(), threads=1))
-    command, pipe = [sys.executable, "-m", "cpplm.evaluate.background"], subprocess.PIPE
+    command, pipe = [sys.executable, "-m", "cpplm.evaluate.eval_worker"], subprocess.PIPE
     for parent_lives in (True, False):
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
             assert process.stdin is not None

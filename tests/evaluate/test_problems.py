@@ -12,10 +12,10 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
 from cpplm.evaluate import problems as problems_module
-from cpplm.evaluate.cpp import program as program_of
-from cpplm.evaluate.judge.assertions import count_assertions
-from cpplm.evaluate.judge.scoring import forbidden_in, function_body
+from cpplm.evaluate.functional_correctness import program as program_of
 from cpplm.evaluate.problems import MINIMUM_ASSERTS, UNRATED, load_problems
+from cpplm.judge.assertions import count_assertions
+from cpplm.judge.scoring import forbidden_in, function_body
 
 VALID = {
     "name": "one",

@@ -12,19 +12,19 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
-from cpplm.export.custom import custom_config, custom_weights
 from cpplm.export.hf import ENDS, SUPPRESSED
 from cpplm.export.modeling.configuration_cpplm import CpplmConfig
 from cpplm.export.modeling.modeling_cpplm import CpplmForCausalLM
+from cpplm.export.remote_code import custom_config, custom_weights
 from cpplm.generate.engine import Engine
+from cpplm.generate.sequence import Request
 from cpplm.generate.settings import Limits
-from cpplm.generate.writing import Request
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS, PAD
+from cpplm.tokenizer.special_tokens import BOS, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint import Checkpoint
-from cpplm.train.saving import write_checkpoint
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.save import write_checkpoint
 from tests.generate.naive import greedy
 from tests.model.features import DECODED, PLAIN, random_model
 

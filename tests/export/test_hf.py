@@ -15,15 +15,15 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoTokenizer, GenerationConfig
 
 from cpplm.core.errors import UserError
-from cpplm.core.runlog import RunLog
+from cpplm.core.run_log import RunLog
 from cpplm.core.storage import Storage
 from cpplm.evaluate.models.hf_model import HfModel
-from cpplm.export.custom import SOURCES, custom_weights
 from cpplm.export.hf import export_to_hf
+from cpplm.export.remote_code import SOURCES, custom_weights
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.conversations import render_for_completion
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint import Checkpoint, open_run
+from cpplm.train.checkpoint.format import Checkpoint, open_run
 from tests.export.models import (
     CONFIGS,
     CONTEXT,
@@ -35,8 +35,8 @@ from tests.export.models import (
     random_of,
     save,
 )
+from tests.train.checkpoint.test_async_writer import on_a_disk_of_its_own
 from tests.train.checkpoints import files_below
-from tests.train.test_writer import on_a_disk_of_its_own
 
 COMPLETE = sorted(
     [*SOURCES, "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
@@ -291,7 +291,7 @@ import resource, sys
 from pathlib import Path
 from cpplm.core.errors import UserError
 from cpplm.export.hf import export_to_hf
-from cpplm.train.checkpoint import open_run
+from cpplm.train.checkpoint.format import open_run
 how, run, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 checkpoint = open_run(run)
 if how == "disk":
@@ -335,7 +335,8 @@ def test_killed_at_any_moment(checkpoint: Checkpoint, tmp_path: Path) -> None:
     out, chance = tmp_path / "hf", random.Random(0)
     code = (
         "import sys; from pathlib import Path; from cpplm.export.hf import export_to_hf;"
-        "from cpplm.train.checkpoint import open_run; c = open_run(sys.argv[1]); print('go', flush=True)\n"
+        "from cpplm.train.checkpoint.format import open_run\n"
+        "c = open_run(sys.argv[1]); print('go', flush=True)\n"
         "while True:\n"
         " for dtype in ('float32', 'bfloat16'):\n"
         "  export_to_hf(c, Path(sys.argv[2]), dtype=dtype, overwrite=True)"

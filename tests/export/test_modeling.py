@@ -20,7 +20,7 @@ from cpplm.model.config import (
     SparseAttentionConfig,
 )
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS, PAD
+from cpplm.tokenizer.special_tokens import BOS, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.export.models import (
     CONFIGS,

@@ -15,8 +15,8 @@ from cpplm.export.native import lacking
 from cpplm.generate.engine import Engine
 from cpplm.model.config import ModelConfig, MultiTokenConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint import open_run
-from cpplm.train.importing import import_nanochat
+from cpplm.train.checkpoint.format import open_run
+from cpplm.train.checkpoint.import_nanochat import import_nanochat
 from tests.export.models import (
     CONTEXT,
     NATIVE,

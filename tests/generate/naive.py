@@ -2,10 +2,10 @@
 
 import torch
 
+from cpplm.generate.sequence import Completion, Request, Sample, choose
 from cpplm.generate.settings import SamplingSettings
-from cpplm.generate.writing import Completion, Request, Sample, choose
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.special_tokens import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 

@@ -17,9 +17,9 @@ from cpplm.generate.settings import SamplingSettings
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.conversations import render_conversation
-from cpplm.tokenizer.special import IGNORED, PAD
+from cpplm.tokenizer.special_tokens import IGNORED, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.saving import write_checkpoint
+from cpplm.train.checkpoint.save import write_checkpoint
 from tests.model.features import random_model
 
 CONTEXT = 256

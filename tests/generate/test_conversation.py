@@ -8,11 +8,11 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.generate.conversation import Conversation, chat_request
 from cpplm.generate.engine import Engine
+from cpplm.generate.sequence import Completion
 from cpplm.generate.settings import SamplingSettings
-from cpplm.generate.tools.box import ToolBox
-from cpplm.generate.tools.calls import Call
 from cpplm.generate.tools.loop import Answered, Called, Ended, Said, write
-from cpplm.generate.writing import Completion
+from cpplm.generate.tools.tool_call_format import Call
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.conversations import render_conversation, render_for_completion
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.talker import CONTEXT, GREEDY, LEARNED, talker

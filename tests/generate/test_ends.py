@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from cpplm.generate.engine import Engine
+from cpplm.generate.sequence import Completion, Request
 from cpplm.generate.settings import Limits, SamplingSettings
-from cpplm.generate.writing import Completion, Request
-from cpplm.tokenizer.special import BOS
+from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import naive_sample
 from tests.generate.talker import babbler
-from tests.generate.test_writing import write
+from tests.generate.test_sequence import write
 
 SAMPLING = SamplingSettings(40, 1.0, 0, seed=3)
 

@@ -5,14 +5,14 @@ import itertools
 import pytest
 import torch
 
-from cpplm.batches.fim import render_fim_prompt
 from cpplm.core.errors import UserError
+from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.generate.engine import Engine
+from cpplm.generate.sequence import Request
 from cpplm.generate.settings import Limits, SamplingSettings
-from cpplm.generate.writing import Request
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.healing import heal
-from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
+from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy, naive_sample
 from tests.model.test_transformer import random_model

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from cpplm.generate.engine import Engine
+from cpplm.generate.sequence import Completion, Request
 from cpplm.generate.settings import Limits
-from cpplm.generate.writing import Completion, Request
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
+from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy, naive
 from tests.model.features import DECODED, random_model

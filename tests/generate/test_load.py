@@ -11,8 +11,8 @@ from cpplm.generate.load import prepare
 from cpplm.generate.settings import SamplingSettings
 from cpplm.model import block
 from cpplm.model.config import ModelConfig
-from cpplm.model.kernels import compiled, packed_linear
-from cpplm.model.kernels.packed_linear import PackedLinear, can_pack
+from cpplm.model.kernels import cpp_extension, onednn_linear
+from cpplm.model.kernels.onednn_linear import PackedLinear, can_pack
 from cpplm.model.layers import MLP, Linear
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.test_every_feature import EACH, engine_of
@@ -26,7 +26,7 @@ def test_a_prepared_model_is_the_same(
     config: ModelConfig, dtype: torch.dtype, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every layer is packed here, however small."""
-    monkeypatch.setattr(packed_linear, "_LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(onednn_linear, "_LEAST_WEIGHTS", 1)
     config = dataclasses.replace(config, num_heads=2, num_kv_heads=1, head_dim=16)
     logits, losses, texts = [], [], []
     ids = random_ids(2, 40)
@@ -59,8 +59,8 @@ def test_few_tokens_are_what_all_at_once_give(
     model = random_model(config)
     model.compute_dtype = torch.bfloat16
     if not kernels:
-        monkeypatch.setattr(compiled, "_library", lambda: None)
-    compiled.compiled.cache_clear()
+        monkeypatch.setattr(cpp_extension, "_library", lambda: None)
+    cpp_extension.compiled.cache_clear()
     used = Mock(side_effect=block.mlp)
     monkeypatch.setattr(block, "mlp", used)
     try:
@@ -73,7 +73,7 @@ def test_few_tokens_are_what_all_at_once_give(
                 pieces = [decoded(piece) for piece in ids[:rows].split(widths, dim=1)]
                 torch.testing.assert_close(torch.cat(pieces, dim=1), together[:rows], atol=close, rtol=0.1)
     finally:
-        compiled.compiled.cache_clear()
+        cpp_extension.compiled.cache_clear()
     plain = sum(
         each.connections is None and each.attention.indexer is None and isinstance(each.mlp, MLP)
         for each in model.blocks
@@ -103,7 +103,7 @@ def test_where_nothing_can_be_packed() -> None:
 def test_one_row_in_bfloat16(shape: tuple[int, ...], kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another loop than many rows, and oneDNN is as it was before."""
     if not kernels:
-        monkeypatch.setattr(packed_linear, "can_take", lambda x: False)
+        monkeypatch.setattr(onednn_linear, "can_take", lambda x: False)
     linear = Linear(96, 200).bfloat16()
     torch.nn.init.normal_(linear.weight)
     packed = PackedLinear(linear, keep_weight=False)

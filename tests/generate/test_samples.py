@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.core.runlog import read_run_log
+from cpplm.core.run_log import read_run_log
 from cpplm.generate.engine import Engine
 from cpplm.generate.samples import EXAMPLE_PROMPTS, SampleCallback, example_completions
 from cpplm.generate.settings import SamplingSettings

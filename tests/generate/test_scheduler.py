@@ -8,10 +8,10 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
 from cpplm.generate.scheduler import Event, Scheduler
+from cpplm.generate.sequence import Completion, Request
 from cpplm.generate.settings import Limits, SamplingSettings
-from cpplm.generate.writing import Completion, Request
-from cpplm.model.blocks import BLOCK
-from cpplm.tokenizer.special import BOS
+from cpplm.model.kv_cache.block_pool import BLOCK
+from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy, naive_sample
 from tests.generate.test_every_feature import engine_of

@@ -9,14 +9,14 @@ import torch
 
 from cpplm.generate.conversation import chat_request
 from cpplm.generate.engine import Engine
+from cpplm.generate.sequence import Completion, Request
 from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings
-from cpplm.generate.tools.calls import KINDS, marks
 from cpplm.generate.tools.loop import ToolLoop
-from cpplm.generate.writing import Completion, Request
-from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL, SPECIAL_TOKENS
+from cpplm.generate.tools.tool_call_format import KINDS, marks
+from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL, SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
-from tests.generate.test_drafting import HEADS, LOOKUP, with_head
 from tests.generate.test_every_feature import engine_of
+from tests.generate.test_speculative import HEADS, LOOKUP, with_head
 from tests.model.features import CONFIGS, random_ids
 
 HISTORY = [{"role": "user", "content": "int x;"}]

@@ -3,8 +3,8 @@
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.jax.asked import BenchSettings, StepSettings
 from cpplm.jax.bench import bench
+from cpplm.jax.check_settings import BenchSettings, StepSettings
 from cpplm.model.settings import ArchitectureSettings
 from cpplm.train.jax_settings import JaxSettings
 

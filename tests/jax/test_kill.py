@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpplm.core.runlog import read_run_log
-from cpplm.train.checkpoint import open_run
-from cpplm.train.weights import load_tensors
+from cpplm.core.run_log import read_run_log
+from cpplm.train.checkpoint.format import open_run
+from cpplm.train.checkpoint.weights import load_tensors
 from tests.train.records import assert_same_records
 
 STEPS = 40
 # `cpplm train`, with saves that take a second: long enough to be killed in the middle of one.
 SLOW_SAVES = """
 import time
-import cpplm.train.saving as saving
+import cpplm.train.checkpoint.save as saving
 write = saving._write
 def slow(*arguments):
     time.sleep(0.2)

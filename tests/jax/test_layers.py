@@ -14,7 +14,7 @@ from cpplm.jax.multi_token import shifted_targets
 from cpplm.jax.settings import RunSettings
 from cpplm.model import hyper_connections, layers, multi_token
 from cpplm.model.engram import EngramMemory
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 from tests.jax.twins import TWINS, torch_model
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from cpplm.jax.loss import cross_entropy
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 from tests.jax.devices import mesh_of
 
 VOCAB, PADDED, WIDTH = 70, 128, 16

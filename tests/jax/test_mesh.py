@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.jax.layout import abstract
 from cpplm.jax.mesh import (
     Feed,
     batch_sharding,
@@ -21,6 +20,7 @@ from cpplm.jax.mesh import (
     state_spec,
     weight_spec,
 )
+from cpplm.jax.param_stacking import abstract
 from cpplm.model.config import ModelConfig
 from cpplm.train.jax_settings import AXES, JaxSettings
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cpplm.batches.loader import Batch
+from cpplm.dataloader.loader import Batch
 from cpplm.jax import mesh
 from cpplm.jax.learner import JaxLearner, place
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.train.learner import StepLosses
+from cpplm.train.backend import StepLosses
 from tests.jax.training import (
     assert_close,
     jax_learner,

@@ -11,23 +11,23 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
-from cpplm.batches.loader import Batch
-from cpplm.batches.state import LoaderState
-from cpplm.jax.layout import stack_numpy
+from cpplm.dataloader.loader import Batch
+from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.learner import JaxLearner
 from cpplm.jax.mesh import Feed, make_mesh
 from cpplm.jax.optimizer import Optimizer
+from cpplm.jax.optimizer_state_io import stack_state
+from cpplm.jax.param_stacking import stack_numpy
 from cpplm.jax.settings import RunSettings
-from cpplm.jax.state import stack_state
 from cpplm.jax.step import TrainStep
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.rates import Rates
-from cpplm.tokenizer.special import IGNORED
-from cpplm.train.learner import Learner, StepLosses, StepPlan
-from cpplm.train.torch_learner import TorchLearner
-from cpplm.train.world import ALONE
+from cpplm.optim.lr_settings import Rates
+from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.train.backend import Learner, StepLosses, StepPlan
+from cpplm.train.distributed import ALONE
+from cpplm.train.torch_backend import TorchLearner
 
 RATES = Rates(matrix_lr=0.05, embedding_lr=0.2, unembedding_lr=0.02, scalar_lr=0.2)
 BATCH_TOKENS = 2**12

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
-from cpplm.jax.layout import partition, stack, unstack
 from cpplm.jax.model import loss
+from cpplm.jax.param_stacking import partition, stack, unstack
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import (
     EngramConfig,
@@ -23,7 +23,7 @@ from cpplm.model.config import (
     SparseAttentionConfig,
 )
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 from tests.model.features import CHANGES, CONFIGS, LOCAL, random_model
 
 EXACT = RunSettings(compute_dtype="float32", loss_chunk=7, sparse_block=5)

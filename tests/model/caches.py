@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from cpplm.model.cache import Cache
-from cpplm.model.cache_view import CacheView, Reading
+from cpplm.model.kv_cache.cache import Cache
+from cpplm.model.kv_cache.view import CacheView, Reading
 from cpplm.model.transformer import Transformer
 
 

@@ -4,7 +4,7 @@ import torch
 
 from cpplm.model.config import EngramConfig
 from cpplm.model.engram import EngramMemory
-from cpplm.model.ngrams import hash_multipliers, table_rows
+from cpplm.model.ngram_hash import hash_multipliers, table_rows
 from tests.model.features import CONFIGS, random_ids, random_model
 
 CONFIG = CONFIGS["memory"]

@@ -8,12 +8,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from cpplm.model.cache_view import Reading
 from cpplm.model.config import ModelConfig
-from cpplm.model.counting import count_flops, count_parameters
+from cpplm.model.flops import count_flops, count_parameters
+from cpplm.model.kv_cache.view import Reading
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 from tests.model.caches import Rows
 from tests.model.features import CONFIGS, random_ids, random_model
 

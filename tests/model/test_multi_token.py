@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from cpplm.model.cache import Cache
+from cpplm.model.kv_cache.cache import Cache
 from cpplm.model.multi_token import shifted_targets
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 from tests.model.features import CONFIGS, PLAIN, random_ids, random_model
 
 CONFIG = CONFIGS["further"]

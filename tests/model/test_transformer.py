@@ -10,7 +10,7 @@ from cpplm.core.settings import from_dict, to_dict
 from cpplm.model.attention import Context
 from cpplm.model.config import EngramConfig, ModelConfig, SparseAttentionConfig
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 from tests.model.features import CONFIGS, PLAIN, random_ids, random_model
 
 CONFIG = PLAIN

@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from cpplm.optim.bundles import Group
+from cpplm.optim.buckets import Group
 from cpplm.optim.muon import MuonAdamW
-from cpplm.optim.rules import POLAR_EXPRESS
+from cpplm.optim.update_rules import POLAR_EXPRESS
 
 STEPS = 12
 TABLE = (4099, 16)  # large enough to be dealt to the ranks, and a prime number of rows

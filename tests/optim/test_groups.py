@@ -5,9 +5,9 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.optim.bundles import Group
+from cpplm.optim.buckets import Group
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.rates import Rates
+from cpplm.optim.lr_settings import Rates
 from tests.model.features import CONFIGS
 
 

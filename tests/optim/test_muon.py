@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from cpplm.optim.bundles import Group
+from cpplm.optim.buckets import Group
 from cpplm.optim.muon import MuonAdamW
-from cpplm.optim.rules import normalize_variance, orthogonalize
+from cpplm.optim.update_rules import normalize_variance, orthogonalize
 from tests.optim.reference import (
     GROUPS,
     PLAIN,

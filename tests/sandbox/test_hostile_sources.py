@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpplm.evaluate.judge.judging import COMPILER
+from cpplm.judge.executor import COMPILER
 from cpplm.sandbox.backends import UNSAFE
 from cpplm.sandbox.limits import MIB, Limits, Result
 from cpplm.sandbox.sandbox import Sandbox

@@ -8,10 +8,10 @@ import torch
 from cpplm.generate.engine import Engine
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.serve.asked import FunctionTool
-from cpplm.serve.chat import signature
+from cpplm.serve.api.chat import signature
+from cpplm.serve.request_models import FunctionTool
 from cpplm.tokenizer.conversations import render_conversation
-from cpplm.tokenizer.special import IGNORED, PAD
+from cpplm.tokenizer.special_tokens import IGNORED, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 CONTEXT = 320

@@ -15,11 +15,11 @@ import pytest
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.serve.app import Application, build
-from cpplm.serve.driver import Driver
-from cpplm.serve.model import ServedModel
+from cpplm.serve.async_engine import Driver
+from cpplm.serve.model_info import ServedModel
 from cpplm.serve.server import Server, listen
 from cpplm.serve.settings import BatchSettings, NetworkSettings, RequestSettings, ServeSettings
-from cpplm.train.checkpoint import Stage
+from cpplm.train.checkpoint.format import Stage
 
 NAME = "tiny"
 NETWORK = NetworkSettings(port=0)

@@ -12,11 +12,11 @@ import pytest
 
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import SamplingSettings
-from cpplm.serve.infill import Enough, surroundings
-from cpplm.serve.model import ServedModel
-from cpplm.serve.plan import Planner
+from cpplm.serve.api.infill import Enough, surroundings
+from cpplm.serve.model_info import ServedModel
+from cpplm.serve.request_validation import Planner
 from cpplm.serve.settings import RequestSettings
-from cpplm.tokenizer.special import BOS, FIM_PREFIX
+from cpplm.tokenizer.special_tokens import BOS, FIM_PREFIX
 from tests.serve.served import NAME, Served, chunks, error_of, events, serving
 from tests.texts import cpp_document
 

@@ -24,7 +24,7 @@ from cpplm.generate.engine import Engine
 from cpplm.generate.settings import SamplingSettings, ToolLimits
 from cpplm.serve.server import allow_connections
 from cpplm.serve.settings import BatchSettings, NetworkSettings, RequestSettings
-from cpplm.serve.streams import EventStream
+from cpplm.serve.sse import EventStream
 from tests.serve.served import Served, chunks, error_of, events, serving, wait_for
 
 PROMPT = "int main() {"

@@ -9,9 +9,9 @@ from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import Request as CodeRequest
 from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.generate.engine import Engine
+from cpplm.generate.sequence import Completion, Request
 from cpplm.generate.settings import Limits, SamplingSettings
-from cpplm.generate.writing import Completion, Request
-from cpplm.tokenizer.special import BOS
+from cpplm.tokenizer.special_tokens import BOS
 from tests.serve.served import NAME, Served, chunks, error_of, serving
 from tests.texts import cpp_document
 

@@ -10,13 +10,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.standard_names import KEYWORDS
+from cpplm.cpp.standard_headers import KEYWORDS
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.sandbox.limits import Limits
 from cpplm.serve import page_compile, page_routes
 from cpplm.serve.app import build
-from cpplm.serve.model import ServedModel
+from cpplm.serve.model_info import ServedModel
 from cpplm.serve.page_compile import Compiled
 from cpplm.serve.settings import PageSettings, ServeSettings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.train.checkpoint import open_run
-from cpplm.train.weights import load_tensors
+from cpplm.train.checkpoint.format import open_run
+from cpplm.train.checkpoint.weights import load_tensors
 from tests.commands import cpplm
 
 SMALL = ["--depth", "1", "--head_dim", "16", "--max_seq_len", "64", "--device_batch_size", "2",

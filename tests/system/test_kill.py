@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpplm.core.runlog import read_run_log
-from cpplm.train.checkpoint import open_run
-from cpplm.train.weights import load_tensors
+from cpplm.core.run_log import read_run_log
+from cpplm.train.checkpoint.format import open_run
+from cpplm.train.checkpoint.weights import load_tensors
 
 KILLS = int(os.environ.get("KILLS", "30"))
 STEPS = 30 * KILLS  # so many that the kills are over before the run is

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.core.runlog import read_run_log
+from cpplm.core.run_log import read_run_log
 from cpplm.core.settings import from_command_line
 from cpplm.train.settings import TrainSettings
 

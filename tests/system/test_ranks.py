@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.core.runlog import read_run_log
-from cpplm.train.checkpoint import open_run
+from cpplm.core.run_log import read_run_log
+from cpplm.train.checkpoint.format import open_run
 from tests.train.records import assert_same_records, records
 
 # Windows, value embeddings, n-gram memory: what the ranks exchange is dense, divided and sparse.

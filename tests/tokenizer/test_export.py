@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.conversations import render_conversation, render_for_completion
 from cpplm.tokenizer.export import FILES, export_hf
-from cpplm.tokenizer.special import SPECIAL_TOKENS
+from cpplm.tokenizer.special_tokens import SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.texts import cpp_document
 from tests.tokenizer.test_conversations import ANSWER, SYSTEM, TOOLS, USER

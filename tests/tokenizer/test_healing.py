@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.healing import PrefixConstraint, heal
-from cpplm.tokenizer.pattern import PATTERN
+from cpplm.tokenizer.pretokenizer import PATTERN
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.texts import cpp_document, make_tokenizer
 

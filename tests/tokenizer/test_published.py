@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import transformers
 
-from cpplm.corpus.plain_files import find_batches
-from cpplm.corpus.sources import find_cxx_headers
-from cpplm.tokenizer.checks import check_vocabulary
-from cpplm.tokenizer.core_names import forced_tokens
+from cpplm.corpus.ingest.discovery import find_cxx_headers
+from cpplm.corpus.ingest.raw_files import find_batches
 from cpplm.tokenizer.export import export_hf
-from cpplm.tokenizer.pattern import PATTERNS
+from cpplm.tokenizer.forced_vocab import forced_tokens
+from cpplm.tokenizer.pretokenizer import PATTERNS
 from cpplm.tokenizer.reference import ReferenceEncoder
+from cpplm.tokenizer.sanity_checks import check_vocabulary
 from cpplm.tokenizer.tokenizer import PUBLISHED, Tokenizer
 from tests.corpus.cpp import needs_gxx
 

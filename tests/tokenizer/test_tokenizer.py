@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.tokenizer.pattern import PATTERNS, split_bytes
-from cpplm.tokenizer.special import BOS, NUM_SPECIAL, SPECIAL_TOKENS
+from cpplm.tokenizer.pretokenizer import PATTERNS, split_bytes
+from cpplm.tokenizer.special_tokens import BOS, NUM_SPECIAL, SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.texts import make_tokenizer
 

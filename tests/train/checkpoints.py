@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint import Checkpoint, committed_steps, open_checkpoint
-from cpplm.train.saving import write_checkpoint
-from cpplm.train.weights import load_tensors
+from cpplm.train.checkpoint.format import Checkpoint, committed_steps, open_checkpoint
+from cpplm.train.checkpoint.save import write_checkpoint
+from cpplm.train.checkpoint.weights import load_tensors
 
 FILES = {"config.json": b"{}\n", "state.json": b'{"step": 1}\n'}
 

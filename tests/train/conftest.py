@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.optim.rates import Rates
+from cpplm.optim.lr_settings import Rates
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES
 

@@ -5,10 +5,10 @@ import multiprocessing.process
 from pathlib import Path
 
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint import committed_steps
-from cpplm.train.saving import KeepRules
-from cpplm.train.uploading import Uploader, missing_steps
-from cpplm.train.writer import CheckpointWriter
+from cpplm.train.checkpoint.async_writer import CheckpointWriter
+from cpplm.train.checkpoint.format import committed_steps
+from cpplm.train.checkpoint.save import KeepRules
+from cpplm.train.checkpoint.upload import Uploader, missing_steps
 from tests.train.checkpoints import FILES, tensors
 
 _CONTEXT = multiprocessing.get_context("forkserver")  # what it preloads is imported once

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from cpplm.train.world import World, open_world
+from cpplm.train.distributed import World, open_world
 
 
 def in_processes(size: int, function: Callable[..., None], *arguments: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cpplm.core.runlog import read_run_log
+from cpplm.core.run_log import read_run_log
 
 FIGURES = ("step", "tokens", "bytes", "loss", "bits_per_byte", "gradient_norm")
 

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from cpplm.batches.fim import FimSettings
-from cpplm.batches.loader import Batch
-from cpplm.batches.settings import DataSettings
-from cpplm.batches.state import LoaderState
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
-from cpplm.tokenizer.special import FIM_MIDDLE
+from cpplm.dataloader.fim import FimSettings
+from cpplm.dataloader.loader import Batch
+from cpplm.dataloader.loader_state import LoaderState
+from cpplm.dataloader.settings import DataSettings
+from cpplm.tokenizer.special_tokens import FIM_MIDDLE
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.data import check_data, checked, fingerprint, open_readers, train_loader, verifying
-from cpplm.train.horizon import Horizon
+from cpplm.train.distributed import ALONE
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from cpplm.train.world import ALONE
+from cpplm.train.training_length import Horizon
 from tests.conftest import write_corpus
 
 

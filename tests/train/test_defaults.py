@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.settings import to_dict
-from cpplm.model.counting import count_flops, count_scaling_parameters
-from cpplm.train.checkpoint import open_run
+from cpplm.model.flops import count_flops, count_scaling_parameters
+from cpplm.train.checkpoint.format import open_run
 from cpplm.train.defaults import CHOSEN, DEPTH, EVAL_TOKENS, LEAST_DEPTH, MFU, MINUTES, choose_settings
 from cpplm.train.devices import Devices, listed_devices
 from cpplm.train.dry_run import describe_run, estimate_run
-from cpplm.train.horizon import horizon_of
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import DryRunSettings, TrainSettings, model_config
+from cpplm.train.training_length import horizon_of
 
 VOCAB_SIZE = 4096
 BARE = TrainSettings(data_dir=("corpus",), tokenizer=Path("t.json"), out=Path("run"))
@@ -87,7 +87,7 @@ def test_a_run_records_what_was_chosen_and_says_it(
     def devices(*arguments: object) -> Devices:
         return cpu(speed)
 
-    monkeypatch.setattr("cpplm.train.torch_learner.local_devices", devices)
+    monkeypatch.setattr("cpplm.train.torch_backend.local_devices", devices)
     bare = dataclasses.replace(settings, depth=-1, device_batch_size=-1, eval_tokens=-1, num_iterations=1)
     monkeypatch.setattr("cpplm.train.defaults.DEPTH", 3)
     pretrain(dataclasses.replace(bare, max_minutes=-1.0))

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 import torch
 
-from cpplm.batches.loader import Batch
-from cpplm.batches.prefetch import Prefetcher
 from cpplm.core.errors import UserError
-from cpplm.core.runlog import read_run_log
+from cpplm.core.run_log import read_run_log
+from cpplm.dataloader.loader import Batch
+from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.model.transformer import Transformer
+from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
-from cpplm.optim.rates import Rates
-from cpplm.train.checkpoint import open_run
+from cpplm.train.checkpoint.format import open_run
+from cpplm.train.distributed import World
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import Validation, validate
-from cpplm.train.world import World
 from tests.train.test_pretrain import assert_same_weights, weights
 
 

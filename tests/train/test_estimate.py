@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from cpplm.core.data_sheets import PEAK_TERAFLOPS
+from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
-from cpplm.model.counting import count_flops
+from cpplm.model.flops import count_flops
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.train.devices import MEMORY_GB, listed_devices
 from cpplm.train.estimate import estimate
-from cpplm.train.memory import Plan
+from cpplm.train.memory_estimate import Plan
 from cpplm.train.settings import DryRunSettings
 
 CONFIG = ModelConfig.from_depth(12, vocab_size=32_768)

@@ -9,22 +9,22 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cpplm.batches.settings import DataSettings
 from cpplm.core.errors import UserError
 from cpplm.core.locking import only_writer
-from cpplm.core.runlog import read_run_log
+from cpplm.core.run_log import read_run_log
 from cpplm.core.storage import Storage
+from cpplm.dataloader.settings import DataSettings
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
-from cpplm.optim.rates import Rates
+from cpplm.optim.lr_settings import Rates
 from cpplm.train import trainer as trainer_module
-from cpplm.train.checkpoint import open_run
-from cpplm.train.learner import StepLosses
+from cpplm.train.backend import StepLosses
+from cpplm.train.checkpoint.format import open_run
+from cpplm.train.checkpoint.weights import load_model, load_tensors
+from cpplm.train.distributed import World
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from cpplm.train.torch_learner import TorchLearner
+from cpplm.train.torch_backend import TorchLearner
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
-from cpplm.train.weights import load_model, load_tensors
-from cpplm.train.world import World
 from tests.conftest import SMALL_TABLES, write_corpus
 
 

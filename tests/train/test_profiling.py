@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cpplm.core.runlog import read_run_log
-from cpplm.train.page import write_page
+from cpplm.core.run_log import read_run_log
 from cpplm.train.pretrain import pretrain
 from cpplm.train.profiling import ProfileCallback
+from cpplm.train.report.html import write_page
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_profiler import MOST_OPERATIONS
 from cpplm.train.trainer import Callback, StepMetrics, Trainer

@@ -17,9 +17,10 @@ from cpplm.core.errors import UserError
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
+from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
-from cpplm.optim.rates import Rates
-from cpplm.train.memory import Plan, memory_of
+from cpplm.train.distributed import World
+from cpplm.train.memory_estimate import Plan, memory_of
 from cpplm.train.sharding import (
     compile_blocks,
     init_weights,
@@ -28,7 +29,6 @@ from cpplm.train.sharding import (
     shard,
     synchronise_gradients,
 )
-from cpplm.train.world import World
 from tests.model.features import CONFIGS, random_model
 from tests.train.processes import alone, in_processes
 

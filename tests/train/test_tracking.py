@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.core.runlog import RunLog
+from cpplm.core.run_log import RunLog
 from cpplm.train.tracking import TensorBoardTracker, Tolerant, WandbTracker, make_trackers
 
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from cpplm.batches.loader import validation_batches
 from cpplm.core.shards import ShardReader
+from cpplm.dataloader.loader import validation_batches
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS
+from cpplm.tokenizer.special_tokens import BOS
 from cpplm.train.validation import validate
 from tests.model.test_transformer import random_model
 

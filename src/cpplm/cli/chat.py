@@ -18,10 +18,10 @@ from cpplm.core.progress import say
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
+from cpplm.generate.sequence import Completion
 from cpplm.generate.settings import Limits
-from cpplm.generate.tools.box import ToolBox
 from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, write
-from cpplm.generate.writing import Completion
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.sandbox.sandbox import Sandbox
 
 try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from cpplm.cli.report import Report
 from cpplm.cli.settings import CheckpointListSettings, VerifySettings
 from cpplm.core.errors import UserError
-from cpplm.core.wording import counted
-from cpplm.train.checkpoint import (
+from cpplm.core.text import counted
+from cpplm.train.checkpoint.format import (
     Checkpoint,
     checkpoint_storage,
     committed_steps,

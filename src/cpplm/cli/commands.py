@@ -28,19 +28,19 @@ COMMANDS: dict[str, Command] = {
     ),
     "corpus inspect": Command(
         "cli.corpus:inspect",
-        "corpus.inspect:InspectSettings",
+        "corpus.reports.inspect_corpus:InspectSettings",
         "show documents of a corpus and its figures",
         "corpus inspect runs/demo/corpus --page corpus.html",
     ),
     "corpus check": Command(
         "cli.corpus:check",
-        "corpus.check:CheckSettings",
+        "corpus.reports.compile_rate:CheckSettings",
         "compile a sample of the documents, in the sandbox",
         "corpus check runs/demo/corpus --sample 100",
     ),
     "corpus export": Command(
         "cli.corpus:export",
-        "corpus.export:ExportSettings",
+        "corpus.reports.export_jsonl:ExportSettings",
         "documents or docstring pairs as JSON lines",
         "corpus export runs/demo/corpus --to corpus.jsonl.zst",
     ),
@@ -52,7 +52,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "tokenizer evaluate": Command(
         "cli.tokenizer:evaluate",
-        "tokenizer.measure:MeasureSettings",
+        "tokenizer.benchmark:MeasureSettings",
         "bytes per token and encoding speed on held-out code",
         "tokenizer evaluate runs/demo/corpus --tokenizer runs/demo/tokenizer.json",
     ),
@@ -179,13 +179,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "tpu check": Command(
         "cli.tpu:check",
-        "jax.asked:CheckSettings",
+        "jax.check_settings:CheckSettings",
         "compile the training step for TPUs that are not here: does it fit?",
         "tpu check v5e-8 --depth 16",
     ),
     "tpu bench": Command(
         "cli.tpu:bench",
-        "jax.asked:BenchSettings",
+        "jax.check_settings:BenchSettings",
         "tokens per second of the training step on the devices here",
         "tpu bench --depth 12 --seq 2048",
     ),

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from cpplm.cli.report import Report
-from cpplm.core.wording import counted, format_bytes
+from cpplm.core.text import counted, format_bytes
 from cpplm.corpus import build as builder
-from cpplm.corpus import check as checker
-from cpplm.corpus import check_report, summary
-from cpplm.corpus import export as exporter
-from cpplm.corpus import inspect as inspector
-from cpplm.corpus.check import CheckSettings
-from cpplm.corpus.export import ExportSettings
-from cpplm.corpus.inspect import InspectSettings
+from cpplm.corpus.reports import compile_rate as checker
+from cpplm.corpus.reports import compile_rate_report, stats
+from cpplm.corpus.reports import export_jsonl as exporter
+from cpplm.corpus.reports import inspect_corpus as inspector
+from cpplm.corpus.reports.compile_rate import CheckSettings
+from cpplm.corpus.reports.export_jsonl import ExportSettings
+from cpplm.corpus.reports.inspect_corpus import InspectSettings
 from cpplm.corpus.settings import CorpusSettings
 
 
 def build(settings: CorpusSettings) -> Report:
     """Turn projects into training documents."""
     result = builder.build(settings)
-    return Report(summary.summary(result, settings.out), summary.build_figures(result))
+    return Report(stats.summary(result, settings.out), stats.build_figures(result))
 
 
 def inspect(settings: InspectSettings) -> Report:
     """Show figures and documents."""
     manifest, documents = inspector.inspect(settings)
     where = {} if settings.page is None else {"page": str(settings.page)}
-    shown = [f"page       {where['page']}"] if where else ["", *map(summary.describe, documents)]
+    shown = [f"page       {where['page']}"] if where else ["", *map(stats.describe, documents)]
     return Report(
-        "\n".join([summary.summary(manifest, settings.corpus), *shown]),
-        summary.figures(manifest) | {"shown": [document["id"] for document in documents]} | where,
+        "\n".join([stats.summary(manifest, settings.corpus), *shown]),
+        stats.figures(manifest) | {"shown": [document["id"] for document in documents]} | where,
     )
 
 
 def check(settings: CheckSettings) -> Report:
     """Compile a sample of the documents."""
     result = checker.check(settings)
-    return Report(check_report.table(result), result)
+    return Report(compile_rate_report.table(result), result)
 
 
 def export(settings: ExportSettings) -> Report:

@@ -25,19 +25,19 @@ from cpplm.core.hardware import (
     has_fast_bf16,
     tpu_chips,
 )
-from cpplm.evaluate.judge.headers import find_missing, included
 from cpplm.evaluate.problems import load_problems
+from cpplm.judge.headers import find_missing, included
 from cpplm.model.kernels.attention import AttentionRequest, attention_decision
 from cpplm.model.kernels.decode_attention import can_decode
 from cpplm.model.kernels.loss import LossRequest, loss_decision
-from cpplm.model.precision import missing_for_fp8
+from cpplm.model.quantization import missing_for_fp8
 from cpplm.sandbox.compiler import fast_linker
 from cpplm.sandbox.sandbox import FIX as SANDBOX_FIX
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
 LIBRARIES = {
     "torch": "", "numpy": "", "pyarrow": "", "tiktoken": "", "tokenizers": "", "safetensors": "",
-    "obstore": "", "tree-sitter": "corpus", "tree-sitter-cpp": "corpus", "wandb": "tracking",
+    "obstore": "", "tree-sitter": "", "tree-sitter-cpp": "", "wandb": "tracking",
     "tensorboard": "tracking",
 }  # fmt: skip
 LEAST_MEMORY_GIB = 4

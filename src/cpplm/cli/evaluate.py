@@ -6,10 +6,9 @@ from typing import Any
 
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
-from cpplm.core.wording import counted
+from cpplm.core.text import counted
 from cpplm.evaluate import bits_per_byte
 from cpplm.evaluate import likelihood as solutions
-from cpplm.evaluate.judge.judging import Judge
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.run import Evaluation
 from cpplm.evaluate.self_test import self_test as judge_solutions
@@ -21,6 +20,7 @@ from cpplm.evaluate.settings import (
     LikelihoodSettings,
     SelfTestSettings,
 )
+from cpplm.judge.executor import Judge
 from cpplm.sandbox.sandbox import Sandbox
 
 

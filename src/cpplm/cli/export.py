@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpplm.cli.report import Report
 from cpplm.cli.settings import ModelExportSettings
 from cpplm.export.hf import Exported, export_to_hf
-from cpplm.train.checkpoint import open_run
+from cpplm.train.checkpoint.format import open_run
 
 
 def export(settings: ModelExportSettings) -> Report:

@@ -10,13 +10,13 @@ from cpplm.cli.settings import CURSOR, GenerateSettings
 from cpplm.cli.terminal import shown
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
-from cpplm.core.runlog import run_folder
+from cpplm.core.run_log import run_folder
 from cpplm.core.storage import Storage
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
 from cpplm.generate.samples import example_completions
+from cpplm.generate.sequence import Completion
 from cpplm.generate.settings import DraftSettings, Limits
-from cpplm.generate.writing import Completion
 
 
 def generate(settings: GenerateSettings) -> Report:

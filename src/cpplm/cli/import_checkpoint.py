@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpplm.cli.report import Report
 from cpplm.cli.settings import ImportSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.importing import import_nanochat
+from cpplm.train.checkpoint.import_nanochat import import_nanochat
 
 
 def import_checkpoint(settings: ImportSettings) -> Report:

@@ -36,9 +36,6 @@ EXTRAS = {
     "fastapi": "[serve]",
     "jax": "[tpu]",
     "prometheus_client": "[serve]",
-    "tree_sitter": "[corpus]",
-    "tree_sitter_c": "[corpus]",
-    "tree_sitter_cpp": "[corpus]",
     "uvicorn": "[serve]",
 }
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from cpplm.cli.report import Report
 from cpplm.cli.settings import RunCompareSettings, RunListSettings, RunPageSettings
 from cpplm.core.errors import UserError
-from cpplm.train.compare import compare as compare_runs
-from cpplm.train.compare import find_runs, read_runs, write_comparison
-from cpplm.train.history import History, figures
-from cpplm.train.page import duration, short, write_page
+from cpplm.train.report.compare import compare as compare_runs
+from cpplm.train.report.compare import find_runs, read_runs, write_comparison
+from cpplm.train.report.html import duration, short, write_page
+from cpplm.train.report.log_reader import History, figures
 
 
 def page(settings: RunPageSettings) -> Report:

@@ -6,7 +6,7 @@ import contextlib
 
 from cpplm.cli.report import Report
 from cpplm.generate.load import load_engine
-from cpplm.serve.model import ServedModel
+from cpplm.serve.model_info import ServedModel
 from cpplm.serve.server import listen, serve_until_stopped
 from cpplm.serve.settings import ServeSettings
 

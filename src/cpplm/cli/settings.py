@@ -14,7 +14,7 @@ from cpplm.core.settings import Argument, group, short
 from cpplm.core.storage import require_path
 from cpplm.generate.settings import ModelSource, SamplingSettings, ToolLimits
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint import check_run
+from cpplm.train.checkpoint.format import check_run
 
 CURSOR = "<|cursor|>"
 """Where `cpplm generate --fim` writes, in a text on standard input."""

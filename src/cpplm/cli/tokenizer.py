@@ -12,14 +12,14 @@ from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
 from cpplm.core.storage import Storage
-from cpplm.core.wording import counted
-from cpplm.corpus.plain_files import find_batches
+from cpplm.core.text import counted
+from cpplm.corpus.ingest.raw_files import find_batches
+from cpplm.tokenizer.benchmark import MeasureSettings, measure, validation_texts
 from cpplm.tokenizer.conversations import render_conversation
 from cpplm.tokenizer.export import export_hf
-from cpplm.tokenizer.measure import MeasureSettings, measure, validation_texts
-from cpplm.tokenizer.show import to_html, to_terminal
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus, train_tokenizer
+from cpplm.tokenizer.visualize import to_html, to_terminal
 
 
 @dataclass(frozen=True)

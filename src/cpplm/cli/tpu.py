@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from cpplm.cli.report import Report
-from cpplm.jax.ahead import check as check_step
-from cpplm.jax.asked import BenchSettings, CheckSettings
+from cpplm.jax.aot_compile import check as check_step
 from cpplm.jax.bench import bench as bench_step
+from cpplm.jax.check_settings import BenchSettings, CheckSettings
 
 
 def check(settings: CheckSettings) -> Report:

@@ -9,7 +9,7 @@ from cpplm.core.progress import say
 from cpplm.evaluate.callback import CppEvaluationCallback
 from cpplm.generate.samples import SampleCallback
 from cpplm.generate.settings import SamplingSettings
-from cpplm.train.backends import trains_with_jax
+from cpplm.train.backend_registry import trains_with_jax
 from cpplm.train.dry_run import estimate_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from cpplm.core.data_sheets import PEAK_TERAFLOPS
+from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Precision
 
@@ -88,7 +88,7 @@ def peak_flops(device: torch.device) -> float:
         if part in name:
             return peak * 1e12
     raise UserError(
-        f"the peak rate of {name!r} is not known", fix="Add it to PEAK_TERAFLOPS in core/data_sheets.py."
+        f"the peak rate of {name!r} is not known", fix="Add it to PEAK_TERAFLOPS in core/device_specs.py."
     )
 
 

@@ -31,18 +31,24 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.core.workers import worker_pool
-from cpplm.corpus import engine, jsonl
-from cpplm.corpus.curation import Curation, Found, curate
-from cpplm.corpus.decontamination import load_problems
-from cpplm.corpus.fingerprints import FINGERPRINTS_NAME, KnownFile, read_fingerprints, write_fingerprints
-from cpplm.corpus.finish import write_splits
-from cpplm.corpus.labels import Labelling, plan_labels
-from cpplm.corpus.parts import PARTS, Job, make_jobs, missing_jobs, run_jobs
+from cpplm.corpus import datatrove_executor
+from cpplm.corpus.clang.references import plan_semantics
+from cpplm.corpus.compile.labels import Labelling, plan_labels
+from cpplm.corpus.ingest import jsonl
+from cpplm.corpus.ingest.curation import Curation, Found, curate
+from cpplm.corpus.ingest.decontamination import load_problems
+from cpplm.corpus.ingest.discovery import Project, Rules, find_files, find_projects
+from cpplm.corpus.ingest.fingerprints import (
+    FINGERPRINTS_NAME,
+    KnownFile,
+    read_fingerprints,
+    write_fingerprints,
+)
 from cpplm.corpus.project import Discovered, Plan
-from cpplm.corpus.semantic import plan_semantics
+from cpplm.corpus.project_cache import PARTS, Job, make_jobs, missing_jobs, run_jobs
+from cpplm.corpus.reports.train_val_overlap import train_val_overlap
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.corpus.sources import Project, Rules, find_files, find_projects
-from cpplm.corpus.train_val_overlap import train_val_overlap
+from cpplm.corpus.shard_writer import write_splits
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED = "_jsonl"
@@ -60,7 +66,7 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     """
     started = time.perf_counter()
     if settings.engine == "datatrove":
-        engine.require()
+        datatrove_executor.require()
     labels = plan_labels(settings)
     with _output(settings.out) as storage, _unpacked(settings, storage) as (unpacked, records):
         work = _prepare(settings, storage, unpacked, labels)
@@ -73,7 +79,7 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     return {**manifest, "already_complete": not work.jobs, "seconds": seconds}
 
 
-def pipeline(settings: CorpusSettings) -> list[engine.BuildShare]:
+def pipeline(settings: CorpusSettings) -> list[datatrove_executor.BuildShare]:
     """For datatrove's executors: the steps that build the parts of a corpus, any number of tasks wide.
 
     Finds the projects now; the tasks have to see the sources, `out` and the tokenizer under the same paths.
@@ -93,7 +99,7 @@ def pipeline(settings: CorpusSettings) -> list[engine.BuildShare]:
         if not work.jobs:
             raise UserError(f"{storage.location} is complete already", fix="There is nothing to run.")
         jobs = missing_jobs(storage, work.jobs)
-    return [engine.BuildShare(jobs, max(1, settings.workers))]
+    return [datatrove_executor.BuildShare(jobs, max(1, settings.workers))]
 
 
 @dataclass(frozen=True)
@@ -251,7 +257,7 @@ def _build_parts(settings: CorpusSettings, storage: Storage, jobs: list[Job]) ->
     """Build every project that has no finished parts yet."""
     missing = missing_jobs(storage, jobs)
     if settings.engine == "datatrove":
-        engine.run_tasks(missing, settings.tasks or settings.worker_count, settings.worker_count)
+        datatrove_executor.run_tasks(missing, settings.tasks or settings.worker_count, settings.worker_count)
         return
     with progress_bar(sum(job.item.size for job in missing), "corpus", "B", unit_scale=True) as bar:
         run_jobs(missing, settings.worker_count, bar.update)

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cpplm.corpus.callees import Callees
-from cpplm.corpus.closure import Index
-from cpplm.corpus.documents import Options, build_unit
-from cpplm.corpus.inlining import assign_guests
-from cpplm.corpus.labels import LabelFigures, Labelling, label
-from cpplm.corpus.licences import joint_licence
-from cpplm.corpus.masking import MacroTable
-from cpplm.corpus.packing import Measure
-from cpplm.corpus.records import Document
-from cpplm.corpus.repair import TRIES, Loop, Repaired, RepairFigures, size_of, within
-from cpplm.corpus.repetition import Written, to_write_apart
-from cpplm.corpus.semantic import SemanticPlan, Semantics, read_semantics
-from cpplm.corpus.sources import Project, SourceFile, content_digest, is_utf8
-from cpplm.corpus.units import Includes, Scan, Unit, make_units, scan
-from cpplm.corpus.walk import Skips
+from cpplm.corpus.clang.references import SemanticPlan, Semantics, read_semantics
+from cpplm.corpus.compile.labels import LabelFigures, Labelling, label
+from cpplm.corpus.document import Document
+from cpplm.corpus.ingest.discovery import Project, SourceFile, content_digest, is_utf8
+from cpplm.corpus.ingest.licenses import joint_licence
+from cpplm.corpus.ingest.walk import Skips
+from cpplm.corpus.slicing.callees import Callees
+from cpplm.corpus.slicing.closure import Index
+from cpplm.corpus.slicing.documents import Options, build_unit
+from cpplm.corpus.slicing.inlining import assign_guests
+from cpplm.corpus.slicing.packing import Measure
+from cpplm.corpus.slicing.repair import TRIES, Loop, Repaired, RepairFigures, size_of, within
+from cpplm.corpus.slicing.repetition import Written, to_write_apart
+from cpplm.corpus.slicing.units import Includes, Scan, Unit, make_units, scan
+from cpplm.cpp.macros import MacroTable
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 A = TypeVar("A")

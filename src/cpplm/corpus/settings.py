@@ -10,7 +10,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, to_dict
 from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
-from cpplm.corpus.licences import check_names
+from cpplm.corpus.ingest.licenses import check_names
 
 Mode = Literal["compilable", "cross-file", "inlined", "file"]
 # Settings that say where things are or how fast to go; two builds that differ only in them are the same.

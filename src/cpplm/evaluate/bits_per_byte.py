@@ -20,9 +20,9 @@ import numpy as np
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
-from cpplm.core.wording import counted
-from cpplm.evaluate.kept import Kept
+from cpplm.core.text import counted
 from cpplm.evaluate.models.code_model import CodeModel, TokenBits
+from cpplm.evaluate.resumable_jsonl import Kept
 from cpplm.evaluate.settings import BpbSettings
 from cpplm.evaluate.texts import Text
 

@@ -22,14 +22,14 @@ from typing import IO, Any, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
-from cpplm.core.runlog import LOG, read_run_log
+from cpplm.core.run_log import LOG, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket
-from cpplm.evaluate.background import Request
+from cpplm.evaluate.eval_worker import Request
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import ModelSource
-from cpplm.train.checkpoint import committed_steps
-from cpplm.train.checkpoint import folder as checkpoint_folder
+from cpplm.train.checkpoint.format import committed_steps
+from cpplm.train.checkpoint.format import folder as checkpoint_folder
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 FOLDER = "cpp_evaluation"  # in the run folder: pinned checkpoint, and what the process says
@@ -130,7 +130,7 @@ class CppEvaluationCallback(Callback):
             source = ModelSource(_pinned(trainer, step), step, self._device_type)
             messages = (folder / "messages.txt").open("w+", encoding="utf-8")
             process = subprocess.Popen(
-                [sys.executable, "-m", "cpplm.evaluate.background"],
+                [sys.executable, "-m", "cpplm.evaluate.eval_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=messages,

@@ -18,7 +18,7 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
-from cpplm.core.wording import counted
+from cpplm.core.text import counted
 from cpplm.evaluate.bits_per_byte import figures
 from cpplm.evaluate.models.code_model import CodeModel, TokenBits
 from cpplm.evaluate.problems import Problem

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.judge.assertions import MOST_ASSERTIONS
-from cpplm.evaluate.judge.scoring import function_body, open_braces
+from cpplm.judge.assertions import MOST_ASSERTIONS
+from cpplm.judge.scoring import function_body, open_braces
 
 _FOLDER = Path(__file__).with_name("problem_sets")
 BUILT_IN = {"small": "cpp_small.jsonl", "humaneval": "humanevalpack_cpp.jsonl"}

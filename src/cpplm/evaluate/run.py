@@ -22,21 +22,21 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar, say
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
-from cpplm.evaluate.answers import Answers, open_answers
 from cpplm.evaluate.bits_per_byte import measure_texts, tokens_in_view
-from cpplm.evaluate.cpp import Generate, evaluate_problems
-from cpplm.evaluate.judge.scoring import SCORING_VERSION, CppReport, function_body
-from cpplm.evaluate.kept import Kept
+from cpplm.evaluate.completion_cache import Answers, open_answers
+from cpplm.evaluate.functional_correctness import Generate, evaluate_problems
 from cpplm.evaluate.likelihood import measure_likelihood
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import CodeModel, Request, Written
-from cpplm.evaluate.models.model_source import load_model
+from cpplm.evaluate.models.load import load_model
 from cpplm.evaluate.problems import Problem, load_problems
+from cpplm.evaluate.resumable_jsonl import Kept
 from cpplm.evaluate.settings import BpbSettings, CppEvalSettings, LikelihoodSettings, Target
 from cpplm.evaluate.syntax import syntax_valid
 from cpplm.evaluate.texts import fingerprint, read_texts
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import SamplingSettings
+from cpplm.judge.scoring import SCORING_VERSION, CppReport, function_body
 
 FILE = "evaluation.json"
 DOCUMENTS = "bpb_documents.jsonl"

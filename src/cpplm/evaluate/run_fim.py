@@ -6,9 +6,9 @@ from typing import Any
 
 from cpplm.core.settings import to_dict
 from cpplm.evaluate.fim.suite import inputs, run_fim
-from cpplm.evaluate.judge.scoring import SCORING_VERSION
 from cpplm.evaluate.run import Evaluation
 from cpplm.evaluate.settings import FimEvalSettings
+from cpplm.judge.scoring import SCORING_VERSION
 
 
 def evaluate_fim(evaluation: Evaluation, settings: FimEvalSettings) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpplm.evaluate.cpp import cut, program
-from cpplm.evaluate.judge.judging import Judge
-from cpplm.evaluate.judge.scoring import COMPILED, Outcome
+from cpplm.evaluate.functional_correctness import cut, program
 from cpplm.evaluate.problems import Problem
+from cpplm.judge.executor import Judge
+from cpplm.judge.scoring import COMPILED, Outcome
 
 _EXPECTED: dict[str, frozenset[Outcome]] = {
     "canonical": frozenset({"pass"}),

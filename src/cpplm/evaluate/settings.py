@@ -12,7 +12,7 @@ from cpplm.core.storage import require_path
 from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.problems import load_problems
 from cpplm.generate.settings import SamplingSettings
-from cpplm.train.checkpoint import check_run
+from cpplm.train.checkpoint.format import check_run
 
 _ONLY_FOR = {
     "run": ("step",),

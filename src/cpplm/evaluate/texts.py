@@ -15,7 +15,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.shards import COMPLETE, ShardReader
 from cpplm.core.storage import Storage, is_bucket, sha256
-from cpplm.core.wording import counted
+from cpplm.core.text import counted
 
 CXX_SOURCES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
 CXX_HEADERS = frozenset(

@@ -9,14 +9,14 @@ from typing import Any
 import jinja2
 
 from cpplm import __version__
-from cpplm.core.runlog import LOG
+from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage, is_bucket
 from cpplm.export import native
 from cpplm.model.config import ModelConfig
-from cpplm.model.counting import count_parameters
-from cpplm.train.checkpoint import Checkpoint
-from cpplm.train.history import History
-from cpplm.train.page_evaluation import tiles
+from cpplm.model.flops import count_parameters
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.report.html_evaluation import tiles
+from cpplm.train.report.log_reader import History
 
 EVALUATION = "evaluation.json"
 

@@ -20,26 +20,26 @@ import torch
 from torch import Tensor
 
 from cpplm.core.storage import Storage
-from cpplm.export import custom, native
+from cpplm.export import native, remote_code
+from cpplm.export.atomic_directory import whole_folder
 from cpplm.export.card import model_card
-from cpplm.export.folders import whole_folder
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer import export as tokenizer_export
-from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL, PAD, SPECIAL_IDS
-from cpplm.train.checkpoint import Checkpoint
-from cpplm.train.weights import MAX_FILE_BYTES, load_model, safetensors_file, split_tensors
+from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL, PAD, SPECIAL_IDS
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, load_model, safetensors_file, split_tensors
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FILES = {
     "config.json", WEIGHTS, INDEX, "generation_config.json", "README.md", *tokenizer_export.FILES,
-    *custom.SOURCES,
+    *remote_code.SOURCES,
 }  # fmt: skip
 _PART = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 # What ends a text, and an assistant's turn.
 ENDS = (EOS, BOS, SPECIAL_IDS["<|assistant_end|>"])
 SUPPRESSED = [id_ for id_ in range(NUM_SPECIAL) if id_ not in ENDS]
-"""Never generated, as by our own engine (`cpplm.generate.writing`)."""
+"""Never generated, as by our own engine (`cpplm.generate.sequence`)."""
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -85,8 +85,8 @@ def export_to_hf(
         config = checkpoint.config()
         ours = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32).state_dict()
         lacking = native.lacking(config, ours)
-        architecture = custom.ARCHITECTURE if lacking else native.ARCHITECTURE
-        weights = (custom.custom_weights if lacking else native.native_weights)(config, ours)
+        architecture = remote_code.ARCHITECTURE if lacking else native.ARCHITECTURE
+        weights = (remote_code.custom_weights if lacking else native.native_weights)(config, ours)
         weights = {name: _cast(weight, getattr(torch, dtype)) for name, weight in weights.items()}
         exported = Exported(
             folder=out,
@@ -100,10 +100,10 @@ def export_to_hf(
         storage = Storage(folder)
         _write_weights(storage, weights, max_file_bytes)
         tokenizer_export.export_hf(checkpoint.tokenizer(), folder)
-        record = (custom.custom_config if lacking else native.native_config)(config)
+        record = (remote_code.custom_config if lacking else native.native_config)(config)
         storage.write_json("config.json", {**record, **_COMMON, "dtype": dtype})
         storage.write_json("generation_config.json", {**_TOKENS, "suppress_tokens": SUPPRESSED})
-        for name, source in (custom.sources() if lacking else {}).items():
+        for name, source in (remote_code.sources() if lacking else {}).items():
             storage.write(name, source)
         card = model_card(
             checkpoint, run, architecture=architecture, lacking=lacking, left_out=exported.left_out,

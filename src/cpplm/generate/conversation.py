@@ -19,10 +19,10 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
+from cpplm.generate.sequence import Request, Stop
 from cpplm.generate.settings import SamplingSettings
-from cpplm.generate.tools.calls import CALCULATOR, RESULTS, Value, render_call
 from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said
-from cpplm.generate.writing import Request, Stop
+from cpplm.generate.tools.tool_call_format import CALCULATOR, RESULTS, Value, render_call
 from cpplm.tokenizer.conversations import render_conversation
 from cpplm.tokenizer.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@
 A prompt may end anywhere, also inside a token: its end is taken back and written again by the model, which
 has to spell it (see `cpplm.tokenizer.healing`). With a suffix the model fills in what belongs between the
 two. There nothing is taken back at either cut: in training both sides of a hole were encoded each on its own
-(see `cpplm.batches.fim`), so a prompt cut inside a token is what the model has seen.
+(see `cpplm.dataloader.fim`), so a prompt cut inside a token is what the model has seen.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from cpplm.batches.fim import render_fim_prompt
 from cpplm.core.errors import UserError
+from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.generate.scheduler import Scheduler
+from cpplm.generate.sequence import Completion, Request, Stop
 from cpplm.generate.settings import Limits, SamplingSettings
-from cpplm.generate.writing import Completion, Request, Stop
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.healing import heal
-from cpplm.tokenizer.special import BOS
+from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 

@@ -10,10 +10,10 @@ from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.model.attention import Attention
 from cpplm.model.block import Block
-from cpplm.model.kernels.packed_linear import pack_linear_layers
+from cpplm.model.kernels.onednn_linear import pack_linear_layers
 from cpplm.model.transformer import Transformer
-from cpplm.train.checkpoint import Checkpoint, open_run
-from cpplm.train.weights import load_model
+from cpplm.train.checkpoint.format import Checkpoint, open_run
+from cpplm.train.checkpoint.weights import load_model
 
 
 def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:

@@ -7,8 +7,8 @@ from typing import Any
 from cpplm.core.progress import say
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import SamplingSettings
-from cpplm.tokenizer.special import BOS
-from cpplm.train.torch_learner import torch_model
+from cpplm.tokenizer.special_tokens import BOS
+from cpplm.train.torch_backend import torch_model
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 EXAMPLE_PROMPTS = (

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.generate.drafting import Drafter, Trail
+from cpplm.generate.sequence import Completion, Request, Sample, TokenLogprob, choose
 from cpplm.generate.settings import Limits
-from cpplm.generate.writing import Completion, Request, Sample, TokenLogprob, choose
-from cpplm.model.blocks import BLOCK, CachedSequence
-from cpplm.model.cache import Cache
+from cpplm.generate.speculative import Drafter, Trail
+from cpplm.model.kv_cache.block_pool import BLOCK, CachedSequence
+from cpplm.model.kv_cache.cache import Cache
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, short
-from cpplm.train.checkpoint import check_run
+from cpplm.train.checkpoint.format import check_run
 
 
 @dataclass(frozen=True)

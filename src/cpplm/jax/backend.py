@@ -14,34 +14,34 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
-from cpplm.batches.loader import Batch
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
+from cpplm.dataloader.loader import Batch
 from cpplm.jax.attention import attention_kind, check_rows
-from cpplm.jax.chips import KINDS
-from cpplm.jax.layout import initial, stack_numpy
+from cpplm.jax.distributed import JaxWorld, joined
 from cpplm.jax.learner import JaxLearner, place
 from cpplm.jax.mesh import Feed, check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
+from cpplm.jax.optimizer_state_io import stack_state
+from cpplm.jax.param_stacking import initial, stack_numpy
 from cpplm.jax.settings import RunSettings
-from cpplm.jax.state import stack_state
 from cpplm.jax.step import TrainStep
-from cpplm.jax.world import JaxWorld, joined
+from cpplm.jax.tpu_specs import KINDS
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import DEFAULT_KERNELS
-from cpplm.tokenizer.canonical import canonical_ids
+from cpplm.tokenizer.token_normalization import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint import Checkpoint
+from cpplm.train.backend import Learner
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.devices import Devices, local_devices
-from cpplm.train.horizon import Horizon, relative_tokens
-from cpplm.train.learner import Learner
+from cpplm.train.distributed import World
 from cpplm.train.settings import TrainSettings
-from cpplm.train.weights import load_tensors
-from cpplm.train.world import World
+from cpplm.train.training_length import Horizon, relative_tokens
 
 
 class JaxBackend:
-    """See `cpplm.train.learner.Backend`. The mesh is made when the world is opened."""
+    """See `cpplm.train.backend.Backend`. The mesh is made when the world is opened."""
 
     def __init__(self, settings: TrainSettings) -> None:
         """Nothing is touched yet.

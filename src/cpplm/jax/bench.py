@@ -15,22 +15,22 @@ from typing import Literal
 import jax
 import torch
 
-from cpplm.batches.loader import Batch
-from cpplm.batches.state import LoaderState
 from cpplm.core.hardware import tpu_chips
 from cpplm.core.progress import progress_bar, say
-from cpplm.jax.asked import BenchSettings, StepSettings
+from cpplm.dataloader.loader import Batch
+from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.attention import attention_kind, check_rows
 from cpplm.jax.backend import JaxBackend, run_settings, train_step
-from cpplm.jax.chips import chip_of
-from cpplm.jax.layout import initial
+from cpplm.jax.check_settings import BenchSettings, StepSettings
 from cpplm.jax.learner import JaxLearner
 from cpplm.jax.mesh import check_mesh
-from cpplm.jax.state import stack_state
+from cpplm.jax.optimizer_state_io import stack_state
+from cpplm.jax.param_stacking import initial
 from cpplm.jax.step import NEUTRAL, TrainStep
-from cpplm.model.counting import count_flops, count_parameters
-from cpplm.train.horizon import horizon_of
+from cpplm.jax.tpu_specs import chip_of
+from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.settings import TrainSettings
+from cpplm.train.training_length import horizon_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Measured:
     slowest_seconds: float
     tokens_per_second: float
     flops_per_second: float
-    """Of the model by `cpplm.model.counting`."""
+    """Of the model by `cpplm.model.flops`."""
     mfu: float | None
     """Share of the devices' peak; None where it is not known, as on a CPU."""
     peak_memory_bytes: int

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import jax
 
-from cpplm.jax.attention_layer import Context, attention_layer
+from cpplm.jax.attention.layer import Context, attention_layer
 from cpplm.jax.hyper_connections import connect
+from cpplm.jax.layer_scan import LayerKind
 from cpplm.jax.layers import Params, mlp, norm, part
-from cpplm.jax.plan import LayerKind
-from cpplm.jax.sharding_names import BATCH, CONTEXT, constrain
+from cpplm.jax.mesh_axes import BATCH, CONTEXT, constrain
 
 Aside = TypeVar("Aside")
 

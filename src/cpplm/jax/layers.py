@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cpplm.jax.sharding_names import BATCH, CONTEXT, MODEL, constrain
+from cpplm.jax.mesh_axes import BATCH, CONTEXT, MODEL, constrain
 
 Params = dict[str, jax.Array]
 """Weights by name."""

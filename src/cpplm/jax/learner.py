@@ -16,17 +16,17 @@ import torch
 from jax.sharding import Mesh
 from torch import Tensor
 
-from cpplm.batches.loader import Batch
 from cpplm.core.hardware import peak_memory_bytes
+from cpplm.dataloader.loader import Batch
+from cpplm.jax.eval_step import token_losses
 from cpplm.jax.layers import Params
-from cpplm.jax.layout import checkpoint_shapes, members, partition, widen
 from cpplm.jax.mesh import Feed, own_share, put_whole, rows_sharding
+from cpplm.jax.optimizer_state_io import state_members
+from cpplm.jax.param_stacking import checkpoint_shapes, members, partition, widen
 from cpplm.jax.profiler import JaxProfiler
-from cpplm.jax.state import state_members
 from cpplm.jax.step import Tokens, TrainStep, plan_arrays, precise
-from cpplm.jax.token_losses import token_losses
 from cpplm.model.config import ModelConfig
-from cpplm.train.learner import Profiler, StepLosses, StepPlan
+from cpplm.train.backend import Profiler, StepLosses, StepPlan
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def place(batch: Batch, feed: Feed, mesh: Mesh) -> PlacedBatch:
 
 
 class JaxLearner:
-    """See `cpplm.train.learner.Learner`.
+    """See `cpplm.train.backend.Learner`.
 
     `compiled` holds the step's programs by rows and length of their batches; there are no others.
     """
@@ -63,7 +63,7 @@ class JaxLearner:
         Args:
             step: what a step computes.
             feed: this host's rows.
-            weights: as `cpplm.jax.layout` stacks them.
+            weights: as `cpplm.jax.param_stacking` stacks them.
             state: of the optimizer, as `stack_state` gives it.
         """
         self._step, self._feed = step, feed

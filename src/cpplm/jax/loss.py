@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cpplm.jax.sharding_names import BATCH, CONTEXT, per_shard
-from cpplm.tokenizer.special import IGNORED
+from cpplm.jax.mesh_axes import BATCH, CONTEXT, per_shard
+from cpplm.tokenizer.special_tokens import IGNORED
 
 Pair = tuple[jax.Array, jax.Array]
 

@@ -1,6 +1,6 @@
 """Which chip has what: the mesh, and how batch, weights and optimizer state lie on it.
 
-The axes are those of `cpplm.jax.sharding_names`. A weight is divided over `model` as its heads or hidden
+The axes are those of `cpplm.jax.mesh_axes`. A weight is divided over `model` as its heads or hidden
 units are, and over `fsdp` along its longest other dimension. Optimizer state lies as its weight does and is
 divided over `data`, too (ZeRO stage 1, Rajbhandari et al. 2020, arXiv 1910.02054). The dimension that counts
 layers of a stacked weight is never divided, for the loop over the layers cuts it; that of Muon's momentum is,
@@ -20,10 +20,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cpplm.core.dealing import deal
 from cpplm.core.errors import UserError
-from cpplm.jax.layout import is_stacked
-from cpplm.jax.sharding_names import BATCH, CONTEXT, spec
+from cpplm.core.partition import deal
+from cpplm.jax.mesh_axes import BATCH, CONTEXT, spec
+from cpplm.jax.param_stacking import is_stacked
 from cpplm.model.config import ModelConfig
 from cpplm.train.jax_settings import AXES
 
@@ -153,7 +153,7 @@ def own_share(arrays: Mapping[str, jax.Array], members: Mapping[str, Sequence[st
 
     Args:
         arrays: weights or optimizer state, as they lie on the chips of all hosts.
-        members: for each array, what its layers are called, see `cpplm.jax.layout.members`.
+        members: for each array, what its layers are called, see `cpplm.jax.param_stacking.members`.
     """
     sizes = {name: arrays[key].nbytes // len(names) for key, names in members.items() for name in names}
     own = set(deal(sizes, jax.process_count())[jax.process_index()])

@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from cpplm.jax.attention_layer import Context
+from cpplm.jax.attention.layer import Context
 from cpplm.jax.block import block, lay_out
+from cpplm.jax.decoder import recomputed, trunk
 from cpplm.jax.hyper_connections import from_streams, to_streams
 from cpplm.jax.induction import followers, told
+from cpplm.jax.layer_scan import layer_kinds
 from cpplm.jax.layers import Params, before, linear, norm, part, rotary_angles, scaled
 from cpplm.jax.loss import cross_entropy
 from cpplm.jax.multi_token import shifted_targets
-from cpplm.jax.plan import layer_kinds
 from cpplm.jax.settings import RunSettings
-from cpplm.jax.trunk import recomputed, trunk
 from cpplm.model.config import ModelConfig
 
 
@@ -49,11 +49,11 @@ def loss(
     """What training minimises, in nats per token, and its parts.
 
     Args:
-        params: of `cpplm.jax.layout.stack`; gradients are for its floats (`layout.partition`).
+        params: of `cpplm.jax.param_stacking.stack`; gradients are for its floats (`layout.partition`).
         batch: tokens and targets.
         config: the model.
         run: how it is computed.
-        mesh: of devices, its axes named as in `cpplm.jax.sharding_names`.
+        mesh: of devices, its axes named as in `cpplm.jax.mesh_axes`.
 
     Returns:
         The total, and `next_token`, `multi_token` and `indexer`; 0 for what the model does not have. All

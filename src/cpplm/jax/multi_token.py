@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 
 
 def shifted_targets(targets_BT: jax.Array, depth: int) -> Iterator[tuple[jax.Array, jax.Array]]:

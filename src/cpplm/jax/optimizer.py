@@ -21,16 +21,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cpplm.jax.layers import Params
-from cpplm.jax.layout import abstract, checkpoint_shapes, is_stacked, members
 from cpplm.jax.mesh import layers_spec, state_spec, weight_spec
+from cpplm.jax.param_stacking import abstract, checkpoint_shapes, is_stacked, members
 from cpplm.model.config import ModelConfig
-from cpplm.optim.bundles import Group
+from cpplm.optim.buckets import Group
 from cpplm.optim.groups import groups_of
-from cpplm.optim.rates import Rates
-from cpplm.optim.rules import POLAR_EXPRESS
+from cpplm.optim.lr_settings import Rates
+from cpplm.optim.update_rules import POLAR_EXPRESS
 
 State = dict[str, jax.Array]
-EPSILON = 1e-10  # AdamW's, as in cpplm.optim.rules
+EPSILON = 1e-10  # AdamW's, as in cpplm.optim.update_rules
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Optimizer:
 
 
 def orthogonalize(matrices_LRC: jax.Array) -> jax.Array:
-    """See `cpplm.optim.rules.orthogonalize`; any number of dimensions in front, norms in float32."""
+    """See `cpplm.optim.update_rules.orthogonalize`; any number of dimensions in front, norms in float32."""
     rows, columns = matrices_LRC.shape[-2:]
     norms = jnp.linalg.norm(matrices_LRC.astype(jnp.float32), axis=(-2, -1), keepdims=True)
     x = (matrices_LRC / (norms * 1.02 + 1e-6)).astype(matrices_LRC.dtype)
@@ -203,13 +203,13 @@ def orthogonalize(matrices_LRC: jax.Array) -> jax.Array:
 
 
 def equilibrate_rows(matrices_LRC: jax.Array) -> jax.Array:
-    """See `cpplm.optim.rules.equilibrate_rows`."""
+    """See `cpplm.optim.update_rules.equilibrate_rows`."""
     norms = jnp.linalg.norm(matrices_LRC, axis=-1, keepdims=True)
     return matrices_LRC * (norms.mean(axis=-2, keepdims=True) / jnp.maximum(norms, 1e-10))
 
 
 def snap_norm(matrices_LRC: jax.Array) -> jax.Array:
-    """See `cpplm.optim.rules.snap_norm`."""
+    """See `cpplm.optim.update_rules.snap_norm`."""
     norms = jnp.linalg.norm(matrices_LRC, axis=(-2, -1), keepdims=True)
     return matrices_LRC * (min(matrices_LRC.shape[-2:]) ** 0.5 / jnp.maximum(norms, 1e-10))
 
@@ -217,7 +217,7 @@ def snap_norm(matrices_LRC: jax.Array) -> jax.Array:
 def normalize_variance(
     directions_LRC: jax.Array, second_moment: jax.Array, beta2: float
 ) -> tuple[jax.Array, jax.Array]:
-    """See `cpplm.optim.rules.normalize_variance`; gives the new second moment, too."""
+    """See `cpplm.optim.update_rules.normalize_variance`; gives the new second moment, too."""
     axis = -1 if directions_LRC.shape[-2] >= directions_LRC.shape[-1] else -2
     mean_square = jnp.mean(jnp.square(directions_LRC), axis=axis, keepdims=True)
     second_moment = second_moment + (1 - beta2) * (mean_square - second_moment)
@@ -235,7 +235,7 @@ def _adamw(
     plan: Mapping[str, jax.Array],
     touched: jax.Array | None,
 ) -> tuple[jax.Array, State]:
-    """See `cpplm.optim.rules.adamw_` and `adamw_rows_`."""
+    """See `cpplm.optim.update_rules.adamw_` and `adamw_rows_`."""
     assert group.beta2 is not None  # noqa: S101  (Group checked)
     rate = group.learning_rate * plan["learning_rate"]
     step = state["step"] + 1

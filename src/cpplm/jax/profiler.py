@@ -10,7 +10,7 @@ import jax
 
 
 class JaxProfiler:
-    """See `cpplm.train.learner.Profiler`. The trace is a folder: `tensorboard --logdir RUN/profiles/STEP`."""
+    """See `cpplm.train.backend.Profiler`. The trace is a folder: `tensorboard --logdir RUN/profiles/STEP`."""
 
     def __init__(self, path: Path) -> None:
         """`path` is the folder to be."""

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from cpplm.jax.sharding_names import BATCH, CONTEXT, per_shard
+from cpplm.jax.mesh_axes import BATCH, CONTEXT, per_shard
 from cpplm.model.config import SparseAttentionConfig
 from cpplm.model.kernels.sparse import LOWEST
 

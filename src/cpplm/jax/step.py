@@ -20,13 +20,13 @@ from jax.sharding import PartitionSpec as P
 
 from cpplm.jax.engram import addresses
 from cpplm.jax.layers import Params, part
-from cpplm.jax.layout import abstract, partition
 from cpplm.jax.mesh import batch_sharding, weight_spec
 from cpplm.jax.model import Batch, loss
 from cpplm.jax.optimizer import Optimizer, State
+from cpplm.jax.param_stacking import abstract, partition
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import ModelConfig
-from cpplm.train.learner import StepPlan
+from cpplm.train.backend import StepPlan
 
 Tokens = dict[str, jax.Array]
 """`inputs`, `targets` and perhaps `documents`, each BT, int32."""

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpplm.model.cache_rows import Remembered
-from cpplm.model.cache_view import CacheView
 from cpplm.model.config import VALUE_GATE_INPUTS, ModelConfig
 from cpplm.model.kernels.attention import attention
 from cpplm.model.kernels.decode_attention import Blocks, decode_attention
-from cpplm.model.kernels.few_tokens import can_take, product, turn
+from cpplm.model.kernels.small_batch_linear import can_take, product, turn
 from cpplm.model.kernels.sparse import Choice, sparse_attention
+from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kv_cache.view import CacheView
 from cpplm.model.layers import Angles, Linear, norm, rotary_angles, rotate
 
 VALUE_GATE_RANGE = 3.0  # the gate of a value embedding ends here, as in nanochat

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from cpplm.model.attention import Attention, Context
-from cpplm.model.cache_rows import Remembered
 from cpplm.model.config import ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection
-from cpplm.model.kernels.few_tokens import mlp
+from cpplm.model.kernels.small_batch_linear import mlp
+from cpplm.model.kv_cache.spec import Remembered
 from cpplm.model.layers import MLP, SwiGLU, norm
 
 

@@ -16,18 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpplm.model.cache_rows import Remembered
-from cpplm.model.cache_view import CacheView, with_recent
 from cpplm.model.config import ModelConfig
+from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kv_cache.view import CacheView, with_recent
 from cpplm.model.layers import Linear, norm
-from cpplm.model.ngrams import HASH_BITS, hash_multipliers, table_rows
+from cpplm.model.ngram_hash import HASH_BITS, hash_multipliers, table_rows
 
 
 class EngramMemory(nn.Module):
     """Hashed n-gram embeddings, gated by the hidden state.
 
     Buffers are part of the checkpoint: `canonical_V` maps each id to the one that stands for its like (see
-    `cpplm.tokenizer.canonical`), `rows_K`, `offsets_K` and `multipliers_KN` are the hash functions.
+    `cpplm.tokenizer.token_normalization`), `rows_K`, `offsets_K` and `multipliers_KN` are the hash functions.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpplm.model.cache_rows import Remembered
-from cpplm.model.cache_view import CacheView
 from cpplm.model.config import INDUCTION_LENGTHS, ModelConfig
+from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kv_cache.view import CacheView
 from cpplm.model.layers import Linear
 
 _IDS = "induction ids"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpplm.model.kernels.few_tokens import can_take, normalised
+from cpplm.model.kernels.small_batch_linear import can_take, normalised
 
 
 class Linear(nn.Linear):

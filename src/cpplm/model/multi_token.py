@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from cpplm.model.attention import Context
 from cpplm.model.block import Block
-from cpplm.model.cache_rows import Remembered
 from cpplm.model.config import ModelConfig
+from cpplm.model.kv_cache.spec import Remembered
 from cpplm.model.layers import Linear, norm
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 
 
 class MultiTokenHead(nn.Module):

@@ -24,13 +24,13 @@ from torch.utils.checkpoint import checkpoint
 
 from cpplm.model.attention import Context
 from cpplm.model.block import Block
-from cpplm.model.cache_rows import Remembered
-from cpplm.model.cache_view import CacheView, with_recent
 from cpplm.model.config import SMEAR_GATE_INPUTS, ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection, from_streams, to_streams
 from cpplm.model.induction import Induction
 from cpplm.model.kernels.loss import linear_cross_entropy
+from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kv_cache.view import CacheView, with_recent
 from cpplm.model.layers import Linear, norm, rotary_angles
 from cpplm.model.multi_token import MultiTokenHead, shifted_targets
 from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
                 module.init_constants()
 
     def set_canonical_ids(self, canonical_V: Tensor) -> None:
-        """Tell n-gram memories which ids stand for the same text (`cpplm.tokenizer.canonical`)."""
+        """Tell n-gram memories which ids stand for the same text (`cpplm.tokenizer.token_normalization`)."""
         for module in self.modules():
             if isinstance(module, EngramMemory):
                 module.canonical_V.copy_(canonical_V)

@@ -14,9 +14,9 @@ from torch.distributed import ProcessGroup
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.optim.bundles import Group
+from cpplm.optim.buckets import Group
+from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
-from cpplm.optim.rates import Rates
 
 REFERENCE_BATCH = 2**19  # tokens
 REFERENCE_DIM = 768

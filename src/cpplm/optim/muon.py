@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from cpplm.core.dealing import deal
-from cpplm.optim.bundles import AdamW, Bundle, Group, Matrices, Schedule, ShardedMatrices, Stepping
-from cpplm.optim.ranks import Ranks
+from cpplm.core.partition import deal
+from cpplm.optim.buckets import AdamW, Bundle, Group, Matrices, Schedule, ShardedMatrices, Stepping
+from cpplm.optim.collectives import Ranks
 
 IN_FLIGHT = 2  # bundles, on several ranks: one computes while the other's messages travel
 

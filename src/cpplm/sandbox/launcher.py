@@ -23,7 +23,7 @@ import stat
 import sys
 import time
 
-from cpplm.sandbox import walls
+from cpplm.sandbox import isolation
 from cpplm.sandbox.request import Request
 
 TICK_SECONDS = 0.025
@@ -92,18 +92,18 @@ def become_program(request: Request, errors: int) -> None:
     """In the forked child: last walls, proof, then exec. Never returns."""
     try:
         if request.mode != "namespaces":
-            walls.die_with_parent()
+            isolation.die_with_parent()
         provide_stdin(request.stdin)
         errors = os.dup2(errors, ERROR_DESCRIPTOR, inheritable=False)
         filter_descriptor = os.memfd_create("filter", 0) if request.mode == "bubblewrap" else -1
-        walls.process_control(walls.PR_SET_NO_NEW_PRIVS, 1)
+        isolation.process_control(isolation.PR_SET_NO_NEW_PRIVS, 1)
         set_limits(request.limits)
         if request.mode == "landlock":
-            walls.landlock(request, os.getcwd())
+            isolation.landlock(request, os.getcwd())
         if request.mode in {"landlock", "namespaces"}:
-            walls.drop_capabilities()
-            walls.install_filter(request.filter, request.own_pid_mark)
-            walls.prove_walls(request.canary)
+            isolation.drop_capabilities()
+            isolation.install_filter(request.filter, request.own_pid_mark)
+            isolation.prove_walls(request.canary)
         elif request.mode == "bubblewrap":
             os.write(filter_descriptor, request.filter)
             os.lseek(filter_descriptor, 0, os.SEEK_SET)
@@ -266,10 +266,10 @@ def report(status_pipe: int, fields: tuple[object, ...], contents: list[bytes], 
 
 def supervise(request: Request, status_pipe: int) -> None:
     """Start the program, watch it, end everything, report."""
-    walls.process_control(walls.PR_SET_CHILD_SUBREAPER, 1)
+    isolation.process_control(isolation.PR_SET_CHILD_SUBREAPER, 1)
     # Nobody may look into this process through /proc, where its status pipe is. The program can be looked
     # into again as soon as it is executed.
-    walls.process_control(walls.PR_SET_DUMPABLE, 0)
+    isolation.process_control(isolation.PR_SET_DUMPABLE, 0)
     begin = time.monotonic()
     pid = start_program(request)
     reason, status = watch(pid, request)
@@ -306,12 +306,12 @@ def wait_for_holder(holder: int) -> None:
 def inside(request: Request, status_pipe: int) -> None:
     """In the process that holds the namespaces, or in the only one without them: all of the above."""
     if request.mode == "namespaces":
-        walls.die_with_parent()
-        walls.build_root(request)
+        isolation.die_with_parent()
+        isolation.build_root(request)
         write_files(request)
         if request.scratch_bytes == 0:
-            walls.make_read_only("/work")
-        walls.drop_capabilities()
+            isolation.make_read_only("/work")
+        isolation.drop_capabilities()
     else:
         os.chdir(request.folder)
         write_files(request)
@@ -328,10 +328,10 @@ def main() -> None:
         request = Request(**marshal.loads(sys.stdin.buffer.read()))  # noqa: S302  (written by our parent)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the program may share our user
         os.umask(0o022)
-        walls.drop_user(request.uid)
-        walls.die_with_parent()
+        isolation.drop_user(request.uid)
+        isolation.die_with_parent()
         if request.mode == "namespaces":
-            walls.enter_namespaces(request.uid)
+            isolation.enter_namespaces(request.uid)
             holder = os.fork()
             if holder:
                 os.close(status_pipe)

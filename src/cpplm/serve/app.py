@@ -17,21 +17,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from cpplm import __version__
-from cpplm.generate.tools.box import ToolBox
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.serve import page_routes
-from cpplm.serve.answering import Service
-from cpplm.serve.chat import Chat, add_chat
-from cpplm.serve.completions import add_completions
-from cpplm.serve.documented import answers, drop_defaults
-from cpplm.serve.driver import Driver
+from cpplm.serve.api.chat import Chat, add_chat
+from cpplm.serve.api.completions import add_completions
+from cpplm.serve.api.infill import add_infill
+from cpplm.serve.api.llama_cpp import add_llama_cpp
+from cpplm.serve.async_engine import Driver
 from cpplm.serve.errors import ApiError, from_validation, of_status, unknown_path
-from cpplm.serve.gate import Gate
-from cpplm.serve.infill import add_infill
-from cpplm.serve.llama_cpp import add_llama_cpp
 from cpplm.serve.metrics import CONTENT_TYPE, Metrics
-from cpplm.serve.model import ServedModel
-from cpplm.serve.plan import Planner
-from cpplm.serve.schema import Health, ModelEntry, ModelList
+from cpplm.serve.middleware import Gate
+from cpplm.serve.model_info import ServedModel
+from cpplm.serve.openapi import answers, drop_defaults
+from cpplm.serve.request_validation import Planner
+from cpplm.serve.response_models import Health, ModelEntry, ModelList
+from cpplm.serve.service import Service
 from cpplm.serve.settings import ServeSettings
 
 _TOOLS_AT_ONCE = 4  # calls of the server's tools, each with processes of its own

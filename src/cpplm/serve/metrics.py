@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from cpplm.serve.driver import Driver
+from cpplm.serve.async_engine import Driver
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _WAIT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -17,10 +17,10 @@ from pydantic import Field
 
 from cpplm.core.errors import UserError
 from cpplm.sandbox.sandbox import LARGEST_STDIN, Sandbox, SandboxError
-from cpplm.serve.asked import Body, Strict
-from cpplm.serve.documented import answers
 from cpplm.serve.errors import ApiError, ErrorBody
+from cpplm.serve.openapi import answers
 from cpplm.serve.page_compile import Compiled, NoCompilerError, compile_source
+from cpplm.serve.request_models import Body, Strict
 from cpplm.serve.settings import PageSettings
 
 _FOLDER = Path(__file__).with_name("page")

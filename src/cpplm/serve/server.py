@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.serve.app import Application, build
-from cpplm.serve.model import ServedModel
+from cpplm.serve.model_info import ServedModel
 from cpplm.serve.settings import LOOPBACK, NetworkSettings, ServeSettings
 
 try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
-from cpplm.tokenizer.special import SPECIAL_TOKENS
+from cpplm.tokenizer.special_tokens import SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 _NUM_BYTES = 256

@@ -11,7 +11,7 @@ the first tokens that are generated have to spell the bytes that were taken:
         constraint.advance(token)
     text = prompt + decode(generated)[len(healed.taken):]
 
-Fill-in-the-middle needs none: its parts are encoded alone in training (`cpplm.batches.fim`). Idea: guidance,
+Fill-in-the-middle needs none: its parts are encoded alone in training (`dataloader.fim`). Idea: guidance,
 "The art of prompt design: prompt boundaries and token healing" (Lundberg 2023).
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpplm.core.errors import UserError
-from cpplm.tokenizer.pattern import UNSETTLED_PIECES, split_bytes
+from cpplm.tokenizer.pretokenizer import UNSETTLED_PIECES, split_bytes
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 

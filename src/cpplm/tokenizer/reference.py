@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Mapping
 from functools import lru_cache
 
-from cpplm.tokenizer.pattern import split_bytes
+from cpplm.tokenizer.pretokenizer import split_bytes
 
 _CACHED_PIECES = 65_536
 

@@ -28,7 +28,14 @@ import tiktoken
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
 from cpplm.tokenizer.reference import ReferenceEncoder
-from cpplm.tokenizer.special import ALIASES, BOS, NAMED_TOKENS, NUM_SPECIAL, SPECIAL_IDS, SPECIAL_TOKENS
+from cpplm.tokenizer.special_tokens import (
+    ALIASES,
+    BOS,
+    NAMED_TOKENS,
+    NUM_SPECIAL,
+    SPECIAL_IDS,
+    SPECIAL_TOKENS,
+)
 
 FORMAT = "cpplm-tokenizer"
 VERSION = 1
@@ -42,7 +49,7 @@ class Tokenizer:
     """A vocabulary with its pre-tokeniser.
 
     Attributes:
-        pattern: the pre-tokenising expression (see `cpplm.tokenizer.pattern`).
+        pattern: the pre-tokenising expression (see `cpplm.tokenizer.pretokenizer`).
         tokens: the bytes of ids 64, 65, ...; the first 256 are the single bytes.
         provenance: what it was trained on; not part of the hash.
     """

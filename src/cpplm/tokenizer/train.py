@@ -20,12 +20,12 @@ from cpplm.core.settings import Argument
 from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
 from cpplm.core.workers import available_cores
-from cpplm.tokenizer.core_names import forced_tokens
-from cpplm.tokenizer.merges import NUM_BYTES, PairMerger, learn_tokens
-from cpplm.tokenizer.pattern import PATTERNS, Pieces
-from cpplm.tokenizer.special import NUM_SPECIAL
+from cpplm.tokenizer.bpe_trainer import NUM_BYTES, PairMerger, learn_tokens
+from cpplm.tokenizer.forced_vocab import forced_tokens
+from cpplm.tokenizer.pretoken_counts import Batch, ShardBatch, Words, count_words
+from cpplm.tokenizer.pretokenizer import PATTERNS, Pieces
+from cpplm.tokenizer.special_tokens import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.words import Batch, ShardBatch, Words, count_words
 
 # Longer tokens are separator lines and tables: each would be one place lost.
 _MAX_TOKEN_BYTES = 64

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cpplm.batches.state import LoaderState
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar, say
 from cpplm.core.settings import to_dict
-from cpplm.model.counting import count_flops
-from cpplm.train.checkpoint import committed_steps
-from cpplm.train.saving import Share
+from cpplm.dataloader.loader_state import LoaderState
+from cpplm.model.flops import count_flops
+from cpplm.train.checkpoint.async_writer import CheckpointWriter
+from cpplm.train.checkpoint.format import committed_steps
+from cpplm.train.checkpoint.save import Share
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
-from cpplm.train.writer import CheckpointWriter
 
 
 class ProgressLog(Callback):

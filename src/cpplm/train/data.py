@@ -10,20 +10,20 @@ from typing import Any
 
 from torch import Tensor
 
-from cpplm.batches.encoding import DocumentEncoder, PlainEncoder
-from cpplm.batches.fim import FimEncoder
-from cpplm.batches.loader import Batch, DataSource, TrainLoader, validation_batches
-from cpplm.batches.state import LoaderState
-from cpplm.batches.streaming import StreamingReader
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.storage import is_bucket, sha256
-from cpplm.tokenizer.checks import check_batch, check_hashes, check_vocabulary
+from cpplm.dataloader.encoding import DocumentEncoder, PlainEncoder
+from cpplm.dataloader.fim import FimEncoder
+from cpplm.dataloader.loader import Batch, DataSource, TrainLoader, validation_batches
+from cpplm.dataloader.loader_state import LoaderState
+from cpplm.dataloader.streaming import StreamingReader
+from cpplm.tokenizer.sanity_checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.horizon import Horizon
+from cpplm.train.distributed import World
 from cpplm.train.settings import TrainSettings
-from cpplm.train.world import World
+from cpplm.train.training_length import Horizon
 
 
 def open_readers(settings: TrainSettings) -> list[ShardReader]:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cpplm.model.counting import count_flops, count_scaling_parameters
+from cpplm.model.flops import count_flops, count_scaling_parameters
 from cpplm.train.devices import Devices
-from cpplm.train.horizon import with_batch_size
 from cpplm.train.settings import DryRunSettings, TrainSettings, model_config
+from cpplm.train.training_length import with_batch_size
 
 CHOSEN = ("depth", "total_batch_size", "eval_tokens", "device_batch_size")
 """The settings that are chosen here."""

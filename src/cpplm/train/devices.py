@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from cpplm.core.data_sheets import PEAK_TERAFLOPS
+from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.hardware import processor_name
-from cpplm.core.peak import reference_flops
+from cpplm.core.mfu import reference_flops
 
 # Memory of one device in 10^9 bytes, by the names of PEAK_TERAFLOPS, as the makers state it. Where a
 # device is sold with several sizes, the smallest.

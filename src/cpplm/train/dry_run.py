@@ -7,14 +7,14 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.model.config import ModelConfig
-from cpplm.model.counting import count_flops, count_parameters
+from cpplm.model.flops import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.defaults import MFU, choose_settings
 from cpplm.train.devices import Devices, listed_devices, local_devices
 from cpplm.train.estimate import Estimate, estimate
-from cpplm.train.horizon import Horizon, horizon_of
-from cpplm.train.memory import Plan
+from cpplm.train.memory_estimate import Plan
 from cpplm.train.settings import TrainSettings, model_config
+from cpplm.train.training_length import Horizon, horizon_of
 
 
 def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:

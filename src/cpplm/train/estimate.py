@@ -1,7 +1,7 @@
 """What a run would take, found out without its hardware (`cpplm train --dry_run`).
 
-Parameters, steps and operations per step (as `cpplm.model.counting` counts them) are exact; memory is partly
-exact and partly estimated, see `cpplm.train.memory`. Throughput is an assumption: the share of the devices'
+Parameters, steps and operations per step (as `cpplm.model.flops` counts them) are exact; memory is partly
+exact and partly estimated, see `memory_estimate`. Throughput is an assumption: the share of the devices'
 peak rate that is reached (`--mfu`), which also stands for all communication.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpplm.core.wording import counted
-from cpplm.model.counting import count_flops, count_parameters
+from cpplm.core.text import counted
+from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.devices import Devices
-from cpplm.train.memory import Memory, Plan, memory_of
+from cpplm.train.memory_estimate import Memory, Plan, memory_of
 
 USABLE = 0.92  # share of a device's memory; the driver, communication buffers and fragments take the rest
 

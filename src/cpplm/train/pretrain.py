@@ -11,21 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from cpplm import __version__
-from cpplm.batches.prefetch import Prefetcher
 from cpplm.core import shutdown
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import ask_for_large_pages, environment
 from cpplm.core.locking import only_writer
 from cpplm.core.progress import say
-from cpplm.core.runlog import LOG, RunLog, SilentLog, read_run_log
+from cpplm.core.run_log import LOG, RunLog, SilentLog, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
+from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.model.config import ModelConfig
-from cpplm.model.counting import count_flops, count_parameters
+from cpplm.model.flops import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.backends import open_backend
+from cpplm.train.backend import Backend, Learner
+from cpplm.train.backend_registry import open_backend
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
-from cpplm.train.checkpoint import Checkpoint, open_checkpoint
+from cpplm.train.checkpoint.async_writer import CheckpointWriter
+from cpplm.train.checkpoint.format import Checkpoint, open_checkpoint
+from cpplm.train.checkpoint.resume import earlier_settings, find_checkpoint, restore_state
+from cpplm.train.checkpoint.save import KeepRules
+from cpplm.train.checkpoint.upload import Uploader, missing_steps
 from cpplm.train.data import (
     check_data,
     checked,
@@ -38,19 +43,14 @@ from cpplm.train.data import (
 )
 from cpplm.train.defaults import CHOSEN, choose_settings
 from cpplm.train.devices import Devices
+from cpplm.train.distributed import World
 from cpplm.train.dry_run import describe_run
-from cpplm.train.horizon import Horizon, horizon_of
-from cpplm.train.learner import Backend, Learner
-from cpplm.train.memory_log import MemoryCallback
+from cpplm.train.memory_callback import MemoryCallback
 from cpplm.train.profiling import ProfileCallback
-from cpplm.train.resume import earlier_settings, find_checkpoint, restore_state
-from cpplm.train.saving import KeepRules
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.tracking import make_trackers, require_trackers
 from cpplm.train.trainer import Callback, Trainer, TrainState
-from cpplm.train.uploading import Uploader, missing_steps
-from cpplm.train.world import World
-from cpplm.train.writer import CheckpointWriter
+from cpplm.train.training_length import Horizon, horizon_of
 
 # Settings that may differ between machines: where each has its copies, and what makes no batch different.
 # That all see the same checkpoints is tried out.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpplm.core.progress import say
-from cpplm.train.learner import Profiler
+from cpplm.train.backend import Profiler
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 REQUEST = "profile"  # the file whose appearance asks for a trace

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cpplm.batches.fim import FimSettings
-from cpplm.batches.settings import DataSettings
-from cpplm.core.data_sheets import PEAK_TERAFLOPS
+from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
 from cpplm.core.storage import is_bucket, require_path
+from cpplm.dataloader.fim import FimSettings
+from cpplm.dataloader.settings import DataSettings
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
-from cpplm.optim.rates import Rates
+from cpplm.optim.lr_settings import Rates
 from cpplm.optim.schedules import Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.jax_settings import JaxSettings

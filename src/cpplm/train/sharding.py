@@ -32,10 +32,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
-from cpplm.core.dealing import deal
 from cpplm.core.errors import UserError
+from cpplm.core.partition import deal
 from cpplm.model.transformer import Transformer
-from cpplm.train.world import World
+from cpplm.train.distributed import World
 
 # Entered without the model's own forward. `loss` enters by `hidden_states`, which leaves embedding and head
 # gathered, as long as no backward pass follows: so `logits` can be called after it.

@@ -13,7 +13,7 @@ MOST_OPERATIONS = 15
 
 
 class TorchProfiler:
-    """See `cpplm.train.learner.Profiler`. The trace opens in ui.perfetto.dev and chrome://tracing."""
+    """See `cpplm.train.backend.Profiler`. The trace opens in ui.perfetto.dev and chrome://tracing."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         """`path` lacks its ending; `device` is the one that computes."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
-from cpplm.core.runlog import Tracker
+from cpplm.core.run_log import Tracker
 
 
 def make_trackers(

@@ -20,17 +20,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TypeVar
 
-from cpplm.batches.loader import Batch, shorten
-from cpplm.batches.state import LoaderState
 from cpplm.core import shutdown
 from cpplm.core.errors import UserError
 from cpplm.core.progress import say
-from cpplm.core.runlog import RunLog
+from cpplm.core.run_log import RunLog
+from cpplm.dataloader.loader import Batch, shorten
+from cpplm.dataloader.loader_state import LoaderState
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.horizon import Horizon
-from cpplm.train.learner import Learner, StepPlan
+from cpplm.train.backend import Learner, StepPlan
+from cpplm.train.distributed import Stopped, World
 from cpplm.train.settings import TrainSettings
-from cpplm.train.world import Stopped, World
+from cpplm.train.training_length import Horizon
 
 T = TypeVar("T")
 

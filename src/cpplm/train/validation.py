@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from cpplm.tokenizer.special import IGNORED
-from cpplm.train.world import ALONE, World
+from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.train.distributed import ALONE, World
 
 
 class Model(Protocol):

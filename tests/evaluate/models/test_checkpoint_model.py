@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from cpplm.batches.fim import render_fim_prompt
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
+from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import Request
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special import BOS, EOS
+from cpplm.tokenizer.special_tokens import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.saving import write_checkpoint
+from cpplm.train.checkpoint.save import write_checkpoint
 from tests.texts import cpp_document
 
 SAMPLING = SamplingSettings(max_new_tokens=12, temperature=0.9, top_k=0)

@@ -10,13 +10,13 @@ from cpplm.generate.conversation import chat_request
 from cpplm.generate.engine import Engine
 from cpplm.generate.sampling import random_stream, sample
 from cpplm.generate.scheduler import Scheduler
+from cpplm.generate.sequence import Completion, Request
 from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings, ToolLimits
-from cpplm.generate.tools.box import ToolBox
-from cpplm.generate.tools.calls import KINDS, RESULTS, marks, parse_call
 from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, ToolLoop, write
-from cpplm.generate.writing import Completion, Request
+from cpplm.generate.tools.tool_call_format import KINDS, RESULTS, marks, parse_call
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.conversations import render_conversation
-from cpplm.tokenizer.special import BOS, EOS, NUM_SPECIAL
+from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.talker import CONTEXT, GREEDY, LEARNED, babbler, messages, project, talker
 from tests.model.features import random_ids

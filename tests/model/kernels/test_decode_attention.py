@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cpplm.model.blocks import BLOCK, BlockTable
 from cpplm.model.kernels.decode_attention import Blocks, can_decode, decode_attention
+from cpplm.model.kv_cache.block_pool import BLOCK, BlockTable
 from tests.model.kernels.test_attention import reference
 
 SHAPES = {  # heads, groups, head width, window, new tokens of each sequence, tokens before them

@@ -14,7 +14,7 @@ from cpplm.model.kernels import chunked_loss as chunked_module
 from cpplm.model.kernels import loss as loss_module
 from cpplm.model.kernels.loss import BACKENDS, LossRequest, linear_cross_entropy, loss_decision, loss_kernel
 from cpplm.model.kernels.registry import Library
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 
 HERE = ("native", "chunked", "auto")
 REDUCTIONS = ("mean", "none")

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from cpplm.core.spans import SpanKind
+from cpplm.corpus.compile.compiler import compile_document
+from cpplm.cpp.parser import grammar
+from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
 from cpplm.evaluate.fim.holes import Hole, HoleKind, order, telling_lines
-from cpplm.evaluate.syntax import corpus_module, parse
+from cpplm.evaluate.syntax import parse
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
@@ -50,9 +53,6 @@ def find_places(text: str) -> tuple[bool, list[Place]]:
 
     Returns:
         Whether the parser reads all of the text, and the places.
-
-    Raises:
-        UserError: the parser is not installed.
     """
     lexed, root = parse(text)
     return not root.has_error, list(_places(lexed, root))
@@ -64,11 +64,9 @@ def _places(lexed: Any, root: Any) -> Iterator[Place]:
         yield from _fitting("single", start, end)
         for _, _, last in lines[place + 1 : place + MOST_LINES]:
             yield from _fitting("multi", start, last)
-    spans = corpus_module("spans")
-    rules = corpus_module("grammar").grammar("c++")
-    whole = spans.whole_groups(lexed.directives, 0)
-    found = spans.find_spans(root, rules, whole=whole)
-    for start, end, number in spans.join_spans([(found.spans, 0)]).tolist():
+    whole = whole_groups(lexed.directives, 0)
+    found = find_spans(root, grammar("c++"), whole=whole)
+    for start, end, number in join_spans([(found.spans, 0)]).tolist():
         kind = _SPANS.get(SpanKind(number))
         inside = _BODY.fullmatch(lexed.data, start, end) if kind == "body" else None
         if inside is not None:
@@ -126,9 +124,8 @@ def file_holes(location: str, per_kind: int, seed: int, window: Window) -> tuple
         The holes, kind by kind, and the texts that they are in, by the names of the groups.
 
     Raises:
-        UserError: no code there, or the parser is not installed.
+        UserError: no code there.
     """
-    corpus_module("grammar")  # before anything is read
     by_digest = {text.digest: text for text in read_texts(location)}
     pool = heapq.nsmallest(_POOL * per_kind, by_digest, key=lambda digest: order(seed, digest))
     found = [_Candidates.of(by_digest[digest], per_kind, seed) for digest in pool]
@@ -159,14 +156,10 @@ def _hole(group: str, text: Text, place: Place, window: Window) -> Hole:
 
 
 def compile_alone(text: str, sandbox: Sandbox) -> Literal["compiles", "compile error", "sandbox error"]:
-    """What a C++ compiler makes of a text as it is, with no headers but the system's.
-
-    Raises:
-        UserError: the extra `[corpus]` is not installed.
-    """
+    """What a C++ compiler makes of a text as it is, with no headers but the system's."""
     readable = text.encode("utf-8", errors="replace").decode()
     try:
-        verdict = corpus_module("compiling").compile_document(readable, "c++", sandbox)
+        verdict = compile_document(readable, "c++", sandbox)
     except SandboxError:
         return "sandbox error"
     return "compiles" if verdict.compiles else "compile error"

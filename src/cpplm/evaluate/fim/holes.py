@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cpplm.core.storage import sha256
-from cpplm.evaluate.judge.scoring import function_body
 from cpplm.evaluate.models.code_model import Request
 from cpplm.evaluate.problems import Problem
+from cpplm.judge.scoring import function_body
 
 HoleKind = Literal["single", "multi", "body", "statement", "block", "arguments"]
 PROBLEM_KINDS: tuple[HoleKind, ...] = ("single", "multi", "body")

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from rapidfuzz.distance import Levenshtein
 
-from cpplm.evaluate.answers import Truncation
-from cpplm.evaluate.estimates import Estimate, estimate
+from cpplm.evaluate.clustered_stderr import Estimate, estimate
+from cpplm.evaluate.completion_cache import Truncation
 
 NO_ANSWER = "no answer"
 Source = Literal["problems", "files"]

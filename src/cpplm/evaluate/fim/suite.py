@@ -24,20 +24,20 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
-from cpplm.evaluate.answers import Truncation, open_answers
+from cpplm.evaluate.completion_cache import Truncation, open_answers
 from cpplm.evaluate.fim.held_out import ALONE, Window, compile_alone, file_holes
 from cpplm.evaluate.fim.holes import Hole, HoleKind, choose_holes, fingerprint
-from cpplm.evaluate.fim.idle import find_idle, program
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalised
-from cpplm.evaluate.judge.judging import LARGEST_WRITTEN, Judge
-from cpplm.evaluate.judge.scoring import COMPILED, function_body, is_empty, open_braces
-from cpplm.evaluate.judge.verdicts import Verdict
+from cpplm.evaluate.fim.trivial_holes import find_idle, program
 from cpplm.evaluate.models.code_model import CodeModel, Stop, Written
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.evaluate.syntax import parser_version, syntax_valid
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.evaluate.texts import fingerprint as texts_fingerprint
+from cpplm.judge.executor import LARGEST_WRITTEN, Judge
+from cpplm.judge.result_cache import Verdict
+from cpplm.judge.scoring import COMPILED, function_body, is_empty, open_braces
 from cpplm.sandbox.compiler import require_compiler
 from cpplm.sandbox.sandbox import Sandbox
 
@@ -91,7 +91,7 @@ def run_fim(
         sandbox: instead of the strongest that works here.
 
     Raises:
-        UserError: no sandbox or compiler, the extra `[corpus]` is missing, or there is nothing to cut; found
+        UserError: no sandbox or compiler, or there is nothing to cut; found
             before anything is written.
     """
     versions = {"cpplm": __version__, "parser": parser_version()}

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from cpplm.core.storage import sha256
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written, fitted
-from cpplm.evaluate.windows import Encoded, score_in_windows
+from cpplm.evaluate.sliding_window import Encoded, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
+from cpplm.generate.sequence import Request as EngineRequest
 from cpplm.generate.settings import Limits, ModelSource, SamplingSettings
 from cpplm.generate.truncation import token_ends
-from cpplm.generate.writing import Request as EngineRequest
-from cpplm.tokenizer.special import BOS
-from cpplm.train.checkpoint import Checkpoint
+from cpplm.tokenizer.special_tokens import BOS
+from cpplm.train.checkpoint.format import Checkpoint
 
 _WEIGHTS = "model"  # how the names of the files with weights begin
 

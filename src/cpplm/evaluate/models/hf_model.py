@@ -24,10 +24,10 @@ from cpplm.core.settings import Precision
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written, fitted
 from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
-from cpplm.evaluate.windows import MOST_BATCH_TOKENS, score_in_windows
+from cpplm.evaluate.sliding_window import MOST_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import penalise, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 
 # Logits held at once when scoring: 512 MiB in float32, and as much again for the loss.
 _MOST_LOGITS = 2**27

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
-from cpplm.evaluate.windows import Encoded
+from cpplm.evaluate.sliding_window import Encoded
 from cpplm.tokenizer.export import byte_characters
 
 # What stands before the prefix, before the suffix and before what is written.

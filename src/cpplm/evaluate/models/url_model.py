@@ -15,7 +15,7 @@ import numpy as np
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.async_jobs import run_jobs
 from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
-from cpplm.evaluate.models.echo import read_echo
+from cpplm.evaluate.models.prompt_logprobs import read_echo
 from cpplm.evaluate.models.server import NoAnswer, Server
 from cpplm.generate.settings import SamplingSettings
 

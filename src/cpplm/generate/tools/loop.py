@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from cpplm.generate.scheduler import Scheduler
-from cpplm.generate.tools.box import ToolBox
-from cpplm.generate.tools.calls import KINDS, Call, Kind, marks, parse_call
-from cpplm.generate.writing import Completion, Reason, Request, Stop, TokenLogprob
+from cpplm.generate.sequence import Completion, Reason, Request, Stop, TokenLogprob
+from cpplm.generate.tools.tool_call_format import KINDS, Call, Kind, marks, parse_call
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 

@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention as f
 from jax.sharding import Mesh
 
 from cpplm.core.errors import UserError
-from cpplm.jax.attention.placement import Placement
+from cpplm.jax.attention.sharding import Placement
 from cpplm.jax.attention.window import left_neighbours
 
 TILE = 128  # tokens

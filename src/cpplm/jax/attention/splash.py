@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
-from cpplm.jax.attention.placement import Placement
+from cpplm.jax.attention.sharding import Placement
 from cpplm.jax.attention.window import left_neighbours
 
 LANES = 128  # the kernel works on tiles of so many tokens

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 
 MOST_SOFTCAP = 60.0  # e^60 times any vocabulary fits float32
 # Rows of a chunk. On CPUs 128 to 512 differ by less than the noise; GPUs want larger matrix products.

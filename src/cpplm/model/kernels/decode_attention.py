@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpplm.model.kernels.compiled import compiled
+from cpplm.model.kernels.cpp_extension import compiled
 
 MOST_TOKENS = 3  # new ones of a sequence, see above
 _FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}

@@ -39,7 +39,7 @@ from cpplm.model.kernels.registry import (
     choose,
     decide,
 )
-from cpplm.tokenizer.special import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORED
 
 Reduction = Literal["mean", "none"]
 PREFERENCE = ("chunked", "native")

@@ -1,0 +1,1 @@
+"""Exact name resolution with libclang (`--semantic`)."""

@@ -1,0 +1,1 @@
+"""Documents to the compiler: commands, diagnostics, labels."""

@@ -1,0 +1,90 @@
+"""The compile label: whether each document compiles, as the process that built it finds out.
+
+Labels depend on the compiler and on the headers that it finds, so the build records both. A document that
+takes the compiler longer than its limits (`COMPILE_LIMITS`) does not compile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cpplm.core.errors import UserError
+from cpplm.corpus.compile.compiler import Verdict, compile_document, require_standards
+from cpplm.corpus.settings import CorpusSettings
+from cpplm.cpp.parser import Language
+from cpplm.sandbox.backends import Backend
+from cpplm.sandbox.compiler import require_folders
+from cpplm.sandbox.sandbox import Sandbox
+
+Compile = Callable[[str, Language], Verdict]
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How documents are compiled; sent to workers.
+
+    Attributes:
+        backend: of the sandbox that every process makes for itself.
+        compiler_version: its version line.
+        headers: folders of third-party headers.
+        repair: whether to build units again that fail.
+    """
+
+    backend: Backend
+    compiler_version: str
+    headers: tuple[Path, ...]
+    repair: bool
+
+    def compiler(self) -> Compile:
+        """What compiles a text; for one process."""
+        sandbox = Sandbox(self.backend)
+        return lambda text, language: compile_document(text, language, sandbox, self.headers)
+
+
+def plan_labels(settings: CorpusSettings) -> Labelling | None:
+    """How to compile the documents, tried out; None when that is not asked for.
+
+    Raises:
+        UserError: no sandbox, no compiler, or a folder of headers that cannot be read in the sandbox.
+    """
+    if not settings.labelled:
+        return None
+    headers = tuple(folder.expanduser().resolve() for folder in settings.headers)
+    for folder in headers:
+        if not folder.is_dir():
+            raise UserError(f"--headers {folder} is no folder", fix="Name the folder to search for headers.")
+    sandbox = Sandbox.probe(unsafe=settings.unsafe)
+    compiler = require_standards(sandbox)
+    require_folders(sandbox, headers)
+    return Labelling(sandbox.backend, compiler, headers, settings.repair)
+
+
+def label(verdict: Verdict) -> dict[str, Any]:
+    """The columns of the label; the error is without names."""
+    return {"compiles": verdict.compiles, "first_error": verdict.reason}
+
+
+@dataclass
+class LabelFigures:
+    """Labels of one project, counted."""
+
+    compile: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Count one row of the corpus; one without a label does not count."""
+        if row.get("compiles"):
+            self.compile[row["kind"]] += 1
+        elif "compiles" in row:
+            self.reasons[row["first_error"]] += 1
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        """For the manifest: how many documents of each kind compile; why the others do not."""
+        return {
+            "compile": dict(sorted(self.compile.items())),
+            "reasons": dict(sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))),
+        }

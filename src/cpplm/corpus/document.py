@@ -1,0 +1,123 @@
+"""One training document with its provenance, and documents that are just a piece of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypedDict
+
+from cpplm.core.spans import pack
+from cpplm.cpp.doc_comments import shift_pairs
+from cpplm.cpp.items import Syntax, read_syntax
+from cpplm.cpp.lexer import lex
+from cpplm.cpp.parser import grammar, language_of
+from cpplm.cpp.syntax_spans import join_spans, whole_groups
+
+DocumentKind = Literal["compilable", "inlined", "file", "chunk"]
+
+
+class Source(NamedTuple):
+    """Lines of a file, both counted from 1 and included."""
+
+    file: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """One training document; `size` is in the unit of the budget.
+
+    `files` names those that the document was built for before those it borrows from; `sources` the lines that
+    its text was taken from, by file.
+    """
+
+    text: str
+    kind: DocumentKind
+    files: tuple[str, ...]
+    size: int
+    functions: int
+    sources: tuple[Source, ...] = ()
+    spans: bytes = b""  # as the column keeps them, as are `docstrings`
+    docstrings: tuple[dict[str, int], ...] = ()
+
+
+def sources_of(lines: Iterable[tuple[str, int, int]]) -> tuple[Source, ...]:
+    """Line ranges sorted by file, those that touch joined; line 0 stands for no line."""
+    joined: list[Source] = []
+    for file, first, last in sorted(lines):
+        if not first:
+            continue
+        if joined and joined[-1].file == file and first <= joined[-1].last + 1:
+            joined[-1] = Source(file, joined[-1].first, max(last, joined[-1].last))
+        else:
+            joined.append(Source(file, first, last))
+    return tuple(joined)
+
+
+class Places(TypedDict):
+    """The spans and docstrings of a document, by the names of their fields."""
+
+    spans: bytes
+    docstrings: tuple[dict[str, int], ...]
+
+
+def places_of(parts: Sequence[tuple[Syntax, int]]) -> Places:
+    """What a document keeps of its parts, each with the offset of its text in the document."""
+    return {
+        "spans": pack(join_spans((syntax.spans, start) for syntax, start in parts)),
+        "docstrings": tuple(shift_pairs((syntax.pairs, start) for syntax, start in parts)),
+    }
+
+
+def chunks(text: str, source: Source, line: int, budget: int, count: Callable[[str], int]) -> list[Document]:
+    """Text that cannot stand alone as documents within the budget.
+
+    Args:
+        text: of these lines, possibly with scopes opened before and closed after it.
+        source: where it comes from.
+        line: that the text begins at, counting back from its end.
+        budget: the most that one document may have, in the unit of `count`.
+        count: the length of a text.
+    """
+    found: list[Document] = []
+    first = source.first
+    for piece in cut(text, budget, count):
+        line += piece.count("\n")
+        last = min(max(first, line - piece.endswith("\n")), source.last)
+        if piece.strip():
+            found.append(_chunk(piece, Source(source.file, first, last), count))
+        first = min(max(first, line), source.last)
+    return found
+
+
+def _chunk(text: str, source: Source, count: Callable[[str], int]) -> Document:
+    lexed = lex(text.encode())
+    rules = grammar(language_of(source.file, project_is_c=False))
+    whole = whole_groups(lexed.directives, 0)
+    syntax = read_syntax(rules.parse(lexed.plain), rules, lexed.data, lexed.plain, whole)
+    places = places_of([(syntax, 0)])
+    return Document(text, "chunk", (source.file,), count(text), syntax.functions, (source,), **places)
+
+
+def cut(text: str, budget: int, count: Callable[[str], int]) -> list[str]:
+    """Pieces within the budget whose concatenation is `text`: cut at line ends, else between characters."""
+    pieces: list[str] = []
+    while text:
+        total = count(text)
+        if total <= budget:
+            pieces.append(text)
+            break
+        length = max(1, len(text) * budget // total)
+        head = _prefix(text, length)
+        while count(head) > budget and len(head) > 1:
+            head = _prefix(head, max(1, len(head) * 9 // 10))
+        pieces.append(head)
+        text = text[len(head) :]
+    return pieces
+
+
+def _prefix(text: str, length: int) -> str:
+    """At most `length` characters, ending at a line end when there is one."""
+    line_end = text.rfind("\n", 0, length) + 1
+    return text[: line_end or length]

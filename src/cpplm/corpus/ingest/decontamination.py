@@ -1,0 +1,187 @@
+"""Source files that hold text of the evaluation problems: a model must not have read what it is asked.
+
+A file is contaminated when it shares a run of 13 words with a problem (13 as in Brown et al. 2020, "Language
+Models are Few-Shot Learners", appendix C). Words are compared without punctuation and layout, so that a copy
+which was reformatted is found. Runs that prove nothing do not count: include lists and other directives, runs
+with few different words (tables, loops), runs that several problems share, and runs that turn up in more than
+ten files of the corpus.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from cpplm.core.errors import UserError
+from cpplm.corpus.ingest.ngram_hash import Hashes, Words, runs, words_of
+
+RUN = 13
+_FEWEST_DIFFERENT = 5
+# A run in more problems than this comes from a template, one in more files than this from habit.
+_MOST_PROBLEMS = 2
+_MOST_FILES = 10
+_TABLE_BITS = 20
+_NAMES = ("name", "task_id", "id", "problem_id")
+# Code that stands together is compared together; the buggy variant of a solution must not be learned either.
+_TEXTS = (
+    ("prompt", "canonical_solution"),
+    ("prompt", "buggy_solution"),
+    ("declaration", "canonical_solution"),
+    ("instruction",),
+    ("docstring",),
+    ("tests",),
+    ("test",),
+    ("test_setup", "test"),
+    ("example_test",),
+    ("text",),
+)
+_BOILERPLATE = re.compile(r"^[ \t]*(?:#.*|using namespace \w+;)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A run of words that a file shares with a problem."""
+
+    run: int
+    problem: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The runs of all evaluation problems, sorted, with the problem that each is from."""
+
+    runs: Hashes
+    owners: tuple[str, ...]
+
+    @cached_property
+    def _table(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which leading bits occur: dismisses nearly every run of a file with one look-up."""
+        table = np.zeros(1 << _TABLE_BITS, dtype=np.bool_)
+        table[self.runs >> np.uint64(64 - _TABLE_BITS)] = True
+        return table
+
+    def hits(self, text: bytes, words: Words) -> list[Hit]:
+        """The runs that `text`, with these words, shares with a problem; each once, in order."""
+        found = runs(words.hashes, RUN)
+        if not len(found) or not len(self.runs):
+            return []
+        places = np.flatnonzero(self._table[found >> np.uint64(64 - _TABLE_BITS)])
+        at = np.minimum(np.searchsorted(self.runs, found[places]), len(self.runs) - 1)
+        hits: dict[int, Hit] = {}
+        for place, index in zip(places, at, strict=True):
+            if self.runs[index] != found[place] or int(index) in hits:
+                continue
+            span = text[words.starts[place] : words.ends[place + RUN - 1]]
+            shown = " ".join(span.decode("utf-8", "replace").split())
+            hits[int(index)] = Hit(int(index), self.owners[index], shown)
+        return list(hits.values())
+
+
+def load_problems(extra: Sequence[Path]) -> Problems:
+    """The problems that come with cpplm, and those in JSON Lines files.
+
+    Raises:
+        UserError: a file cannot be read, is no JSON Lines, or has no field with a problem's text.
+    """
+    builtin = resources.files("cpplm").joinpath("evaluate", "problem_sets")
+    texts = [
+        (item.name, item.read_text(encoding="utf-8"))
+        for item in sorted(builtin.iterdir(), key=lambda item: item.name)
+        if item.name.endswith(".jsonl")
+    ]
+    for path in extra:
+        try:
+            texts.append((path.name, path.expanduser().read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"cannot read --decontaminate {path}: {error}", fix="Name a JSON Lines file with problems."
+            ) from error
+    owners: dict[int, str] = {}
+    for source, text in texts:
+        for run, name in _runs_of_set(_parse(text, source)).items():
+            owners.setdefault(run, f"{source}: {name}")
+    ordered = sorted(owners)
+    return Problems(np.array(ordered, dtype=np.uint64), tuple(owners[run] for run in ordered))
+
+
+def _parse(text: str, source: str) -> list[tuple[str, list[str]]]:
+    """Name and texts of each problem."""
+    problems = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"--decontaminate {source}:{number}: not JSON: {error}", fix="One object per line."
+            ) from error
+        if not isinstance(values, dict):
+            raise UserError(
+                f"--decontaminate {source}:{number}: not a JSON object", fix="One object per line."
+            )
+        joined = ["\n".join(_text(values.get(field)) for field in group) for group in _TEXTS]
+        if not any(part.strip() for part in joined):
+            known = ", ".join(dict.fromkeys(field for group in _TEXTS for field in group))
+            raise UserError(
+                f"--decontaminate {source}:{number} has no text of a problem", fix=f"Known fields: {known}."
+            )
+        name = next((str(values[field]) for field in _NAMES if field in values), f"line {number}")
+        problems.append((name, joined))
+    return problems
+
+
+def _text(value: object) -> str:
+    """A field's text: a string, or several of them."""
+    if isinstance(value, list):
+        return "\n".join(_text(item) for item in value)
+    return value if isinstance(value, str) else ""
+
+
+def _runs_of_set(problems: Iterable[tuple[str, list[str]]]) -> dict[int, str]:
+    """The telling runs of one set of problems, each with the first problem that has it."""
+    owners: dict[int, str] = {}
+    problems_with: Counter[int] = Counter()
+    for name, texts in problems:
+        found: set[int] = set()
+        for text in texts:
+            found |= _telling_runs(_BOILERPLATE.sub("", text).encode())
+        for run in found:
+            owners.setdefault(run, name)
+        problems_with.update(found)
+    return {run: name for run, name in owners.items() if problems_with[run] <= _MOST_PROBLEMS}
+
+
+def _telling_runs(text: bytes) -> set[int]:
+    """Runs with enough different words of three letters and more."""
+    words = words_of(text)
+    spans = zip(words.starts.tolist(), words.ends.tolist(), words.hashes.tolist(), strict=True)
+    names = [0 if end - start < 3 or text[start : start + 1].isdigit() else key for start, end, key in spans]
+    return {
+        run
+        for place, run in enumerate(runs(words.hashes, RUN).tolist())
+        if len({*names[place : place + RUN], 0}) > _FEWEST_DIFFERENT
+    }
+
+
+def contaminated(hits: Sequence[Sequence[Hit]]) -> dict[int, Hit]:
+    """Position of each contaminated file to the first hit that shows it; `hits` are those of every file."""
+    files: dict[int, set[int]] = defaultdict(set)
+    for position, found in enumerate(hits):
+        for hit in found:
+            files[hit.run].add(position)
+    telling = {run for run, where in files.items() if len(where) <= _MOST_FILES}
+    first = {
+        position: next((hit for hit in found if hit.run in telling), None)
+        for position, found in enumerate(hits)
+    }
+    return {position: hit for position, hit in first.items() if hit is not None}

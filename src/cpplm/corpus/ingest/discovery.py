@@ -1,0 +1,339 @@
+"""Projects and their C++ files: found in a fixed order, read as UTF-8 with LF line ends, skips counted.
+
+What cannot be read as source is left out; what can, but is not worth learning to write, keeps its place in
+the list and makes no documents. Either has one named reason, never none. Paths are judged relative to the
+project, so a project may live anywhere (below a folder named `build`, say). Links are not followed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cpplm.core.errors import UserError
+from cpplm.corpus.ingest.generated_files import (
+    Head,
+    head_of,
+    in_vendor_folder,
+    is_data,
+    is_generated,
+    is_known_copy,
+)
+from cpplm.corpus.ingest.licenses import LicenceFiles, is_allowed
+from cpplm.corpus.ingest.pii import redact
+from cpplm.corpus.ingest.walk import Skips, relative_name, walk
+from cpplm.corpus.settings import CorpusSettings
+from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
+
+TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake")  # of headers that a build writes
+SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES | FRAGMENT_SUFFIXES
+
+
+@dataclass(frozen=True)
+class Project:
+    """A named set of folders that belong together.
+
+    `bare_headers` admits names such as `vector`. The names of files without paths are made up, so that no
+    include leads from one to another.
+    """
+
+    name: str
+    roots: tuple[Path, ...]
+    bare_headers: bool = False
+    has_paths: bool = True
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which files of a project make documents, apart from what several files decide together."""
+
+    max_file_bytes: int = 500_000
+    max_include_bytes: int = 10_000_000
+    keep_vendored: bool = False
+    keep_ignored: bool = False
+    licences: tuple[str, ...] = ("any",)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a project: its name within the project, and the hash of its bytes.
+
+    `licence` is an SPDX expression, "" where none was found. Without `documents` the file serves includes and
+    macro definitions only, and not even the documents of other files quote it unless it is `quotable`. With
+    `redact` personal data and secrets are replaced when it is read.
+    """
+
+    name: str
+    path: Path
+    size: int
+    digest: str
+    licence: str = ""
+    documents: bool = True
+    quotable: bool = True
+    redact: bool = True
+
+
+def find_projects(settings: CorpusSettings) -> list[Project]:
+    """The projects that the settings name, sorted by name.
+
+    Raises:
+        UserError: a path is missing, is no folder or is given twice; g++ is missing.
+    """
+    folders = [path.expanduser() for path in settings.projects]
+    if settings.projects_dir is not None:
+        folders += subfolders(settings.projects_dir)
+    if settings.projects_list is not None:
+        folders += _listed(settings.projects_list.expanduser())
+    roots = [_folder(path, "project").resolve() for path in folders]
+    for root, times in Counter(roots).items():
+        if times > 1:
+            raise UserError(f"project {root} is given {times} times", fix="Name each folder once.")
+    projects = [Project(name, (root,)) for name, root in zip(_names(roots), roots, strict=True)]
+    if settings.cxx_headers:
+        projects.append(Project("libstdc++", tuple(find_cxx_headers()), bare_headers=True))
+    return sorted(projects, key=lambda project: project.name)
+
+
+def subfolders(projects_dir: Path) -> list[Path]:
+    """The projects in a folder, sorted.
+
+    Raises:
+        UserError: it is missing, or has no sub-folders.
+    """
+    parent = _folder(projects_dir.expanduser(), "--projects_dir")
+    inside = sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not inside:
+        raise UserError(f"--projects_dir {parent} has no sub-folders", fix="Put each project into one.")
+    return inside
+
+
+def _folder(path: Path, what: str) -> Path:
+    if not path.exists():
+        raise UserError(f"{what} {path} does not exist", fix="Check the path.")
+    if not path.is_dir():
+        raise UserError(f"{what} {path} is a file, not a folder", fix=f"Name the folder: {path.parent}.")
+    return path
+
+
+def _listed(path: Path) -> list[Path]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot read --projects_list {path}: {error}", fix="One folder per line, UTF-8."
+        ) from error
+    names = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not names:
+        raise UserError(f"--projects_list {path} names no folder", fix="Write one folder per line.")
+    return [path.parent / Path(name).expanduser() for name in names]
+
+
+def _names(roots: list[Path]) -> list[str]:
+    """A name per project: the folder's own, with as many parents as it takes to tell them apart."""
+    length = 1
+    names = [root.name or "root" for root in roots]
+    while len(set(names)) < len(names):
+        length += 1
+        counted = Counter(names)
+        names = [
+            "/".join(root.parts[-length:]) if counted[name] > 1 else name
+            for root, name in zip(roots, names, strict=True)
+        ]
+    return names
+
+
+def find_cxx_headers() -> list[Path]:
+    """The folders of the C++ standard library, as the machine's g++ reports them.
+
+    Raises:
+        UserError: there is no g++, or it reports no such folder.
+    """
+    compiler = shutil.which("g++")
+    fix = "Install it (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or use --projects."
+    if compiler is None:
+        raise UserError("--cxx_headers needs g++, which is not on the PATH", fix=fix)
+    asked = subprocess.run(
+        [compiler, "-E", "-v", "-x", "c++", os.devnull],
+        capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}, timeout=60,
+    )  # fmt: skip
+    listing = re.search(
+        r"#include <\.\.\.> search starts here:\n(.*?)End of search list", asked.stderr, re.DOTALL
+    )
+    folders = [Path(line.strip()).resolve() for line in listing.group(1).splitlines()] if listing else []
+    found = [path for path in folders if "c++" in path.parts and path.is_dir()]
+    found = [path for path in dict.fromkeys(found) if not any(other in path.parents for other in found)]
+    if not found:
+        raise UserError(f"{compiler} reports no folder of C++ headers", fix=fix)
+    return found
+
+
+def find_files(project: Project, rules: Rules | None = None) -> tuple[list[SourceFile], Skips]:
+    """The C++ files of a project in a fixed order, and what was left out or makes no documents.
+
+    Reads every file once; each is judged by itself, copies of one another are not looked for here.
+    """
+    rules = rules or Rules()
+    skips = Skips()
+    files: list[SourceFile] = []
+    reasons: dict[str, str] = {}
+    taken: set[str] = set()
+    for number, root in enumerate(project.roots):
+        licences = LicenceFiles(root)
+        is_cpp = functools.partial(_is_cpp, bare_headers=project.bare_headers)
+        for path in walk(root, skips, is_cpp, keep_ignored=rules.keep_ignored):
+            name = relative_name(path, root)
+            if name in taken:
+                name = f"{number}/{name}"
+            taken.add(name)
+            data = _read(path, root, name, rules.max_include_bytes, skips)
+            if data is None:
+                continue
+            text = normalise(data)
+            head = head_of(text)
+            licence = licences.of_file(path, head.comments)
+            files.append(SourceFile(name, path, len(data), hashlib.sha256(data).hexdigest(), licence))
+            reasons[name] = next(_reasons(text, head, project.name, files[-1], rules), "")
+    if not rules.keep_vendored:
+        _leave_out_vendored(files, reasons)
+    for file in files:
+        if reasons[file.name]:
+            skips.add(reasons[file.name], file.name, file.size)
+    return [
+        replace(
+            file,
+            documents=not reasons[file.name],
+            quotable=is_allowed(file.licence, rules.licences) and not is_template(file.name),
+        )
+        for file in files
+    ], skips
+
+
+def _reasons(text: bytes, head: Head, project: str, file: SourceFile, rules: Rules) -> Iterator[str]:
+    """Why a file makes no documents: what it is comes before what is allowed."""
+    if file.size > rules.max_file_bytes:
+        yield f"larger than {rules.max_file_bytes:,} bytes"
+    if is_template(file.name):
+        yield "template of a header"
+    if is_fragment(file.name):
+        yield "fragment for other files"
+    if is_generated(text, head):
+        yield "generated"
+    if is_data(text):
+        yield "minified or data"
+    if not rules.keep_vendored and is_known_copy(file.name, head, project):
+        yield "copy of a library"
+    if not is_allowed(file.licence, rules.licences):
+        yield f"licence {file.licence}" if file.licence else "licence unknown"
+
+
+def _leave_out_vendored(files: list[SourceFile], reasons: dict[str, str]) -> None:
+    """Give the files in folders for other people's code a reason, if the project has code of its own."""
+    vendored = {file.name for file in files if in_vendor_folder(file.name)}
+    if any(file.name not in vendored and not reasons[file.name] for file in files):
+        reasons.update({name: "vendored" for name in vendored if not reasons[name]})
+
+
+def is_fragment(name: str) -> bool:
+    """Whether a file is made to be included in the middle of others."""
+    return Path(name).suffix.lower() in FRAGMENT_SUFFIXES
+
+
+def _is_cpp(path: Path, bare_headers: bool) -> bool:
+    return path.suffix.lower() in SUFFIXES or (bare_headers and not path.suffix) or is_template(path.name)
+
+
+def is_template(name: str) -> bool:
+    """Whether a build makes a header of this file."""
+    stems = (name.removesuffix(ending) for ending in TEMPLATE_ENDINGS if name.endswith(ending))
+    return any(Path(stem).suffix.lower() in HEADER_SUFFIXES for stem in stems)
+
+
+def _read(path: Path, root: Path, name: str, max_bytes: int, skips: Skips) -> bytes | None:
+    """The raw bytes of a file that is source; None, counted, otherwise."""
+    try:
+        if path.is_symlink():
+            target = path.resolve(strict=True)
+            skips.add(
+                "link inside the project" if root in target.parents else "link that leaves the project", name
+            )
+            return None
+        if not path.is_file():
+            skips.add("not a plain file", name)
+            return None
+        size = path.stat().st_size
+        if size > max_bytes:
+            skips.add(f"larger than {max_bytes:,} bytes", name, size)
+            return None
+        data = path.read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+        skips.add("unreadable", name)
+        return None
+    reason = _no_source(data)
+    if reason:
+        skips.add(reason, name, len(data))
+        return None
+    return data
+
+
+def _no_source(data: bytes) -> str:
+    """Why bytes are no source text; "" when they are."""
+    if not data.strip():
+        return "empty"
+    if b"\0" in data:
+        return "binary"
+    return "" if _decode(data) is not None else "neither UTF-8 nor Latin-1"
+
+
+def _decode(data: bytes) -> str | None:
+    """UTF-8; else Latin-1 where every other byte is one of its printable characters; else None."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+        return None if re.search("[\x7f-\x9f]", text) else text
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether the bytes are valid UTF-8."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def normalise(data: bytes) -> bytes:
+    """UTF-8 without byte order mark, with LF line ends: what every later offset refers to."""
+    text = _decode(data)
+    if text is None:
+        raise ValueError("not text: find_files lets no such file through")
+    return text.replace("\r\n", "\n").replace("\r", "\n").encode()
+
+
+def read_source(file: SourceFile) -> bytes:
+    """The text of a file as every stage after discovery sees it: UTF-8, LF, redacted.
+
+    All offsets and lines refer to this text.
+
+    Raises:
+        OSError: it went away or became unreadable since it was found.
+    """
+    text = normalise(file.path.read_bytes())
+    return redact(text)[0] if file.redact else text
+
+
+def content_digest(files: Iterable[SourceFile]) -> str:
+    """A hash of a project's names and contents, and of what was decided on each file."""
+    lines = "".join(
+        f"{file.digest} {file.documents:d}{file.quotable:d}{file.redact:d} {file.licence} {file.name}\n"
+        for file in files
+    )
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

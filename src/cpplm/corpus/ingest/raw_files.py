@@ -1,0 +1,102 @@
+"""The C++ files and the documentation of projects as they are, to train or measure a tokenizer on.
+
+C++ files are found and skipped as by `cpplm corpus build`, but for what it decides by reading all of them:
+near copies, licences, personal data. Documentation is what teaches a vocabulary prose. Of equal files the
+first stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpplm.core.errors import UserError
+from cpplm.core.progress import progress_bar
+from cpplm.core.storage import sha256
+from cpplm.corpus.ingest.discovery import Project, Rules, find_files, subfolders
+from cpplm.corpus.ingest.generated_files import in_vendor_folder
+from cpplm.corpus.ingest.walk import Skips, walk
+from cpplm.tokenizer.pretoken_counts import FileBatch
+
+PROSE_SUFFIXES = frozenset({".md", ".rst"})
+_BATCH_BYTES = 8_000_000
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    size: int
+    digest: str
+
+
+def find_batches(
+    projects_dir: Path, max_project_bytes: int, *, code: bool = True, prose: bool = True
+) -> tuple[list[FileBatch], str]:
+    """The files of the projects in a folder, in batches of one project each, and a digest of their contents.
+
+    Args:
+        projects_dir: each sub-folder is a project.
+        max_project_bytes: of a larger project some files are left out, by the hash of their contents.
+        code: take C++ files.
+        prose: take Markdown and reStructuredText.
+
+    Raises:
+        UserError: no such folder, or no such files in it.
+    """
+    seen: set[str] = set()
+    batches: list[FileBatch] = []
+    folders = subfolders(projects_dir)
+    with progress_bar(len(folders), "finding files", "project") as bar:
+        for folder in folders:
+            files = [*(_code(folder) if code else ()), *(_prose(folder) if prose else ())]
+            kept = _sample(
+                {file.digest: file for file in files if file.digest not in seen}, max_project_bytes
+            )
+            seen.update(file.digest for file in kept)
+            batches += _batches(folder.name, kept)
+            bar.update(1)
+    if not batches:
+        raise UserError(f"{projects_dir} has no C++ files in its sub-folders", fix="Check the path.")
+    return batches, sha256("".join(sorted(seen)).encode())
+
+
+def _code(folder: Path) -> Iterator[_File]:
+    files, _ = find_files(Project(folder.name, (folder,)), Rules())
+    return (_File(file.path, file.size, file.digest) for file in files if file.documents)
+
+
+def _prose(folder: Path) -> Iterator[_File]:
+    for path in walk(folder, Skips(), lambda path: path.suffix.lower() in PROSE_SUFFIXES):
+        if path.is_symlink() or in_vendor_folder(path.relative_to(folder).as_posix()):
+            continue
+        data = path.read_bytes()
+        if 0 < len(data) <= Rules().max_file_bytes:
+            yield _File(path, len(data), sha256(data))
+
+
+def _sample(files: dict[str, _File], max_bytes: int) -> list[_File]:
+    """Files in their order, without those of the greatest digests when they are too much together."""
+    size = 0
+    kept = set()
+    for digest in sorted(files):
+        size += files[digest].size
+        if size > max_bytes:
+            break
+        kept.add(digest)
+    return [file for digest, file in files.items() if digest in kept]
+
+
+def _batches(project: str, files: Iterable[_File]) -> Iterator[FileBatch]:
+    waiting: list[_File] = []
+    for file in files:
+        waiting.append(file)
+        if sum(each.size for each in waiting) >= _BATCH_BYTES:
+            yield _batch(project, waiting)
+            waiting = []
+    if waiting:
+        yield _batch(project, waiting)
+
+
+def _batch(project: str, files: list[_File]) -> FileBatch:
+    return FileBatch(project, tuple(file.path for file in files), sum(file.size for file in files))

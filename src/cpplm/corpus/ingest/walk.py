@@ -1,0 +1,116 @@
+"""The files of a project in a fixed order, without those that git ignores or a build wrote; skips counted."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cpplm.corpus.ingest.gitignore import GITIGNORE, GitIgnore, gitignores_above, is_ignored
+
+BUILD_FOLDER = "build folder"
+IGNORED = "ignored by .gitignore"
+_SKIPPED_FOLDERS = frozenset({"CVS", "_darcs", "__pycache__", "node_modules"})
+# What CMake, Ninja and Meson write into the folder that they build in, and what a folder of sources has.
+_BUILD_FILES = frozenset({"CMakeCache.txt", "build.ninja", "meson-private"})
+_SOURCE_FILES = frozenset({"CMakeLists.txt", "meson.build", "configure", "configure.py", "BUILD.gn"})
+_BAZEL_FOLDERS = frozenset({"bazel-bin", "bazel-out", "bazel-testlogs", "bazel-genfiles"})
+_BAZEL_FILES = ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel")
+_NAMED_SKIPS = 5
+
+
+@dataclass
+class Skips:
+    """Counts the files that are left out, by reason, with their bytes and the first few names."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    names: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, reason: str, name: str, size: int = 0) -> None:
+        """Count one file."""
+        self.counts[reason] += 1
+        self.bytes[reason] += size
+        if len(self.names[reason]) < _NAMED_SKIPS:
+            self.names[reason].append(name)
+
+    def to_dict(self) -> dict[str, dict[str, object]]:
+        """For the manifest."""
+        return {
+            reason: {
+                "files": self.counts[reason],
+                "bytes": self.bytes[reason],
+                "examples": self.names[reason],
+            }
+            for reason in sorted(self.counts)
+        }
+
+
+def walk(
+    root: Path, skips: Skips, is_wanted: Callable[[Path], bool], *, keep_ignored: bool = False
+) -> Iterator[Path]:
+    """The wanted files below `root`, sorted, without hidden ones and linked folders.
+
+    Args:
+        root: a folder, which is read however it is called and whatever lies in it.
+        skips: counts wanted files in build folders, those that `.gitignore` files of the folder and of the
+            repository around it leave out, and folders that cannot be read.
+        is_wanted: judges a path by its name.
+        keep_ignored: leave out none of these.
+    """
+    above = {root: () if keep_ignored else gitignores_above(root)}
+    for name, inside, names in os.walk(
+        root, onerror=lambda e: skips.add("unreadable folder", str(e.filename))
+    ):
+        folder = Path(name)
+        ignores = above.pop(folder)
+        if folder != root and not keep_ignored and (reason := _reason(folder, inside, names, ignores)):
+            for path in filter(is_wanted, _files_below(folder)):
+                skips.add(reason, relative_name(path, root), path.lstat().st_size)
+            inside.clear()
+            continue
+        if not keep_ignored:
+            if ".git" in (*inside, *names):  # another repository: what is above ends here
+                ignores = ()
+            if GITIGNORE in names and (file := GitIgnore.read(folder)):
+                ignores = (*ignores, file)
+        inside[:] = sorted(
+            each
+            for each in inside
+            if not each.startswith(".") and each not in _SKIPPED_FOLDERS and not (folder / each).is_symlink()
+        )
+        above.update((folder / each, ignores) for each in inside)
+        for path in (folder / each for each in sorted(names) if not each.startswith(".")):
+            if not is_wanted(path):
+                continue
+            if is_ignored(ignores, path, is_dir=False):
+                skips.add(IGNORED, relative_name(path, root), path.lstat().st_size)
+            else:
+                yield path
+
+
+def relative_name(path: Path, root: Path) -> str:
+    """The name of a file within a project, as UTF-8 can write it."""
+    return os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "replace")
+
+
+def _reason(folder: Path, inside: list[str], names: list[str], ignores: tuple[GitIgnore, ...]) -> str:
+    """Why all that is in a folder is left out; "" when it is not."""
+    found = {*inside, *names}
+    if (
+        folder.name == "CMakeFiles"
+        or folder.name.endswith("_autogen")
+        or (found & _BUILD_FILES and not found & _SOURCE_FILES)
+        or folder.name in _BAZEL_FOLDERS
+        or (folder.name.startswith("bazel-") and any((folder.parent / f).is_file() for f in _BAZEL_FILES))
+    ):
+        return BUILD_FOLDER
+    return IGNORED if is_ignored(ignores, folder, is_dir=True) else ""
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for name, inside, names in os.walk(folder):
+        inside.sort()
+        yield from (Path(name, each) for each in sorted(names))

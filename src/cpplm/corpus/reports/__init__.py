@@ -1,0 +1,1 @@
+"""Statistics, pages, compile rates, samples and exports of a finished corpus."""

@@ -1,0 +1,136 @@
+"""`cpplm corpus export`: a corpus's documents or its docstring pairs as JSON lines.
+
+Each line is one object: the text, or docstring, signature and body, and where it comes from. Rows are read
+shard by shard and written as they come; the file appears when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+
+from cpplm.core.errors import UserError
+from cpplm.core.progress import progress_bar
+from cpplm.core.settings import Argument
+from cpplm.core.shards import ROWS_PER_GROUP, SPLITS, Shard, ShardReader, Split
+from cpplm.core.spans import SPANS_COLUMN
+from cpplm.core.storage import Storage, is_bucket
+from cpplm.corpus.ingest.jsonl import ENDINGS
+from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN, export_pairs
+
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
+# Lines are compressed and sent in portions of about this size, each a whole gzip member or zstd frame.
+_PORTION_BYTES = 4_000_000
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Settings of `cpplm corpus export`."""
+
+    corpus: Annotated[str, Argument("CORPUS", positional=True)]
+    """Folder or bucket URL of a corpus."""
+    to: Annotated[str, Argument("FILE")]
+    """File or bucket URL to write; the ending says the format: .jsonl, .jsonl.gz or .jsonl.zst."""
+    what: Literal["documents", "docstrings"] = "documents"
+    """documents: their texts; docstrings: functions with the comment before them, each pair once."""
+    split: Split | None = None
+    """Only this split; both when left out."""
+
+    def __post_init__(self) -> None:
+        if not self.to.endswith(ENDINGS):
+            raise UserError(f"--to {self.to} ends in none of {', '.join(ENDINGS)}", fix="Rename it.")
+
+
+def export(settings: ExportSettings) -> dict[str, Any]:
+    """Write the lines; returns the documents read, the lines and bytes written, and the pairs left out.
+
+    Raises:
+        UserError: no corpus, one without docstring pairs, or a place that cannot be written to.
+    """
+    reader = ShardReader(settings.corpus)
+    shards = [(split, shard) for split in _splits(settings) for shard in reader.shards(split)]
+    if settings.what == "docstrings":
+        _require_docstrings(reader, shards[0][1] if shards else None)
+    folder, name = _place(settings.to)
+    storage = Storage(folder, create=True)
+    documents = sum(shard.documents for _, shard in shards)
+    lines = size = 0
+    with progress_bar(documents, "export", "document") as bar, storage.writing(name) as file:
+        rows = _Rows(reader, shards, bar.update)
+        records = export_pairs(rows) if settings.what == "docstrings" else map(_document, rows)
+        for portion, number in _portions(records):
+            compressed = _compress(portion, name)
+            file.write(compressed)
+            size += len(compressed)
+            lines += number
+    repeated = {"repeated_pairs": rows.pairs - lines} if settings.what == "docstrings" else {}
+    return {"what": settings.what, "documents": documents, "lines": lines, "bytes": size} | repeated
+
+
+def _splits(settings: ExportSettings) -> tuple[Split, ...]:
+    return SPLITS if settings.split is None else (settings.split,)
+
+
+def _require_docstrings(reader: ShardReader, first: Shard | None) -> None:
+    if first is not None and DOCSTRINGS_COLUMN not in reader.table(first).column_names:
+        raise UserError(
+            f"{reader.storage.location} holds no docstring pairs: it was built by an older version",
+            fix="Build the corpus again.",
+        )
+
+
+def _place(to: str) -> tuple[str, str]:
+    """The folder and the name of a file, local or in a bucket."""
+    if is_bucket(to):
+        folder, _, name = to.rpartition("/")
+        return folder, name
+    path = Path(to).expanduser()
+    if path.is_dir():
+        raise UserError(f"--to {to} is a folder", fix="Name a file.")
+    return str(path.parent), path.name
+
+
+class _Rows:
+    """The rows of some shards with their split; counts the docstring pairs that went by."""
+
+    def __init__(
+        self, reader: ShardReader, shards: list[tuple[Split, Shard]], report: Callable[[int], object]
+    ) -> None:
+        self._reader, self._shards, self._report = reader, shards, report
+        self.pairs = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for split, shard in self._shards:
+            for batch in self._reader.table(shard).to_batches(max_chunksize=ROWS_PER_GROUP):
+                for row in batch.to_pylist():
+                    self.pairs += len(row.get(DOCSTRINGS_COLUMN) or ())
+                    yield {**row, "split": split}
+                self._report(len(batch))
+
+
+def _document(row: dict[str, Any]) -> dict[str, Any]:
+    """What other programs can use of a row: offsets mean nothing to them."""
+    return {name: value for name, value in row.items() if name not in (SPANS_COLUMN, DOCSTRINGS_COLUMN)}
+
+
+def _portions(records: Iterable[dict[str, Any]]) -> Iterator[tuple[bytes, int]]:
+    """Lines, many at a time, and how many."""
+    waiting: list[bytes] = []
+    size = 0
+    for record in records:
+        waiting.append((json.dumps(record, ensure_ascii=False) + "\n").encode())
+        size += len(waiting[-1])
+        if size >= _PORTION_BYTES:
+            yield b"".join(waiting), len(waiting)
+            waiting, size = [], 0
+    yield b"".join(waiting), len(waiting)
+
+
+def _compress(portion: bytes, name: str) -> bytes:
+    codec = _CODECS.get(Path(name).suffix)
+    return pa.Codec(codec).compress(portion, asbytes=True) if codec else portion

@@ -1,0 +1,255 @@
+"""The figures of a corpus, summed over projects, and as text for people."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
+from cpplm.core.text import counted, format_bytes
+
+ACTIONS = ("skipped", "converted", "redacted")
+# What it says of the names that libclang resolved: files matched by name, compiler flags that were left out.
+SEMANTIC_ACTIONS = {"by name": "incomplete", "flags": "left_out"}
+_PER_PROJECT = 12
+_TOP_REASONS = 8
+
+
+def figures(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Totals over all projects and shards of a manifest."""
+    projects = list(manifest["projects"].values())
+    kinds: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    skipped_bytes: Counter[str] = Counter()
+    redacted: Counter[str] = Counter()
+    for project in projects:
+        kinds.update(project["kinds"])
+        skipped.update({reason: entry["files"] for reason, entry in project["skipped"].items()})
+        skipped_bytes.update({reason: entry.get("bytes", 0) for reason, entry in project["skipped"].items()})
+        redacted.update({kind: entry["files"] for kind, entry in project.get("redacted", {}).items()})
+    shards = manifest["shards"]
+    totals: dict[str, Any] = {
+        "projects": len(projects),
+        "files": sum(project["files"] for project in projects),
+        "source_bytes": sum(project["source_bytes"] for project in projects),
+        "functions": sum(project["functions"] for project in projects),
+        "documents": sum(shard["documents"] for shard in shards),
+        "text_bytes": sum(shard["bytes"] for shard in shards),
+        "kinds": dict(sorted(kinds.items())),
+        "skipped": dict(sorted(skipped.items())),
+        "skipped_bytes": dict(sorted(skipped_bytes.items())),
+        "redacted": dict(sorted(redacted.items())),
+        "split_by": manifest["split_by"],
+    }
+    for split in ("train", "val"):
+        totals[f"{split}_documents"] = sum(s["documents"] for s in shards if s["split"] == split)
+        totals[f"{split}_bytes"] = sum(s["bytes"] for s in shards if s["split"] == split)
+    if "validation" in manifest:  # not in a corpus of an earlier version
+        totals["validation"] = manifest["validation"]
+    if any("labels" in project for project in projects):
+        totals["labels"] = _labels(projects)
+    if any("repair" in project for project in projects):
+        totals["repair"] = _repairs(projects)
+    if any("semantic" in project for project in projects):
+        totals["semantic"] = _semantic([each["semantic"] for each in projects if "semantic" in each])
+    return totals
+
+
+def _semantic(projects: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many files libclang understood, with how many compilation databases."""
+    incomplete: Counter[str] = Counter()
+    for project in projects:
+        incomplete.update({reason: entry["files"] for reason, entry in project["incomplete"].items()})
+    return {
+        "projects": len(projects),
+        "databases": sum(bool(project["database"]) for project in projects),
+        "parsed": sum(project["parsed"] for project in projects),
+        "incomplete": dict(sorted(incomplete.items())),
+        "references": sum(project["references"] for project in projects),
+    }
+
+
+def _labels(projects: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compile rates, of all documents and by kind, and the most frequent reasons for failure."""
+    compile_: Counter[str] = Counter()
+    documents: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for project in projects:
+        documents.update(project["kinds"])
+        compile_.update(project["labels"]["compile"])
+        reasons.update(project["labels"]["reasons"])
+    return {
+        "compile": compile_.total(),
+        "compile_rate": round(compile_.total() / max(1, documents.total()), 4),
+        "by_kind": {
+            kind: {"documents": number, "compile": compile_[kind]}
+            for kind, number in sorted(documents.items())
+        },
+        "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:_TOP_REASONS]),
+    }
+
+
+def _repairs(projects: list[dict[str, Any]]) -> dict[str, Any]:
+    """Units that were built again, those where that helped, and both by reason."""
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for project in projects:
+        for reason, counts in project["repair"]["reasons"].items():
+            reasons[reason].update(counts)
+    return {
+        "units": sum(project["repair"]["units"] for project in projects),
+        "better": sum(project["repair"]["better"] for project in projects),
+        "reasons": {reason: dict(counts) for reason, counts in sorted(reasons.items())},
+    }
+
+
+def build_figures(result: dict[str, Any]) -> dict[str, Any]:
+    """The totals of a build with its time and rate."""
+    totals = figures(result)
+    seconds = result["seconds"]
+    rate = 0.0 if result["already_complete"] else totals["source_bytes"] / 1e6 / max(seconds, 1e-9)
+    return totals | {
+        "already_complete": result["already_complete"],
+        "seconds": seconds,
+        "source_mb_per_second": round(rate, 3),
+    }
+
+
+def summary(result: dict[str, Any], location: str) -> str:
+    """A short table about a corpus; `result` is a manifest, or what `build` returned."""
+    totals = figures(result)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in totals["kinds"].items())
+    lines = [
+        f"corpus     {location}",
+        f"sources    {counted(totals['projects'], 'project')}, {counted(totals['files'], 'file')}, "
+        f"{format_bytes(totals['source_bytes'])}, {counted(totals['functions'], 'function')}",
+        f"documents  {totals['documents']:,} ({kinds}), {format_bytes(totals['text_bytes'])}",
+        f"splits     train {totals['train_documents']:,} ({format_bytes(totals['train_bytes'])}), "
+        f"val {totals['val_documents']:,} ({format_bytes(totals['val_bytes'])}), by {totals['split_by']}",
+    ]
+    if "validation" in totals:
+        lines.append(f"held out   {held_out(totals['validation'])}")
+    records = result.get("records", [])
+    if records:
+        number = sum(file["records"] for file in records)
+        lines.append(f"records    {number:,} from {counted(len(records), 'JSONL file')}")
+    lines += _compiled(totals)
+    if "semantic" in totals:
+        semantic = totals["semantic"]
+        number = semantic["parsed"] + sum(semantic["incomplete"].values())
+        lines.append(
+            f"semantics  {semantic['parsed']:,} of {number:,} files parsed without an error, "
+            f"{semantic['databases']:,} of {semantic['projects']:,} projects with a compilation database"
+        )
+    lines += map(str, filter_results(result))
+    if result.get("already_complete"):
+        lines.append("time       nothing to do: this corpus is complete")
+    elif "seconds" in result:
+        rate = 1e6 * build_figures(result)["source_mb_per_second"]
+        lines.append(f"time       {result['seconds']:.1f} s, {format_bytes(rate)} of source per second")
+    if 1 < totals["projects"] <= _PER_PROJECT:
+        lines += [
+            f"  {name}: {counted(entry['files'], 'file')}, {format_bytes(entry['source_bytes'])}, "
+            f"{counted(entry['documents'], 'document')}"
+            for name, entry in sorted(result["projects"].items())
+        ]
+    return "\n".join(lines)
+
+
+def held_out(validation: dict[str, Any]) -> str:
+    """A line on the overlap of validation and training text."""
+    number, shared = validation["projects"], validation["projects_in_train"]
+    whose = (
+        f"{shared:,} of {counted(number, 'project')} in training, too"
+        if shared
+        else (f"{counted(number, 'project')}, none of them in training")
+    )
+    return (
+        f"{whose}; {validation['repeated_share']:.1%} of the text in lines of {validation['min_line_bytes']} "
+        "bytes or more is in training text"
+    )
+
+
+def _compiled(totals: dict[str, Any]) -> list[str]:
+    """What the compiler said, where it was asked."""
+    if "labels" not in totals:
+        return []
+    labels = totals["labels"]
+    kinds = ", ".join(
+        f"{part['compile']:,} of {part['documents']:,} {kind}" for kind, part in labels["by_kind"].items()
+    )
+    lines = [f"compile    {labels['compile_rate']:.1%} ({kinds})"]
+    lines += [f"  {number:,}  {reason}" for reason, number in labels["reasons"].items()]
+    if "repair" in totals:
+        repair = totals["repair"]
+        why = ", ".join(
+            f"{reason} {counts['better']:,} of {counts['tried']:,}"
+            for reason, counts in repair["reasons"].items()
+        )
+        lines.append(
+            f"repair     {repair['better']:,} of {repair['units']:,} units that were tried"
+            + (f" ({why})" if why else "")
+        )
+    return lines
+
+
+@dataclass(frozen=True)
+class FilterResult:
+    """What a filter did to all projects; `share` is that of its bytes in all bytes read, 0 if not counted."""
+
+    action: str
+    reason: str
+    number: int
+    share: float
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        share = f" ({self.share:.1%} of the bytes)" if self.share else ""
+        return f"{self.action:9}  {self.number:,} {self.reason}{share}, such as {self.examples[0]!r}"
+
+
+def filter_results(manifest: dict[str, Any], num_examples: int = 1) -> list[FilterResult]:
+    """Everything that was left out or changed, with examples from different projects first."""
+    entries: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = defaultdict(list)
+    for action in ACTIONS:
+        for name, project in sorted(manifest["projects"].items()):
+            for reason, entry in sorted(project.get(action, {}).items()):
+                entries[action, reason].append((f"{name}: ", entry))
+    for action, key in SEMANTIC_ACTIONS.items():
+        for name, project in sorted(manifest["projects"].items()):
+            for reason, entry in sorted(project.get("semantic", {}).get(key, {}).items()):
+                entries[action, reason].append((f"{name}: ", entry))
+    for file in manifest.get("records", []):
+        for reason, entry in sorted(file["left_out"].items()):
+            entries["records", reason].append(("", entry))
+    found = sum(project["source_bytes"] for project in manifest["projects"].values())
+    left_out = sum(entry.get("bytes", 0) for group in entries.values() for _, entry in group)
+    return [
+        FilterResult(
+            action,
+            reason,
+            number=sum(entry["files"] for _, entry in group),
+            share=sum(entry.get("bytes", 0) for _, entry in group) / max(1, found + left_out),
+            examples=tuple(_examples(group, num_examples)),
+        )
+        for (action, reason), group in entries.items()
+    ]
+
+
+def _examples(group: list[tuple[str, dict[str, Any]]], number: int) -> Iterator[str]:
+    """The first example of each project, then the second of each, and so on."""
+    columns = [[where + example for example in entry["examples"]] for where, entry in group]
+    rows = itertools.chain.from_iterable(itertools.zip_longest(*columns))
+    return itertools.islice((example for example in rows if example is not None), number)
+
+
+def describe(document: dict[str, Any]) -> str:
+    """One document under a line of provenance."""
+    tokens = f"{counted(document['num_tokens'], 'token')}, " if document["num_tokens"] >= 0 else ""
+    return (
+        f"=== {document['project']} | {document['kind']} | {document['split']} | {tokens}"
+        f"{len(document['text'].encode()):,} bytes, {counted(document['num_functions'], 'function')} | "
+        f"{', '.join(document['files'])} | {document['id'][:16]}\n{document['text']}"
+    )

@@ -1,0 +1,1 @@
+"""Source files to units, items in an order, and documents within a token budget."""

@@ -1,0 +1,1 @@
+"""C++ source text to top-level items and syntax spans; knows no project."""

@@ -1,0 +1,292 @@
+"""What one top-level piece of code declares: its kind and its names, from its tree.
+
+Where tree-sitter could not read a piece, the shape of its text decides. Names are plain identifiers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+import tree_sitter
+
+from cpplm.cpp.lexer import IDENTIFIER
+
+_CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
+_DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
+_NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_function")
+_TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
+_OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|\"\"\s*\w+|[^\s\w(]+)")
+_CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
+_CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s*\)", re.DOTALL)
+_INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
+_CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
+
+
+class Kind(IntEnum):
+    """What an item is, in the order in which documents present them."""
+
+    COMMENT = 0
+    INCLUDE = 1
+    MACRO = 2
+    PRAGMA = 3
+    USING = 4
+    FORWARD = 5
+    TYPE = 6
+    ALIAS = 7
+    VARIABLE = 8
+    PROTOTYPE = 9
+    FUNCTION = 10
+    OTHER = 11
+    CALL = 12  # a macro invoked at namespace scope: it may declare anything
+    REGION = 13  # an `#if` group that changes its own condition: kept as one block
+
+
+@dataclass(slots=True)
+class Declared:
+    """What a piece declares, by the fields of `items.Item`; `needed` is an operator that has to be there."""
+
+    kind: Kind = Kind.OTHER
+    names: tuple[bytes, ...] = ()
+    qualifier: bytes = b""
+    callable: bytes = b""
+    evaluated: bool = False
+    functions: int = 0
+    needed: bytes = b""
+
+
+def read_declaration(root: tree_sitter.Node, code: bytes) -> Declared:
+    """What a piece declares.
+
+    Args:
+        root: of its tree.
+        code: its text, with comments, directives, macros and the insides of strings blank.
+    """
+    found = Declared()
+    node = _significant(root)
+    unreadable = node is None or node.type == "ERROR" or (root.has_error and _is_class(code))
+    if unreadable or node is None or _INSTANTIATION.match(code):
+        _guess(found, code)
+    else:
+        _classify(found, node, code)
+    return found
+
+
+def _significant(root: tree_sitter.Node) -> tree_sitter.Node | None:
+    """The declaration itself, without `template <...>` and `extern "C"` around it."""
+    node = next((child for child in root.children if child.is_named and child.type != "ERROR"), None)
+    if node is None:
+        return root.children[0] if root.children else None
+    while node.type in ("template_declaration", "linkage_specification"):
+        inner = [child for child in node.named_children if child.type not in _DECORATIONS]
+        if not inner:
+            return node
+        node = inner[-1]
+    return node
+
+
+def _is_class(code: bytes) -> bool:
+    return bool(_CLASS_HEAD.search(code, 0, code.find(b"{") + 1))
+
+
+def _classify(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
+    kind = node.type
+    if kind == "function_definition" and _is_class(code):
+        _guess(found, code)
+    elif kind == "function_definition":
+        _function(found, node, code)
+    elif kind in _CLASS_TYPES:
+        _type(found, node)
+    elif kind in ("declaration", "field_declaration"):
+        _declaration(found, node, code)
+    elif kind in ("alias_declaration", "type_definition"):
+        body = next((c for c in node.children if c.type in _CLASS_TYPES), None)
+        if body is not None:
+            _type(found, body)
+        found.kind = Kind.TYPE if body is not None and body.child_by_field_name("body") else Kind.ALIAS
+        found.names += _declared(node)
+    elif kind in ("using_declaration", "namespace_alias_definition"):
+        _using(found, node, code)
+    elif kind == "namespace_definition" and not IDENTIFIER.search(code, code.find(b"{")):
+        found.kind = Kind.FORWARD
+        found.names = tuple(
+            name for name in IDENTIFIER.findall(code) if name not in (b"inline", b"namespace")
+        )
+    elif kind == "concept_definition":
+        found.kind = Kind.TYPE
+        found.names = _text(node.child_by_field_name("name"))
+    elif kind in ("expression_statement", "call_expression") and not code.lstrip().startswith(
+        (b"asm", b"__asm")
+    ):
+        found.kind = Kind.CALL
+    else:
+        found.kind = Kind.OTHER
+
+
+def _using(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
+    found.kind = Kind.USING
+    if node.type == "namespace_alias_definition":
+        found.names = _text(node.child_by_field_name("name"))
+        return
+    operator = _OPERATOR.search(code)
+    if operator:  # nobody mentions an operator, but this needs one
+        found.needed = b"".join(operator.group().split())
+    elif b"namespace" not in code:
+        found.names = tuple(IDENTIFIER.findall(code))[-1:]
+
+
+def _text(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
+    if node is None or node.text is None:
+        return ()
+    found = IDENTIFIER.search(node.text)
+    return (found.group(),) if found else ()
+
+
+def _function(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
+    found.kind = Kind.FUNCTION
+    found.functions = int(node.child_by_field_name("body") is not None)
+    declarator = node.child_by_field_name("declarator")
+    type_ = node.child_by_field_name("type")
+    _name_function(found, declarator, type_.text or b"" if type_ is not None else b"")
+    head = code[: code.find(b"{")] if b"{" in code else code
+    found.evaluated = bool(_CONSTANT.search(head))
+
+
+def _name_function(found: Declared, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
+    """Split `ns::Class<T>::method` into name and qualifier; a conversion has no name to call it by.
+
+    `type_` is the text before the declarator: of `constexpr C::operator bool()` the parser takes
+    `C::operator` for a type.
+    """
+    before = type_ + b" " if type_.endswith(b"operator") else b""
+    conversion = _CONVERSION.match(before + (declarator.text or b"")) if declarator is not None else None
+    if conversion:
+        found.qualifier = conversion.group(1)
+        return
+    while declarator is not None and declarator.type not in ("function_declarator", "operator_cast"):
+        inner = declarator.child_by_field_name("declarator") or declarator.child_by_field_name("name")
+        if inner is None and declarator.named_children:
+            inner = declarator.named_children[-1]
+        if inner is None or (
+            inner.type in ("identifier", "qualified_identifier") and inner.named_child_count == 0
+        ):
+            declarator = inner
+            break
+        declarator = inner
+    if declarator is None:
+        return
+    named = declarator.child_by_field_name("declarator") or declarator
+    text = named.text or b""
+    operator = _OPERATOR.search(text)
+    plain = text[: operator.start()] if operator else text
+    while _TEMPLATE_ARGUMENTS.search(plain):
+        plain = _TEMPLATE_ARGUMENTS.sub(b"", plain)
+    parts = [part.strip() for part in plain.split(b"::")]
+    name = b"".join(operator.group().split()) if operator else parts[-1]
+    name = name.removeprefix(b'operator""')  # `1.5_km` mentions `_km`
+    scope = [part for part in parts[:-1] if part]
+    found.callable = name
+    if scope:
+        found.qualifier = scope[-1]
+    elif name:
+        found.names = (name,)
+
+
+def _class_name(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
+    """`C` of `C`, `C<int>` and `A::B::C`."""
+    while node is not None and node.type in ("qualified_identifier", "template_type"):
+        node = node.child_by_field_name("name")
+    return _text(node)
+
+
+def _type(found: Declared, node: tree_sitter.Node) -> None:
+    body = node.child_by_field_name("body")
+    found.kind = Kind.TYPE if body is not None else Kind.FORWARD
+    name = node.child_by_field_name("name")
+    found.names = _class_name(name)
+    if name is not None and name.type == "qualified_identifier":
+        found.qualifier = b"".join(_text(name)[:1])
+    # The values of an `enum class` are named behind its name only.
+    is_open = node.type == "enum_specifier" and not any(c.type in ("class", "struct") for c in node.children)
+    if is_open and body is not None:
+        for child in body.named_children:
+            if child.type == "enumerator":
+                found.names += _text(child.child_by_field_name("name"))
+
+
+def _declared(node: tree_sitter.Node) -> tuple[bytes, ...]:
+    """The names introduced by the declarators of a declaration."""
+    names: list[bytes] = []
+    for child in [*node.children_by_field_name("declarator"), *node.children_by_field_name("name")]:
+        inner: tree_sitter.Node | None = child
+        while inner is not None and inner.type not in _NAMES:
+            following = inner.child_by_field_name("declarator")
+            inner = (
+                following
+                or next((c for c in inner.named_children if "declarator" in c.type), None)
+                or next(
+                    (c for c in inner.named_children if c.type in ("identifier", "type_identifier")), None
+                )
+            )
+        if inner is not None and inner.text is not None and inner.type != "qualified_identifier":
+            names.extend(IDENTIFIER.findall(inner.text)[:1])
+    return tuple(names)
+
+
+def _declaration(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
+    body = next((c for c in node.children if c.type in _CLASS_TYPES and c.child_by_field_name("body")), None)
+    declarators = node.children_by_field_name("declarator")
+    if body is not None:
+        _type(found, body)
+        found.names += _declared(node)
+        return
+    if any(_is_function_declarator(declarator) for declarator in declarators):
+        found.kind = Kind.PROTOTYPE
+        _name_function(found, declarators[0])
+        found.callable = b""
+        return
+    found.kind = Kind.VARIABLE
+    found.names = _declared(node)
+
+
+def _is_function_declarator(node: tree_sitter.Node | None) -> bool:
+    while node is not None and node.type in ("pointer_declarator", "reference_declarator"):
+        node = next((c for c in node.named_children if "declarator" in c.type), None)
+    return (
+        node is not None
+        and node.type == "function_declarator"
+        and not any(c.type == "parenthesized_declarator" for c in node.named_children)
+    )
+
+
+def _guess(found: Declared, code: bytes) -> None:
+    """Kind and name by shape alone, for what the parser cannot read."""
+    stripped = code.strip()
+    if _is_class(code):
+        found.kind = Kind.TYPE
+        head = code[: code.find(b"{")]
+        while _TEMPLATE_ARGUMENTS.search(head):
+            head = _TEMPLATE_ARGUMENTS.sub(b"", head)
+        words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
+        found.names = tuple([word for word in words if word != b"final"][-1:])
+    elif re.match(rb"(?:typedef|using)\b", stripped):
+        found.kind = Kind.ALIAS
+        found.names = tuple(
+            IDENTIFIER.findall(code)[1:2] if stripped.startswith(b"using") else IDENTIFIER.findall(code)[-1:]
+        )
+    elif _INSTANTIATION.match(code):
+        found.kind = Kind.OTHER
+    elif b"(" in stripped:
+        found.kind = Kind.FUNCTION if stripped.endswith(b"}") else Kind.PROTOTYPE
+        found.functions = int(found.kind == Kind.FUNCTION)
+        found.evaluated = True
+        words = IDENTIFIER.findall(stripped[: stripped.index(b"(")])
+        found.names = tuple(words[-1:])
+        found.callable = words[-1] if words and found.kind == Kind.FUNCTION else b""
+    else:
+        found.kind = Kind.VARIABLE if stripped.endswith(b";") else Kind.CALL
+        found.names = tuple(IDENTIFIER.findall(code)[-1:])
+
+
+__all__ = ["Declared", "Kind", "read_declaration"]

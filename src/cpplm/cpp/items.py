@@ -1,0 +1,259 @@
+"""Pieces to items: what each top-level piece is, what it declares and what it mentions.
+
+tree-sitter reads each piece by itself, with directives and macros masked. Names are plain identifiers:
+resolving them further is not needed to find a safe order, since a name that means something else only adds an
+edge between items that keep their source order.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tree_sitter
+
+from cpplm.cpp.declarations import Kind, read_declaration
+from cpplm.cpp.doc_comments import PiecePairs, find_pairs
+from cpplm.cpp.lexer import IDENTIFIER, Directive, Lexed, lex, names_in
+from cpplm.cpp.macros import MacroTable
+from cpplm.cpp.parser import Grammar, Language, grammar
+from cpplm.cpp.segmenter import split
+from cpplm.cpp.segments import Condition, Frame, Piece, Scope, Split
+from cpplm.cpp.syntax_spans import PieceSpans, Whole, find_spans, whole_groups
+
+# Each alternative begins with a byte of its own, so that the engine skips what begins with none of them.
+_PREFIXED = re.compile(rb"(\.[A-Za-z_]\w*|->[A-Za-z_]\w*|s(?<!\ws)td::[A-Za-z_]\w*)")
+
+# `auto f() ->Name {`: not a member of what is called.
+_TRAILING_TYPE = re.compile(rb"\)[\s\w]*->([A-Za-z_]\w*)\s*[{;<:&*]")
+
+
+@dataclass(slots=True)
+class Item:
+    """One top-level declaration or directive of a unit.
+
+    `text` is exact, with its leading comments; `names` are what it declares for plain lookup; `callable` is
+    the name of a function and `qualifier` its class when it is defined out of it; `mentions` are all
+    identifiers in it and in the conditions around it but for those behind `.` or `->`, which are `accesses`;
+    `evaluated`: users need its body (constexpr, auto).
+    """
+
+    kind: Kind
+    text: bytes
+    stack: tuple[Frame, ...]
+    mentions: frozenset[bytes]
+    file: int
+    line: int
+    last_line: int
+    accesses: frozenset[bytes] = frozenset()
+    names: tuple[bytes, ...] = ()
+    qualifier: bytes = b""
+    callable: bytes = b""
+    evaluated: bool = False
+    functions: int = 0
+    spans: PieceSpans = b""  # by offsets in `text`, as are `pairs`, the documented functions
+    pairs: PiecePairs = b""
+    origin: int = 0  # where `text` would begin in the file if its comments stood directly before it
+    directives: tuple[Directive, ...] = ()
+    local: bool = False  # an include that may need what stands before it: of the project, or quoted
+    late: bool = False  # an include that does need what the files before its own declare
+
+
+class Syntax(NamedTuple):
+    """What one tree says beside declarations: see `spans` and `docstrings`."""
+
+    spans: PieceSpans = b""
+    pairs: PiecePairs = b""
+    functions: int = 0
+
+
+@dataclass(slots=True)
+class FileItems:
+    """All items of one file; `sound` is False when it could not be taken apart."""
+
+    items: list[Item]
+    lexed: Lexed
+    sound: bool
+    header_comment: bytes
+    error_bytes: int
+    functions: int
+    syntax: Syntax  # of a file that is not sound
+
+
+def read_items(
+    data: bytes,
+    table: MacroTable,
+    *,
+    file: int = 0,
+    language: Language = "c++",
+    defines_std: bool = False,
+) -> FileItems:
+    """Take one file (LF line ends) apart.
+
+    Args:
+        data: the file's bytes.
+        table: the project's macros.
+        file: number of the file in its unit, stored in each item.
+        language: of the file, see `language_of`.
+        defines_std: whether `std::name` may be a name of the project.
+    """
+    lexed = lex(data)
+    parts = split(lexed, table)
+    rules = grammar(language)
+    syntax = Syntax()
+    items: list[Item] = []
+    error_bytes = 0
+    if parts.sound:
+        line = counted = 0
+        for piece in parts.pieces:
+            line += data.count(b"\n", counted, piece.leading_start)
+            counted = piece.leading_start
+            item, errors = _item(piece, line, lexed, parts, file, table=table, rules=rules)
+            if defines_std:
+                item.mentions |= {name.removeprefix(b"std::") for name in item.mentions}
+            items.append(item)
+            error_bytes += errors
+        functions = sum(item.functions for item in items)
+    else:
+        root = rules.parse(parts.plain)
+        syntax = read_syntax(root, rules, data, parts.plain, whole_groups(lexed.directives, 0))
+        functions = syntax.functions
+    return FileItems(items, lexed, parts.sound, parts.header_comment, error_bytes, functions, syntax)
+
+
+def read_syntax(
+    root: tree_sitter.Node, rules: Grammar, text: bytes, plain: bytes, whole: Whole | None, *, shift: int = 0
+) -> Syntax:
+    """Spans, documented functions and the number of functions of a parsed piece.
+
+    Args:
+        root: of the tree of `plain`.
+        rules: the grammar of the tree.
+        text: the comments before the piece, of length `shift`, then the piece.
+        plain: the piece as it was parsed.
+        whole: from `whole_groups`.
+        shift: see `text`.
+    """
+    spans, functions = find_spans(root, rules, shift=shift, whole=whole)
+    return Syntax(spans, find_pairs(functions, text, plain, shift=shift, whole=whole), len(functions))
+
+
+def _item(
+    piece: Piece, line: int, lexed: Lexed, parts: Split, file: int, *, table: MacroTable, rules: Grammar
+) -> tuple[Item, int]:
+    """One piece, which begins on `line`, as an item, and how many of its bytes the parser could not read."""
+    data = lexed.data
+    code, plain = parts.code[piece.start : piece.end], parts.plain[piece.start : piece.end]
+    mentions, accesses = _mentioned(lexed.names[piece.start : piece.end])
+    mentions |= condition_names(piece.stack) | piece.leading_names
+    mentions.update(name for frame in piece.stack if isinstance(frame, Scope) for name in frame.macros)
+    mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
+    mentions |= accesses & table.names
+    pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])
+    mentions |= pasted
+    item = Item(
+        kind=Kind.OTHER,
+        text=piece.leading + data[piece.start : piece.end],
+        stack=piece.stack,
+        mentions=frozenset(mentions),
+        file=file,
+        line=line,
+        last_line=line + data.count(b"\n", piece.leading_start, piece.end),
+        accesses=accesses,
+        origin=piece.start - len(piece.leading),
+        directives=piece.directives,
+    )
+    if piece.sort in ("directive", "directives"):
+        _directive_item(item)
+        return item, 0
+    if piece.sort == "region":
+        item.kind = Kind.REGION
+        _add_syntax(item, rules.parse(plain), rules, piece, plain)
+        inner = data[piece.directives[0].end : piece.directives[-1].start]
+        inside = read_items(inner, table).items
+        item.names = tuple(name for part in inside for name in (*part.names, part.callable) if name)
+        return item, 0
+    errors = _code_item(item, code, plain, piece, rules)
+    if item.kind == Kind.CALL:
+        item.names = tuple(sorted(pasted))
+    return item, errors
+
+
+def _mentioned(names: bytes) -> tuple[set[bytes], frozenset[bytes]]:
+    """Identifiers that stand alone or in `std`, and those that name a member of what stands before them."""
+    parts = _PREFIXED.split(names)
+    prefixed = set(parts[1::2])
+    accesses = {name for name in prefixed if name[:1] in b".-"}
+    alone = set(IDENTIFIER.findall(b" ".join(parts[::2])))
+    if accesses:
+        alone.update(_TRAILING_TYPE.findall(names))
+    return alone | (prefixed - accesses), frozenset(name.lstrip(b".->") for name in accesses)
+
+
+def condition_names(stack: tuple[Frame, ...]) -> set[bytes]:
+    """The macros that the conditions around an item ask for."""
+    lines = (line for frame in stack if isinstance(frame, Condition) for line in frame.lines)
+    return set().union(*map(names_in, lines))
+
+
+@functools.lru_cache(maxsize=16_384)
+def mentioned_in(text: bytes) -> frozenset[bytes]:
+    """The identifiers of a piece of code that stand alone, and those in its directives."""
+    lexed = lex(text)
+    names = _mentioned(lexed.names)[0]
+    return frozenset(names.union(*(IDENTIFIER.findall(d.argument) for d in lexed.directives)))
+
+
+def _directive_item(item: Item) -> None:
+    keywords = {directive.keyword for directive in item.directives}
+    if keywords & {b"include", b"include_next", b"import"}:
+        item.kind = Kind.INCLUDE
+        item.local = any(directive.argument.startswith(b'"') for directive in item.directives)
+    elif keywords & {b"define", b"undef"}:
+        item.kind = Kind.MACRO
+    else:
+        item.kind = Kind.PRAGMA
+
+
+def _add_syntax(item: Item, root: tree_sitter.Node, rules: Grammar, piece: Piece, plain: bytes) -> None:
+    whole = whole_groups(piece.directives, piece.start)
+    syntax = read_syntax(root, rules, item.text, plain, whole, shift=len(piece.leading))
+    item.spans, item.pairs, item.functions = syntax
+
+
+def _code_item(item: Item, code: bytes, plain: bytes, piece: Piece, rules: Grammar) -> int:
+    """Fill in kind and names; returns the length of the item when the parser stumbled over it, else 0."""
+    if not plain.strip():  # an empty scope opened and closed by macros
+        item.kind = Kind.FORWARD
+        return 0
+    root = rules.parse(plain)
+    found = read_declaration(root, code)
+    item.kind, item.names, item.callable, item.qualifier = (
+        found.kind,
+        found.names,
+        found.callable,
+        found.qualifier,
+    )
+    item.evaluated = found.evaluated
+    item.mentions |= {found.needed} - {b""}
+    _add_syntax(item, root, rules, piece, plain)
+    if item.kind not in (Kind.TYPE, Kind.OTHER):
+        item.functions = found.functions  # one that is a function counts as one, whatever is in it
+    return _error_bytes(root) if root.has_error else 0
+
+
+def _error_bytes(node: tree_sitter.Node) -> int:
+    """Bytes inside the outermost nodes that the parser could not read."""
+    waiting, total = [node], 0
+    while waiting:  # not by recursion: parentheses may be nested a thousand deep
+        node = waiting.pop()
+        if node.type == "ERROR":
+            total += node.end_byte - node.start_byte
+        else:
+            waiting += [child for child in node.children if child.has_error]
+    return total
+
+
+__all__ = ["FileItems", "Item", "Kind", "Scope", "Syntax", "read_items", "read_syntax"]

@@ -1,0 +1,285 @@
+"""Macros that would hide the shape of a declaration from the parser are blanked in place.
+
+A parser that does not preprocess stumbles over `namespace std _GLIBCXX_VISIBILITY(default)` or `FOO_API
+int f()`. All definitions of a macro in the project are looked at: when any of them is empty, or made of
+specifiers and attributes only, the macro is *blank*; when it opens or closes a namespace, it becomes a
+one-byte scope marker; when it ends like a statement, a call of it is a whole item. Nothing is masked in
+strings, comments or directives, since the views given here have those blanked already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from cpplm.cpp.lexer import IDENTIFIER, Directive, Group, Lexed, blank
+
+OPEN, CLOSE = b"\x01", b"\x02"
+Mask = Literal["blank", "blank_call", "open", "close", "statement", "unwrap"]
+
+_SPECIFIERS = frozenset(
+    b"inline constexpr consteval constinit noexcept virtual override final extern static explicit const "
+    b"volatile "
+    b"__inline __inline__ __forceinline __restrict __restrict__ restrict __extension__ __const "
+    b"__stdcall __cdecl __fastcall __thiscall __vectorcall register mutable thread_local".split()
+)
+# Attribute syntaxes, up to two levels of brackets deep, and the specifiers that take an argument.
+_ATTRIBUTE = re.compile(
+    rb"(?:__attribute__|__attribute|__declspec|alignas|noexcept|throw|explicit|_Alignas|_Pragma|__pragma)\s*"
+    rb"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\[\[[^\[\]]*\]\]"
+)
+_OPENS = re.compile(
+    rb'^(?:\s*(?:(?:inline\s+)?namespace\b[\w\s:]*|extern\s*"C(?:\+\+)?"\s*|export\s*)\{)+\s*$'
+)
+_CLOSES = re.compile(rb"^[\s}]*\}[\s}]*;?\s*$")
+SCOPE_ONLY = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[^;{}=()]*\{|extern\s*"\s*"\s*\{|\x01))*\s*$')
+CLOSE_ONLY = re.compile(rb"^[\s}\x02]*$")
+# Names that mean the same wherever they come from: a scope opened or closed, an export or calling convention.
+_WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
+    (re.compile(rb"^\w*(?:BEGIN_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_BEGIN)$"), "open"),
+    (re.compile(rb"^\w*(?:END_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_END)$"), "close"),
+    (re.compile(rb"^(?:[A-Z][A-Z0-9_]*_(?:API|EXPORT|EXPORTS|PUBLIC|DLL|NODISCARD|NORETURN|DEPRECATED)"
+                rb"|JNIEXPORT|JNICALL|__THROW|WINAPI|APIENTRY|CALLBACK|__extension__)$"), "blank"),
+)  # fmt: skip
+# Longer bodies are never specifiers or namespaces; only their last character matters.
+_LONGEST_BODY = 300
+# The body of a macro that is its own argument: `int f OF((int a));` declares a function.
+_ARGUMENT = b"\x03"
+_DOUBLED = re.compile(rb"\s*\(\s*\(")
+_CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
+_DEEPEST_PASTE = 3
+Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
+_PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
+
+
+def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
+    """Every `#define` of a file: name to its bodies.
+
+    A body starts with "(" when the macro takes arguments (their names are dropped), with a blank when it does
+    not; one that is its only argument is _ARGUMENT; of long bodies only the last byte is kept.
+    """
+    bodies: dict[bytes, set[bytes]] = {}
+    for directive in directives:
+        if directive.keyword != b"define" or not directive.macro:
+            continue
+        rest = directive.argument[len(directive.macro) :]
+        takes_arguments = rest.startswith(b"(")
+        body = (rest[rest.find(b")") + 1 :] if takes_arguments else rest).strip()
+        if takes_arguments and body == rest[1 : rest.find(b")")].strip() and body:
+            body = _ARGUMENT
+        if len(body) > _LONGEST_BODY:
+            pastes = b" ".join(found.group() for found in _PASTE.finditer(body))
+            body = b"0 " + pastes + b" " + body[-1:]
+        bodies.setdefault(directive.macro, set()).add((b"(" if takes_arguments else b" ") + body)
+    return bodies
+
+
+@lru_cache(maxsize=65_536)
+def _well_known(name: bytes) -> Mask | None:
+    return next((mask for pattern, mask in _WELL_KNOWN if pattern.match(name)), None)
+
+
+@dataclass(frozen=True)
+class MacroTable:
+    """What to do with each macro of a project; names not in `masks` stay as they are."""
+
+    masks: dict[bytes, Mask] = field(default_factory=dict)
+    pastes: Pastes = field(default_factory=dict)
+    names: frozenset[bytes] = frozenset()  # of all macros
+
+    @classmethod
+    def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
+        """Classify by definitions; macros made of macros take as many rounds as it needs."""
+        pastes = {
+            name: frozenset(pair for text in texts for pair in _pasted(text))
+            for name, texts in bodies.items()
+        }
+        masks: dict[bytes, Mask] = {}
+        optional = frozenset(name for name, texts in bodies.items() if any(not text[1:] for text in texts))
+        changed = True
+        while changed:
+            changed = False
+            for name in sorted(bodies.keys() - masks.keys()):
+                mask = _classify(bodies[name], masks, frozenset()) or _classify(bodies[name], masks, optional)
+                if mask:
+                    masks[name] = mask
+                    changed = True
+        for name, texts in bodies.items():
+            if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
+                masks[name] = "statement"
+        pasting = _through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
+        return cls(dict(sorted(masks.items())), pasting, frozenset(bodies))
+
+    def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:
+        """Names that macros of the project make of their arguments by `##`."""
+        names: set[bytes] = set()
+        for macro in mentions & self.pastes.keys():
+            for call in re.finditer(rb"\b" + macro + rb"\s*\(([^()]*)", text):
+                words = re.findall(rb"\w+", call.group(1))
+                names.update(before + word + after for before, after in self.pastes[macro] for word in words)
+        return names
+
+    def mask_of(self, name: bytes) -> Mask | None:
+        """How the identifier is treated, or None when it is ordinary code."""
+        known = self.masks.get(name)
+        if known or not (b"A" <= name[:1] <= b"Z" or name.startswith(b"_")):
+            return known
+        return _well_known(name)
+
+
+def _through_others(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> Pastes:
+    """A macro that calls one that pastes, pastes too: `#define DECLARE(x) extern int FLAG(x)`."""
+    found = dict(pastes)
+    for _ in range(_DEEPEST_PASTE):
+        inherited = {
+            name: frozenset().union(
+                *(found[other] for text in texts for other in _CALLED.findall(text) if other in found)
+            )
+            for name, texts in sorted(bodies.items())
+            if name not in pastes
+        }
+        found = pastes | {name: pairs for name, pairs in inherited.items() if pairs}
+    return found
+
+
+def _pasted(body: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """What stands before and after an argument that is pasted to it."""
+    if b"##" in body:
+        for chain in _PASTE.findall(body):
+            parts = [part.strip() for part in chain.split(b"##")]
+            for number in range(len(parts)):
+                yield b"".join(parts[:number]), b"".join(parts[number + 1 :])
+
+
+def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[bytes]) -> Mask | None:
+    """Scope macros are often empty in some configuration, so opening and closing win over blank.
+
+    The macros in `absent` are taken as empty.
+    """
+    expanded = [_expand(body[1:], masks, absent) for body in sorted(bodies)]
+    written = [body.strip() for body in expanded if body.strip()]
+    if any(_OPENS.match(body) for body in written) and all(body.endswith(b"{") for body in written):
+        return "open"
+    if any(_CLOSES.match(body) for body in written) and all(body.startswith(b"}") for body in written):
+        return "close"
+    if any(_only_specifiers(body) for body in expanded):
+        return "blank_call" if any(body.startswith(b"(") for body in bodies) else "blank"
+    return "unwrap" if b"(" + _ARGUMENT in bodies else None
+
+
+def _expand(body: bytes, masks: dict[bytes, Mask], absent: frozenset[bytes]) -> bytes:
+    """The body with the macros classified so far replaced by what they stand for."""
+    words = {b"blank": b" ", b"blank_call": b" ", b"open": b" namespace x { ", b"close": b" } "}
+
+    def replacement(found: re.Match[bytes]) -> bytes:
+        name = found.group()
+        return b" " if name in absent else words.get(masks.get(name, "").encode(), name)
+
+    return IDENTIFIER.sub(replacement, body)
+
+
+def _only_specifiers(body: bytes) -> bool:
+    rest = _ATTRIBUTE.sub(b" ", body)
+    return all(word in _SPECIFIERS for word in rest.split())
+
+
+def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
+    """The views `code` (strings blank) and `plain` (strings kept, for the parser), macros masked in both."""
+    spans: list[tuple[int, int, bytes]] = []
+    done = 0
+    kinds = {name: table.mask_of(name) for name in set(IDENTIFIER.findall(lexed.names))}
+    masked = [name for name, kind in kinds.items() if kind is not None and kind != "statement"]
+    uses = re.finditer(rb"\b(?:" + b"|".join(masked) + rb")\b", lexed.names) if masked else ()
+    for found in uses:
+        start, end = found.span()
+        kind = kinds[found.group()]
+        if start < done:
+            continue
+        if kind == "unwrap":
+            spans += _wrapping(lexed.names, start, end)
+            continue
+        if kind == "blank_call" and lexed.names[end : end + 64].lstrip().startswith(b"("):
+            end = _closing(lexed.names, end)
+        marker = {"open": OPEN, "close": CLOSE}.get(kind or "", b" ")
+        spans.append((start, end, marker))
+        done = end
+    dead = _dead_branches(lexed, spans)
+    code = _fill(lexed.names, spans + dead)
+    plain = _fill(lexed.plain, [(start, end, b" ") for start, end, _ in spans] + dead)
+    return code, plain
+
+
+def _wrapping(text: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]:
+    """In `OF((int a))`, the macro's name and its own parentheses; nothing when its argument has none."""
+    doubled = _DOUBLED.match(text, end)
+    if doubled is None:
+        return []
+    inner, outer = _closing(text, doubled.end() - 1), _closing(text, end)
+    if outer == end or inner == doubled.end() - 1 or text[inner : outer - 1].strip():
+        return []
+    return [(start, doubled.end() - 1, b" "), (outer - 1, outer, b" ")]
+
+
+def _closing(text: bytes, start: int) -> int:
+    """Offset after the bracket that closes the first one from `start` on; `start` when none does."""
+    depth = 0
+    for position in range(text.index(b"(", start), len(text)):
+        byte = text[position]
+        if byte == 0x28:
+            depth += 1
+        elif byte == 0x29:
+            depth -= 1
+            if depth == 0:
+                return position + 1
+    return start
+
+
+def _fill(text: bytes, spans: list[tuple[int, int, bytes]]) -> bytes:
+    view = bytearray(text)
+    for start, end, marker in spans:
+        view[start:end] = marker + blank(text[start + 1 : end])
+    return bytes(view)
+
+
+def balance(code: bytes) -> tuple[int, int]:
+    """Net opened braces (scope macros count as braces) and net opened parentheses."""
+    braces = code.count(b"{") + code.count(OPEN) - code.count(b"}") - code.count(CLOSE)
+    return braces, code.count(b"(") - code.count(b")")
+
+
+def _dead_branches(lexed: Lexed, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    """Where the branches of a group do not balance one by one, only one of them may be read."""
+    dead: list[tuple[int, int, bytes]] = []
+    code = bytearray(_fill(lexed.names, spans))
+
+    def visit(group: Group) -> None:
+        branches = group.branches()
+        if len(branches) < 2 or all(balance(bytes(code[a:b])) == (0, 0) for a, b in branches):
+            return
+        slices = [bytes(code[a:b]) for a, b in branches]
+        written = [number for number, part in enumerate(slices) if part.strip()]
+        if all(SCOPE_ONLY.match(part) for part in slices) or (
+            len(written) == 1 and CLOSE_ONLY.match(slices[written[0]])
+        ):
+            return
+        keep = group.live_branch() if group.live_branch() in written else written[0]
+        for number, (start, end) in enumerate(branches):
+            if number != keep and end > start:
+                dead.append((start, end, b" " if lexed.names[start : start + 1] != b"\n" else b"\n"))
+                code[start:end] = blank(bytes(code[start:end]))
+
+    for group in _inner_first(lexed.groups) if lexed.balanced else []:
+        visit(group)
+    return dead
+
+
+def _inner_first(groups: list[Group]) -> list[Group]:
+    """All groups, each after those inside it; not by recursion, since they may be nested a thousand deep."""
+    found, waiting = [], list(groups)
+    while waiting:
+        found.append(waiting.pop())
+        waiting += found[-1].children
+    return found[::-1]

@@ -1,0 +1,397 @@
+"""One file to its top-level pieces, each with the namespaces and `#if` conditions it stands in.
+
+Boundaries come from brackets, not from a grammar: at namespace scope a declaration ends at `;` or at the
+brace that closes its body, whatever the macros between. So one construct that a parser cannot read never
+spoils its neighbours. `Split.sound` is False where even the brackets do not add up; such a file is not
+taken apart.
+
+Every byte of code lies in exactly one piece, scope opener or scope closer; comments go with what follows
+them, or with what they trail on the same line.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+
+from cpplm.cpp.lexer import IDENTIFIER, Directive, Group, Lexed, defined_in
+from cpplm.cpp.macros import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, mask
+from cpplm.cpp.segments import Condition, Frame, Piece, Scope, Sort, Split
+
+# An `#if` group of directives only is one item, unless it is longer than this: parts of it may do then.
+_MOST_TOGETHER = 2_000
+_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_LICENCE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
+_NONBLANK = re.compile(rb"\S")
+_BRACKET = re.compile(rb"[{}()\[\];\x02]")
+_NAMESPACE = re.compile(rb"(?:inline\s+)?namespace\b[^;{}=()]*\{")
+_INLINE_MACRO = re.compile(rb"inline\s+\x01")
+_EXTERN_C = re.compile(rb'extern\s*"\s*"\s*\{')
+_CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
+_CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum)\b[^()=;]*\Z")
+# `int f(a, b) int a; char *b; {`: C before 1989, and allowed until 2023.
+_OLD_STYLE = re.compile(rb"[\w\s*]*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)\s*([A-Za-z_][^{}]*)\Z")
+_WORD_NEXT = re.compile(rb"\s*[A-Za-z_]")
+_PARAMETER = re.compile(rb"\s*[A-Za-z_]\w*(?:\s+|\s*\*)\s*(?:[\w*]|\(\s*\*)")
+_REQUIRES = re.compile(rb"\brequires\s*(?:\([^{}]*\))?\s*\Z")
+_DECLARATION = re.compile(
+    rb"(?:class|struct|union|enum|template|namespace|static|inline|using|typedef|extern|constexpr|explicit|const|"
+    rb"void|bool|char|int|long|short|unsigned|signed|float|double|auto|virtual|std|[A-Z][A-Z0-9_]+\s*\()\b"
+)
+# `#if` around one call of a macro, without a semicolon, is a whole declaration too.
+_LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
+
+# A unit of a module: the order of its parts is the language's, and what it imports is not known.
+_MODULE = re.compile(rb"^(?:export[ \t]+)?module\b[ \t]*[\w.:]*[ \t]*;", re.MULTILINE)
+
+
+class _UnsoundError(Exception):
+    """Brackets and conditionals do not nest."""
+
+
+def split(lexed: Lexed, table: MacroTable) -> Split:
+    """Cut a file into its top-level pieces."""
+    code, plain = mask(lexed, table)
+    splitter = _Splitter(lexed, code, table)
+    sound = lexed.balanced and not _MODULE.search(code)
+    if sound:
+        try:
+            splitter.run()
+        except _UnsoundError:
+            sound = False
+    return Split(splitter.pieces, code, plain, splitter.header_comment, sound)
+
+
+class _Splitter:
+    """Walks one file from boundary to boundary, keeping the stack of open scopes and conditions."""
+
+    def __init__(self, lexed: Lexed, code: bytes, table: MacroTable) -> None:
+        self.lexed = lexed
+        self.data = lexed.data
+        self.code = code
+        self.table = table
+        self.pieces: list[Piece] = []
+        self.header_comment = b""
+        self.pending_names: set[bytes] = set()  # masked macros among them
+        self.pending = b""  # comments that stood before a scope was opened or closed
+        self.pending_start = 0
+        self.stack: list[Frame] = []
+        self.passed = set(lexed.guard_directives)  # directives that need not be kept
+        self.opened: list[tuple[int, int]] = []  # for each open scope: its offset, the pieces before it
+        self.mark = 0  # all before this offset belongs to something
+        self.groups: dict[int, Group] = {}
+        self._collect(lexed.groups)
+        self.group_starts = sorted(self.groups)
+        self.directive_starts = [directive.start for directive in lexed.directives]
+
+    def _collect(self, groups: list[Group]) -> None:
+        waiting = list(groups)
+        while waiting:
+            group = waiting.pop()
+            self.groups[group.start] = group
+            waiting += group.children
+
+    def run(self) -> None:
+        """Cut the whole file.
+
+        Raises:
+            _UnsoundError: a closer without an opener, or the reverse.
+        """
+        directives = self.lexed.directives
+        number = 0
+        position = 0
+        while True:
+            found = _NONBLANK.search(self.code, position)
+            code_start = found.start() if found else len(self.code)
+            while number < len(directives) and directives[number].start < position:
+                number += 1
+            if number < len(directives) and directives[number].start <= code_start:
+                position = self._directive(directives[number])
+            elif found:
+                position = self._code(code_start)
+            else:
+                break
+            position = max(position, self.mark)
+        if self.stack:
+            raise _UnsoundError
+
+    # -- pieces --------------------------------------------------------------------------------------------
+
+    def _skip(self, start: int, end: int) -> int:
+        """Pass over what is no piece itself; comments before it wait for the next piece."""
+        comments = self.data[self.mark : start]
+        if self.mark == 0:
+            comments = self._head(comments, is_directive=self.data[start : start + 1] in b"# \t")
+        if comments.strip():
+            if not self.pending:
+                self.pending_start = start - len(comments.lstrip())
+            self.pending += comments.strip(b"\n").rstrip() + b"\n"
+            self.pending_names.update(IDENTIFIER.findall(self.lexed.names, self.mark, start))
+        self.mark = end
+        return end
+
+    def _head(self, comments: bytes, *, is_directive: bool) -> bytes:
+        """Keep the licence and the file's own comment apart; what is left belongs to the first item."""
+        cut = licence = 0
+        for found in _COMMENT.finditer(comments):
+            following = _NONBLANK.search(comments, found.end())
+            gap = comments[found.end() : following.start() if following else len(comments)]
+            if gap.count(b"\n") > 1 or (is_directive and following is None):
+                cut = found.end()
+            if _LICENCE.search(found.group()):
+                licence = found.end()
+        cut = max(cut, licence)
+        self.header_comment = comments[licence:cut].strip()
+        return comments[cut:]
+
+    def _leading(self, start: int) -> tuple[bytes, frozenset[bytes]]:
+        """The comments since the last piece, and the masked macros among them."""
+        self._skip(start, start)
+        leading, self.pending = self.pending, b""
+        names, self.pending_names = frozenset(self.pending_names), set()
+        return leading, names
+
+    def _line_start(self, start: int) -> int:
+        """`start` moved left over the indentation of its line."""
+        line = self.data.rfind(b"\n", 0, start) + 1
+        return line if not self.data[line:start].strip() and line >= self.mark else start
+
+    def _with_trailing_comment(self, end: int) -> int:
+        """`end` moved right over a comment that ends on the same line."""
+        line_end = self.data.find(b"\n", end)
+        line_end = len(self.data) if line_end < 0 else line_end
+        rest = self.data[end:line_end].strip()
+        if self.code[end:line_end].strip() or not rest:
+            return end
+        return line_end if rest.startswith(b"//") or rest.endswith(b"*/") else end
+
+    def _add(self, start: int, end: int, sort: Sort, directives: tuple[Directive, ...] = ()) -> int:
+        line_start = self._line_start(start)
+        leading, names = self._leading(line_start)
+        end = self._with_trailing_comment(end)
+        leading_start = self.pending_start if leading else line_start
+        stack = tuple(self.stack)
+        self.pieces.append(Piece(line_start, end, leading, leading_start, stack, sort, directives, names))
+        self.mark = end
+        return end
+
+    def _push(self, start: int, end: int) -> int:
+        self.stack.append(Scope(self.data[start:end].strip()))
+        self.opened.append((start, len(self.pieces)))
+        return self._skip(start, end)
+
+    def _pop(self, start: int, end: int) -> int:
+        end = self._with_trailing_comment(end)
+        closer = self.data[start:end].strip()
+        scope = self.stack.pop() if self.stack else None
+        if not isinstance(scope, Scope) or scope.opener.startswith(b"#") != closer.startswith(b"#"):
+            raise _UnsoundError
+        scope.closer = closer
+        opened, pieces = self.opened.pop()
+        if len(self.pieces) == pieces and not closer.startswith(b"#"):
+            return self._add(opened, end, "code")  # empty, but the name may be needed
+        return self._skip(start, end)
+
+    # -- directives ----------------------------------------------------------------------------------------
+
+    def _directive(self, directive: Directive) -> int:
+        keyword = directive.keyword
+        is_once = keyword == b"pragma" and directive.argument == b"once"
+        if directive.start in self.passed or is_once or not keyword:
+            return self._skip(directive.start, directive.end)
+        if keyword in (b"if", b"ifdef", b"ifndef"):
+            return self._open_group(self.groups[directive.start])
+        if keyword in (b"else", b"elif", b"elifdef", b"elifndef", b"endif"):
+            condition = self.stack.pop() if self.stack else None
+            if not isinstance(condition, Condition):
+                raise _UnsoundError
+            if keyword != b"endif":
+                self.stack.append(Condition((*condition.lines, directive.line)))
+            return self._skip(directive.start, directive.end)
+        return self._add(directive.start, directive.end, "directive", (directive,))
+
+    def _open_group(self, group: Group) -> int:
+        """An `#if` group at a boundary holds directives only, scopes only, whole items, or none of these."""
+        start, end = group.start, group.end
+        inside = tuple(d for d in self.lexed.directives if start <= d.start < end)
+        slices = [self.code[a:b] for a, b in group.branches()]
+        changed = {d.macro for d in inside if d.keyword in (b"define", b"undef")}
+        asked = {name for d in group.directives for name in IDENTIFIER.findall(d.argument)}
+        is_empty = not any(part.strip() for part in slices)
+        if is_empty and (end - start < _MOST_TOGETHER or changed & asked):
+            return self._add(start, end, "directives", inside)
+        for pattern, move in ((SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)):
+            if not is_empty and all(pattern.match(part) for part in slices):
+                return move(start, end)
+        if not all(_is_whole(part) for part in slices):
+            return self._add_code(start, start)
+        if changed & asked:
+            if not self._is_guard(group):
+                return self._add(start, end, "region", inside)
+            self.passed.update((start, group.directives[-1].start))
+            return self._skip(start, group.directives[0].end)
+        return self._enter(group)
+
+    def _enter(self, group: Group) -> int:
+        """Go on inside the first branch of a group."""
+        self.stack.append(Condition((group.directives[0].line,)))
+        return self._skip(group.start, group.directives[0].end)
+
+    def _is_guard(self, group: Group) -> bool:
+        """`#ifndef X` around a part of a file that defines X: within one document it always holds."""
+        opening = group.directives[0]
+        return (
+            opening.keyword == b"ifndef"
+            and len(group.directives) == 2
+            and defined_in(group, opening.macro, self.lexed.directives) is not None
+        )
+
+    # -- code ----------------------------------------------------------------------------------------------
+
+    def _code(self, start: int) -> int:
+        first = self.code[start : start + 1]
+        if first == b"}":
+            return self._pop(start, start + 1)
+        if first in (OPEN, CLOSE):
+            return self._scope_macro(start)
+        found = _INLINE_MACRO.match(self.code, start)
+        if found:
+            return self._push(start, self._word_end(found.end() - 1))
+        if first == b";":
+            return self._skip(start, start + 1)
+        for pattern in (_NAMESPACE, _EXTERN_C):
+            found = pattern.match(self.code, start)
+            if found:
+                return self._push(start, found.end())
+        masked = _NONBLANK.search(self.lexed.names, self.mark, start)
+        return self._add_code(masked.start() if masked else start, start)
+
+    def _add_code(self, start: int, code_start: int) -> int:
+        """One item, with the masked macros before it and the directives inside it."""
+        end = self._item_end(code_start)
+        inside = self.lexed.directives[
+            bisect.bisect_left(self.directive_starts, start) : bisect.bisect_left(self.directive_starts, end)
+        ]
+        return self._add(start, end, "code", tuple(inside))
+
+    def _word_end(self, start: int) -> int:
+        """Offset after the macro name that starts here."""
+        found = IDENTIFIER.match(self.lexed.names, start)
+        return found.end() if found else start + 1
+
+    def _scope_macro(self, start: int) -> int:
+        end = self._word_end(start)
+        if self.code[start : start + 1] == OPEN:
+            return self._push(start, end)
+        return self._pop(start, end)
+
+    def _item_end(self, start: int) -> int:
+        """Offset after the item that starts at `start`, never inside an `#if` group that it opened."""
+        end = self._bracket_end(start)
+        low = bisect.bisect_left(self.group_starts, start)
+        while low < len(self.group_starts) and self.group_starts[low] < end:
+            group_end = self.groups[self.group_starts[low]].end
+            end = max(end, group_end)
+            low += 1
+        return end
+
+    def _bracket_end(self, start: int) -> int:
+        statement_end = self._statement_macro_end(start)
+        if statement_end is not None:
+            return statement_end
+        depth = 0
+        requires = False
+        for found in _BRACKET.finditer(self.code, start):
+            byte = found.group()
+            if byte in b"{([":
+                if depth == 0 and byte == b"{":
+                    requires = bool(_REQUIRES.search(self.code, start, found.start()))
+                depth += 1
+            elif byte == b";":
+                if depth == 0 and not self._declares_parameter(start, found.start()):
+                    return found.end()
+            elif depth == 0:  # the closer of the scope around the item, which has no semicolon
+                if found.start() == start:
+                    raise _UnsoundError
+                return found.start()
+            else:
+                depth -= 1
+                if depth == 0 and byte == b"}" and not requires:
+                    end = self._end_after_brace(start, found.end())
+                    if end is not None:
+                        return end
+        if depth:
+            raise _UnsoundError
+        return len(self.code.rstrip())
+
+    def _declares_parameter(self, start: int, end: int) -> bool:
+        """Whether a semicolon ends the declaration of a parameter between the parentheses and the body."""
+        listed = self.code.find(b")", start, end)
+        if listed < 0 or not _WORD_NEXT.match(self.code, listed + 1, end):  # nearly always
+            return False
+        found = _OLD_STYLE.match(self.code, start, end)
+        if not found:
+            return False
+        last = found.group(2).rpartition(b";")[2]
+        named = set(IDENTIFIER.findall(found.group(1))).intersection(IDENTIFIER.findall(last)[1:])
+        brace = self.code.find(b"{", end)
+        return bool(
+            named
+            and _PARAMETER.match(last)
+            and brace >= 0
+            and not self.code[end:brace].rpartition(b";")[2].strip()
+        )
+
+    def _end_after_brace(self, start: int, after: int) -> int | None:
+        """Where the item ends when a brace at its own level closed before `after`; None when it goes on."""
+        following = _NONBLANK.search(self.code, after)
+        if following is None:
+            return after
+        position = following.start()
+        byte = following.group()
+        head = self.code[start : self.code.index(b"{", start)]
+        if byte == b";":
+            return position + 1
+        if byte in b",=(.[{|&?:+-*/<>)" and not head.rstrip().endswith(b")"):
+            return None
+        if byte in b",{":
+            return None
+        if self.code.startswith(b"catch", position):
+            return None
+        return None if _CLASS_HEAD.search(head) and byte not in b"}" + OPEN + CLOSE else after
+
+    def _statement_macro_end(self, start: int) -> int | None:
+        """A call of a statement macro without a semicolon ends at its parenthesis."""
+        found = _CALL.match(self.code, start)
+        if not found:
+            return None
+        name = found.group(1)
+        known = self.table.mask_of(name) == "statement"
+        if not known and not name.isupper():
+            return None
+        depth = 0
+        position = found.end() - 1
+        for bracket in re.compile(rb"[()]").finditer(self.code, position):
+            depth += 1 if bracket.group() == b"(" else -1
+            if depth == 0:
+                position = bracket.end()
+                break
+        following = _NONBLANK.search(self.code, position)
+        if following is None or following.group() in b"}" + CLOSE:
+            return position
+        if following.group() in b";{:=,(":
+            return None
+        on_new_line = b"\n" in self.code[position : following.start()]
+        if known or (on_new_line and _DECLARATION.match(self.code, following.start())):
+            return position
+        return None
+
+
+def _is_whole(part: bytes) -> bool:
+    """Whether a branch is a list of whole declarations."""
+    stripped = part.strip()
+    if not stripped:
+        return True
+    if balance(part) != (0, 0):
+        return False
+    return stripped[-1:] in (b";", b"}", OPEN, CLOSE) or bool(_LONE_CALL.search(stripped))

@@ -1,0 +1,97 @@
+"""Which holes pass the tests when nothing is written into them: known for the problems of cpplm, else tried.
+
+`trivial_holes.jsonl` has the answers for the holes that the default settings look at, so that they are
+the same holes on every machine, whatever its compiler makes of a function without a `return`. Others are
+compiled and run; the judge keeps its verdicts.
+
+    python -m cpplm.evaluate.fim.trivial_holes FOLDER
+
+writes the file again, after a change of the problems that come with cpplm; the verdicts are kept in FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from cpplm.core.errors import UserError
+from cpplm.evaluate.fim.holes import Hole, choose_holes
+from cpplm.evaluate.problems import load_problems
+from cpplm.evaluate.settings import FimEvalSettings
+from cpplm.judge.executor import Judge, Program
+from cpplm.sandbox.sandbox import Sandbox
+
+KNOWN = Path(__file__).with_name("trivial_holes.jsonl")
+SETS = ("small", "humaneval")
+HOLES_PER_PROBLEM = FimEvalSettings.holes_per_problem
+"""Of each kind: what the default settings take, and therefore what the file answers for."""
+
+
+def program(hole: Hole, written: str) -> Program:
+    """The program that tests what was written into a hole of a problem."""
+    return Program(hole.before, written, f'{hole.after}\n#line 1 "tests.cpp"\n{hole.tests}')
+
+
+@cache
+def known() -> dict[str, bool]:
+    """What the file says, by the holes' fingerprints."""
+    if not KNOWN.exists():
+        return {}
+    records = map(json.loads, KNOWN.read_text(encoding="utf-8").splitlines())
+    return {record["sha256"]: record["idle"] for record in records}
+
+
+def find_idle(holes: Sequence[Hole], judge: Judge) -> list[bool]:
+    """For each hole whether the tests pass when it is left empty.
+
+    Raises:
+        UserError: the sandbox failed, which says nothing about a hole.
+    """
+    answers = known()
+    unknown = [hole for hole in holes if hole.fingerprint not in answers]
+    tried = try_empty(unknown, judge)
+    return [bool(tried.get(hole.name, answers.get(hole.fingerprint))) for hole in holes]
+
+
+def try_empty(holes: Sequence[Hole], judge: Judge) -> dict[str, bool | None]:
+    """As `find_idle`, by running each; by the holes' names. None where this machine lacks what it takes."""
+    found: dict[str, bool | None] = {}
+    for number, verdict in judge.judge([program(hole, "") for hole in holes]):
+        if verdict.outcome == "sandbox error":
+            raise UserError(
+                f"{holes[number].name} could not be tried: {verdict.message}",
+                fix="Run the same command again; what was tried is kept.",
+            )
+        judged = verdict.outcome != "not judged"
+        found[holes[number].name] = verdict.outcome == "pass" if judged else None
+    return found
+
+
+def main() -> None:
+    """Write the file again.
+
+    What passes is run once more: a function that should return something and does not may pass by chance.
+    """
+    judge, again = Judge(Sandbox.probe(), verdicts=Path(sys.argv[1])), Judge(Sandbox.probe())
+    records: list[dict[str, object]] = []
+
+    def tried(holes: list[Hole]) -> list[bool]:
+        found = try_empty(holes, judge)
+        found |= try_empty([hole for hole in holes if found[hole.name]], again)
+        if None in found.values():
+            raise UserError("some of the problems cannot be judged here", fix="Install what they need.")
+        records.extend(
+            {"hole": hole.name, "sha256": hole.fingerprint, "idle": found[hole.name]} for hole in holes
+        )
+        return [bool(found[hole.name]) for hole in holes]
+
+    for name in SETS:
+        choose_holes(load_problems(name), HOLES_PER_PROBLEM, 0, tried)
+    KNOWN.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

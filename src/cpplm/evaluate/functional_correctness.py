@@ -1,0 +1,95 @@
+"""C++ problems: completions are cut where the function ends, judged with their tests, and counted.
+
+The model is a function that is passed in; nothing here knows what it is. `judge/` compiles and runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cpplm.evaluate.problems import Problem, load_problems
+from cpplm.evaluate.settings import CppEvalSettings
+from cpplm.generate.settings import SamplingSettings
+from cpplm.judge.executor import LARGEST_WRITTEN, Judge, Program
+from cpplm.judge.scoring import CppReport, SampleResult, function_body, is_empty, summarise
+from cpplm.sandbox.sandbox import Sandbox
+
+Generate = Callable[[list[str], SamplingSettings, int], list[list[str]]]
+"""A model: prompts, sampling and the number of samples in; the completions of each prompt out, in order."""
+
+
+def evaluate_problems(
+    generate: Generate,
+    settings: CppEvalSettings,
+    *,
+    problems: Sequence[Problem] | None = None,
+    sandbox: Sandbox | None = None,
+    verdicts: Path | None = None,
+) -> CppReport:
+    """Have the model complete every problem, then judge the completions.
+
+    Args:
+        generate: the model.
+        settings: sampling and judging.
+        problems: instead of those that the settings name.
+        sandbox: instead of the strongest that works here.
+        verdicts: the folder in which verdicts are kept, so that a crash resumes.
+
+    Raises:
+        UserError: no sandbox, no compiler, or a malformed problem file; found before anything is generated.
+        ValueError: `generate` returned another number of completions than was asked for.
+    """
+    chosen = list(problems) if problems is not None else load_problems(settings.problems)
+    sandbox = sandbox or Sandbox.probe(unsafe=settings.unsafe)
+    judge = Judge(sandbox, workers=settings.workers, verdicts=verdicts)
+    completions = generate([problem.prompt for problem in chosen], settings.sampling, settings.num_samples)
+    if [len(group) for group in completions] != [settings.num_samples] * len(chosen):
+        raise ValueError(
+            f"{settings.num_samples} completions for each of {len(chosen)} prompts were asked for"
+        )
+    named = {problem.name: group for problem, group in zip(chosen, completions, strict=True)}
+    return evaluate_completions(chosen, named, judge)
+
+
+def evaluate_completions(
+    problems: Sequence[Problem], completions: Mapping[str, Sequence[str]], judge: Judge
+) -> CppReport:
+    """Judge given completions.
+
+    Args:
+        problems: what was asked.
+        completions: for each problem's name its completions, at least one.
+        judge: compiles and runs them.
+
+    Raises:
+        UserError: this machine lacks something for every one of the problems, or verdicts cannot be kept.
+        ValueError: a problem without completions, or completions without their problem.
+    """
+    names = {problem.name for problem in problems}
+    if names != {name for name, group in completions.items() if group}:
+        raise ValueError("every problem needs at least one completion, and every completion its problem")
+    asked = [problem for problem in problems for _ in completions[problem.name]]
+    bodies = [cut(text) for problem in problems for text in completions[problem.name]]
+    verdicts = dict(judge.judge([program(*pair) for pair in zip(asked, bodies, strict=True)]))
+    samples = []
+    for number, (problem, body) in enumerate(zip(asked, bodies, strict=True)):
+        found = verdicts[number].of_nothing() if is_empty(body) else verdicts[number]
+        samples.append(
+            SampleResult(
+                problem.name, problem.difficulty, body, found.outcome, found.message, found.cpu_seconds,
+                found.assertions, found.assertions_passed,
+            )
+        )  # fmt: skip
+    return summarise(samples, judge.sandbox.name)
+
+
+def cut(completion: str) -> str:
+    """The body of the function; everything when it does not end."""
+    body = function_body(completion[:LARGEST_WRITTEN])
+    return body.text if body.complete else completion
+
+
+def program(problem: Problem, body: str) -> Program:
+    """What judges the body of a problem's function."""
+    return Program(problem.prompt, body, f'\n#line 1 "tests.cpp"\n{problem.tests}')

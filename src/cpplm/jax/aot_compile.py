@@ -1,0 +1,252 @@
+"""`cpplm tpu check`: compile the training step for TPUs that are not here, and see whether it fits them.
+
+libtpu, which comes with `pip install 'cpplm[tpu]'`, holds the compiler of the TPUs and describes a slice by
+its name; both work on any Linux machine. The step is the trainer's own (`cpplm.jax.step`), forward, backward
+and optimizer, divided among the chips of the slice and with its buffers donated; it is compiled from shapes
+alone, so weights take no memory. Nothing runs: the figures are the compiler's, and say nothing of time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from cpplm.core.errors import UserError
+from cpplm.core.progress import progress_bar, say
+from cpplm.jax.attention import attention_kind, check_rows
+from cpplm.jax.backend import run_settings, train_step
+from cpplm.jax.check_settings import CheckSettings
+from cpplm.jax.mesh import check_mesh, make_mesh, mesh_sizes
+from cpplm.jax.tpu_specs import Slice, slice_named
+from cpplm.model.flops import count_flops, count_parameters
+from cpplm.train.training_length import horizon_of
+
+GIB = 2**30
+# libtpu asks a cloud's metadata service what machine this is, and complains at length where none answers.
+QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # it guards the chips, and none are touched
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v6e-4",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+# How the compiler says that it does not fit: bytes asked for, bytes there are.
+TOO_LARGE = (
+    re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
+    re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
+)
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a program, in bytes of one device; see `compile_step`.
+
+    Attributes:
+        seconds: that compiling took.
+        cpu_seconds: of processor that it took, on a busy machine the better figure.
+        peak: arguments, results and temporaries at their most, and the program itself.
+        arguments: weights, optimizer state, tokens.
+        temporary: activations, gradients and what else lives within a step.
+        program: the code.
+        flops: operations of one device as the compiler counts them: the body of a loop once, kernels not at
+            all.
+        refused: its words where the program does not fit; the figures are then what it says of its needs.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    peak: int
+    arguments: int = 0
+    temporary: int = 0
+    program: int = 0
+    flops: float = 0.0
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The outcome of `check`. Bytes and operations are of one device, which is a chip but on v7x."""
+
+    target: str
+    devices: int
+    device_memory: int
+    mesh: dict[str, int]
+    depth: int
+    parameters: int
+    seq: int
+    tokens_per_step: int
+    precision: str
+    attention: str
+    remat: str
+    lower_seconds: float
+    compiled: Compiled
+    counted_flops: float
+    """By `cpplm.model.flops`: forward and backward, without what is computed again or the optimizer."""
+    fits: bool
+
+    def text(self) -> str:
+        """For people."""
+        found, gib = self.compiled, self.device_memory / GIB
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1) or "one device"
+        lines = [
+            f"{self.target}: {self.devices} devices of {gib:.0f} GiB, {mesh}",
+            f"depth {self.depth}, {self.parameters:,} parameters; {self.tokens_per_step:,} tokens a step "
+            f"in rows of {self.seq:,}; {self.precision}, attention {self.attention}, remat {self.remat}",
+            f"traced in {self.lower_seconds:.0f} s, compiled in {found.seconds:.0f} s "
+            f"({found.cpu_seconds:.0f} s of processor)",
+        ]
+        if found.refused:
+            needs = f" of the {found.peak / GIB:.1f} GiB that it needs" if found.peak else ""
+            return "\n".join([*lines, f"does not fit{needs}: {found.refused}"])
+        return "\n".join([
+            *lines,
+            f"memory of a device: {found.peak / GIB:.2f} GiB at most; {found.arguments / GIB:.2f} of it "
+            f"weights, optimizer state and tokens, {found.temporary / GIB:.2f} activations and gradients",
+            f"program: {found.program / 2**20:.0f} MiB",
+            f"operations of a device per step: {self.counted_flops:.3e} of the model as cpplm counts, "
+            f"without what remat repeats; {found.flops:.3e} as the compiler does, which takes a loop's body "
+            "once and sees no kernel's inside",
+            "fits" if self.fits else "does not fit",
+        ])  # fmt: skip
+
+
+def check(settings: CheckSettings) -> Checked:
+    """Compile the step of these settings for the slice that they name.
+
+    Raises:
+        UserError: no such slice, no libtpu, or a step that such a slice could not take.
+    """
+    target, step = slice_named(settings.target), settings.step
+    sizes = mesh_sizes(step.jax.axes(), target.devices)
+    shares = sizes["data"] * sizes["fsdp"]
+    training = step.training(shares, "tpu")
+    config = step.config(training)
+    check_mesh(sizes, config, [step.seq])
+    mesh = make_mesh(sizes, described_devices(target))
+    run = run_settings(training, mesh)
+    check_rows(attention_kind(run.attention, mesh), config, [step.seq], mesh)
+    trained = train_step(training, config, horizon_of(training, config), mesh)
+    say(f"tracing the step for {target.name}")
+    begin = time.perf_counter()
+    lowered = trained.lower(
+        step.device_batch_size * shares,
+        step.seq,
+        count=training.forward_passes(shares),
+        documents=step.document_mask,
+    )
+    lower_seconds = time.perf_counter() - begin
+    with ticking("compiling"):
+        compiled = compile_step(lowered)
+    devices = len(mesh.devices.flat)
+    return Checked(
+        target=target.name,
+        devices=devices,
+        device_memory=target.chip.device_memory,
+        mesh=sizes,
+        depth=config.num_layers,
+        parameters=count_parameters(config)["total"],
+        seq=step.seq,
+        tokens_per_step=training.total_batch_size,
+        precision=run.compute_dtype,
+        attention=attention_kind(run.attention, mesh),
+        remat=run.remat,
+        lower_seconds=lower_seconds,
+        compiled=compiled,
+        counted_flops=count_flops(config, step.seq)["total"] * training.total_batch_size / devices,
+        fits=not compiled.refused and compiled.peak <= target.chip.device_memory,
+    )
+
+
+def described_devices(target: Slice) -> list[Any]:
+    """The devices of a slice, as libtpu describes them; none of them is here.
+
+    Raises:
+        UserError: libtpu is not installed, or does not know the slice.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            "compiling for TPUs needs libtpu, which is not installed",
+            fix="pip install 'cpplm[tpu]', on Linux.",
+        )
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    jax.config.update("jax_platforms", "cpu")  # a TPU of this machine stays free
+    try:
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=target.topology, **target.options
+        )
+    except (RuntimeError, ValueError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"libtpu cannot describe {target.name}: {first}",
+            fix="Try another slice.",
+        ) from error
+    return list(described.devices)
+
+
+def compile_step(lowered: Any) -> Compiled:
+    """Compile what `TrainStep.lower` gave.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the compiler failed for another reason than memory.
+    """
+    begin, busy = time.perf_counter(), time.process_time()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _refused(str(error), time.perf_counter() - begin, time.process_time() - busy)
+    seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - busy
+    memory = compiled.memory_analysis()
+    program = memory.generated_code_size_in_bytes
+    arguments, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes  # donated ones take no place
+    return Compiled(
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        peak=arguments + results + temporary + program,
+        arguments=arguments,
+        temporary=temporary,
+        program=program,
+        flops=compiled.cost_analysis().get("flops", 0.0),
+    )
+
+
+def _refused(message: str, seconds: float, cpu_seconds: float) -> Compiled:
+    said = " ".join(message.removeprefix("RESOURCE_EXHAUSTED: ").split())
+    sizes = next((match for match in (pattern.search(said) for pattern in TOO_LARGE) if match), None)
+    needed = round(float(sizes[1]) * UNITS[sizes[2]]) if sizes else 0
+    return Compiled(seconds, cpu_seconds, peak=needed, refused=said[:300])
+
+
+@contextmanager
+def ticking(what: str) -> Iterator[None]:
+    """A clock on stderr while something goes on that says nothing of itself."""
+    over = threading.Event()
+
+    def tick() -> None:
+        with progress_bar(None, what, "s", bar_format="{desc}: {elapsed}") as bar:
+            while not over.wait(1):
+                bar.update(1)
+
+    clock = threading.Thread(target=tick, daemon=True)
+    clock.start()
+    try:
+        yield
+    finally:
+        over.set()
+        clock.join()

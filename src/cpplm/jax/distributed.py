@@ -1,0 +1,156 @@
+"""The hosts that train one model together with JAX, and their chips."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.experimental import multihost_utils
+from torch import Tensor
+
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import tpu_chips
+from cpplm.train.distributed import Stopped, World
+from cpplm.train.settings import TrainSettings
+
+_BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_PATIENCE = 60  # seconds that a host which has ended with an error waits for the others to end
+
+
+@dataclass
+class JaxWorld(World):
+    """This host among all; `index`, `size` and `replicas` are of the rows that hosts read, see `Feed`.
+
+    `device` is where the host's own tensors are, the CPU.
+    """
+
+    chips: int = 1
+
+    @property
+    def process(self) -> int:
+        """See `World`."""
+        return jax.process_index()
+
+    @property
+    def processes(self) -> int:
+        """See `World`."""
+        return jax.process_count()
+
+    @property
+    def devices(self) -> int:
+        """See `World`; virtual chips of one CPU are one device."""
+        return self.chips if jax.default_backend() == "tpu" else jax.process_count()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """See `World`."""
+        if jax.process_count() == 1:
+            return [value]
+        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
+        padded = np.zeros(sizes.max(), np.uint8)
+        padded[: len(data)] = data
+        parts = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+        return [json.loads(part[:size].tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+    def agree(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
+        """See `World`."""
+        said = self.gather_objects([stopping, seconds])
+        return any(stop for stop, _ in said), said[0][1]
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """See `World`."""
+        said = self.gather_objects(tensor.tolist())
+        return tensor.copy_(torch.tensor(said, dtype=tensor.dtype).mean(0))
+
+
+@contextmanager
+def joined(settings: TrainSettings) -> Iterator[list[jax.Device]]:
+    """The chips of all hosts, which have found each other.
+
+    Raises:
+        UserError: the device that is asked for, or that is in the machine, is not what JAX has found.
+    """
+    if settings.device_type not in ("", "tpu", "cpu"):
+        raise UserError(
+            f"--backend jax trains on TPUs, not on {settings.device_type}", fix="Use --backend torch."
+        )
+    if settings.device_type == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    _refuse_lonely_host(settings)
+    if settings.jax.multi_host:
+        _find_other_hosts()
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        raise UserError(
+            f"JAX finds no device: {error}", fix="'cpplm doctor' says what is installed; see docs/tpu.md."
+        ) from error
+    _refuse_silent_cpu(devices, settings.device_type)
+    # After an error the others are not waited for here: the message comes first, then JAX waits at exit, and
+    # ends those that wait for this host in the middle of a step.
+    try:
+        yield devices
+    except Stopped:
+        _leave(settings)
+        raise
+    _leave(settings)
+
+
+def _leave(settings: TrainSettings) -> None:
+    if settings.jax.multi_host:
+        multihost_utils.sync_global_devices("end")  # the first host may be uploading for minutes
+        jax.distributed.shutdown()
+
+
+def _refuse_silent_cpu(devices: list[jax.Device], device_type: str) -> None:
+    """JAX takes the CPU, with a warning at most, where it cannot take the TPU: a run of weeks, unnoticed."""
+    if devices[0].platform == "tpu" or device_type == "cpu":
+        return
+    chips = tpu_chips()
+    here = f"although this machine has {chips} TPU chips" if chips else "and this machine has no TPU"
+    raise UserError(
+        f"JAX would train on {devices[0].platform}, {here}",
+        fix="pip install 'cpplm[tpu]', and end what else uses the chips."
+        if chips
+        else "Use --backend torch; or --device_type cpu, to try JAX on the CPU.",
+    )
+
+
+def _refuse_lonely_host(settings: TrainSettings) -> None:
+    """A host of several that trains alone would wait for its neighbours' chips for ever."""
+    hosts = [name for name in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
+    if len(hosts) > 1 and not settings.jax.multi_host and settings.device_type != "cpu":
+        raise UserError(
+            f"this TPU slice has {len(hosts)} hosts",
+            fix="Add --multi_host, and start the same command on each of them.",
+        )
+
+
+def _find_other_hosts() -> None:
+    """By the environment where it names them, else as JAX does: TPU pods, Slurm, Kubernetes."""
+    given = {name: os.environ[name] for name in _BY_HAND if name in os.environ}
+    if given and len(given) < len(_BY_HAND):
+        raise UserError(
+            f"the environment has {', '.join(given)} but not all of {', '.join(_BY_HAND)}",
+            fix="Set all three, or none on a TPU pod.",
+        )
+    # JAX would take SIGTERM for itself, and nobody would hear the wish to stop until the first step.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        if given:
+            address, count, index = given.values()
+            jax.distributed.initialize(address, int(count), int(index), shutdown_timeout_seconds=_PATIENCE)
+        else:
+            jax.distributed.initialize(shutdown_timeout_seconds=_PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"--multi_host: the hosts did not find each other: {error}",
+            fix=f"Start the same command on each host, or set {', '.join(_BY_HAND)}.",
+        ) from error

@@ -1,0 +1,162 @@
+"""From a checkpoint's weights, one by one, to those of the JAX model, where layers are stacked, and back.
+
+`blocks.3.mlp.up.weight` of the checkpoint is entry 3 of `blocks.mlp.up.weight`: the dimension in front counts
+the layers that have such a weight, in their order. The tables of n-gram memories differ in size from layer to
+layer, so they keep their names, and so do the heads for further tokens. Integers (the hash functions) are
+int64 in a checkpoint and uint32 here: JAX has no int64 unless told, and hashing is 32-bit arithmetic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from cpplm.core.errors import UserError
+from cpplm.jax.layers import Params
+from cpplm.model.config import ModelConfig
+from cpplm.model.transformer import Transformer
+
+Array = jax.Array | np.ndarray
+_OF_LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
+_ALONE = "engram.table.weight"
+
+
+def stacked_name(name: str) -> str:
+    """Where a weight of the checkpoint is found here."""
+    match = _OF_LAYER.fullmatch(name)
+    return name if match is None or match[2] == _ALONE else f"blocks.{match[2]}"
+
+
+def members(names: Iterable[str]) -> dict[str, list[str]]:
+    """For each name here, the checkpoint's names, in order of their layers; one, unless they are stacked."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        match = _OF_LAYER.fullmatch(name)
+        found.setdefault(stacked_name(name), []).append((int(match[1]) if match else 0, name))
+    return {stacked: [name for _, name in sorted(those)] for stacked, those in found.items()}
+
+
+def is_stacked(name: str) -> bool:
+    """Whether the first dimension of a weight here counts layers."""
+    return name.startswith("blocks.") and _OF_LAYER.fullmatch(name) is None
+
+
+def checkpoint_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model's checkpoint, in its order."""
+    return {name: tuple(tensor.shape) for name, tensor in _meta(config).items()}
+
+
+def abstract(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes here, without any memory."""
+    tensors = _meta(config)
+    shapes = {}
+    for stacked, names in members(tensors).items():
+        first = tensors[names[0]]
+        shape = (len(names), *first.shape) if is_stacked(stacked) else tuple(first.shape)
+        shapes[stacked] = jax.ShapeDtypeStruct(
+            shape, jnp.float32 if first.is_floating_point() else jnp.uint32
+        )
+    return shapes
+
+
+def initial(
+    config: ModelConfig, seed: int = 0, canonical_V: torch.Tensor | None = None
+) -> dict[str, np.ndarray]:
+    """The weights with which training starts: those of the PyTorch model for the same seed.
+
+    Args:
+        config: of the model.
+        seed: of its random numbers.
+        canonical_V: for n-gram memories, the id that stands for each id (`token_normalization`).
+    """
+    model = Transformer(config)
+    model.init_weights(seed)
+    if canonical_V is not None:
+        model.set_canonical_ids(canonical_V)
+    return stack_numpy({name: tensor.numpy() for name, tensor in model.state_dict().items()}, config)
+
+
+def stack(named: Mapping[str, Array], config: ModelConfig) -> Params:
+    """The weights here, on JAX's default device.
+
+    Args:
+        named: the checkpoint's weights by name, any float dtype; integers int64, or uint32.
+        config: of the model.
+
+    Raises:
+        UserError: a name is missing or unknown, or a shape is not the model's.
+    """
+    return {name: jnp.asarray(array) for name, array in stack_numpy(named, config).items()}
+
+
+def stack_numpy(named: Mapping[str, Array], config: ModelConfig) -> dict[str, np.ndarray]:
+    """Like `stack`, in the memory of the host: to be divided among devices."""
+    _check(named, checkpoint_shapes(config))
+    stacked = {}
+    for name, those in members(named).items():
+        arrays = [_narrow(member, np.asarray(named[member])) for member in those]
+        stacked[name] = np.stack(arrays) if is_stacked(name) else arrays[0]
+    return stacked
+
+
+def unstack(params: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
+    """The checkpoint's weights by name, bit for bit what `stack` was given; integers are int64 of NumPy.
+
+    Raises:
+        UserError: these are not the weights of that model.
+    """
+    whole: dict[str, Array] = {}
+    expected = checkpoint_shapes(config)
+    groups = members(expected)
+    if set(params) != set(groups):
+        raise UserError(f"weights {sorted(set(params) ^ set(groups))} do not match the model's configuration")
+    for stacked, names in groups.items():
+        array = widen(params[stacked])
+        for index, name in enumerate(names):
+            whole[name] = array[index] if is_stacked(stacked) else array
+    return {name: whole[name] for name in expected}
+
+
+def widen(array: Array) -> Array:
+    """Integers as a checkpoint has them."""
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else np.asarray(array).astype(np.int64)
+
+
+def partition(params: Mapping[str, jax.Array]) -> tuple[Params, Params]:
+    """What learns, and the integers, which do not: gradients are taken for the first part alone."""
+    learning = {name: array for name, array in params.items() if jnp.issubdtype(array.dtype, jnp.floating)}
+    return learning, {name: array for name, array in params.items() if name not in learning}
+
+
+def _meta(config: ModelConfig) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        return dict(Transformer(config).state_dict())
+
+
+def _check(named: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) -> None:
+    for name in expected:
+        if name not in named:
+            raise UserError(f"the checkpoint has no {name}", fix="It is another model's, or damaged.")
+    for name, array in named.items():
+        if name not in expected:
+            raise UserError(
+                f"the checkpoint's {name} is not part of this model", fix="It is another model's."
+            )
+        if tuple(array.shape) != expected[name]:
+            raise UserError(
+                f"the checkpoint's {name} has the shape {tuple(array.shape)}, the model {expected[name]}",
+                fix="It is another model's.",
+            )
+
+
+def _narrow(name: str, array: np.ndarray) -> np.ndarray:
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    if array.size and (array.min() < 0 or array.max() > np.iinfo(np.uint32).max):
+        raise UserError(f"the checkpoint's {name} does not fit 32 bits", fix="It is damaged.")
+    return array.astype(np.uint32)

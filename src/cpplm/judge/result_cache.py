@@ -1,0 +1,113 @@
+"""Verdicts that are kept, so that no program is compiled and run twice.
+
+One file of JSON Lines that only grows. A line is written with one call as soon as its program is judged;
+kill -9 loses the programs under way and nothing else. A line that was torn by it is passed over, and so is
+any other that is no verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import dacite
+
+from cpplm.core.errors import UserError
+from cpplm.judge.scoring import Outcome
+
+FILE = "verdicts.jsonl"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a program."""
+
+    outcome: Outcome
+    message: str
+    """The compiler's message, or the assertion that failed and the end of the program's stderr."""
+    cpu_seconds: float
+    """Of the compiler and the program, when they ran."""
+    assertions: int
+    """How many the tests have."""
+    assertions_passed: int
+    """How many of them were reached and never failed."""
+    cached: bool = False
+    """Whether an equal program had been judged before."""
+
+    def of_nothing(self) -> Verdict:
+        """The same for an empty answer (`is_empty`), which earns nothing even where its program compiles."""
+        if self.outcome in ("not judged", "sandbox error"):
+            return self
+        return replace(self, outcome="empty", assertions_passed=0)
+
+
+class VerdictStore:
+    """Verdicts by key; safe to call from several threads and several processes."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Read what is kept in a folder, which is made when it does not exist; None keeps in memory.
+
+        Raises:
+            UserError: it cannot be read or made.
+        """
+        self._path = folder.expanduser() / FILE if folder else None
+        self._lock = threading.Lock()
+        self._verdicts: dict[str, Verdict] = {}
+        self._torn = False
+        if self._path:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                text = self._path.read_bytes() if self._path.exists() else b""
+            except OSError as error:
+                raise UserError(f"cannot keep verdicts in {folder}: {error.strerror}") from error
+            self._torn = not text.endswith(b"\n") and text != b""
+            for line in text.split(b"\n"):
+                self._read(line)
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    def _read(self, line: bytes) -> None:
+        try:
+            values = json.loads(line)
+            key = values.pop("key")
+            verdict = dacite.from_dict(Verdict, values, dacite.Config(strict=True))
+        except (ValueError, TypeError, KeyError, AttributeError, dacite.DaciteError):
+            return
+        if isinstance(key, str) and verdict.outcome in get_args(Outcome):
+            self._verdicts[key] = replace(verdict, cached=True)
+
+    def get(self, key: str) -> Verdict | None:
+        """The verdict on an equal program."""
+        return self._verdicts.get(key)
+
+    def add(self, key: str, verdict: Verdict) -> None:
+        """Keep a verdict.
+
+        Raises:
+            UserError: the disk is full or the file cannot be written.
+        """
+        values = asdict(verdict)
+        del values["cached"]
+        line = json.dumps({"key": key, **values}).encode() + b"\n"
+        with self._lock:
+            self._verdicts[key] = replace(verdict, cached=True)
+            if self._path:
+                self._append(self._path, b"\n" + line if self._torn else line)
+
+    def _append(self, path: Path, line: bytes) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._torn = os.write(descriptor, line) != len(line)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}: {error.strerror}",
+                fix="Free some space, then run the same command again; what is judged is kept.",
+            ) from error

@@ -1,0 +1,117 @@
+"""The tokens of a text with their probabilities, as the two endpoints list them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cpplm.generate.sequence import TokenLogprob
+from cpplm.serve.response_models import ChatToken, CompletionLogprobs, LikelyToken
+from cpplm.tokenizer.streaming import StreamDecoder
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a text."""
+
+    data: bytes
+    """What of it belongs to the text."""
+    offset: int
+    """Where it begins, in characters of the text; inside a character, where that one ends."""
+    logprob: float | None
+    """None for a first token, before which nothing stands."""
+    likeliest: tuple[tuple[bytes, float], ...]
+    """Tokens that could have stood there."""
+
+
+class TokenTrail:
+    """The tokens of one completion as its text becomes visible: none that a stop text will cut off."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip: int = 0, offset: int = 0) -> None:
+        """Nothing written yet.
+
+        Args:
+            tokenizer: the model's.
+            skip: bytes at the beginning that are no part of the text (`Request.prefix`).
+            offset: characters in front of the text.
+        """
+        self._tokenizer, self._skip = tokenizer, skip
+        self._decoder = StreamDecoder(tokenizer, skip=skip)
+        self._written = self._shown = offset
+        self._held: deque[tuple[int, Token]] = deque()  # with where its text ends
+
+    def push(self, found: TokenLogprob) -> None:
+        """Take the next token."""
+        data = self._tokenizer.decode_bytes([found.token])
+        skipped = min(self._skip, len(data))
+        self._skip -= skipped
+        offset, self._written = self._written, self._written + len(self._decoder.push(found.token))
+        if skipped < len(data):
+            likeliest = _likeliest(self._tokenizer, found)
+            self._held.append((self._written, Token(data[skipped:], offset, found.logprob, likeliest)))
+
+    def show(self, characters: int, *, last: bool = False) -> tuple[Token, ...]:
+        """The tokens of the next so many visible characters; with `last`, also one that is cut off inside."""
+        self._shown += characters
+        shown = []
+        while self._held and (
+            self._held[0][0] <= self._shown or (last and self._held[0][1].offset < self._shown)
+        ):
+            shown.append(self._held.popleft()[1])
+        return tuple(shown)
+
+
+def prompt_tokens(tokenizer: Tokenizer, ids: Sequence[int], found: Iterable[TokenLogprob]) -> Iterator[Token]:
+    """The tokens of a prompt but the first.
+
+    Args:
+        tokenizer: the model's.
+        ids: of the prompt, <BOS> first.
+        found: of all but the first.
+    """
+    decoder, offset = StreamDecoder(tokenizer), 0
+    for id_, each in zip(ids[1:], found, strict=True):
+        yield Token(tokenizer.decode_bytes([id_]), offset, each.logprob, _likeliest(tokenizer, each))
+        offset += len(decoder.push(id_))
+
+
+def for_completions(tokens: Sequence[Token]) -> CompletionLogprobs:
+    """As the completions endpoint lists them."""
+    return CompletionLogprobs(
+        tokens=[_name(token.data) for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
+        top_logprobs=[{_name(data): logprob for data, logprob in token.likeliest} for token in tokens],
+        text_offset=[token.offset for token in tokens],
+    )
+
+
+def for_chat(tokens: Sequence[Token]) -> list[ChatToken]:
+    """As the chat endpoint lists them."""
+    return [
+        ChatToken(
+            token=_text(token.data), bytes=list(token.data), logprob=token.logprob or 0.0,
+            top_logprobs=[
+                LikelyToken(token=_text(data), bytes=list(data), logprob=logprob)
+                for data, logprob in token.likeliest
+            ],
+        )
+        for token in tokens
+    ]  # fmt: skip
+
+
+def _likeliest(tokenizer: Tokenizer, found: TokenLogprob) -> tuple[tuple[bytes, float], ...]:
+    return tuple((tokenizer.decode_bytes([token]), logprob) for token, logprob in found.likeliest)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _name(data: bytes) -> str:
+    """Text, or the bytes of a part of a character, named as OpenAI does."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{value:02x}" for value in data)

@@ -1,0 +1,64 @@
+"""What should be true when training starts; each warning says what it will cost and how to mend it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from cpplm.tokenizer.forced_vocab import core_names
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+# Most lines of C++ end in one of these, or are a directive or a comment; of prose or Python few are.
+_DIRECTIVE = "|".join(core_names()["directives"])
+_CPP_LINE = re.compile(rf"\s*(?:#\s*(?:{_DIRECTIVE})\b|//|/\*|.*[;{{}}]\s*(?://.*|/\*.*)?$)")
+_LEAST_CPP = 0.3
+_FEWEST_LINES = 20
+_NAMED = 5
+
+
+def check_vocabulary(tokenizer: Tokenizer) -> list[str]:
+    """Warnings about keywords and directives of C++ that are not single tokens."""
+    names = core_names()
+    words = [*names["keywords"], *(f"#{name}" for name in names["directives"])]
+    split = [word for word in words if len(tokenizer.encode(word)) != 1]
+    if not split:
+        return []
+    return [
+        f"the tokenizer splits {len(split)} of {len(words)} C++ keywords and directives ({_some(split)}): it "
+        "is very small or made for something else, and C++ takes more tokens than it has to. Train one on "
+        "C++: 'cpplm tokenizer train'."
+    ]
+
+
+def check_batch(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Warnings about a batch of token ids that is not C++, or not of this tokenizer."""
+    largest = max((max(row) for row in rows if len(row)), default=0)
+    if largest >= tokenizer.vocab_size:
+        return [
+            f"the batch has token id {largest:,}, the tokenizer only {tokenizer.vocab_size:,}: it was "
+            "encoded with another one. Give the --tokenizer that belongs to the data."
+        ]
+    lines = [line for row in rows for line in tokenizer.decode(row).splitlines() if line.strip()]
+    share = sum(bool(_CPP_LINE.match(line)) for line in lines) / max(1, len(lines))
+    if len(lines) < _FEWEST_LINES or share >= _LEAST_CPP:
+        return []
+    return [
+        f"only {share:.0%} of the lines of the first batch look like C++ ({_some(lines)}). Look at the "
+        "corpus: 'cpplm corpus inspect CORPUS'."
+    ]
+
+
+def check_hashes(tokenizer: Tokenizer, counted_with: str) -> list[str]:
+    """Warnings about a corpus whose documents were measured with another tokenizer ("" for none)."""
+    if counted_with in ("", tokenizer.hash):
+        return []
+    return [
+        f"the corpus counted its documents' tokens with tokenizer {counted_with[:12]}, this one is "
+        f"{tokenizer.hash[:12]}: documents may be longer than the context. Build the corpus with this "
+        "--tokenizer, or train with that one."
+    ]
+
+
+def _some(items: Sequence[str]) -> str:
+    shown = ", ".join(repr(item[:40]) for item in items[:_NAMED])
+    return shown + (", ..." if len(items) > _NAMED else "")

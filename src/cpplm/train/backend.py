@@ -1,0 +1,144 @@
+"""What the training loop asks of a backend: PyTorch's answer is `cpplm.train.torch_backend`.
+
+All else of training (loop, callbacks, data, schedules, metrics, checkpoints, log, page) is written once and
+knows a run's model and optimizer as a `Learner` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from cpplm.dataloader.loader import Batch
+from cpplm.model.config import ModelConfig
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.devices import Devices
+from cpplm.train.distributed import World
+from cpplm.train.settings import TrainSettings
+from cpplm.train.training_length import Horizon
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the schedules say of one optimizer step. Multipliers are of the groups' own rates."""
+
+    learning_rate: float
+    weight_decay: float
+    momentum: float
+    """Muon's."""
+    multi_token_weight: float
+    """Of the mean loss of the heads that predict further tokens."""
+    dense_attention: bool
+    """Sparse layers attend to everything, as in the warm-up of their indexers."""
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """Means over the batch of all ranks, in nats per token, and the norm of the whole gradient."""
+
+    total: float
+    next_token: float
+    multi_token: float
+    indexer: float
+    gradient_norm: float
+
+
+class Profiler(Protocol):
+    """Takes one trace."""
+
+    path: Path
+    """Where the trace will be."""
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            RuntimeError: another profiler holds the device.
+        """
+
+    def stop(self) -> list[dict[str, Any]]:
+        """End, write the trace and give the operations that took most time, if the tracer says.
+
+        Raises:
+            RuntimeError, OSError: nothing was written then.
+        """
+
+
+class Learner(Protocol):
+    """A model, its optimizer and its loss on the devices of this rank. All ranks call all methods alike."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The shape of the model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where `loss` wants its batches."""
+
+    @property
+    def kind(self) -> str:
+        """Of device: "cpu", "cuda", "mps" or "tpu"."""
+
+    @property
+    def precision(self) -> str:
+        """The dtype of matrix products, by name."""
+
+    def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
+        """One optimizer step over the gradients of the `count` batches that `batches` gives."""
+
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
+        """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORED`."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Weights and optimizer state by the names that checkpoints use: of each process some, whole, and of
+        all of them together everything once. They may change with the next step."""
+
+    def peak_memory(self) -> int:
+        """Most bytes held so far on one device."""
+
+    def memory(self) -> dict[str, int]:
+        """What holds the memory, as `cpplm.train.memory_callback` lists it."""
+
+    def profiler(self, path: Path) -> Profiler:
+        """One that has not begun; it adds its own ending to `path`."""
+
+
+class Backend(Protocol):
+    """Makes what a run needs of its kind."""
+
+    def open_world(self) -> AbstractContextManager[World]:
+        """The processes that train together; see `cpplm.train.distributed.open_world`."""
+
+    def devices(self, settings: TrainSettings, world: World) -> Devices:
+        """The devices of all processes."""
+
+    def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> int | None:
+        """Bytes that training needs at most on one device, estimated; None if nothing estimates them."""
+
+    def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
+        """Refuse what cannot run, before anything is written; what will run, for the log.
+
+        Raises:
+            UserError: settings that this backend does not know, or that do not fit the devices.
+        """
+
+    def place(self, batch: Batch) -> Batch:
+        """Called ahead of the step, in another thread, for each batch: send it to the devices now."""
+
+    def build(
+        self,
+        settings: TrainSettings,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        checkpoint: Checkpoint | None,
+        horizon: Horizon,
+        world: World,
+    ) -> Learner:
+        """A learner, new or as the checkpoint of either backend left it."""

@@ -1,0 +1,1 @@
+"""Checkpoints: format, saving in the background, uploading, resuming, importing."""

@@ -1,0 +1,181 @@
+"""Checkpoints in the background: training hands over a copy of its state and goes on.
+
+Invariants: what training changes after `save` has returned is not in the checkpoint; one checkpoint is
+written at a time; a checkpoint that waits for its upload is not deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from queue import SimpleQueue
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from cpplm.core.errors import UserError
+from cpplm.core.progress import say
+from cpplm.core.storage import Storage
+from cpplm.train.checkpoint.format import folder
+from cpplm.train.checkpoint.save import (
+    KeepRules,
+    Share,
+    count_files,
+    delete_files,
+    prune,
+    write_checkpoint,
+)
+from cpplm.train.checkpoint.upload import Event, Uploader
+from cpplm.train.checkpoint.weights import MAX_FILE_BYTES
+
+
+class CheckpointWriter:
+    """Saves while training goes on: `save` copies the tensors, a thread writes them.
+
+    One checkpoint is written at a time, and one copy of the tensors is held, in memory that is used again.
+    A failed save ends nothing: it is said, what was written of it is removed, and the next save is tried. But
+    when the last one failed, `wait` raises its error. Use as a context manager: leaving it waits.
+
+    With several processes each has one, and writes its `Share`; the first one's commits, deletes old ones and
+    has the uploader. Between two saves all of them have to be `ready`, then the first has to `clear`, before
+    any begins: what a process has begun to write, the first takes for what was never finished.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        keep: KeepRules,
+        *,
+        uploader: Uploader | None = None,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        self.storage = storage
+        self._keep = keep
+        self._uploader = uploader
+        self._max_file_bytes = max_file_bytes
+        self._copies: dict[str, dict[str, Tensor]] = {}
+        self._thread: threading.Thread | None = None
+        self._step = -1
+        self._failure: Exception | None = None
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._leaving = threading.Event()
+
+    def ready(self, step: int) -> None:
+        """Wait, and say so, while the checkpoint before that of `step` is still being written."""
+        if self._thread is not None and self._thread.is_alive():
+            say(f"step {step}: waiting until the checkpoint of step {self._step} is written")
+        self.join()
+
+    def clear(self, step: int) -> None:
+        """Delete what was never finished, and what there is of `step`; nobody may be writing."""
+        self._prune()
+        with contextlib.suppress(UserError):  # a storage that fails: the save will say so
+            delete_files(self.storage, self.storage.names(folder(step)))
+
+    def count_files(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
+        """See `cpplm.train.checkpoint.save.count_files`."""
+        return count_files(tensors, self._max_file_bytes)
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        files: Mapping[str, bytes],
+        share: Share | None = None,
+    ) -> None:
+        """Begin to save; returns when the tensors may change. See `write_checkpoint`."""
+        self.ready(step)
+        begin = time.perf_counter()
+        self._copies = {name: self._copy(name, group) for name, group in tensors.items()}
+        copying = time.perf_counter() - begin
+        self._step = step
+        self._thread = threading.Thread(target=self._write, args=(dict(files), share, copying), daemon=True)
+        self._thread.start()
+
+    def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        before = self._copies.get(file, {})
+        copies = {}
+        for name, tensor in tensors.items():
+            old = before.get(name)
+            fits = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
+            copy = old if old is not None and fits else torch.empty(tensor.shape, dtype=tensor.dtype)
+            copies[name] = copy.copy_(tensor.detach())
+        return copies
+
+    def _write(self, files: dict[str, bytes], share: Share | None, copying: float) -> None:
+        begin, step = time.perf_counter(), self._step
+        try:
+            saved = write_checkpoint(
+                self.storage,
+                step,
+                self._copies,
+                files,
+                max_file_bytes=self._max_file_bytes,
+                share=share,
+                leaving=self._leaving,
+            )
+        except Exception as error:  # `wait` raises it
+            self._failure = error
+            say(f"step {step}: the checkpoint was not saved: {error}")
+            self._events.put(("checkpoint_failed", {"step": step, "error": str(error)}))
+            return
+        self._failure = None
+        if share is not None and share.process > 0:
+            return  # the first process commits, and does the rest
+        seconds = {
+            "copy_seconds": round(copying, 4),
+            "write_seconds": round(time.perf_counter() - begin, 4),
+        }
+        self._events.put(("checkpoint", {"step": step, "path": saved.path(), "bytes": saved.size, **seconds}))
+        if self._uploader is not None:
+            self._uploader.add(step)
+        self._prune()
+
+    def _prune(self) -> None:
+        prune(self.storage, self._keep, also=self._uploader.pending() if self._uploader is not None else [])
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call, for the run log: event names and values.
+
+        "checkpoint" with its step, path, bytes, copy_seconds (training waited for these) and write_seconds;
+        "checkpoint_failed" with step and error; those of the uploader.
+        """
+        own = [self._events.get() for _ in range(self._events.qsize())]
+        return [*own, *(self._uploader.events() if self._uploader is not None else [])]
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            UserError: the last save failed.
+        """
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def join(self) -> None:
+        """Wait as `wait` does, whether the save succeeds or not."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what is being written, then for the uploader, and delete what no rule keeps.
+
+        After an error, other processes are not waited for as long: they may have ended.
+        """
+        if error is not None:
+            self._leaving.set()
+        self.join()
+        if self._uploader is not None:
+            self._uploader.close()
+            self._prune()
+        if kind is None:
+            self.wait()

@@ -1,0 +1,156 @@
+"""Which checkpoint a run continues from, near or far, and whether it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cpplm.core.errors import UserError
+from cpplm.core.progress import say
+from cpplm.core.settings import to_dict
+from cpplm.core.storage import Storage, is_bucket
+from cpplm.dataloader.loader_state import LoaderState
+from cpplm.model.config import ModelConfig
+from cpplm.train.checkpoint.format import Checkpoint, committed_steps, folder, open_checkpoint
+from cpplm.train.checkpoint.save import copy_checkpoint, delete_files
+from cpplm.train.settings import TrainSettings
+from cpplm.train.trainer import TrainState
+
+# A continued run must agree in these and in the model; the other settings may change between sessions.
+MODEL = ("depth", "aspect_ratio", "head_dim", "num_kv_heads", "max_seq_len", "window_pattern", "architecture")
+FIXED = ("total_batch_size", "seed", "fim")
+
+
+def find_checkpoint(
+    settings: TrainSettings,
+    config: ModelConfig,
+    storage: Storage,
+    provenance: dict[str, str],
+    *,
+    remote: Storage | None = None,
+    step: int | None = None,
+) -> Checkpoint | None:
+    """The checkpoint that `settings` continues, in `storage`; None to start anew.
+
+    Args:
+        settings: of this session.
+        config: the model that they describe.
+        storage: where the checkpoints are.
+        provenance: hashes of corpus and tokenizer, by name.
+        remote: where they are uploaded to; what is newer there is downloaded.
+        step: go on from this one, not from the newest; later ones are deleted in both places, since the run
+            takes their steps anew.
+
+    Raises:
+        UserError: the checkpoints there belong to another run, there is none of `step`, one is damaged, or a
+            place cannot be listed: that is never taken for "there are none".
+    """
+    checkpoint = choose_checkpoint(storage, remote, step)
+    if checkpoint is None:
+        return None
+    _refuse_another_run(checkpoint, settings, config, provenance)
+    if checkpoint.storage is not storage:
+        say(f"downloading {checkpoint.path()} ({checkpoint.size / 1e6:,.1f} MB)")
+        checkpoint = copy_checkpoint(checkpoint, storage)
+    if step is not None:
+        checkpoint.verify()  # before others go
+        for place in (storage, *([remote] if remote is not None else [])):
+            _delete_later(place, step)
+    return checkpoint
+
+
+def earlier_settings(settings: TrainSettings) -> dict[str, Any]:
+    """Settings of the checkpoint that a run goes on from, as plain JSON types; empty for a new run.
+
+    Raises:
+        UserError: as `choose_checkpoint`.
+    """
+    locations = [settings.checkpoint_dir or str(settings.out / "checkpoints"), settings.upload_dir]
+    there = [
+        place for place in locations if is_bucket(place) or (place and Path(place).expanduser().is_dir())
+    ]
+    if not there:
+        return {}
+    near, far = Storage(there[0]), Storage(there[1]) if len(there) > 1 else None
+    step = settings.resume_from_step if settings.resume_from_step >= 0 else None
+    checkpoint = choose_checkpoint(near, far, step)
+    return {} if checkpoint is None else checkpoint.json("settings.json")
+
+
+def choose_checkpoint(
+    storage: Storage, remote: Storage | None = None, step: int | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint, or that of `step`, of either place; the near one if both have it.
+
+    Raises:
+        UserError: there is none of `step`, a manifest is damaged, or a place cannot be listed.
+    """
+    here = committed_steps(storage)
+    there = committed_steps(remote) if remote is not None else []
+    if step is None:
+        step = max([*here, *there], default=None)
+    if step is None:
+        return None
+    if remote is not None and step in there and step not in here:
+        return open_checkpoint(remote, step)
+    return open_checkpoint(storage, step)
+
+
+def _refuse_another_run(
+    checkpoint: Checkpoint, settings: TrainSettings, config: ModelConfig, provenance: dict[str, str]
+) -> None:
+    then, now = checkpoint.json("settings.json"), to_dict(settings)
+    then_provenance = checkpoint.json("state.json")
+    then_model, now_model = to_dict(checkpoint.config()), to_dict(config)
+    fixed = FIXED if then_model == now_model else (*MODEL, *FIXED)
+    differences = [
+        f"--{path[-1]} was {before}, is {after}"
+        for path, before, after in _changes(then, {name: now[name] for name in fixed})
+    ]
+    if then_model != now_model and not differences:  # the tokenizer's size, or what a default used to be
+        differences = [
+            f"{'.'.join(path)} of the model was {before}, is {after}"
+            for path, before, after in _changes(then_model, now_model)
+        ]
+    differences += [
+        f"{name} was {then_provenance[name][:12]}, is {value[:12]}"
+        for name, value in provenance.items()
+        if then_provenance[name] != value
+    ]
+    if differences:
+        raise UserError(
+            f"{checkpoint.storage.location} holds another run: {'; '.join(differences)}",
+            fix="Name another --out, or delete the folder to start anew.",
+        )
+
+
+def _changes(
+    then: Mapping[str, Any], now: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Path and both values of what has changed; what `then` does not have is left out."""
+    for name in (name for name in now if name in then):
+        before, after = then[name], now[name]
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _changes(before, after, (*above, name))
+        elif before != after:
+            yield (*above, name), before, after
+
+
+def _delete_later(storage: Storage, step: int) -> None:
+    """Delete the checkpoints after `step`."""
+    later = [other for other in committed_steps(storage) if other > step]
+    if later:
+        say(f"deleting the later checkpoints in {storage.location}: {', '.join(map(str, later))}")
+        delete_files(storage, [name for other in later for name in storage.names(folder(other))])
+
+
+def restore_state(checkpoint: Checkpoint) -> TrainState:
+    """Where the run stood."""
+    values = checkpoint.json("state.json")
+    return TrainState(
+        step=values["step"],
+        tokens=values["tokens"],
+        seconds=values["seconds"],
+        loader=LoaderState.from_json(values["loader"]),
+    )

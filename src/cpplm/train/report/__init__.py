@@ -1,0 +1,1 @@
+"""Run logs read back: HTML pages, curves, comparisons."""

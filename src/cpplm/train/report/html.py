@@ -1,0 +1,282 @@
+"""The page of a run: one HTML file that opens offline, with curves, figures, samples, sessions and settings.
+
+It is made from the files in the run folder alone (`log.jsonl`, `evaluation.json`, `samples.json`), so it can
+be made at any time, also while the run is going on. Text that a model wrote is escaped, and the page's own
+policy lets no script run but ours, nor anything be loaded. Curves are drawn by a script in the page:
+a plotting library would be a dependency for this alone, and its pictures cannot be read or zoomed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from cpplm import __version__
+from cpplm.core.settings import flatten
+from cpplm.core.storage import Storage
+from cpplm.train.checkpoint.format import folder as checkpoint_folder
+from cpplm.train.report.curves import run_charts
+from cpplm.train.report.html_evaluation import EvaluationView, view
+from cpplm.train.report.html_evaluation import tiles as evaluation_tiles
+from cpplm.train.report.log_reader import AXES, History, Record, Session, defaults, figures
+from cpplm.train.settings import TrainSettings
+
+PAGE = "page.html"
+MOST_SAMPLES = 60
+MOST_DETAILS = 200
+MOST_CHECKPOINTS = 50
+
+
+@dataclass(frozen=True)
+class SessionRow:
+    """One line of the table of sessions."""
+
+    started: str
+    first_step: int
+    last_step: int
+    minutes: float
+    ended: str
+    processor: str
+    changes: list[tuple[str, Any, Any]]
+
+
+@dataclass(frozen=True)
+class PageData:
+    """What the template shows."""
+
+    name: str
+    state: str
+    version: str
+    made: str
+    steps_trained: int
+    session: Record
+    tiles: list[tuple[str, str, str]]
+    charts: list[dict[str, Any]]
+    marks: list[dict[str, Any]]
+    validations: list[Record]
+    validation_overlap: str
+    samples: list[Record]
+    samples_left_out: int
+    evaluation: EvaluationView
+    evaluations: list[Record]
+    sessions: list[SessionRow]
+    checkpoints: list[dict[str, Any]]
+    profiles: list[Record]
+    memory: dict[str, str]
+    chosen: list[tuple[str, Any, str]]
+    as_default: dict[str, Any]
+    model: dict[str, Any]
+    most_details: int = MOST_DETAILS
+    most_checkpoints: int = MOST_CHECKPOINTS
+
+
+def write_page(run: str | Path, out: Path | None = None) -> Path:
+    """Write the page of a run and return its path.
+
+    Args:
+        run: folder of the run.
+        out: the file; None for `page.html` in the run folder or, where that is read-only, for a file named
+            after the run in the present folder.
+
+    Raises:
+        UserError: not a run folder, nothing was trained yet, or the file cannot be written.
+    """
+    history = History(run)
+    if out is None:
+        writable = os.access(history.folder, os.W_OK)
+        out = history.folder / PAGE if writable else Path(f"{history.name}.html")
+    out = out.expanduser()
+    html = render("page.html.jinja", collect(history))
+    Storage(out.parent, create=True).write(out.name, html.encode())
+    return out
+
+
+def collect(history: History) -> PageData:
+    """Read everything a run folder has to show."""
+    storage = Storage(history.folder)
+    evaluation = storage.read_json("evaluation.json") if storage.exists("evaluation.json") else {}
+    samples = history.events("samples")
+    if storage.exists("samples.json"):
+        samples = [*samples, storage.read_json("samples.json")]
+    shown = some(samples, MOST_SAMPLES)
+    chosen, as_default = _settings(history)
+    session = history.sessions[-1]
+    return PageData(
+        name=history.name,
+        state=session.ended,
+        version=__version__,
+        made=_local_time(time.time()),
+        steps_trained=session.last_step,
+        session=session.record,
+        tiles=_tiles(history, evaluation),
+        charts=run_charts(history),
+        marks=[_mark(history, later) for later in history.sessions[1:]],
+        validations=history.validations,
+        validation_overlap=_validation_overlap(session.record.get("validation_text", {})),
+        samples=shown[::-1],
+        samples_left_out=len(samples) - len(shown),
+        evaluation=view(evaluation),
+        evaluations=history.events("cpp_evaluation"),
+        sessions=[_session_row(each) for each in history.sessions],
+        checkpoints=_checkpoints(history),
+        profiles=history.events("profile"),
+        memory=_memory(history),
+        chosen=chosen,
+        as_default=as_default,
+        model=_model(session.record),
+    )
+
+
+def some(records: list[Record], most: int) -> list[Record]:
+    """At most that many of the records, evenly spread, the first and the last among them."""
+    if len(records) <= most:
+        return records
+    return [records[number * (len(records) - 1) // (most - 1)] for number in range(most)]
+
+
+def _tiles(history: History, evaluation: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Headline figures as (name, value, remark)."""
+    found, tiles = figures(history), []
+    measured = evaluation.get("bpb") or (history.validations[-1] if history.validations else None)
+    if measured:
+        first = history.validations[:1]
+        untrained = f"untrained: {first[0]['bits_per_byte']:.3f}" if first and first[0]["step"] == 0 else ""
+        tiles.append(("validation bits per byte", f"{measured['bits_per_byte']:.3f}", untrained))
+    tiles += evaluation_tiles(evaluation)
+    parameters = history.sessions[-1].record["parameters"]
+    tiles.append(("parameters", short(parameters["total"]), f"{short(parameters['matrices'])} in the layers"))
+    if "step" in found:
+        processor = history.sessions[-1].record["environment"]["processor"]
+        wait = f"{found['data_wait']:.1%} of the time waiting for data"
+        tiles += [
+            ("tokens trained on", short(found["tokens"]), f"{found['step']:,} steps"),
+            ("tokens per second", f"{found['tokens_per_second']:,.0f}", wait),
+            ("training time", duration(found["seconds"]), f"{duration(found['wall_seconds'])} on the clock"),
+            ("peak memory", _gib(found["peak_memory_bytes"]), processor),
+        ]
+        if "mfu" in found:
+            tiles.append(("MFU", f"{found['mfu']:.1%}", "of the device's peak rate"))
+        left = history.steps[-1].get("eta_seconds", 0)
+        if left and history.sessions[-1].ended == "running":
+            tiles.append(("time left", duration(left), f"{history.steps[-1]['progress']:.1%} done"))
+    return tiles
+
+
+def _settings(history: History) -> tuple[list[tuple[str, Any, str]], dict[str, Any]]:
+    """Settings that differ from the defaults, as (name, value, default), and all the others by name."""
+    default, chosen, same = defaults(TrainSettings), [], {}
+    for name, value in sorted(history.settings.items()):
+        if name in default and value == default[name]:
+            same[name] = value
+        else:
+            chosen.append((name, value, f"default {default[name]}" if name in default else ""))
+    return chosen, same
+
+
+def _validation_overlap(record: Record) -> str:
+    """A sentence on the overlap of validation and training text, as the corpus recorded it; or nothing."""
+    if not record.get("projects_in_train"):
+        return ""
+    return (
+        f"Validation text is from projects that were trained on ({record['projects_in_train']:,} of "
+        f"{record['projects']:,}); {record['repeated_share']:.0%} of the bytes in its lines of "
+        f"{record['min_line_bytes']} bytes or more also stand in training text."
+    )
+
+
+def _mark(history: History, session: Session) -> dict[str, Any]:
+    """Where a later session begins, on every axis."""
+    step = session.record["step"]
+    label = f"{_local_time(session.record['time'])}: went on from step {step:,}"
+    return {"label": label, **{axis: history.place(step, axis) for axis in AXES}}
+
+
+def _session_row(session: Session) -> SessionRow:
+    record = session.record
+    return SessionRow(
+        started=_local_time(record["time"]),
+        first_step=record["step"],
+        last_step=session.last_step,
+        minutes=session.wall_seconds / 60,
+        ended=session.ended,
+        processor=f"{record['environment']['processor']}, {record['environment']['device']}",
+        changes=session.changes,
+    )
+
+
+def _checkpoints(history: History) -> list[dict[str, Any]]:
+    """Newest first. Whether one is still there is known only where it lies in the run folder."""
+    local = not history.settings["checkpoint_dir"]
+    rows = []
+    for record in reversed(history.events("checkpoint")):
+        there = (history.folder / "checkpoints" / checkpoint_folder(record["step"])).is_dir()
+        kept = "" if not local else "kept" if there else "deleted since"
+        rows.append({**record, "saved": _local_time(record["time"]), "kept": kept})
+    return rows
+
+
+def _memory(history: History) -> dict[str, str]:
+    """The parts of the newest measurement, as shares of the peak."""
+    records = history.events("memory")
+    if not records:
+        return {}
+    newest = records[-1]
+    names = {
+        "weights_bytes": "weights",
+        "gradients_bytes": "gradients",
+        "optimizer_bytes": "optimizer state",
+        "rest_bytes": "activations and all else",
+    }
+    peak = newest["peak_bytes"]
+    parts = {name: f"{_gib(newest[key])} ({newest[key] / peak:.0%})" for key, name in names.items()}
+    return {"peak": _gib(peak), **parts, "held between steps": _gib(newest["held_bytes"])}
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _model(session: Record) -> dict[str, Any]:
+    parameters = {f"parameters: {name}": count for name, count in session["parameters"].items()}
+    return {
+        **flatten(session["config"]),
+        **parameters,
+        "training FLOPs per token": session["flops_per_token"],
+    }
+
+
+def _local_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def short(number: float) -> str:
+    """1,500 as 1.5K."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def render(template: str, page: Any) -> str:
+    """A page as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cpplm.train.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(page=page, nonce=secrets.token_hex(16))

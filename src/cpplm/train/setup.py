@@ -1,0 +1,96 @@
+"""The model, its optimizer and its loss, as the settings describe them, new or from a checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import choose_dtype
+from cpplm.model.config import ModelConfig
+from cpplm.model.kernels.selection import training_kernels
+from cpplm.model.quantization import convert_to_fp8, convert_to_nvfp4, require_fp8, require_nvfp4
+from cpplm.model.transformer import Transformer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.muon import MuonAdamW
+from cpplm.tokenizer.token_normalization import canonical_ids
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.weights import load_tensors
+from cpplm.train.compile import LossFunction, can_compile, compiled_losses
+from cpplm.train.distributed import World
+from cpplm.train.settings import TrainSettings
+from cpplm.train.sharding import init_weights, load_whole_state_dict, shard
+from cpplm.train.training_length import Horizon, relative_tokens
+
+
+def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.device) -> dict[str, str]:
+    """The kernels that will run, by what they compute.
+
+    Raises:
+        UserError: kernels or number formats that were asked for are not to be had here.
+    """
+    kernels = settings.kernels
+    if kernels.fp8:
+        require_fp8()
+    if kernels.nvfp4:
+        require_nvfp4()
+    dtype = choose_dtype(settings.precision, device)
+    if (kernels.fp8 or kernels.nvfp4) and dtype != torch.bfloat16:
+        raise UserError("8-bit and 4-bit products need bfloat16 around them", fix="Leave out --precision.")
+    compiling = not settings.no_compile and can_compile(device)
+    return training_kernels(config, kernels, device=device, dtype=dtype, compiling=compiling)
+
+
+def build(
+    settings: TrainSettings,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    checkpoint: Checkpoint | None,
+    horizon: Horizon,
+    world: World,
+) -> tuple[Transformer, MuonAdamW]:
+    """Model and optimizer, new or as the checkpoint left them, on this rank's device.
+
+    Raises:
+        UserError: number formats and division among ranks that have not been made to work together.
+    """
+    kernels = settings.kernels
+    if settings.shard and (kernels.fp8 or kernels.nvfp4):
+        raise UserError("--shard divides float32 weights only", fix="Leave out --fp8 and --nvfp4.")
+    with torch.device("meta"):
+        model = Transformer(
+            config, compute_dtype=choose_dtype(settings.precision, world.device), kernels=kernels
+        )
+    if settings.shard:
+        shard(model, world)
+    model.to_empty(device=world.device)
+    if checkpoint is None:
+        init_weights(model, settings.seed)
+        model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
+    else:
+        load_whole_state_dict(model, load_tensors(checkpoint, "model.safetensors"))
+    if kernels.fp8:
+        convert_to_fp8(model, kernels.fp8_recipe)
+    if kernels.nvfp4:
+        convert_to_nvfp4(model)
+    optimizer = build_optimizer(
+        model,
+        settings.rates,
+        batch_tokens=settings.total_batch_size,
+        horizon=relative_tokens(settings, config, horizon),
+        process_group=world.process_group,
+    )
+    if checkpoint is not None:
+        optimizer.load_named_state(load_tensors(checkpoint, "optimizer.safetensors"))
+    return model, optimizer
+
+
+def loss_function(settings: TrainSettings, model: Transformer) -> LossFunction:
+    """The training losses, compiled unless that is turned off."""
+    if settings.no_compile:
+        return model.training_losses
+    shapes = [
+        (settings.device_batch_size * settings.max_seq_len // length, length)
+        for length in settings.data.row_lengths(settings.max_seq_len)
+    ]
+    return compiled_losses(model, shapes, documents=settings.data.document_mask)

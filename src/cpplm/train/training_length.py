@@ -1,0 +1,72 @@
+"""How long a run is, and how many tokens a step takes when nobody says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from cpplm.model.config import ModelConfig
+from cpplm.model.flops import count_flops, count_scaling_parameters
+from cpplm.optim.groups import REFERENCE_BATCH, REFERENCE_DEPTH
+from cpplm.train.settings import TrainSettings, model_config
+
+# The best batch grows with this power of the training tokens (Bergsma et al. 2025, arXiv 2505.13738).
+BATCH_EXPONENT = 0.383
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The length of a run, in optimizer steps or in seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def progress(self, *, step: int, seconds: float) -> float:
+        """From 0 at the start to 1 at the end."""
+        if self.steps is not None:
+            return min(1.0, step / self.steps)
+        return min(1.0, seconds / (self.seconds or math.inf))
+
+
+def horizon_of(settings: TrainSettings, config: ModelConfig) -> Horizon:
+    """How long to train: by minutes, steps, operations, or tokens per parameter, whichever was given."""
+    if settings.max_minutes > 0:
+        return Horizon(seconds=60 * settings.max_minutes)
+    if settings.num_iterations > 0:
+        return Horizon(steps=settings.num_iterations)
+    if settings.target_flops > 0:
+        tokens = settings.target_flops / count_flops(config)["total"]
+    else:
+        tokens = settings.target_param_data_ratio * count_scaling_parameters(config)
+    return Horizon(steps=max(1, round(tokens / settings.total_batch_size)))
+
+
+def with_batch_size(settings: TrainSettings, config: ModelConfig, ranks: int) -> TrainSettings:
+    """The settings with a batch size: what was given, or what suits a model trained to its data ratio.
+
+    That is 2^19 tokens at depth 12, and more in proportion to (training tokens)^0.383, to the nearest power
+    of two, in whole forward passes of all ranks.
+
+    Raises:
+        UserError: a given batch is not a whole number of forward passes.
+    """
+    rows = settings.device_batch_size * settings.max_seq_len * ranks
+    if settings.total_batch_size == -1:
+        growth = count_scaling_parameters(config) / _reference_parameters(settings, config)
+        wanted = 2 ** round(math.log2(REFERENCE_BATCH * growth**BATCH_EXPONENT))
+        return replace(settings, total_batch_size=max(1, round(wanted / rows)) * rows)
+    settings.check_batch(ranks)
+    return settings
+
+
+def relative_tokens(settings: TrainSettings, config: ModelConfig, horizon: Horizon) -> float | None:
+    """Training tokens over those of a model of depth 12 at its ratio; None when the clock ends the run."""
+    if horizon.steps is None or settings.target_param_data_ratio <= 0:
+        return None
+    reference = settings.target_param_data_ratio * _reference_parameters(settings, config)
+    return horizon.steps * settings.total_batch_size / reference
+
+
+def _reference_parameters(settings: TrainSettings, config: ModelConfig) -> int:
+    reference = model_config(replace(settings, depth=REFERENCE_DEPTH), config.vocab_size)
+    return count_scaling_parameters(reference)

@@ -1,0 +1,23 @@
+import pytest
+
+from cpplm.core.text import counted, format_bytes
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (1000, "1,000 files")]
+)
+def test_one_is_not_several(number: int, text: str) -> None:
+    assert counted(number, "file") == text
+
+
+def test_a_plural_of_its_own() -> None:
+    assert [counted(n, "pass", "passes") for n in (1, 2)] == ["1 pass", "2 passes"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1_000, "1.0 kB"), (44_000, "44.0 kB"),
+     (1_250_000, "1.2 MB"), (3e12, "3,000.0 GB")],
+)  # fmt: skip
+def test_sizes_have_a_unit_that_fits(number: float, text: str) -> None:
+    assert format_bytes(number) == text

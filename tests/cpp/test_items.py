@@ -1,0 +1,109 @@
+import pytest
+
+from cpplm.core.spans import SpanKind
+from cpplm.cpp.doc_comments import shift_pairs
+from cpplm.cpp.items import Kind, read_items
+from cpplm.cpp.macros import MacroTable
+from cpplm.cpp.syntax_spans import join_spans
+
+
+def items(source: str):
+    result = read_items(source.encode(), MacroTable())
+    assert result.sound
+    return result.items
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "names"),
+    [
+        ("#include <vector>", "INCLUDE", []),
+        ("#define A 1", "MACRO", []),
+        ("#pragma GCC system_header", "PRAGMA", []),
+        ("using std::vector;", "USING", ["vector"]),
+        ("using namespace std;", "USING", []),
+        ("namespace fs = std::filesystem;", "USING", ["fs"]),
+        ("class A;", "FORWARD", ["A"]),
+        ("template <class T, class U> struct A;", "FORWARD", ["A"]),
+        ("enum class E : int;", "FORWARD", ["E"]),
+        ("namespace empty { /* yet */ }", "FORWARD", ["empty"]),
+        ("struct A : B { int x; };", "TYPE", ["A"]),
+        ("enum Color { kRed, kBlue };", "TYPE", ["Color", "kRed", "kBlue"]),
+        ("template <> struct A<int> { };", "TYPE", ["A"]),
+        ("typedef struct { int x; } T;", "TYPE", ["T"]),
+        ("using A = int;", "ALIAS", ["A"]),
+        ("typedef int (*callback)(int);", "ALIAS", ["callback"]),
+        ("int a = 1, *b;", "VARIABLE", ["a", "b"]),
+        ("int C::count = 0;", "VARIABLE", []),
+        ("void f(int a = 1);", "PROTOTYPE", ["f"]),
+        ("int& f();", "PROTOTYPE", ["f"]),
+        ("int f() { return 1; }", "FUNCTION", ["f"]),
+        ("bool operator==(A a, B b) { return true; }", "FUNCTION", ["operator=="]),
+        ("int C::f() { return 1; }", "FUNCTION", []),
+        ("template <class T> C<T>::~C() { }", "FUNCTION", []),
+        ("C::operator bool() const { return true; }", "FUNCTION", []),
+        ("template class A<int>;", "OTHER", []),
+        ("extern template class A<int>;", "OTHER", []),
+        ("static_assert(1, \"\");", "OTHER", []),
+        ("DEFINE_flag(a, 1);", "CALL", []),
+        ('extern "C" int g(int);', "PROTOTYPE", ["g"]),
+    ],
+)  # fmt: skip
+def test_kind_and_declared_names(source, kind, names):
+    (item,) = items(source + "\n")
+    assert item.kind == Kind[kind]
+    assert [name.decode() for name in item.names] == names
+
+
+def test_out_of_class_members_have_a_qualifier():
+    (item,) = items("template <class T> int ns::Box<T>::size(int a) const { return a; }\n")
+    assert (item.qualifier, item.callable) == (b"Box", b"size")
+
+
+def test_functions_inside_classes_are_counted_and_lambdas_are_not():
+    result = read_items(
+        b"struct A { A() = default; int f() { auto l = [] { return 1; }; return l(); } int g(); ~A() {} };\n"
+        b"int h() { return 1; }\nint i();\n",
+        MacroTable(),
+    )
+    assert [item.functions for item in result.items] == [2, 1, 0]
+    assert result.functions == 3
+
+
+def test_non_ascii_text_shifts_nothing():
+    source = "// größer 面積 🙂\nint before() { return 1; }\n// é\nint after() { return 2; }\n"
+    assert [item.text.decode() for item in items(source)] == [
+        "// größer 面積 🙂\nint before() { return 1; }",
+        "// é\nint after() { return 2; }",
+    ]
+
+
+def test_a_construct_the_parser_cannot_read_spoils_no_neighbour():
+    found = items("int a() { return 1; }\nvoid b() { x = 1 2 3 @ 4; }\nint c() { return 3; }\n")
+    assert [item.callable for item in found] == [b"a", b"b", b"c"]
+
+
+def test_mentions_leave_out_comments_and_strings_but_not_conditions():
+    (item,) = items('#if FEATURE\nint f() { /* hidden */ return g("text"); }\n#endif\n')
+    assert {b"f", b"g", b"FEATURE"} <= item.mentions
+    assert not item.mentions & {b"hidden", b"text"}
+
+
+def test_c_is_read_as_c():
+    source = "int class(int new) { return new; }\nint old(a) int a; { return a; }\nAPI(int) f(void);\n"
+    result = read_items(source.encode(), MacroTable(), language="c")
+    assert [item.kind.name for item in result.items] == ["FUNCTION", "FUNCTION", "PROTOTYPE"]
+    assert [item.names for item in result.items] == [(b"class",), (b"old",), (b"f",)]
+    assert result.error_bytes == 0
+
+
+def test_spans_and_pairs_lie_in_the_text_of_their_item():
+    source = (
+        "// größer\n\n// Says how large it is.\nint f(int x) { return measure_it(x, 1234567890123456); }\n"
+    )
+    (item,) = items(source)
+    found = join_spans([(item.spans, 0)]).tolist()
+    assert [item.text[start:end] for start, end, kind in found if kind == SpanKind.ARGUMENTS] == [
+        b"(x, 1234567890123456)"
+    ]
+    (pair,) = shift_pairs([(item.pairs, 0)])
+    assert item.text[pair["doc_start"] : pair["doc_end"]] == b"// Says how large it is."

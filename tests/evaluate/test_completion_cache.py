@@ -1,0 +1,195 @@
+"""Answers are kept as they come, asked for once, and survive a kill."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpplm.core.errors import UserError
+from cpplm.evaluate.completion_cache import LONGEST_TEXT, open_answers
+from cpplm.evaluate.models.code_model import Request, Stop, Written
+from cpplm.generate.settings import SamplingSettings
+
+GREEDY = SamplingSettings(temperature=0, top_k=0)
+ODD = "\x00\udcff\ufffd\u2028\r\n\\"  # what a model may write, and JSON Lines have to carry
+
+
+class Echo:
+    """A model that writes its prompt, and remembers what it was asked."""
+
+    name = "echo"
+    fills_in = True
+    context = 1000
+
+    def __init__(self, version: int = 1) -> None:
+        self.identity = {"version": version}
+        self.asked: list[Request] = []
+
+    def fit(self, request: Request, new_tokens: int) -> Request:
+        return Request(request.prefix.removeprefix("far "), request.suffix)
+
+    def write(
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingSettings,
+        *,
+        num_samples: int = 1,
+        stop: Stop | None = None,
+    ) -> Iterator[tuple[int, list[Written]]]:
+        for number in reversed(range(len(requests))):  # any order is allowed
+            self.asked.append(requests[number])
+            failed = "too long" if requests[number].prefix == "long" else ""
+            texts = [f"{requests[number].prefix} {index}" for index in range(num_samples)]
+            yield number, [Written("" if failed else text, failed) for text in texts]
+
+    def score(self, texts: Sequence[str], **_: Any) -> Iterator[Any]:
+        raise UserError("cannot say")
+
+
+def write(folder: Path | None, model: Echo, prefixes: Sequence[str], **options: Any) -> list[list[str]]:
+    sampling = options.pop("sampling", GREEDY)
+    requests = [Request(prefix, "suffix") for prefix in prefixes]
+    with open_answers(folder, model) as answers:
+        found = dict(answers.write(requests, sampling, **options))
+    return [[sample.text for sample in found[number]] for number in range(len(prefixes))]
+
+
+def test_an_answer_is_asked_for_once(tmp_path: Path) -> None:
+    model = Echo()
+    assert write(tmp_path, model, ["a", ODD]) == [["a 0"], [f"{ODD} 0"]]
+    again = Echo()
+    assert write(tmp_path, again, [ODD, "b", "a"]) == [[f"{ODD} 0"], ["b 0"], ["a 0"]]
+    assert [request.prefix for request in again.asked] == ["b"]
+
+
+def test_another_question_is_another_answer(tmp_path: Path) -> None:
+    write(tmp_path, Echo(), ["a"])
+    for model, options in (
+        (Echo(version=2), {}),
+        (Echo(), {"sampling": SamplingSettings(temperature=0, top_k=0, seed=1)}),
+        (Echo(), {"rule": "line", "stop": lambda text: "\n" in text}),
+    ):
+        write(tmp_path, model, ["a"], **options)
+        assert len(model.asked) == 1
+    with open_answers(tmp_path, model := Echo()) as answers:
+        list(answers.write([Request("a")], GREEDY))  # without the suffix
+    assert len(model.asked) == 1
+    blind = Echo()
+    blind.fills_in = False
+    write(tmp_path, blind, ["a"])
+    assert len(blind.asked) == 1
+
+
+def test_more_samples_replace_fewer_and_serve_for_them(tmp_path: Path) -> None:
+    one, three, two = Echo(), Echo(), Echo()
+    write(tmp_path, one, ["a"])
+    assert write(tmp_path, three, ["a"], num_samples=3) == [["a 0", "a 1", "a 2"]]
+    assert len(three.asked) == 1
+    assert write(tmp_path, two, ["a"], num_samples=2) == [["a 0", "a 1"]]
+    assert two.asked == []
+
+
+def test_failures_are_asked_again(tmp_path: Path) -> None:
+    write(tmp_path, Echo(), ["long", "a"])
+    again = Echo()
+    with open_answers(tmp_path, again) as answers:
+        found = dict(answers.write([Request("long", "suffix"), Request("a", "suffix")], GREEDY))
+    assert [request.prefix for request in again.asked] == ["long"]
+    assert found[0] == [Written("", "too long")]
+
+
+def test_gigantic_answers_are_cut(tmp_path: Path) -> None:
+    for _ in range(2):
+        ((text,),) = write(tmp_path, Echo(), ["x" * 10 * LONGEST_TEXT])
+        assert text == "x" * LONGEST_TEXT
+    assert sum(path.stat().st_size for path in (tmp_path / "answers").iterdir()) < 2 * LONGEST_TEXT
+
+
+def test_what_is_cut_of_a_prompt_is_counted_and_no_other_question(tmp_path: Path) -> None:
+    model = Echo()
+    with open_answers(tmp_path, model) as answers:
+        list(answers.write([Request("a"), Request("b"), Request("far a"), Request("c", "d")], GREEDY))
+        assert answers.truncation.figures() == {"truncated_prompts": 1 / 4, "truncated_text": 4 / 9}
+        assert (
+            "1 of 4 prompts were cut to fit the context: 44.4% of all text" in answers.truncation.lines()[0]
+        )
+        assert [request.prefix for request in model.asked].count("far a") == 0
+        asked = len(model.asked)
+        assert dict(answers.write([Request("far b")], GREEDY)) == {0: [Written("b 0")]}
+        assert len(model.asked) == asked
+
+
+def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:
+    write(tmp_path, Echo(), ["a", "b"])
+    (path,) = (tmp_path / "answers").iterdir()
+    assert json.loads(path.read_text().splitlines()[0]) == {"model": {"version": 1}}
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):  # killed at any byte
+        path.write_bytes(whole[:cut])
+        assert write(tmp_path, Echo(), ["a", "b"]) == [["a 0"], ["b 0"]]
+        again = Echo()
+        write(tmp_path, again, ["a", "b"])
+        assert again.asked == []
+    lines = whole.splitlines(keepends=True)
+    for damage in (b"[1]\n", b"{}\n", b"nonsense\n", b'{"key": "k", "samples": 3}\n'):
+        path.write_bytes(lines[0] + damage + lines[1])
+        with pytest.raises(UserError, match=r"jsonl:2 is no answer"):
+            write(tmp_path, Echo(), ["a"])
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    for _ in range(2):
+        model = Echo()
+        assert write(None, model, ["a"]) == [["a 0"]]
+        assert len(model.asked) == 1
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with open_answers(tmp_path, Echo()), pytest.raises(UserError, match="another cpplm process"):
+        write(tmp_path, Echo(), ["a"])
+
+
+def test_contracts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="go together"):
+        write(tmp_path, Echo(), ["a"], rule="line")
+    model = Echo()
+    model.write = lambda requests, *_, **__: iter([(0, [])])  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="1 samples were asked for, 0 came"):
+        write(tmp_path, model, ["a"])
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from tests.evaluate.test_completion_cache import Echo, write
+
+class Slow(Echo):
+    def write(self, *arguments, **options):
+        for count, answer in enumerate(super().write(*arguments, **options), start=1):
+            yield answer
+            print("written", flush=True)
+            if count == 3:
+                time.sleep(600)
+
+write(Path(sys.argv[1]), Slow(), list("abcdefghij"))
+"""
+
+
+def test_what_was_written_before_a_kill_is_there(tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(tmp_path), root], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        assert process.stdout.readline() == "written\n"
+    process.kill()
+    process.wait()
+    model = Echo()
+    write(tmp_path, model, list("abcdefghij"))
+    assert len(model.asked) == 7

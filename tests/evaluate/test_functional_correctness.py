@@ -1,0 +1,198 @@
+"""Completions compiled and run: what passes, what must not, and what is counted as what."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cpplm.core.errors import UserError
+from cpplm.evaluate.functional_correctness import evaluate_completions, evaluate_problems
+from cpplm.evaluate.problems import Problem, load_problems
+from cpplm.evaluate.self_test import self_test
+from cpplm.evaluate.settings import CppEvalSettings
+from cpplm.generate.settings import SamplingSettings
+from cpplm.judge.executor import LARGEST_WRITTEN, Judge
+from cpplm.judge.result_cache import FILE
+from cpplm.sandbox.compiler import require_compiler
+from cpplm.sandbox.limits import Result
+from cpplm.sandbox.sandbox import Sandbox
+
+NEEDS_LIBRARIES = {"CPP/22", "CPP/137", "CPP/162"}  # libboost-dev, libssl-dev
+PROBLEM = Problem(
+    name="twice",
+    difficulty="easy",
+    prompt="#include <vector>\n#include <cstdlib>\n#include <unistd.h>\n// Doubles.\nint twice(int x) {\n",
+    tests="int main() {\n    assert(twice(1) == 2);\n" + "    assert(twice(2) == 4);\n" * 4 + "}\n",
+    canonical_solution="    return 2 * x;\n}\n",
+    buggy_solution="    return x * x;\n}\n",
+)
+
+
+EMPTY = ["}", " \n\t}", "// return 2 * x;\n}", "/* int */ ; ; }", "{ { } } }", " \n", ";"]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return Sandbox.probe()
+
+
+@pytest.fixture(scope="module")
+def judge(sandbox: Sandbox) -> Judge:
+    return Judge(sandbox)
+
+
+def test_completions_are_cut_and_judged(judge: Judge) -> None:
+    completions = {
+        "return 2 * x; }": "pass",
+        "return 2 * x; }\nint main() { return 0; }": "pass",
+        "return 2 * x; }\n#define assert(condition)": "pass",
+        "return 2 * x; }" + "\n// and so on" * LARGEST_WRITTEN: "pass",
+        "return x * x; } int never() {": "wrong answer",
+        "return 2 * y; }": "compile error",
+        "return 2 * x;" + " " * LARGEST_WRITTEN: "too long",
+        "\x00": "binary",
+        "": "empty",
+        **dict.fromkeys(EMPTY, "empty"),
+    }
+    report = evaluate_completions([PROBLEM], {"twice": list(completions)}, judge)
+    assert [sample.outcome for sample in report.samples] == list(completions.values())
+    assert [sample.body for sample in report.samples[:4]] == ["return 2 * x; }"] * 4
+    assert report.samples[4].assertions == 5
+    assert report.samples[4].assertions_passed == 4
+    assert report.pass_at[1] == pytest.approx(4 / len(completions))
+    assert report.compile_rate == pytest.approx(5 / len(completions))
+
+
+def test_an_empty_answer_earns_nothing(judge: Judge) -> None:
+    """Also where it compiles, and even passes: what is not written is not the model's."""
+    easy = dataclasses.replace(
+        PROBLEM, prompt="void nothing(int x) {\n", tests="int main() {\n" + "    assert(true);\n" * 5 + "}\n"
+    )
+    report = evaluate_completions([easy], {"twice": ["return; }", *EMPTY]}, judge)
+    assert report.outcomes == {"pass": 1, "empty": len(EMPTY)}
+    share = pytest.approx(1 / (1 + len(EMPTY)))
+    assert (report.compile_rate, report.assertions_passed, report.pass_at) == (share, share, {1: share})
+
+
+def test_messages_name_the_lines_of_the_problem(judge: Judge) -> None:
+    report = evaluate_completions([PROBLEM], {"twice": ["return\n2 * y; }"]}, judge)
+    lines = PROBLEM.prompt.count("\n")
+    assert f"program.cpp:{lines + 2}:5: error" in report.samples[0].message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count"), [("small", 21), ("humaneval", 164)])
+def test_self_test(judge: Judge, name: str, count: int) -> None:
+    """Every canonical solution passes; every buggy one compiles and does not."""
+    found = self_test(judge, load_problems(name))
+    assert found.complaints == ()
+    lacking = found.not_judged.keys()
+    assert lacking <= NEEDS_LIBRARIES
+    assert found.canonical == found.canonical_passed == found.buggy == count - len(lacking)
+    assert found.buggy_passed == 0
+
+
+def test_self_test_of_a_part(judge: Judge) -> None:
+    found = self_test(judge, [*load_problems("small")[::10], *load_problems("humaneval")[::82]])
+    assert (found.complaints, found.canonical, found.canonical_passed, found.buggy_passed) == ((), 5, 5, 0)
+    assert "canonical solutions that pass: 5 of 5" in found.table()
+    assert found.figures()["buggy"] == 5
+
+
+def test_self_test_complains(judge: Judge) -> None:
+    swapped = dataclasses.replace(
+        PROBLEM, canonical_solution=PROBLEM.buggy_solution, buggy_solution=PROBLEM.canonical_solution
+    )
+    needy = dataclasses.replace(
+        PROBLEM, name="needy", prompt="#include <openssl/nothing.h>\n" + PROBLEM.prompt
+    )
+    found = self_test(judge, [swapped, needy])
+    assert len(found.complaints) == 2
+    assert "canonical solution ended as wrong answer" in found.complaints[0]
+    assert "buggy solution ended as pass" in found.complaints[1]
+    assert (found.canonical, found.canonical_passed, found.buggy, found.buggy_passed) == (1, 0, 1, 1)
+    assert found.not_judged == {"needy": "needs libssl-dev (<openssl/nothing.h>)"}
+    assert "not judged: needy (needs libssl-dev" in found.table()
+
+
+def test_a_model_is_asked_with_the_settings(sandbox: Sandbox) -> None:
+    asked: list[tuple[list[str], SamplingSettings, int]] = []
+
+    def generate(prompts: list[str], sampling: SamplingSettings, num_samples: int) -> list[list[str]]:
+        asked.append((prompts, sampling, num_samples))
+        return [[PROBLEM.canonical_solution, PROBLEM.buggy_solution] for _ in prompts]
+
+    settings = CppEvalSettings(
+        num_samples=2, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=9, seed=4, workers=1
+    )
+    report = evaluate_problems(generate, settings, problems=[PROBLEM], sandbox=sandbox)
+    assert asked == [([PROBLEM.prompt], SamplingSettings(9, 0.5, 7, 4, top_p=0.9), 2)]
+    assert report.outcomes == {"pass": 1, "wrong answer": 1}
+    assert report.pass_at == {1: 0.5}
+    assert report.sandbox == sandbox.name
+
+
+def test_settings_choose_problems_and_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[bool] = []
+
+    class StopError(Exception):
+        pass
+
+    def probe(*, unsafe: bool) -> Sandbox:
+        probed.append(unsafe)
+        raise StopError
+
+    monkeypatch.setattr(Sandbox, "probe", probe)
+    with pytest.raises(StopError):
+        evaluate_problems(lambda *_: [], CppEvalSettings(unsafe=True))
+    assert probed == [True]
+    with pytest.raises(UserError, match="absent"):
+        evaluate_problems(lambda *_: [], CppEvalSettings(problems="absent"))
+
+
+def test_a_wrong_number_of_completions(sandbox: Sandbox, judge: Judge) -> None:
+    with pytest.raises(ValueError, match="1 completions for each of 1"):
+        evaluate_problems(lambda *_: [["", ""]], CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox)
+    with pytest.raises(ValueError, match="at least one completion"):
+        evaluate_completions([PROBLEM], {}, judge)
+    with pytest.raises(ValueError, match="at least one completion"):
+        evaluate_completions([PROBLEM], {"twice": ["}"], "other": ["}"]}, judge)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_samples": 0}, "num_samples"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"workers": -1}, "workers"),
+        ({"top_k": -1}, "top_k"),
+        ({"num_samples": 2}, "equal samples"),
+        ({"top_k": 5}, "no effect"),
+    ],
+)
+def test_contradictory_settings(values: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        CppEvalSettings(**values)  # type: ignore[arg-type]
+
+
+def test_a_missing_compiler_is_named(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "g++" in require_compiler(sandbox) or "GCC" in require_compiler(sandbox)
+    absent = Result("start", None, None, b"", b"g++: no such program in the sandbox", 0, 0)
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: absent)
+    with pytest.raises(UserError, match=r"no such program.*apt-get install g\+\+"):
+        evaluate_problems(lambda *_: [], CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox)
+
+
+def test_verdicts_are_kept_where_they_should(sandbox: Sandbox, tmp_path: Path) -> None:
+    def generate(prompts: list[str], *_: object) -> list[list[str]]:
+        return [[PROBLEM.canonical_solution] for _ in prompts]
+
+    for _ in range(2):
+        report = evaluate_problems(
+            generate, CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox, verdicts=tmp_path
+        )
+        assert report.pass_at == {1: 1.0}
+    assert len((tmp_path / FILE).read_text().splitlines()) == 1

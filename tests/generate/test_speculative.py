@@ -1,0 +1,224 @@
+"""Drafts change no token: greedy and sampled, for every feature, whoever drafts; and they do save steps."""
+
+import collections
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from cpplm.core.errors import UserError
+from cpplm.generate.engine import Engine
+from cpplm.generate.scheduler import Scheduler
+from cpplm.generate.sequence import Completion, Request
+from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings
+from cpplm.generate.speculative import Drafter
+from cpplm.model.config import ModelConfig
+from cpplm.model.kv_cache.cache import Cache
+from cpplm.tokenizer.special_tokens import BOS, NUM_SPECIAL
+from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.generate.naive import greedy
+from tests.generate.test_every_feature import EACH, assert_plain, engine_of, requests
+from tests.model.features import CONFIGS, DECODED, random_model
+
+LOOKUP, HEADS = DraftSettings("lookup", tokens=5, rows=32), DraftSettings("heads", tokens=3, rows=32)
+
+
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.2, "frequency_penalty": 0.7, "presence_penalty": -0.5, "logit_bias": ((90, 6.0),),
+}  # fmt: skip
+
+
+def with_head(config: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(config, mtp=CONFIGS["further"].mtp)
+
+
+def answers(engine: Engine, asked: list[Request], limits: Limits) -> list[tuple[Completion, ...]]:
+    done = {answer.number: answer.completions for answer in engine.complete_many(asked, limits)}
+    return [done[number] for number in range(len(asked))]
+
+
+def run(scheduler: Scheduler, request: Request) -> tuple[dict[int, Completion], int]:
+    scheduler.submit(request)
+    done, steps = {}, 0
+    while not scheduler.idle:
+        steps += 1
+        done |= {event.sample: event.completion for event in scheduler.step() if event.completion}
+    return done, steps
+
+
+@EACH
+@pytest.mark.parametrize("draft", [LOOKUP, HEADS], ids=["lookup", "heads"])
+def test_greedy_tokens_are_those_of_the_plain_loop(
+    config: ModelConfig, tokenizer: Tokenizer, draft: DraftSettings
+) -> None:
+    """Alone and side by side; prompts that repeat themselves give the lookup something to find."""
+    engine = engine_of(with_head(config), tokenizer)
+    asked = [
+        dataclasses.replace(request, ids=(BOS, *(request.ids[1:] * 3)[:50]), settings=greedy(12))
+        for request in requests(tokenizer, 4)
+    ]
+    for some, rows in ((asked[:1], 1), (asked, 3)):
+        found = answers(engine, some, Limits(rows=rows, chunk=30, draft=draft))
+        for request, completions in zip(some, found, strict=True):
+            assert_plain(engine.model, request, completions[0])
+
+
+@pytest.mark.parametrize("draft", [LOOKUP, HEADS], ids=["lookup", "heads"])
+def test_samples_are_the_same_token_for_token(tokenizer: Tokenizer, draft: DraftSettings) -> None:
+    """Random numbers belong to places, not to passes: with healing, filters, penalties, stops alike."""
+    config = dataclasses.replace(DECODED["all"], hyper_connections=None)  # which take most of the time
+    engine = engine_of(config, tokenizer)
+    asked = [
+        engine.request("int x; " * 6 + "in", settings=SamplingSettings(20, temperature, 4, seed, **kind),
+                       num_samples=2, logprobs=1)
+        for seed, (temperature, kind) in enumerate(itertools.product(
+            (1.0,), ({}, PENALTIES, {"stop": (";",)}, {"top_p": 0.7})))
+    ]  # fmt: skip
+    plain, drafted = (answers(engine, asked, Limits(rows=4, draft=kind)) for kind in (DraftSettings(), draft))
+    for one, other in zip(itertools.chain(*plain), itertools.chain(*drafted), strict=True):
+        assert (one.text, one.ids, one.reason) == (other.text, other.ids, other.reason)
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+
+
+def test_lookup_saves_steps(tokenizer: Tokenizer) -> None:
+    """A model that repeats itself writes several tokens per step."""
+    engine = engine_of(CONFIGS["plain"], tokenizer)
+    prompt = Request((BOS, 100), greedy(60))
+    plain, steps = run(engine.scheduler(), prompt)
+    scheduler = engine.scheduler(Limits(draft=LOOKUP))
+    drafted, fewer = run(scheduler, prompt)
+    assert drafted == plain
+    assert len(set(plain[0].ids)) < 30  # greedy texts of a random model go in circles
+    assert steps - fewer == scheduler.accepted > 10
+    assert scheduler.drafted >= scheduler.accepted
+    assert scheduler.cache.used_blocks == 0
+
+
+def test_a_head_that_knows_the_model_is_always_right(tokenizer: Tokenizer) -> None:
+    """Made so that its states are the model's at the next place: all its drafts are kept."""
+    config = dataclasses.replace(with_head(CONFIGS["plain"]), num_layers=1, window_pattern="L")
+    engine = engine_of(config, tokenizer)
+    model = engine.model
+    with torch.no_grad():  # the model without layers: a state is the embedding of its token
+        for block in (model.blocks[0], model.multi_token[0].block):
+            block.attention.output.weight.zero_()
+            block.mlp.down.weight.zero_()
+        model.residual_scales.fill_(1.0)
+        model.embedding_scales.zero_()
+        width = config.model_dim
+        model.multi_token[0].merge.weight.zero_()
+        model.multi_token[0].merge.weight[:, width:].fill_diagonal_(1.0)
+    scheduler = engine.scheduler(Limits(draft=HEADS))
+    done, steps = run(scheduler, Request((BOS, 80, 99, 120), greedy(41), num_samples=2))
+    assert scheduler.accepted == scheduler.drafted
+    assert steps == 10  # the first writes five tokens, each of the others four
+    assert done == run(engine.scheduler(), Request((BOS, 80, 99, 120), greedy(41), num_samples=2))[0]
+
+
+def test_the_first_draft_is_what_the_head_says(tokenizer: Tokenizer) -> None:
+    """At every place the same as the head over the whole text without a cache."""
+    engine = engine_of(with_head(DECODED["all"]), tokenizer)
+    model, asked = engine.model, Request(requests(tokenizer, 3)[2].ids * 2, SamplingSettings(25, 1.0, 0))
+    scheduler, seen = engine.scheduler(Limits(chunk=7, draft=HEADS)), {}
+    draft = scheduler._drafter.draft
+
+    def noted(trails, sequences):
+        found = draft(trails, sequences)
+        seen[tuple(trails[0].ids)] = found[0]
+        return found
+
+    scheduler._drafter.draft = noted  # type: ignore[method-assign]
+    done, _ = run(scheduler, asked)
+    ids = torch.tensor([[*asked.ids, *done[0].ids]])
+    with torch.no_grad():
+        states = model.draft_states(0, model.hidden_states(ids[:, :-1]), ids[:, 1:])
+        expected = (model.logits(states)[0, :, NUM_SPECIAL:].argmax(-1) + NUM_SPECIAL).tolist()
+    assert len(seen) > 5
+    for text, found in seen.items():
+        assert found[0] == expected[len(text) - 2]
+
+
+def test_lookup_finds_what_came_last(tokenizer: Tokenizer) -> None:
+    model = random_model(CONFIGS["plain"])
+    cache = Cache(model.remembered(), device=model.device, dtype=torch.float32)
+    drafter = Drafter(model, cache, DraftSettings("lookup", tokens=3))
+
+    def draft(ids: list[int]) -> list[int]:
+        """Ids count from the first that is not special; special ones are negative."""
+        found = drafter.draft([drafter.begin([NUM_SPECIAL + id_ for id_ in ids])], [cache.begin()])[0]
+        return [id_ - NUM_SPECIAL for id_ in found]
+
+    assert draft([1, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5, 6]
+    assert draft([1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]) == [9, 1, 2]  # the last time counts
+    assert draft([9, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5, 6]  # two tokens are enough
+    assert draft([1, 2, 3, 7, 5, 2, 3, 8, 1, 2, 3]) == [7, 5, 2]  # three tell more
+    assert draft([1, 2, 3]) == draft([5]) == []
+    assert draft([1, 2, 3, 4, -1, 6, 1, 2, 3]) == [4]  # special tokens are never drafted
+    assert draft([1, 2, 3, -1, 5, 6, 1, 2, 3]) == []
+    drafter = Drafter(model, cache, DraftSettings("lookup"))  # two, where nobody says how many
+    assert draft([1, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5]
+
+
+def test_many_samples_are_not_drafted_for(tokenizer: Tokenizer) -> None:
+    engine = engine_of(with_head(CONFIGS["plain"]), tokenizer)
+    for kind in ("lookup", "heads"):
+        scheduler = engine.scheduler(Limits(draft=DraftSettings(kind, rows=2)))
+        request = Request((BOS, 80), SamplingSettings(8, 1.0, 5), num_samples=3)
+        done, _ = run(scheduler, request)
+        assert scheduler.drafted == 0
+        assert done == run(engine.scheduler(), request)[0]
+
+
+def test_a_model_without_heads_is_told_apart(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="no head"):
+        engine_of(CONFIGS["plain"], tokenizer).scheduler(Limits(draft=HEADS))
+    with pytest.raises(UserError, match="tokens 0"):
+        DraftSettings("lookup", tokens=0)
+
+
+def engine_of_four_tokens(tokenizer: Tokenizer, seed: int) -> Engine:
+    """The two likeliest tokens are always one of 80 and 81, and one of 82 and 83; all others have logit 0."""
+    config = dataclasses.replace(with_head(CONFIGS["plain"]), num_layers=1, window_pattern="L")
+    engine = engine_of(config, tokenizer)
+    directions = 0.3 * torch.randn(2, 32, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        engine.model.lm_head.weight.zero_()
+        engine.model.lm_head.weight[80:84] = torch.stack(
+            (directions[0], -directions[0], directions[1], -directions[1])
+        )
+    return engine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", [LOOKUP, HEADS], ids=["lookup", "heads"])
+def test_drafts_do_not_change_the_distribution(tokenizer: Tokenizer, draft: DraftSettings) -> None:
+    """20,000 texts of four tokens against their exact probabilities."""
+    engine = engine_of_four_tokens(tokenizer, seed=1)
+    every_pair = (80, 80, 81, 80, 82, 80, 83, 81, 81, 82, 81, 83, 82, 82, 83, 83, 80)
+    prompt, draws = (BOS, *every_pair), 20_000
+    request = Request(prompt, SamplingSettings(4, 1.0, top_k=2), num_samples=draws)
+    scheduler = engine.scheduler(Limits(rows=32, draft=draft))
+    done, _ = run(scheduler, request)
+    assert 0.2 < scheduler.accepted / draws < scheduler.drafted / draws - 1  # some kept, some not
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(4):
+        with torch.no_grad():
+            logits = engine.model(torch.tensor([[*prompt, *text] for text in expected]))[:, -1].topk(2)
+        shares, tokens = logits.values.softmax(-1).tolist(), logits.indices.tolist()
+        expected = {
+            (*text, token): probability * share
+            for (text, probability), row in zip(
+                expected.items(), zip(tokens, shares, strict=True), strict=True
+            )
+            for token, share in zip(*row, strict=True)
+        }
+    counts = collections.Counter(completion.ids for completion in done.values())
+    assert set(counts) <= set(expected)
+    chi_square = sum(
+        (counts[text] - draws * share) ** 2 / (draws * share) for text, share in expected.items()
+    )
+    assert min(expected.values()) * draws >= 5
+    assert chi_square < 37.7  # 15 degrees of freedom, p = 0.001

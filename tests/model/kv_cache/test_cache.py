@@ -1,0 +1,199 @@
+"""Sequences of different lengths in one cache: each as if it were alone, no block is lost."""
+
+import dataclasses
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from cpplm.model.config import ModelConfig
+from cpplm.model.kv_cache.block_pool import BLOCK, BlockPool, CachedSequence, block_names
+from cpplm.model.kv_cache.cache import Cache
+from cpplm.model.kv_cache.view import Reading
+from cpplm.model.transformer import Transformer
+from tests.model.caches import Rows
+from tests.model.features import CONFIGS, DECODED, PLAIN, random_ids, random_model
+
+EACH = pytest.mark.parametrize("config", DECODED.values(), ids=DECODED.keys())
+READING = pytest.mark.parametrize("reading", ["in place", "together", "each"])
+
+
+@dataclass(eq=False)  # a fork is another text
+class Text:
+    """A sequence and all that it has read."""
+
+    sequence: CachedSequence
+    ids: list[int]
+
+
+class Session:
+    """Texts that come and go at random; every logit is compared with the whole pass without a cache."""
+
+    def __init__(self, model: Transformer, *, reading: Reading, kept_tokens: int, seed: int) -> None:
+        self.model, self.random = model, random.Random(seed)
+        self.cache = Cache(
+            model.remembered(), device=model.device, dtype=model.compute_dtype, reading=reading,
+            kept_tokens=kept_tokens,
+        )  # fmt: skip
+        self.texts: list[Text] = []
+        self.reused = 0
+        self.headers = [self.ids(40), self.ids(21)]
+
+    def ids(self, count: int) -> list[int]:
+        return [self.random.randrange(self.model.config.vocab_size) for _ in range(count)]
+
+    def read(self, texts: list[Text], new: list[list[int]]) -> None:
+        counts = [len(ids) for ids in new]
+        view = self.cache.view([text.sequence for text in texts], counts)
+        padded = torch.tensor([ids + [0] * (max(counts) - len(ids)) for ids in new])
+        logits = self.model(padded, view)
+        for text, ids, row in zip(texts, new, logits, strict=True):
+            self.cache.advance(text.sequence, ids)
+            text.ids += ids
+            whole = self.model(torch.tensor([text.ids]))[0, -len(ids) :]
+            torch.testing.assert_close(row[: len(ids)], whole, atol=2e-4, rtol=2e-4)
+
+    def begin(self) -> None:
+        ids = self.random.choice(self.headers) + self.ids(self.random.randrange(1, 30))
+        text = Text(self.cache.begin(ids), [])
+        known = text.sequence.length
+        self.reused += known
+        text.ids = ids[:known]
+        self.texts.append(text)
+        self.read([text], [ids[known:]])
+
+    def fork(self) -> None:
+        text = self.random.choice(self.texts)
+        self.texts.append(Text(self.cache.fork(text.sequence), text.ids.copy()))
+
+    def release(self, text: Text) -> None:
+        self.texts.remove(text)
+        self.cache.release(text.sequence)
+
+    def draft(self) -> None:
+        """Tokens that are read and then forgotten."""
+        text = self.random.choice(self.texts)
+        view = self.cache.view([text.sequence], 5)
+        self.model(torch.tensor([self.ids(5)]), view)
+
+    def step(self) -> None:
+        texts = self.random.sample(self.texts, self.random.randrange(1, len(self.texts) + 1))
+        if self.random.random() < 0.7:
+            new = [self.ids(1) for _ in texts]
+        else:
+            new = [self.ids(self.random.randrange(1, 20)) for _ in texts]
+        self.read(texts, new)
+
+
+@EACH
+@READING
+@torch.no_grad()
+def test_every_row_is_as_if_it_were_alone(config: ModelConfig, reading: Reading) -> None:
+    session = Session(random_model(config), reading=reading, kept_tokens=64, seed=len(str(config)))
+    for _ in range(3):
+        session.begin()
+    for _ in range(20):
+        action = session.random.choice(["begin", "fork", "release", "draft", "step", "step", "step"])
+        if action == "release" and len(session.texts) > 1:
+            session.release(session.random.choice(session.texts))
+        elif action in ("begin", "fork") and len(session.texts) < 8:
+            getattr(session, action)()
+        elif action == "draft":
+            session.draft()
+        else:
+            session.step()
+    assert session.reused > 0
+    for text in session.texts.copy():
+        session.release(text)
+    assert session.cache.used_blocks == 0
+
+
+@EACH
+@READING
+@torch.no_grad()
+def test_thirty_two_rows_of_different_lengths(config: ModelConfig, reading: Reading) -> None:
+    """Padded on the right as they are read, then token by token, shorter ones joining later."""
+    model = random_model(config)
+    ids = random_ids(32, 37, config)
+    rows = Rows(model, 32, reading=reading)
+    first = [1 + 31 * row // 32 for row in range(32)]
+    early = rows(ids[:, :31], first)
+    late = [rows(ids.gather(1, torch.tensor(first)[:, None] + step)) for step in range(5)]
+    whole = model(ids)
+    for row, count in enumerate(first):
+        got = torch.cat([early[row, :count], *(logits[row] for logits in late)])
+        torch.testing.assert_close(got, whole[row, : count + 5], atol=2e-4, rtol=2e-4)
+    assert rows.cache.used_blocks > 0
+    rows.release()
+    assert rows.cache.used_blocks == rows.cache.kept_blocks == 0
+
+
+@torch.no_grad()
+def test_rows_are_the_documents_of_a_packed_batch() -> None:
+    """Positions are relative: what the document mask keeps apart in training are rows of their own here."""
+    model, ids = random_model(PLAIN), random_ids(1, 40)
+    lengths = [3, 20, 17]
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
+    packed = model.logits(model.hidden_states(ids, documents_BT=documents))[0].split(lengths)
+    rows = Rows(model, 3)
+    padded = torch.nn.utils.rnn.pad_sequence(ids[0].split(lengths), batch_first=True)
+    for got, expected, length in zip(rows(padded, lengths), packed, lengths, strict=True):
+        torch.testing.assert_close(got[:length], expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_memory_is_that_of_key_value_heads_and_windows() -> None:
+    """Layers with a window hold on to it alone, others to everything; heads that share keys count once."""
+    model = random_model(dataclasses.replace(PLAIN, max_seq_len=64))  # windows of 32 in three of four layers
+    rows = Rows(model, 1)
+    for _ in range(20):
+        rows(random_ids(1, 8))
+    everything, window = 160 // BLOCK, 32 // BLOCK
+    assert rows.cache.used_blocks == everything + window
+    per_block = 2 * BLOCK * PLAIN.num_kv_heads * PLAIN.head_dim * 4
+    assert rows.cache.bytes <= 2 * per_block * (everything + 2 + 3 * (window + 1 + 2))
+
+
+@torch.no_grad()
+def test_what_begins_alike_is_read_once() -> None:
+    model, ids = random_model(CONFIGS["all"]), random_ids(1, 50)[0].tolist()
+    cache = Cache(model.remembered(), device=model.device, dtype=torch.float32, kept_tokens=48)
+
+    def read(ids: list[int]) -> tuple[int, CachedSequence]:
+        sequence = cache.begin(ids)
+        known, rest = sequence.length, ids[sequence.length :]
+        model(torch.tensor([rest]), cache.view([sequence], len(rest)))
+        cache.advance(sequence, rest)
+        return known, sequence
+
+    known, sequence = read(ids)
+    assert known == 0
+    cache.release(sequence)
+    assert (cache.used_blocks, cache.kept_blocks > 0) == (0, True)
+    assert read([*ids[:40], 1, 2, 3])[0] == 32
+    assert read(ids[:32])[0] == 16  # at least one token is left to read
+    assert read([ids[0] ^ 1, *ids[1:]])[0] == 0
+
+
+def test_kept_blocks_have_a_bound_and_the_longest_unused_goes_first() -> None:
+    pool = BlockPool(most_kept=2)
+    blocks = [pool.take() for _ in range(4)]
+    for block, name in zip(blocks, (b"a", b"b", b"c"), strict=False):
+        pool.name(block, name)
+    for block in blocks:
+        pool.release(block)
+    assert (pool.used, pool.kept, pool.size) == (0, 2, 4)
+    assert [pool.has(name) for name in (b"a", b"b", b"c")] == [False, True, True]
+    assert pool.reuse(b"b") == blocks[1]
+    assert (pool.used, pool.kept) == (1, 1)
+    assert sorted(pool.take() for _ in range(3)) == [0, 3, 4]  # what is kept is not handed out
+
+
+def test_names_depend_on_all_tokens_before() -> None:
+    ids = list(range(48))
+    names = list(block_names(ids))
+    assert len(names) == 3
+    assert list(block_names(ids[16:], names[0])) == names[1:]
+    assert not set(names) & set(block_names([7, *ids[1:]]))
+    assert list(block_names(ids[:47])) == names[:2]

@@ -1,0 +1,258 @@
+"""Conversations through the real client: answers, tools of the client and of the server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cpplm.generate.engine import Engine
+from cpplm.generate.settings import ToolLimits
+from cpplm.generate.tools.tool_call_format import parse_call
+from cpplm.serve.api.chat import call_of, messages_of
+from cpplm.serve.request_models import FunctionTool, Message
+from cpplm.serve.service import Call
+from tests.serve.learned import FOUND, GREETED, SEARCH
+from tests.serve.served import NAME, Served, serving
+
+TOOL = {"type": "function", "function": SEARCH}
+GREEDY = {"model": NAME, "temperature": 0, "max_tokens": 60}
+
+
+@pytest.fixture(scope="module")
+def talker(talking: Engine) -> Iterator[Served]:
+    with serving(talking) as found:
+        yield found
+
+
+@pytest.fixture
+def client(talker: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0, timeout=30) as found:
+        yield found
+    talker.settle()
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def streamed(client: openai.OpenAI, **asked: Any) -> tuple[str, list[Any], str | None, Any]:
+    """Text, calls, reason and usage of a stream."""
+    text, calls, reason, usage = "", [], None, None
+    records = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    assert records[0].choices[0].delta.role == "assistant"
+    for record in records:
+        usage = record.usage or usage
+        for choice in record.choices:
+            text += choice.delta.content or ""
+            calls += choice.delta.tool_calls or []
+            reason = choice.finish_reason or reason
+    return text, calls, reason, usage
+
+
+def test_an_answer(client: openai.OpenAI) -> None:
+    asked = {"messages": user("hello"), **GREEDY}
+    answer = client.chat.completions.create(**asked)
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.message.role) == (GREETED, "assistant")
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls is None
+    assert streamed(client, **asked) == (GREETED, [], "stop", answer.usage)
+
+
+def test_several_answers(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(messages=user("hello"), n=3, **GREEDY)
+    assert [choice.message.content for choice in answer.choices] == [GREETED] * 3
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    texts = {0: "", 1: "", 2: ""}
+    for record in client.chat.completions.create(messages=user("hello"), n=3, stream=True, **GREEDY):
+        texts[record.choices[0].index] += record.choices[0].delta.content or ""
+    assert texts == {0: GREETED, 1: GREETED, 2: GREETED}
+
+
+def test_seeds_and_samples(client: openai.OpenAI) -> None:
+    """Each answer has random numbers of its own, and the same ones again."""
+    asked = {
+        "model": NAME,
+        "messages": user("anything"),
+        "temperature": 2,
+        "seed": 4,
+        "n": 3,
+        "max_tokens": 20,
+    }
+    first, second = (client.chat.completions.create(**asked) for _ in range(2))  # type: ignore[arg-type]
+    texts = [choice.message.content for choice in first.choices]
+    assert texts == [choice.message.content for choice in second.choices]
+    assert len(set(texts)) == 3
+
+
+def test_limits_and_stop_texts(client: openai.OpenAI) -> None:
+    cut = client.chat.completions.create(
+        model=NAME, messages=user("hello"), temperature=0, max_completion_tokens=1
+    )
+    assert cut.choices[0].finish_reason == "length"
+    assert cut.usage is not None
+    assert cut.usage.completion_tokens == 1
+    stopped = client.chat.completions.create(messages=user("hello"), stop=";", **GREEDY)
+    assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("int é", "stop")
+
+
+def test_probabilities(client: openai.OpenAI) -> None:
+    asked = {"messages": user("hello"), "logprobs": True, "top_logprobs": 2, **GREEDY}
+    whole = client.chat.completions.create(**asked).choices[0].logprobs
+    assert whole is not None
+    assert whole.content
+    assert b"".join(bytes(each.bytes or ()) for each in whole.content).decode() == GREETED
+    assert all(each.logprob > -0.5 for each in whole.content)  # it learned that
+    assert all(len(each.top_logprobs) == 2 for each in whole.content)
+    assert [each.top_logprobs[0].logprob for each in whole.content] == [
+        each.logprob for each in whole.content
+    ]
+    streamed = []
+    for record in client.chat.completions.create(**asked, stream=True):
+        if record.choices[0].logprobs is not None:
+            streamed += record.choices[0].logprobs.content or []
+    assert streamed == whole.content
+
+
+def test_the_calculator_is_the_servers(client: openai.OpenAI) -> None:
+    """The client sees what the model says before and behind the call, in one answer."""
+    asked = {"messages": user("12*34?"), **GREEDY}
+    answer = client.chat.completions.create(**asked)
+    assert answer.choices[0].message.content == "It is 408."
+    assert streamed(client, **asked)[0] == "It is 408."
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > len("12*34")  # the call was written too
+
+
+def test_a_clients_tool(client: openai.OpenAI) -> None:
+    """The call goes out, the result comes in, and the model goes on as if it had never stopped."""
+    asked = {"messages": user("where?"), "tools": [TOOL], **GREEDY}
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see. "
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("search", {"text": "area"})
+
+    text, (streamed_call,), reason, _ = streamed(client, **asked)
+    assert (text, reason) == ("Let me see. ", "tool_calls")
+    assert streamed_call.index == 0
+    assert streamed_call.function.model_dump() == call.function.model_dump()
+
+    result = {"role": "tool", "tool_call_id": call.id, "content": FOUND}
+    history = [*user("where?"), choice.message.model_dump(), result]
+    answer = client.chat.completions.create(messages=history, tools=[TOOL], **GREEDY)
+    assert answer.choices[0].message.content == "In shapes.h."
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_tools_that_may_not_be_called(client: openai.OpenAI) -> None:
+    """The model does not learn of them, and no call goes out."""
+    answer = client.chat.completions.create(
+        messages=user("hello"), tools=[TOOL], tool_choice="none", **GREEDY
+    )
+    assert answer.choices[0].message.content == GREETED
+
+
+def test_the_servers_own_tools(talking: Engine, tmp_path: Path) -> None:
+    (tmp_path / "shapes.h").write_text("int area();\n")
+    for folder in (tmp_path, *tmp_path.parents[:3]):  # the sandbox reads as somebody else
+        folder.chmod(folder.stat().st_mode | 0o055)
+    with serving(talking, tools=tmp_path, tool_limits=ToolLimits(tool_seconds=20)) as served:
+        # As a client's tool it goes out; as the server's it is answered here, with what really is there.
+        body = {"messages": user("where?"), "tools": [TOOL], **GREEDY}
+        assert served.post("/v1/chat/completions", body).json()["choices"][0]["finish_reason"] == "tool_calls"
+        described = messages_of([Message(role="user", content="where?")],
+                                {"search": FunctionTool.model_validate(SEARCH)})  # fmt: skip
+        found = served.post("/v1/chat/completions", {"messages": described, **GREEDY}).json()
+        assert found["choices"][0]["finish_reason"] in {"stop", "length"}
+        assert found["choices"][0]["message"]["content"].startswith("Let me see. ")
+        served.settle()
+
+
+# ---- messages ---------------------------------------------------------------------------------------------
+
+
+def test_messages_in_a_row_are_joined() -> None:
+    given = [
+        Message(role="developer", content="be brief"),
+        Message.model_validate({"role": "system", "content": [{"type": "text", "text": "in C++"}]}),
+        Message(role="user", content="a"),
+        Message(role="user", content="b"),
+    ]
+    assert messages_of(given, {}) == [
+        {"role": "system", "content": "be brief\n\nin C++"},
+        {"role": "user", "content": "a\n\nb"},
+    ]
+
+
+def test_functions_are_told_to_the_model() -> None:
+    function = FunctionTool.model_validate(SEARCH)
+    (system, _) = messages_of([Message(role="user", content="x")], {"search": function})
+    assert system["content"].endswith("search(text: string, folder: string): Lines with a text.")
+    (system, _) = messages_of(
+        [Message(role="system", content="y"), Message(role="user", content="x")], {"search": function}
+    )
+    assert system["content"].startswith("y\n\nYou may call")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('search("a", "b")', Call("search", '{"text": "a", "folder": "b"}')),
+        ("search()", Call("search", "{}")),
+        (
+            'search("a", "b", 3)',
+            "error: call it like this: search(text: string, folder: string): Lines with a text.",
+        ),
+        ('other("a")', None),
+        ("search(", None),
+    ],
+)
+def test_calls(written: str, expected: object) -> None:
+    functions = {"search": FunctionTool.model_validate(SEARCH)}
+    assert call_of(parse_call("query_tool", written), functions) == expected
+
+
+IMAGES = (
+    "messages[0].content: must be text or a list of at most 1000 text parts, "
+    '{"type": "text", "text": "..."}; images, audio and files are not supported'
+)
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": "hello"}, "messages", "valid list"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "there is none"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "Input should be"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "not one to answer"),
+    ({"messages": [*user("x"), {"role": "assistant", "content": "y"}]}, "messages", "not one to answer"),
+    ({"messages": [*user("x"), {"role": "tool", "content": "y"}]}, "messages", "answers no call"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+     "messages[0].content", IMAGES),
+    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", IMAGES),
+    ({"messages": user("x" * 4000)}, "messages", "context"),
+    ({"messages": user("x; " * 300)}, "messages", "the model's context is 320"),
+    ({"messages": user("x"), "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+    ({"messages": user("x"), "max_tokens": 0}, "max_tokens", "1 token at least"),
+    ({"messages": user("x"), "tool_choice": "required"}, "tool_choice", "is not supported"),
+    ({"messages": user("x"), "tool_choice": 7}, "tool_choice", "must be 'auto' or 'none'"),
+    ({"messages": user("x"), "tools": [{"type": "function"}]}, "tools[0].function", "required"),
+    ({"messages": user("x"), "tools": [{"type": "function", "function": {"name": "a b"}}]},
+     "tools", "pattern"),
+    ({"messages": user("x"), "response_format": {"type": "json_schema"}}, "response_format", "'text'"),
+    ({"messages": user("x"), "modalities": ["audio"]}, "modalities", "is not supported"),
+    ({"messages": user("x"), "functions": [{"name": "x"}]}, "functions", "is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param", "message"), REFUSED, ids=lambda value: str(value)[:50])
+def test_what_is_refused(talker: Served, body: dict[str, Any], param: str, message: str) -> None:
+    answer = talker.post("/v1/chat/completions", body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert (error["param"] or "messages").startswith(param)

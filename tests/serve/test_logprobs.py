@@ -1,0 +1,76 @@
+"""Listed tokens: those of the visible text and no others, however it becomes visible."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpplm.generate.sequence import Request, Sample, TokenLogprob
+from cpplm.generate.settings import SamplingSettings
+from cpplm.serve.logprobs import Token, TokenTrail, for_chat, for_completions, prompt_tokens
+from cpplm.tokenizer.special_tokens import BOS
+from cpplm.tokenizer.tokenizer import Tokenizer
+
+
+def trailed(tokenizer: Tokenizer, request: Request, ids: list[int]) -> tuple[str, list[Token], bool]:
+    """Text and tokens of a continuation, as a server shows them step by step, and whether it has ended."""
+    sample, trail = Sample(tokenizer, request, 0, 1000), TokenTrail(tokenizer, skip=len(request.prefix))
+    text, tokens = "", list[Token]()
+    for id_ in ids:
+        shown = sample.push(id_)
+        if sample.reason != "end":
+            trail.push(TokenLogprob(id_, -1.0, ((id_, -1.0),)))
+        text += shown
+        tokens += trail.show(len(shown), last=sample.reason is not None)
+        if sample.reason is not None:
+            break
+    return text, tokens, sample.reason is not None
+
+
+@given(st.data())
+def test_tokens_spell_the_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """Of any tokens, with a stop text or without; a token that it cuts is the last one."""
+    ids = data.draw(st.lists(st.integers(64, tokenizer.vocab_size - 1), max_size=30))
+    whole = tokenizer.decode(ids)
+    stop = data.draw(st.sampled_from([whole[place : place + 2] for place in range(len(whole))] or ["x"]))
+    stops = (stop,) if stop and data.draw(st.booleans()) else ()
+    request = Request((BOS,), SamplingSettings(1000, stop=stops))
+    text, tokens, stopped = trailed(tokenizer, request, ids)
+    spelt = b"".join(token.data for token in tokens).decode("utf-8", "replace")
+    if stops and not stopped:  # a token of which a part may begin the stop text is shown with the next one
+        assert text.startswith(spelt.rstrip("\ufffd"))
+    elif stops:
+        assert spelt.startswith(text.rstrip("\ufffd"))
+        assert len(tokens) < 2 or tokens[-1].offset <= len(text)
+    else:
+        held = text[: len(text)]
+        assert spelt.startswith(held)
+    offsets = [token.offset for token in tokens]
+    assert offsets == sorted(offsets)
+
+
+def test_what_spells_the_prompts_end_is_left_out(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("return value;")
+    request = Request((BOS,), SamplingSettings(100), prefix=b"ret")
+    text, tokens, _ = trailed(tokenizer, request, ids)
+    assert text == "urn value;"
+    assert b"".join(token.data for token in tokens) == b"urn value;"
+    assert tokens[0].offset == 0
+
+
+def test_parts_of_characters(tokenizer: Tokenizer) -> None:
+    """They are named as OpenAI does, and the whole of them is one character of the text."""
+    ids = [tokenizer.ids[bytes([value])] for value in "é!".encode()]
+    text, tokens, _ = trailed(tokenizer, Request((BOS,)), ids)
+    assert text == "é!"
+    assert for_completions(tokens).tokens == ["bytes:\\xc3", "bytes:\\xa9", "!"]
+    assert for_completions(tokens).text_offset == [0, 0, 1]
+    assert [each.bytes for each in for_chat(tokens)] == [[0xC3], [0xA9], [0x21]]
+
+
+def test_tokens_of_a_prompt(tokenizer: Tokenizer) -> None:
+    text = "int é = 漢;"
+    ids = [BOS, *tokenizer.encode(text)]
+    found = [TokenLogprob(id_, -float(place), ()) for place, id_ in enumerate(ids[1:])]
+    tokens = list(prompt_tokens(tokenizer, ids, found))
+    assert b"".join(token.data for token in tokens).decode() == text
+    assert [token.logprob for token in tokens] == [-float(place) for place in range(len(tokens))]
+    assert tokens[-1].offset == len(text) - len(tokens[-1].data.decode())

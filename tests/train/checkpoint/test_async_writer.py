@@ -1,0 +1,327 @@
+"""Saving in the background: what was handed over, whatever training does meanwhile; failures end nothing."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
+from cpplm.train.checkpoint import async_writer as writer_module
+from cpplm.train.checkpoint import save
+from cpplm.train.checkpoint.async_writer import CheckpointWriter
+from cpplm.train.checkpoint.format import committed_steps, open_checkpoint
+from cpplm.train.checkpoint.save import KeepRules, Share
+from cpplm.train.checkpoint.weights import load_tensors
+from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, files_below, tensors
+from tests.train.killing import start_saving
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(tmp_path / "checkpoints", create=True)
+
+
+class SlowStorage:
+    """Lets the writes of a storage wait at a gate."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.arrived = threading.Event()
+        real = Storage.writing
+
+        def writing(storage: Storage, name: str) -> object:
+            self.arrived.set()
+            assert self.gate.wait(20)
+            return real(storage, name)
+
+        monkeypatch.setattr(Storage, "writing", writing)
+
+
+def hand_over(writer: CheckpointWriter, step: int) -> None:
+    writer.save(step, tensors(step), FILES)
+
+
+def test_what_changes_after_save_is_not_saved(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowStorage(monkeypatch)
+    weight = torch.arange(6.0)
+    with CheckpointWriter(storage, KeepRules(2)) as writer:
+        for step in (1, 2):
+            slow.gate.clear()
+            writer.save(step, {"model.safetensors": {"w": weight}}, FILES)
+            weight += 100  # while nothing is written yet
+            assert committed_steps(storage) == list(range(1, step))
+            slow.gate.set()
+            writer.wait()
+    for step in (1, 2):
+        saved = load_tensors(open_checkpoint(storage, step), "model.safetensors")["w"]
+        assert torch.equal(saved, torch.arange(6.0) + 100 * (step - 1))
+
+
+def test_training_goes_on_while_it_writes_and_the_second_save_waits(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, real = SlowStorage(monkeypatch), writer_module.say
+
+    def say(text: str) -> None:
+        real(text)
+        threading.Timer(0.2, slow.gate.set).start()
+
+    with CheckpointWriter(storage, KeepRules(5)) as writer:
+        hand_over(writer, 1)
+        assert slow.arrived.wait(20)  # and we are here
+        monkeypatch.setattr(writer_module, "say", say)
+        hand_over(writer, 2)
+        assert slow.gate.is_set()
+        assert committed_steps(storage)[:1] == [1]
+    assert "step 2: waiting until the checkpoint of step 1 is written" in capsys.readouterr().err
+    assert committed_steps(storage) == [1, 2]
+    assert_all_whole(storage)
+
+
+def test_tensors_may_come_and_go_and_change_their_shape(storage: Storage) -> None:
+    with CheckpointWriter(storage, KeepRules(9)) as writer:
+        for step, shape in enumerate([(2,), (3,), (3,)], start=1):
+            writer.save(step, {"model.safetensors": {f"w{step % 2}": torch.full(shape, step)}}, FILES)
+    for step, size in enumerate([2, 3, 3], start=1):
+        saved = load_tensors(open_checkpoint(storage, step), "model.safetensors")
+        assert list(saved) == [f"w{step % 2}"]
+        assert saved[f"w{step % 2}"].tolist() == [step] * size
+
+
+def test_the_memory_of_the_copy_is_used_again(storage: Storage) -> None:
+    with CheckpointWriter(storage, KeepRules(1)) as writer:
+        hand_over(writer, 1)
+        first = writer._copies["model.safetensors"]["w"].data_ptr()
+        hand_over(writer, 2)
+        assert writer._copies["model.safetensors"]["w"].data_ptr() == first
+    assert_all_whole(storage)
+
+
+def test_events_and_rules(storage: Storage) -> None:
+    with CheckpointWriter(storage, KeepRules(1, every=2)) as writer:
+        for step in (1, 2, 3, 4, 5):
+            hand_over(writer, step)
+        writer.wait()
+        events = writer.events()
+        assert writer.events() == []
+    assert [(name, values["step"]) for name, values in events] == [("checkpoint", n) for n in range(1, 6)]
+    assert events[4][1]["bytes"] == open_checkpoint(storage).size
+    assert events[4][1]["path"] == open_checkpoint(storage).path()
+    assert events[4][1]["write_seconds"] > 0
+    assert committed_steps(storage) == [2, 4, 5]
+
+
+# ---- failures ---------------------------------------------------------------------------------------------
+
+
+def test_a_failed_save_is_said_and_the_next_one_is_tried(
+    storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with CheckpointWriter(storage, KeepRules(3)) as writer:
+        hand_over(writer, 1)
+        writer.wait()
+        Path(storage.location, "step_000002").write_text("in the way")
+        hand_over(writer, 2)
+        writer.join()
+        with pytest.raises(UserError, match="step_000002"):
+            writer.wait()
+        assert committed_steps(storage) == [1]
+        hand_over(writer, 3)
+    assert "step 2: the checkpoint was not saved: cannot " in capsys.readouterr().err
+    assert [name for name, _ in writer.events()] == ["checkpoint", "checkpoint_failed", "checkpoint"]
+    assert committed_steps(storage) == [1, 3]
+    assert_all_whole(storage)
+
+
+def test_a_failed_last_save_is_an_error_of_the_run(storage: Storage) -> None:
+    Path(storage.location, "step_000001").write_text("in the way")
+    with pytest.raises(UserError, match="step_000001"), CheckpointWriter(storage, KeepRules(1)) as writer:
+        hand_over(writer, 1)
+
+
+def test_an_error_of_the_run_is_not_hidden_and_waits_for_the_save(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowStorage(monkeypatch)
+    with pytest.raises(ZeroDivisionError), CheckpointWriter(storage, KeepRules(1)) as writer:
+        hand_over(writer, 1)
+        threading.Timer(0.2, slow.gate.set).start()
+        raise ZeroDivisionError
+    assert_whole(open_checkpoint(storage))
+
+
+def save_together(writers: list[CheckpointWriter], step: int) -> None:
+    """Each its own tensors, as the ranks of a run do."""
+    for writer in writers:
+        writer.ready(step)
+    writers[0].clear(step)
+    shares = [{"model.safetensors": {f"w{n}": torch.full((4,), step)}} for n in range(len(writers))]
+    counts = [writer.count_files(share) for writer, share in zip(writers, shares, strict=True)]
+    for process, (writer, share) in enumerate(zip(writers, shares, strict=True)):
+        writer.save(step, share, {} if process else FILES, Share(process, counts, f"step {step}"))
+    for writer in writers:
+        writer.join()
+
+
+def test_what_several_could_not_save_is_gone_with_the_next_save(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Storage.writing
+
+    def full(storage: Storage, name: str) -> object:
+        if name.endswith("3/model-00002-of-00003.safetensors"):
+            raise UserError(f"cannot write {name}")
+        return real(storage, name)
+
+    writers = [CheckpointWriter(storage, KeepRules(2)) for _ in range(3)]
+    save_together(writers, 1)
+    save_together(writers, 2)
+    monkeypatch.setattr(Storage, "writing", full)
+    save_together(writers, 3)
+    for writer in writers[:2]:
+        with pytest.raises(UserError, match="model-00002-of-00003"):
+            writer.wait()
+    writers[2].wait()  # its share is written
+    left = [name.split("/")[1] for name in storage.names("step_000003")]
+    assert [name for name in left if not name.startswith("written-")] == ["model-00003-of-00003.safetensors"]
+    assert committed_steps(storage) == [1, 2]
+    monkeypatch.undo()
+    save_together(writers, 3)
+    assert committed_steps(storage) == [2, 3]
+    assert {name.split("/")[0] for name in storage.names()} == {"step_000002", "step_000003"}
+    found = open_checkpoint(storage)
+    assert len(storage.names("step_000003")) == len(found.files) + 1
+    assert {name: value.tolist() for name, value in load_tensors(found, "model.safetensors").items()} == {
+        f"w{n}": [3] * 4 for n in range(3)
+    }
+    events = [name for name, _ in writers[0].events()]
+    assert events == ["checkpoint", "checkpoint", "checkpoint_failed", "checkpoint"]
+
+
+def test_after_an_error_others_are_not_waited_for_long(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have been killed."""
+    monkeypatch.setattr(save, "LAST_PATIENCE", 0.2)
+    share = {"model.safetensors": {"w": torch.zeros(4)}}
+    with pytest.raises(ZeroDivisionError), CheckpointWriter(storage, KeepRules(1)) as writer:
+        writer.save(1, share, FILES, Share(0, [writer.count_files(share)] * 2, "token"))
+        raise ZeroDivisionError
+    assert "process 1 has not written its share" in writer.events()[0][1]["error"]
+    assert storage.names() == []
+
+
+FULL_DISK = """
+import resource, shutil, sys
+from pathlib import Path
+import torch
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
+from cpplm.train.checkpoint.format import committed_steps, open_checkpoint
+from cpplm.train.checkpoint.save import KeepRules
+from cpplm.train.checkpoint.async_writer import CheckpointWriter
+how, folder = sys.argv[1], Path(sys.argv[2])
+storage = Storage(folder, create=True)
+
+def fill(full):
+    if how == "limit":
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if full else most, most))
+    elif full:
+        free = shutil.disk_usage(folder).free
+        (folder / "fill").write_bytes(bytes(free - 500_000))
+    else:
+        (folder / "fill").unlink()
+
+def save(step):
+    weights = {"w": torch.full((250_000,), float(step))}
+    writer.save(step, {"model.safetensors": weights}, {"state.json": b"{}"})
+    writer.join()
+
+writer = CheckpointWriter(storage, KeepRules(9))
+save(1)
+fill(True)
+save(2)
+save(3)
+print(sorted(path.name for path in folder.iterdir() if path.name != "fill"), flush=True)
+fill(False)
+save(4)
+fill(True)
+try:
+    with writer:
+        save(5)
+except UserError as error:
+    print("the run ends with an error:", error)
+fill(False)
+print([name for name, _ in writer.events()])
+for step in (1, 4):
+    open_checkpoint(storage, step).verify()
+print(committed_steps(storage))
+"""
+
+
+def on_a_disk_of_its_own(folder: Path) -> list[str]:
+    """Run a command where `folder` is a file system of 4 MB, without being root and seen by nobody else."""
+    mount = f'mount -t tmpfs -o size=4m none "{folder}" && exec "$@"'
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+
+
+@pytest.mark.parametrize("how", ["disk", "limit"])
+def test_full_disk(tmp_path: Path, how: str) -> None:
+    """Once a real one that is full, once a limit on the length of files."""
+    prefix = on_a_disk_of_its_own(tmp_path) if how == "disk" else []
+    try:
+        subprocess.run([*prefix, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no file system may be mounted here")
+    result = subprocess.run(
+        [*prefix, sys.executable, "-c", FULL_DISK, how, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = result.stdout.splitlines()
+    assert lines[0] == "['step_000001']"
+    assert lines[1].startswith("the run ends with an error: cannot write")
+    assert lines[2:] == [
+        "['checkpoint', 'checkpoint_failed', 'checkpoint_failed', 'checkpoint', 'checkpoint_failed']",
+        "[1, 4]",
+    ]
+    reason = "No space left on device" if how == "disk" else "File too large"
+    failures = [line for line in result.stderr.splitlines() if "was not saved" in line]
+    assert len(failures) == 3
+    assert all(reason in line for line in failures), failures
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """SIGKILL while saving, pruning and uploading: what is committed is whole, in both places."""
+    chance = random.Random(1)
+    local, remote = (Storage(tmp_path / name, create=True) for name in ("local", "remote"))
+    newest, unfinished = 0, 0
+    for _ in range(15):
+        process = start_saving(tmp_path / "local", tmp_path / "remote")
+        before = newest
+        while (newest := max(committed_steps(local), default=0)) < before + 2:
+            assert process.is_alive()
+        time.sleep(chance.uniform(0, 0.05))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        for place in (local, remote):
+            steps = committed_steps(place)
+            assert_all_whole(place)
+            folders = {name.split("/")[0] for name in files_below(Path(place.location))}
+            unfinished += len(folders) > len(steps)
+        assert max(committed_steps(local)) >= newest
+        assert set(range(10, max(committed_steps(remote), default=0) + 1, 10)) <= set(committed_steps(remote))
+        newest = max(committed_steps(local))
+    assert unfinished > 0  # some kills did come in the midst
+    assert len(committed_steps(local)) <= newest // 10 + 2 + 4

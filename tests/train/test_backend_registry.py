@@ -1,0 +1,73 @@
+"""Which library trains, and what is refused before anything is written."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import tpu_chips
+from cpplm.train import backend_registry
+from cpplm.train.backend_registry import open_backend, trains_with_jax
+from cpplm.train.dry_run import estimate_run
+from cpplm.train.settings import TrainSettings
+from cpplm.train.torch_backend import TorchBackend, torch_model
+
+
+def pci(folder: Path, *devices: tuple[str, str]) -> Path:
+    for number, (vendor, device) in enumerate(devices):
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "vendor").write_text(f"{vendor}\n")
+        (folder / str(number) / "device").write_text(f"{device}\n")
+    return folder
+
+
+def test_tpus_are_counted_and_their_network_cards_are_not(tmp_path: Path) -> None:
+    v6e, network, intel = ("0x1ae0", "0x006f"), ("0x1ae0", "0x0042"), ("0x8086", "0x006f")
+    assert tpu_chips(pci(tmp_path, v6e, network, intel, v6e)) == 2
+    assert tpu_chips(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "chips", "jax"),
+    [
+        ("auto", "", 4, True), ("auto", "", 0, False), ("auto", "cpu", 4, False), ("auto", "tpu", 0, True),
+        ("torch", "", 4, False), ("jax", "", 0, True), ("jax", "cpu", 0, True),
+    ],
+)  # fmt: skip
+def test_jax_trains_where_a_tpu_is(
+    settings: TrainSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    device: str,
+    chips: int,
+    jax: bool,
+) -> None:
+    monkeypatch.setattr(backend_registry, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(backend_registry.importlib.util, "find_spec", lambda name: name)  # as if installed
+    chosen = dataclasses.replace(settings, backend=backend, device_type=device)
+    assert trains_with_jax(chosen) is jax
+
+
+def test_without_jax_it_is_said(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_registry, "tpu_chips", lambda: 4)
+    monkeypatch.setattr(backend_registry.importlib.util, "find_spec", lambda name: None)
+    for backend in ("auto", "jax"):  # never weeks on the CPU beside a TPU
+        with pytest.raises(UserError, match="needs JAX, which is not installed"):
+            open_backend(dataclasses.replace(settings, backend=backend))
+    assert isinstance(open_backend(dataclasses.replace(settings, backend="torch")), TorchBackend)
+
+
+def test_torch_refuses_a_tpu(settings: TrainSettings) -> None:
+    with pytest.raises(UserError, match="does not train on a TPU"):
+        open_backend(dataclasses.replace(settings, backend="torch", device_type="tpu"))
+
+
+def test_another_learner_has_no_torch_model() -> None:
+    with pytest.raises(TypeError, match="no PyTorch model"):
+        torch_model(object())  # type: ignore[arg-type]
+
+
+def test_a_dry_run_is_for_gpus(settings: TrainSettings) -> None:
+    with pytest.raises(UserError, match="knows no TPUs"):
+        estimate_run(dataclasses.replace(settings, backend="jax"))

@@ -1,0 +1,126 @@
+"""What torchrun's environment says, and what processes tell each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpplm.core.errors import UserError
+from cpplm.train.distributed import VARIABLES, World, open_world, read_environment
+from tests.train.processes import alone, in_processes
+
+
+def environment(index: object, local: object, size: object) -> dict[str, str]:
+    return {"RANK": str(index), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size), "PATH": "/bin"}
+
+
+def test_without_torchrun_there_is_one() -> None:
+    assert read_environment({"PATH": "/bin"}) == (0, 0, 1)
+
+
+@given(st.integers(1, 10**6).flatmap(lambda size: st.tuples(st.integers(0, size - 1), st.just(size))))
+def test_what_torchrun_says(index_and_size: tuple[int, int]) -> None:
+    index, size = index_and_size
+    assert read_environment(environment(index, index % 8, size)) == (index, index % 8, size)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0"}, "says RANK=0 but not LOCAL_RANK and WORLD_SIZE"),
+        ({"WORLD_SIZE": "4", "RANK": "1"}, "but not LOCAL_RANK"),
+        (environment("a", 0, 2), "RANK=a LOCAL_RANK=0 WORLD_SIZE=2, which are not all numbers"),
+        (environment(0, "", 2), "not all numbers"),
+        (environment(2, 0, 2), "which no process can be"),
+        (environment(0, 1, 2), "which no process can be"),
+        (environment(0, 0, 0), "which no process can be"),
+    ],
+)
+def test_a_half_set_environment(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_environment(variables)
+
+
+def test_alone_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with open_world("cpu") as world:
+        assert world == alone()
+        assert not dist.is_initialized()
+        assert world.is_first
+        world.barrier()
+        assert world.gather_objects({"a": 1}) == [{"a": 1}]
+        assert world.agree(stopping=True, seconds=0.1) == (True, 0.1)
+        tensor = torch.ones(2)
+        assert world.mean(tensor) is tensor
+
+
+def test_a_device_that_is_not_here() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match="'cuda' is not available"), open_world("cuda"):
+        pass
+
+
+def talk(world: World, folder: Path) -> None:
+    """Every process checks what it hears; an assertion that fails ends the test."""
+    index = world.index
+    assert world.size == dist.get_world_size() == 2
+    assert world.is_first == (index == 0)
+    assert world.device == torch.device("cpu")
+    said = {"text": "ü" * (1 + 5000 * index), "number": 0.1 + index, "list": [index, None, True]}
+    heard = world.gather_objects(said)
+    assert heard[index] == said
+    assert [len(value["text"]) for value in heard] == [1, 5001]
+    assert [value["number"] for value in heard] == [0.1, 1.1]
+    assert world.agree(stopping=False, seconds=10.25 + index) == (False, 10.25)
+    assert world.agree(stopping=index == 1, seconds=index / 3) == (True, 0.0)
+    assert torch.equal(world.mean(torch.tensor([1.0, 3.0]) * (index + 1)), torch.tensor([1.5, 4.5]))
+    if index == 1:
+        (folder / "written").touch()
+    world.barrier()
+    assert (folder / "written").exists()
+    with pytest.raises(UserError, match="the disk is full"), world.all_or_none():  # all end, as one has to
+        if index == 1:
+            raise UserError("the disk is full")
+    with pytest.raises(OSError if index else UserError, match="torn"), world.all_or_none():
+        if index == 1:
+            raise OSError("torn")
+    with world.all_or_none():
+        pass
+    world.refuse_differences({"rate": 0.1, "data": {"path": "a", "sizes": (1, 2)}})
+    with pytest.raises(UserError, match=r"process 1 differs from the first one: data\.path b, not a; rate"):
+        world.refuse_differences({"rate": 0.1 + index, "data": {"path": "ab"[index], "sizes": (1, 2)}})
+
+
+def test_two_processes_agree(tmp_path: Path) -> None:
+    in_processes(2, talk, tmp_path)
+
+
+SCRIPT = """
+import sys
+import torch.distributed as dist
+from cpplm.train.distributed import open_world
+with open_world("cpu") as world:
+    everyone = world.gather_objects(world.index)
+    if world.is_first:
+        sys.stdout.write(f"{world.size} {everyone} {dist.get_backend()}\\n")
+sys.stdout.write(f"gone {dist.is_initialized()}\\n")
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_world(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["2 [0, 1] gloo", "gone False", "gone False"]

@@ -1,0 +1,106 @@
+"""Estimated memory against what torch's allocator on the CPU hands out in a real training step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from cpplm.core.errors import UserError
+from cpplm.model.config import ModelConfig
+from cpplm.model.settings import KernelSettings
+from cpplm.model.transformer import Transformer
+from cpplm.optim.groups import build_optimizer
+from cpplm.optim.lr_settings import Rates
+from cpplm.train.memory_estimate import Plan, memory_of
+from tests.model.features import CONFIGS
+
+
+def plan(config: ModelConfig, rows: int, **changes: Any) -> Plan:
+    kernels = KernelSettings(gradient_checkpointing=changes.pop("again", False))
+    accumulation = changes.pop("accumulation", 1)
+    total = rows * config.max_seq_len * accumulation
+    return Plan(config, kernels, torch.float32, rows, total, shard=False, normuon=True, **changes)
+
+
+def measured_peak(made: Plan, accumulation: int) -> tuple[int, int, int]:
+    """Bytes of weights, of optimizer state, and the most of anything else during the second step."""
+    model = Transformer(made.config, kernels=made.kernels)
+    model.init_weights()
+    optimizer = build_optimizer(model, Rates(muon_beta2=0.9), batch_tokens=made.total_batch_size)
+    shape = (made.device_batch_size, made.config.max_seq_len)
+    ids = torch.randint(made.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+
+    def step() -> None:
+        for _ in range(accumulation):
+            model.training_losses(ids, ids).total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        step()
+    events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    assert abs(now) < most / 50  # what a step takes it gives back
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return weights, sum(tensor.nbytes for tensor in optimizer.named_state().values()), most
+
+
+@pytest.mark.parametrize(
+    ("depth", "length", "rows", "accumulation", "again"),
+    [
+        (2, 256, 2, 1, False),
+        (2, 256, 2, 1, True),
+        (3, 512, 1, 1, False),
+        (3, 512, 1, 2, False),
+        (4, 128, 4, 1, False),
+        pytest.param(4, 512, 1, 1, True, marks=pytest.mark.slow),
+        pytest.param(4, 128, 8, 2, True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_peak_of_a_real_step(depth: int, length: int, rows: int, accumulation: int, again: bool) -> None:
+    config = ModelConfig.from_depth(depth, vocab_size=2048, head_dim=64, max_seq_len=length)
+    made = plan(config, rows, accumulation=accumulation, again=again)
+    weights, state, most = measured_peak(made, accumulation)
+    found = memory_of(made, 1, device_type="cpu")
+    assert found.weights == weights
+    assert found.optimizer_state == state
+    assert found.peak - weights - state == pytest.approx(most, rel=0.15)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_feature_can_be_estimated(name: str) -> None:
+    config = CONFIGS[name]
+    single, doubled = (memory_of(plan(config, rows), 1) for rows in (2, 4))
+    parameters = sum(parameter.nbytes for parameter in Transformer(config).parameters())
+    assert single.weights >= parameters
+    assert single.activations < doubled.activations <= 2 * single.activations
+    less = memory_of(plan(config, 2, again=True), 1)
+    assert less.activations < single.activations
+
+
+def test_more_ranks_have_less_each() -> None:
+    """Of all but n-gram tables, which every rank has whole."""
+    config = ModelConfig.nanochat(8, vocab_size=2048, head_dim=64, max_seq_len=128)
+    made = plan(config, 1, accumulation=4)
+    one, four = (memory_of(made, ranks, device_type="cpu") for ranks in (1, 4))
+    shards = memory_of(replace(made, shard=True), 4, device_type="cpu")
+    assert four.weights == one.weights
+    assert four.optimizer_state < one.optimizer_state / 4 * 1.1
+    assert shards.weights < one.weights / 4 * 1.05
+    assert shards.peak < four.peak < one.peak
+
+
+def test_ranks_that_cannot_divide_the_batch() -> None:
+    made = plan(CONFIGS["plain"], 2)
+    with pytest.raises(UserError, match="--total_batch_size 32 is not a multiple"):
+        memory_of(made, 3)
+    with pytest.raises(UserError, match="--shard"):
+        memory_of(replace(made, shard=True), 1)
