@@ -116,7 +116,7 @@ class Llama:
 
 def train_peer(peer: Peer, work: Path, minutes: float, points: int) -> dict[str, Any]:
     """Train a Llama for so many minutes."""
-    wall, horizon = time.perf_counter(), 60 * minutes
+    wall, budget = time.perf_counter(), 60 * minutes
     data = Data(work)
     tokenizer = tokenizers.Tokenizer.from_file(str(data.peer_tokenizer))
     llama = Llama(peer, tokenizer.get_vocab_size())
@@ -131,10 +131,10 @@ def train_peer(peer: Peer, work: Path, minutes: float, points: int) -> dict[str,
         progress(f"    {clock:6.1f} s: {found.code:.4f} bits per byte")
         return found
 
-    curve = Curve(horizon, points, measure)
-    while clock < horizon:
+    curve = Curve(budget, points, measure)
+    while clock < budget:
         begin = time.perf_counter()
-        optimizer_step(peer, llama, optimizer, loss_function, batches, clock / horizon)
+        optimizer_step(peer, llama, optimizer, loss_function, batches, clock / budget)
         clock += time.perf_counter() - begin
         steps += 1
         curve.reached(clock)

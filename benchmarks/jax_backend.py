@@ -66,7 +66,7 @@ def jax_learner(
     mesh = make_mesh(mesh_sizes({}, 1), jax.devices("cpu"))
     run = RunSettings(compute_dtype="bfloat16" if dtype == "bf16" else "float32", scan=scan)
     optimizer = Optimizer.of(
-        config, Rates(), batch_tokens=shape[0] * shape[1], horizon=None, product_dtype=run.dtype, mesh=mesh
+        config, Rates(), batch_tokens=shape[0] * shape[1], budget=None, product_dtype=run.dtype, mesh=mesh
     )
     step = TrainStep(config, run, optimizer, mesh)
     return JaxLearner(step, Feed.of(mesh), initial(config), stack_state({}, optimizer, config)), step

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from measuring import Spread, describe_machine, prepare_environment, progress, publish, ratios
 
-from cpplm.core.hardware import ask_for_large_pages, choose_device, choose_dtype
+from cpplm.core.hardware import choose_device, choose_dtype, enable_huge_pages
 from cpplm.core.workers import worker_pool
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_parameters
@@ -37,7 +37,7 @@ Step = Callable[[torch.Tensor, torch.Tensor], None]
 
 def our_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> tuple[Step, int]:
     """One optimizer step of ours, and the number of parameters."""
-    ask_for_large_pages()  # as training does
+    enable_huge_pages()  # as training does
     device = choose_device("cpu")
     kernels = KernelSettings() if compiled else KernelSettings(kernel="native", attention="sdpa")
     model = Transformer(config, compute_dtype=choose_dtype("auto", device), kernels=kernels)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.core.locking import only_writer
+from cpplm.core.locking import exclusive_lock
 
 HOLD = """
 import sys, time
@@ -23,14 +23,14 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"1\n"
-    with pytest.raises(UserError, match="another cpplm process"), only_writer(tmp_path):
+    with pytest.raises(UserError, match="another cpplm process"), exclusive_lock(tmp_path):
         pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    with only_writer(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
 
 
 def test_a_bucket_needs_none() -> None:
-    with only_writer("s3://bucket/run"):
+    with exclusive_lock("s3://bucket/run"):
         pass

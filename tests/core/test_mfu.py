@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cpplm.core.mfu
-from cpplm.core.mfu import measured_flops, reference_flops
+from cpplm.core.mfu import measured_flops, peak_flops_for_mfu
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def test_sizes_grow_until_the_overhead_of_a_product_no_longer_counts(monkeypatch
 
 
 def test_a_real_measurement() -> None:
-    rate, source = reference_flops(CPU, torch.float32)
+    rate, source = peak_flops_for_mfu(CPU, torch.float32)
     assert source == "measured"
     assert 1e8 < rate < 1e15  # a hundredth of one old core; more than any CPU has
 
@@ -39,6 +39,6 @@ def test_it_is_measured_once_per_device_format_and_threads() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_reaches_most_of_what_its_maker_says() -> None:
     device = torch.device("cuda")
-    rate, source = reference_flops(device, torch.bfloat16)
+    rate, source = peak_flops_for_mfu(device, torch.bfloat16)
     if source == "maker":
         assert 0.4 < measured_flops(device, torch.bfloat16, 1) / rate < 1.1

@@ -3,13 +3,13 @@ import sys
 
 import pytest
 
-from cpplm.core.progress import progress_bar, say
+from cpplm.core.progress import log_info, progress_bar
 
 
 def test_bars_and_messages_go_to_stderr_only(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(3, "counting", "word") as bar:
         for _ in range(3):
-            say("a message")
+            log_info("a message")
             bar.update(1)
     out, err = capsys.readouterr()
     assert out == ""
@@ -21,8 +21,8 @@ def test_bars_and_messages_go_to_stderr_only(capsys: pytest.CaptureFixture[str])
 def test_messages_stand_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(2, "counting", "word") as bar:
         bar.update(1)
-        say("first")
-        say("second")
+        log_info("first")
+        log_info("second")
     lines = [line.split("\r")[-1] for line in capsys.readouterr().err.splitlines()]
     assert [line for line in lines if line in ("first", "second")] == ["first", "second"]
 

@@ -100,7 +100,7 @@ def test_a_resumed_run_cuts_what_lies_after_its_step(tmp_path: Path) -> None:
         log.write("session", step=0)
         log.write("note")
     write_steps(path, range(1, 8))
-    with RunLog(path, keep_until_step=4) as log:
+    with RunLog(path, truncate_after_step=4) as log:
         log.write("session", step=4)
         log.write("step", step=5)
     records = read_run_log(path)
@@ -144,7 +144,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.run_log import RunLog
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
 try:
-    RunLog(Path(sys.argv[1]), keep_until_step=90)
+    RunLog(Path(sys.argv[1]), truncate_after_step=90)
 except UserError as error:
     print(error)
 """

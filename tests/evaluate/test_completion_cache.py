@@ -11,7 +11,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.completion_cache import LONGEST_TEXT, open_answers
-from cpplm.evaluate.models.code_model import Request, Stop, Written
+from cpplm.evaluate.models.code_model import Completion, Request, Stop
 from cpplm.generate.settings import SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0, top_k=0)
@@ -39,12 +39,12 @@ class Echo:
         *,
         num_samples: int = 1,
         stop: Stop | None = None,
-    ) -> Iterator[tuple[int, list[Written]]]:
+    ) -> Iterator[tuple[int, list[Completion]]]:
         for number in reversed(range(len(requests))):  # any order is allowed
             self.asked.append(requests[number])
             failed = "too long" if requests[number].prefix == "long" else ""
             texts = [f"{requests[number].prefix} {index}" for index in range(num_samples)]
-            yield number, [Written("" if failed else text, failed) for text in texts]
+            yield number, [Completion("" if failed else text, failed) for text in texts]
 
     def score(self, texts: Sequence[str], **_: Any) -> Iterator[Any]:
         raise UserError("cannot say")
@@ -99,7 +99,7 @@ def test_failures_are_asked_again(tmp_path: Path) -> None:
     with open_answers(tmp_path, again) as answers:
         found = dict(answers.write([Request("long", "suffix"), Request("a", "suffix")], GREEDY))
     assert [request.prefix for request in again.asked] == ["long"]
-    assert found[0] == [Written("", "too long")]
+    assert found[0] == [Completion("", "too long")]
 
 
 def test_gigantic_answers_are_cut(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_is_cut_of_a_prompt_is_counted_and_no_other_question(tmp_path: Path
         )
         assert [request.prefix for request in model.asked].count("far a") == 0
         asked = len(model.asked)
-        assert dict(answers.write([Request("far b")], GREEDY)) == {0: [Written("b 0")]}
+        assert dict(answers.write([Request("far b")], GREEDY)) == {0: [Completion("b 0")]}
         assert len(model.asked) == asked
 
 

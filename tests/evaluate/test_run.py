@@ -15,7 +15,13 @@ from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.run import Evaluation
-from cpplm.evaluate.settings import BpbSettings, CppEvalSettings, EvaluatedModel, LikelihoodSettings, Target
+from cpplm.evaluate.settings import (
+    BpbSettings,
+    CppEvalSettings,
+    EvalTarget,
+    EvaluatedModel,
+    LikelihoodSettings,
+)
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES
@@ -42,7 +48,7 @@ def evaluation(run: Path) -> Evaluation:
 
 
 def evaluate(out: str = "", **model: Any) -> Evaluation:
-    return Evaluation(Target(EvaluatedModel(**model), out))
+    return Evaluation(EvalTarget(EvaluatedModel(**model), out))
 
 
 @pytest.fixture(scope="module")

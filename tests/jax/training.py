@@ -66,7 +66,7 @@ def optimizer_of(config: ModelConfig, mesh: Mesh) -> Optimizer:
         config,
         RATES,
         batch_tokens=BATCH_TOKENS,
-        horizon=None,
+        budget=None,
         product_dtype=jnp.dtype("float32"),
         mesh=mesh,
     )

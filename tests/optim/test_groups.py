@@ -54,7 +54,7 @@ def test_scaling() -> None:
 
 def test_weight_decay_may_follow_the_length_of_the_run() -> None:
     model, rates = Transformer(ModelConfig.seed(6, vocab_size=64)), Rates(weight_decay_by="horizon")
-    optimizer = build_optimizer(model, rates, batch_tokens=2**17, horizon=4.0)
+    optimizer = build_optimizer(model, rates, batch_tokens=2**17, budget=4.0)
     decays = [entry["group"].weight_decay for entry in optimizer.param_groups if entry["group"].muon]
     assert decays == pytest.approx([0.2 / 2 / 4] * len(decays))
     with pytest.raises(UserError, match="tokens can be counted"):

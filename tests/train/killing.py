@@ -7,7 +7,7 @@ from pathlib import Path
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import committed_steps
-from cpplm.train.checkpoint.save import KeepRules
+from cpplm.train.checkpoint.save import RetentionPolicy
 from cpplm.train.checkpoint.upload import Uploader, missing_steps
 from tests.train.checkpoints import FILES, tensors
 
@@ -24,7 +24,7 @@ def start_saving(local: Path, remote: Path) -> multiprocessing.process.BaseProce
 
 def _save_for_ever(local_path: Path, remote_path: Path) -> None:
     local, remote = Storage(local_path), Storage(remote_path)
-    keep = KeepRules(2, every=10)
+    keep = RetentionPolicy(2, every=10)
     step = max(committed_steps(local), default=0)
     uploader = Uploader(local, remote, keep, missing=missing_steps(local, remote, keep))
     with CheckpointWriter(local, keep, uploader=uploader, max_file_bytes=300) as writer:

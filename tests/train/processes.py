@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from cpplm.train.distributed import World, open_world
+from cpplm.train.distributed import DistContext, open_world
 
 
 def in_processes(size: int, function: Callable[..., None], *arguments: Any) -> None:
@@ -30,10 +30,10 @@ def _process(
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with open_world("cpu") as world:
-        function(world, *arguments)
+    with open_world("cpu") as dist:
+        function(dist, *arguments)
 
 
-def alone() -> World:
+def alone() -> DistContext:
     """What one process without torchrun is."""
-    return World(0, 1, torch.device("cpu"), None)
+    return DistContext(0, 1, torch.device("cpu"), None)

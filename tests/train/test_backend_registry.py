@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import tpu_chips
+from cpplm.core.hardware import count_tpus
 from cpplm.train import backend_registry
 from cpplm.train.backend_registry import open_backend, trains_with_jax
 from cpplm.train.dry_run import estimate_run
@@ -24,8 +24,8 @@ def pci(folder: Path, *devices: tuple[str, str]) -> Path:
 
 def test_tpus_are_counted_and_their_network_cards_are_not(tmp_path: Path) -> None:
     v6e, network, intel = ("0x1ae0", "0x006f"), ("0x1ae0", "0x0042"), ("0x8086", "0x006f")
-    assert tpu_chips(pci(tmp_path, v6e, network, intel, v6e)) == 2
-    assert tpu_chips(tmp_path / "none") == 0
+    assert count_tpus(pci(tmp_path, v6e, network, intel, v6e)) == 2
+    assert count_tpus(tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize(

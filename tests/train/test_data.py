@@ -19,7 +19,7 @@ from cpplm.train.data import check_data, checked, fingerprint, open_readers, tra
 from cpplm.train.distributed import ALONE
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from cpplm.train.training_length import Horizon
+from cpplm.train.training_length import TrainingBudget
 from tests.conftest import write_corpus
 
 
@@ -31,18 +31,18 @@ def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSetting
     )  # fmt: skip
 
 
-def first_rows(settings: TrainSettings, horizon: Horizon, batches: int = 8) -> torch.Tensor:
+def first_rows(settings: TrainSettings, budget: TrainingBudget, batches: int = 8) -> torch.Tensor:
     tokenizer = Tokenizer.load(settings.tokenizer)
     readers = open_readers(settings)
-    check_data(settings, readers, tokenizer, horizon)
-    loader = train_loader(settings, readers, tokenizer, horizon, ALONE, LoaderState())
+    check_data(settings, readers, tokenizer, budget)
+    loader = train_loader(settings, readers, tokenizer, budget, ALONE, LoaderState())
     try:
         return torch.cat([next(loader).inputs for _ in range(batches)])
     finally:
         loader.close()
 
 
-STEPS = Horizon(steps=100)
+STEPS = TrainingBudget(steps=100)
 
 
 def test_fill_in_the_middle_reaches_the_rows(settings: TrainSettings) -> None:
@@ -71,11 +71,11 @@ def test_late_weights_hold_for_the_end_of_the_run(settings: TrainSettings, tmp_p
     other = write_corpus(tmp_path / "other", {"train": [20]})
     data = DataSettings(data_weights=(1.0, 0.0), late_data_weights=(0.0, 1.0), late_data_ratio=0.5)
     late = dataclasses.replace(settings, data_dir=(*settings.data_dir, str(other)), data=data)
-    rows, plain = first_rows(late, Horizon(steps=4), 8), first_rows(settings, STEPS, 8)
+    rows, plain = first_rows(late, TrainingBudget(steps=4), 8), first_rows(settings, STEPS, 8)
     assert torch.equal(rows[:8], plain[:8])  # two of four steps of four rows
     assert not torch.equal(rows[8:], plain[8:])
     with pytest.raises(UserError, match="steps can be counted"):
-        first_rows(late, Horizon(seconds=60.0))
+        first_rows(late, TrainingBudget(seconds=60.0))
 
 
 @pytest.mark.parametrize(

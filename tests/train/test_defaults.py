@@ -15,7 +15,7 @@ from cpplm.train.devices import Devices, listed_devices
 from cpplm.train.dry_run import describe_run, estimate_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import DryRunSettings, TrainSettings, model_config
-from cpplm.train.training_length import horizon_of
+from cpplm.train.training_length import training_budget
 
 VOCAB_SIZE = 4096
 BARE = TrainSettings(data_dir=("corpus",), tokenizer=Path("t.json"), out=Path("run"))
@@ -120,11 +120,11 @@ def test_a_dry_run_is_of_this_machine_unless_a_gpu_is_named(settings: TrainSetti
 def test_a_run_is_described_before_it_begins() -> None:
     chosen, _ = choose_settings(dataclasses.replace(BARE, depth=4), VOCAB_SIZE, cpu(1.0), shares=1)
     config = model_config(chosen, VOCAB_SIZE)
-    steps = horizon_of(chosen, config).steps
-    said = describe_run(chosen, config, horizon_of(chosen, config), cpu(1.0), 2 * 10**9, 0.0)
+    steps = training_budget(chosen, config).steps
+    said = describe_run(chosen, config, training_budget(chosen, config), cpu(1.0), 2 * 10**9, 0.0)
     assert f"{steps:,} steps of {chosen.total_batch_size:,} tokens" in said
     assert "1 x a processor; about 2 of 16 GB memory; about 70." in said
     timed = dataclasses.replace(chosen, max_minutes=30.0)
-    said = describe_run(timed, config, horizon_of(timed, config), cpu(1.0), None, 0.5)
+    said = describe_run(timed, config, training_budget(timed, config), cpu(1.0), None, 0.5)
     assert "about 15.0 minutes to train" in said
     assert "memory" not in said

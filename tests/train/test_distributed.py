@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.train.distributed import VARIABLES, World, open_world, read_environment
+from cpplm.train.distributed import VARIABLES, DistContext, open_world, read_environment
 from tests.train.processes import alone, in_processes
 
 
@@ -51,15 +50,15 @@ def test_a_half_set_environment(variables: dict[str, str], message: str) -> None
 def test_alone_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    with open_world("cpu") as world:
-        assert world == alone()
+    with open_world("cpu") as dist:
+        assert dist == alone()
         assert not dist.is_initialized()
-        assert world.is_first
-        world.barrier()
-        assert world.gather_objects({"a": 1}) == [{"a": 1}]
-        assert world.agree(stopping=True, seconds=0.1) == (True, 0.1)
+        assert dist.is_first
+        dist.barrier()
+        assert dist.gather_objects({"a": 1}) == [{"a": 1}]
+        assert dist.agree(stopping=True, seconds=0.1) == (True, 0.1)
         tensor = torch.ones(2)
-        assert world.mean(tensor) is tensor
+        assert dist.mean(tensor) is tensor
 
 
 def test_a_device_that_is_not_here() -> None:
@@ -69,35 +68,38 @@ def test_a_device_that_is_not_here() -> None:
         pass
 
 
-def talk(world: World, folder: Path) -> None:
+def talk(dist: DistContext, folder: Path) -> None:
     """Every process checks what it hears; an assertion that fails ends the test."""
-    index = world.index
-    assert world.size == dist.get_world_size() == 2
-    assert world.is_first == (index == 0)
-    assert world.device == torch.device("cpu")
+    index = dist.index
+    assert dist.size == dist.get_world_size() == 2
+    assert dist.is_first == (index == 0)
+    assert dist.device == torch.device("cpu")
     said = {"text": "ü" * (1 + 5000 * index), "number": 0.1 + index, "list": [index, None, True]}
-    heard = world.gather_objects(said)
+    heard = dist.gather_objects(said)
     assert heard[index] == said
     assert [len(value["text"]) for value in heard] == [1, 5001]
     assert [value["number"] for value in heard] == [0.1, 1.1]
-    assert world.agree(stopping=False, seconds=10.25 + index) == (False, 10.25)
-    assert world.agree(stopping=index == 1, seconds=index / 3) == (True, 0.0)
-    assert torch.equal(world.mean(torch.tensor([1.0, 3.0]) * (index + 1)), torch.tensor([1.5, 4.5]))
+    assert dist.agree(stopping=False, seconds=10.25 + index) == (False, 10.25)
+    assert dist.agree(stopping=index == 1, seconds=index / 3) == (True, 0.0)
+    assert torch.equal(dist.mean(torch.tensor([1.0, 3.0]) * (index + 1)), torch.tensor([1.5, 4.5]))
     if index == 1:
         (folder / "written").touch()
-    world.barrier()
+    dist.barrier()
     assert (folder / "written").exists()
-    with pytest.raises(UserError, match="the disk is full"), world.all_or_none():  # all end, as one has to
+    with (
+        pytest.raises(UserError, match="the disk is full"),
+        dist.raise_on_all_ranks(),
+    ):  # all end, as one has to
         if index == 1:
             raise UserError("the disk is full")
-    with pytest.raises(OSError if index else UserError, match="torn"), world.all_or_none():
+    with pytest.raises(OSError if index else UserError, match="torn"), dist.raise_on_all_ranks():
         if index == 1:
             raise OSError("torn")
-    with world.all_or_none():
+    with dist.raise_on_all_ranks():
         pass
-    world.refuse_differences({"rate": 0.1, "data": {"path": "a", "sizes": (1, 2)}})
+    dist.assert_same_on_all_ranks({"rate": 0.1, "data": {"path": "a", "sizes": (1, 2)}})
     with pytest.raises(UserError, match=r"process 1 differs from the first one: data\.path b, not a; rate"):
-        world.refuse_differences({"rate": 0.1 + index, "data": {"path": "ab"[index], "sizes": (1, 2)}})
+        dist.assert_same_on_all_ranks({"rate": 0.1 + index, "data": {"path": "ab"[index], "sizes": (1, 2)}})
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cpplm.model.transformer import Transformer
 from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
 from cpplm.train.checkpoint.format import open_run
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
@@ -49,17 +49,17 @@ def test_a_stop_is_heard_during_validation(
     measured = begun = 0
 
     def interrupted_validate(
-        model: Transformer, batches: Iterable[Any], sizes: torch.Tensor, world: World
+        model: Transformer, batches: Iterable[Any], sizes: torch.Tensor, dist: DistContext
     ) -> Validation:
         nonlocal measured, begun
         begun += 1
         if begun < validation:
-            return validate(model, batches, sizes, world)
+            return validate(model, batches, sizes, dist)
         for _ in batches:
             measured += 1
             if measured == 2:
                 os.kill(os.getpid(), signal.SIGINT)
-        return validate(model, [], sizes, world)
+        return validate(model, [], sizes, dist)
 
     monkeypatch.setattr("cpplm.train.callbacks.validate", interrupted_validate)
     with pytest.raises(KeyboardInterrupt):
@@ -76,7 +76,7 @@ def test_a_stop_is_heard_during_validation(
 def test_a_stop_is_heard_amid_an_agreement(settings: TrainSettings) -> None:
     """The signal comes when this rank has said that it goes on, and waits for what the others say."""
 
-    class Signalled(World):
+    class Signalled(DistContext):
         agreements = 0
 
         def agree(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
@@ -87,7 +87,7 @@ def test_a_stop_is_heard_amid_an_agreement(settings: TrainSettings) -> None:
 
     class Meet(Callback):
         def on_start(self, trainer: Trainer) -> None:
-            trainer.world = Signalled(**vars(trainer.world))
+            trainer.dist = Signalled(**vars(trainer.dist))
 
     with pytest.raises(KeyboardInterrupt):
         pretrain(settings, [Meet()])

@@ -10,7 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cpplm.core.errors import UserError
-from cpplm.core.locking import only_writer
+from cpplm.core.locking import exclusive_lock
 from cpplm.core.run_log import read_run_log
 from cpplm.core.storage import Storage
 from cpplm.dataloader.settings import DataSettings
@@ -20,7 +20,7 @@ from cpplm.train import trainer as trainer_module
 from cpplm.train.backend import StepLosses
 from cpplm.train.checkpoint.format import open_run
 from cpplm.train.checkpoint.weights import load_model, load_tensors
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchLearner
@@ -273,7 +273,7 @@ def test_processes_have_to_be_alike(
 ) -> None:
     """What a second one says is what this one does, but for one thing."""
 
-    def said(world: World, own: Any) -> list[Any]:
+    def said(dist: DistContext, own: Any) -> list[Any]:
         if not isinstance(own, dict) or name not in own:
             return [own]
         other = {**own, name: value}
@@ -282,7 +282,7 @@ def test_processes_have_to_be_alike(
             other[name] = {**within, key: {**within[key], **part} if isinstance(part, dict) else part}
         return [own, other]
 
-    monkeypatch.setattr(World, "gather_objects", said)
+    monkeypatch.setattr(DistContext, "gather_objects", said)
     if refused:
         with pytest.raises(UserError, match=refused):
             pretrain(settings)
@@ -320,7 +320,7 @@ def test_checkpoints_elsewhere_are_found_by_the_run(settings: TrainSettings, tmp
 
 def test_two_runs_in_one_folder(settings: TrainSettings) -> None:
     settings.out.mkdir()
-    with only_writer(settings.out), pytest.raises(UserError, match="another cpplm process"):
+    with exclusive_lock(settings.out), pytest.raises(UserError, match="another cpplm process"):
         pretrain(settings)
 
 

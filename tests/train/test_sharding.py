@@ -19,7 +19,7 @@ from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 from cpplm.train.memory_estimate import Plan, memory_of
 from cpplm.train.sharding import (
     compile_blocks,
@@ -67,29 +67,29 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return ids[:, :-1], ids[:, 1:]
 
 
-def build(way: Way, world: World, saved: dict[str, Any]) -> tuple[Transformer, MuonAdamW]:
+def build(way: Way, dist: DistContext, saved: dict[str, Any]) -> tuple[Transformer, MuonAdamW]:
     """The model and its optimizer with what one rank's `saved` holds; the other ranks read no weights."""
     kernels = KernelSettings(gradient_checkpointing=way.gradient_checkpointing)
     with torch.device("meta"):
         model = Transformer(CONFIG, kernels=kernels)
     if way.sharded:
-        shard(model, world)
+        shard(model, dist)
     model.to_empty(device="cpu")
-    load_whole_state_dict(model, saved["weights"] if world.is_first or not way.sharded else {})
+    load_whole_state_dict(model, saved["weights"] if dist.is_first or not way.sharded else {})
     optimizer = build_optimizer(
-        model, Rates(muon_beta2=0.9), batch_tokens=2**15, process_group=world.process_group
+        model, Rates(muon_beta2=0.9), batch_tokens=2**15, process_group=dist.process_group
     )
     optimizer.load_named_state(saved["state"])
     return model, optimizer
 
 
 def train(
-    way: Way, world: World, model: Transformer, optimizer: MuonAdamW, steps: range
+    way: Way, dist: DistContext, model: Transformer, optimizer: MuonAdamW, steps: range
 ) -> list[list[float]]:
     """Losses, and the norm of the gradient, of each step over all ranks."""
     figures = []
     for step in steps:
-        inputs, targets = (part[world.index :: world.size].chunk(way.accumulation) for part in batch(step))
+        inputs, targets = (part[dist.index :: dist.size].chunk(way.accumulation) for part in batch(step))
         total = torch.zeros(4)
         for index in range(way.accumulation):
             synchronise_gradients(model, index == way.accumulation - 1)
@@ -98,13 +98,13 @@ def train(
             total += torch.stack([part.detach() for part in losses]) / way.accumulation
         optimizer.step()
         optimizer.zero_grad()
-        figures.append([*world.mean(total).tolist(), float(optimizer.gradient_norm)])
+        figures.append([*dist.mean(total).tolist(), float(optimizer.gradient_norm)])
     return figures
 
 
-def saved_by(world: World, model: Transformer, optimizer: MuonAdamW) -> dict[str, Any]:
+def saved_by(dist: DistContext, model: Transformer, optimizer: MuonAdamW) -> dict[str, Any]:
     """This rank's share of weights and state."""
-    return {"weights": own_share(model, world), "state": optimizer.named_state(own_share=True)}
+    return {"weights": own_share(model, dist), "state": optimizer.named_state(own_share=True)}
 
 
 def together(files: list[Path]) -> dict[str, Any]:
@@ -123,23 +123,23 @@ def copy_of(saved: dict[str, Any]) -> dict[str, Any]:
     return {kind: {name: value.clone() for name, value in part.items()} for kind, part in saved.items()}
 
 
-def run_ways(world: World, folder: Path, ways: list[Way]) -> None:
+def run_ways(dist: DistContext, folder: Path, ways: list[Way]) -> None:
     """Each way from the start, and from the middle of one process' training."""
     start, middle = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("start", "middle"))
     for way in ways:
-        model, optimizer = build(way, world, start)
-        found: dict[str, Any] = {"figures": train(way, world, model, optimizer, range(HALF))}
+        model, optimizer = build(way, dist, start)
+        found: dict[str, Any] = {"figures": train(way, dist, model, optimizer, range(HALF))}
         with torch.no_grad():  # amid training: nothing gathered for it may be used after the next step
             found["validation"] = float(model.loss(*batch(99)))
-        found["middle"] = copy_of(saved_by(world, model, optimizer))
-        found["figures"] += train(way, world, model, optimizer, range(HALF, STEPS))
-        found["end"] = copy_of(saved_by(world, model, optimizer))
-        found["sizes"] = world.gather_objects(sizes(model, optimizer))
-        model, optimizer = build(way, world, middle)
-        found["continued"] = train(way, world, model, optimizer, range(HALF, STEPS))
-        torch.save(found, folder / f"{way}-{world.index}.pt")
-    if world.size == 2:
-        observe_everything(world, folder)
+        found["middle"] = copy_of(saved_by(dist, model, optimizer))
+        found["figures"] += train(way, dist, model, optimizer, range(HALF, STEPS))
+        found["end"] = copy_of(saved_by(dist, model, optimizer))
+        found["sizes"] = dist.gather_objects(sizes(model, optimizer))
+        model, optimizer = build(way, dist, middle)
+        found["continued"] = train(way, dist, model, optimizer, range(HALF, STEPS))
+        torch.save(found, folder / f"{way}-{dist.index}.pt")
+    if dist.size == 2:
+        observe_everything(dist, folder)
 
 
 def sizes(model: Transformer, optimizer: MuonAdamW) -> dict[str, int]:
@@ -261,33 +261,33 @@ def test_estimates_of_weights_and_state_are_exact(way: Way, found: dict[str, Any
     assert memory.optimizer_state == 4 * found["sizes"][0]["state"]
 
 
-def observe_everything(world: World, folder: Path) -> None:
+def observe_everything(dist: DistContext, folder: Path) -> None:
     """Gradients of a model with every feature, and of one that was never whole, the initial values."""
     found: dict[str, Any] = {}
     for dtype in DTYPES:
         model = random_model(EVERYTHING)
         model.compute_dtype = dtype
-        shard(model, world)
-        inputs, targets = (part[world.index :: world.size] for part in batch(0))
+        shard(model, dist)
+        inputs, targets = (part[dist.index :: dist.size] for part in batch(0))
         model.training_losses(inputs, targets, 0.3).total.backward()
-        found[str(dtype)] = {name: whole_gradient(p, world) for name, p in model.named_parameters()}
+        found[str(dtype)] = {name: whole_gradient(p, dist) for name, p in model.named_parameters()}
     with torch.device("meta"):
         model = Transformer(EVERYTHING)
-    shard(model, world)
+    shard(model, dist)
     model.to_empty(device="cpu")
     init_weights(model, 5)
     state = model.state_dict()
     found["values"] = {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in state.items()}
-    if world.is_first:
+    if dist.is_first:
         torch.save(found, folder / "everything.pt")
 
 
-def whole_gradient(parameter: Tensor, world: World) -> Tensor:
+def whole_gradient(parameter: Tensor, dist: DistContext) -> Tensor:
     gradient = parameter.grad
     assert gradient is not None
     if isinstance(gradient, DTensor):
         return gradient.full_tensor()
-    return world.mean(gradient.to_dense() if gradient.is_sparse else gradient)
+    return dist.mean(gradient.to_dense() if gradient.is_sparse else gradient)
 
 
 @pytest.fixture(scope="module")
@@ -320,17 +320,17 @@ def test_a_shard_begins_with_the_values_of_one_process(everything: dict[str, Any
         assert torch.equal(everything["values"][name], value), name
 
 
-def observe_compiled(world: World, folder: Path) -> None:
+def observe_compiled(dist: DistContext, folder: Path) -> None:
     model = random_model(FEW)
-    shard(model, world)
+    shard(model, dist)
     compile_blocks(model)
-    inputs, targets = (part[world.index :: world.size] for part in batch(0))
+    inputs, targets = (part[dist.index :: dist.size] for part in batch(0))
     for _ in range(2):
         model.zero_grad()
         losses = model.training_losses(inputs, targets, 0.3)
         losses.total.backward()
-    gradients = {name: whole_gradient(p, world) for name, p in model.named_parameters()}
-    if world.is_first:
+    gradients = {name: whole_gradient(p, dist) for name, p in model.named_parameters()}
+    if dist.is_first:
         torch.save(gradients, folder / "compiled.pt")
 
 

@@ -20,7 +20,7 @@ def train_and_resume(folder: Path, **asked: object) -> None:
     """Steps 1 to 6 and a measurement of step 2; killed, and continued from step 4 with other figures."""
     for resume, steps, loss in ((None, range(1, 7), 1.0), (4, range(5, 9), 2.0)):
         trackers = make_trackers(folder, "name", settings={"depth": 4}, **asked)  # type: ignore[arg-type]
-        with RunLog(folder / "log.jsonl", trackers=trackers, keep_until_step=resume) as log:
+        with RunLog(folder / "log.jsonl", trackers=trackers, truncate_after_step=resume) as log:
             log.write("session", step=resume or 0)
             for step in steps:
                 log.write("step", step=step, loss=loss * step)

@@ -8,7 +8,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.model.flops import count_flops, count_scaling_parameters
 from cpplm.train.settings import TrainSettings, model_config
-from cpplm.train.training_length import Horizon, horizon_of, relative_tokens, with_batch_size
+from cpplm.train.training_length import TrainingBudget, relative_tokens, training_budget, with_batch_size
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def settings() -> TrainSettings:
 def test_horizons(settings: TrainSettings) -> None:
     config = model_config(settings, 512)
 
-    def horizon(**change: float) -> Horizon:
-        return horizon_of(replace(settings, **change), config)
+    def budget(**change: float) -> TrainingBudget:
+        return training_budget(replace(settings, **change), config)
 
     total = count_scaling_parameters(config)
-    assert horizon(target_param_data_ratio=3.0).steps == round(3 * total / 256)
-    assert horizon(target_flops=1e9).steps == round(1e9 / count_flops(config)["total"] / 256)
-    assert horizon(max_minutes=2.0) == Horizon(seconds=120.0)
-    assert horizon(num_iterations=7) == Horizon(steps=7)
-    assert Horizon(seconds=120.0).progress(step=7, seconds=30.0) == 0.25
-    assert Horizon(steps=4).progress(step=1, seconds=30.0) == 0.25
+    assert budget(target_param_data_ratio=3.0).steps == round(3 * total / 256)
+    assert budget(target_flops=1e9).steps == round(1e9 / count_flops(config)["total"] / 256)
+    assert budget(max_minutes=2.0) == TrainingBudget(seconds=120.0)
+    assert budget(num_iterations=7) == TrainingBudget(steps=7)
+    assert TrainingBudget(seconds=120.0).progress(step=7, seconds=30.0) == 0.25
+    assert TrainingBudget(steps=4).progress(step=1, seconds=30.0) == 0.25
 
 
 def batch_of(settings: TrainSettings, ranks: int = 1) -> int:
@@ -63,5 +63,5 @@ def test_tokens_relative_to_the_reference(settings: TrainSettings) -> None:
     """Without further settings every depth has as many tokens per parameter."""
     deep = replace(settings, depth=12)
     config = model_config(deep, 512)
-    assert relative_tokens(deep, config, horizon_of(deep, config)) == pytest.approx(1.0, rel=0.01)
-    assert relative_tokens(deep, config, Horizon(seconds=60.0)) is None
+    assert relative_tokens(deep, config, training_budget(deep, config)) == pytest.approx(1.0, rel=0.01)
+    assert relative_tokens(deep, config, TrainingBudget(seconds=60.0)) is None

@@ -14,7 +14,7 @@ from typing import Any
 from cpplm.cli.report import Report
 from cpplm.cli.settings import ChatSettings
 from cpplm.cli.terminal import printable, shown
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
@@ -43,7 +43,9 @@ def chat(settings: ChatSettings) -> Report:
     box = ToolBox(settings.tools, settings.limits, sandbox=sandbox)
     engine, checkpoint = load_engine(settings.model)
     if checkpoint.stage == "base":
-        say("this is a base model: it saw no conversation, and goes on writing code instead of answering")
+        log_info(
+            "this is a base model: it saw no conversation, and goes on writing code instead of answering"
+        )
     session = Session(engine, box, Conversation(engine, settings.sampling, settings.system))
     figures: dict[str, Any] = {"step": checkpoint.step, "stage": checkpoint.stage}
     if settings.prompt is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpplm.cli.report import Report
 from cpplm.cli.settings import CheckpointListSettings, VerifySettings
 from cpplm.core.errors import UserError
-from cpplm.core.text import counted
+from cpplm.core.text import pluralize
 from cpplm.train.checkpoint.format import (
     Checkpoint,
     checkpoint_storage,
@@ -26,7 +26,7 @@ def list_checkpoints(settings: CheckpointListSettings) -> Report:
             figures.append({"step": step, "error": str(error)})
             continue
         rows.append(
-            f"step {step:>9,}  {checkpoint.size / 1e6:>12,.1f} MB  {counted(len(checkpoint.files), 'file')}"
+            f"step {step:>9,}  {checkpoint.size / 1e6:>12,.1f} MB  {pluralize(len(checkpoint.files), 'file')}"
         )
         figures.append({"step": step, "bytes": checkpoint.size, "files": len(checkpoint.files)})
     text = "\n".join(rows or ["no checkpoint yet"])
@@ -52,6 +52,6 @@ def verify(settings: VerifySettings) -> Report:
         raise UserError("; ".join(wrong))
     size = sum(checkpoint.size for checkpoint in sound)
     return Report(
-        f"{counted(len(sound), 'checkpoint')}, {size / 1e6:,.1f} MB: every file is as it was saved",
+        f"{pluralize(len(sound), 'checkpoint')}, {size / 1e6:,.1f} MB: every file is as it was saved",
         {"location": storage.location, "steps": [checkpoint.step for checkpoint in sound], "bytes": size},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpplm.cli.report import Report
-from cpplm.core.text import counted, format_bytes
+from cpplm.core.text import format_bytes, pluralize
 from cpplm.corpus import build as builder
 from cpplm.corpus.reports import compile_rate as checker
 from cpplm.corpus.reports import compile_rate_report, stats
@@ -42,10 +42,10 @@ def export(settings: ExportSettings) -> Report:
     """Write documents or docstring pairs as JSON lines."""
     result = exporter.export(settings)
     pairs = "repeated_pairs" in result
-    repeated = f"; {counted(result['repeated_pairs'], 'repeated pair')} left out" if pairs else ""
+    repeated = f"; {pluralize(result['repeated_pairs'], 'repeated pair')} left out" if pairs else ""
     return Report(
-        f"{counted(result['lines'], 'pair' if pairs else 'document')} of "
-        f"{counted(result['documents'], 'document')}, "
+        f"{pluralize(result['lines'], 'pair' if pairs else 'document')} of "
+        f"{pluralize(result['documents'], 'document')}, "
         f"{format_bytes(result['bytes'])}, in {settings.to}{repeated}",
         result,
     )

@@ -21,9 +21,9 @@ from cpplm.core.hardware import (
     choose_device,
     choose_dtype,
     compiler_version,
+    count_tpus,
     environment,
     has_fast_bf16,
-    tpu_chips,
 )
 from cpplm.evaluate.problems import load_problems
 from cpplm.judge.headers import find_missing, included
@@ -100,7 +100,7 @@ def _hardware() -> Iterator[Finding]:
 
 def _tpu() -> Iterator[Finding]:
     """TPUs, and what trains on them; nothing where there is neither."""
-    chips, found = tpu_chips(), {}
+    chips, found = count_tpus(), {}
     for name in ("jax", "libtpu"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
-from cpplm.core.text import counted
+from cpplm.core.text import pluralize
 from cpplm.evaluate import bits_per_byte
 from cpplm.evaluate import likelihood as solutions
 from cpplm.evaluate.problems import load_problems
@@ -73,7 +73,8 @@ def report_on(evaluation: Evaluation, text: str, **results: dict[str, Any]) -> R
 def _cpp_table(result: dict[str, Any]) -> str:
     lines = [result["table"]]
     lines += [
-        f"{counted(count, 'sample')} failed: {why}" for why, count in result.get("failed_samples", {}).items()
+        f"{pluralize(count, 'sample')} failed: {why}"
+        for why, count in result.get("failed_samples", {}).items()
     ]
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from cpplm.cli.report import Report
 from cpplm.cli.settings import CURSOR, GenerateSettings
 from cpplm.cli.terminal import shown
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.run_log import run_folder
 from cpplm.core.storage import Storage
 from cpplm.generate.engine import Engine
@@ -27,7 +27,7 @@ def generate(settings: GenerateSettings) -> Report:
         return _examples(engine, settings, checkpoint.step)
     prefix, suffix = texts
     if settings.fim and not checkpoint.fills_in:
-        say("cpplm: this model was not trained to fill in (--fim_rate): what it writes will hardly fit")
+        log_info("cpplm: this model was not trained to fill in (--fim_rate): what it writes will hardly fit")
     completions, drafts = _write(engine, settings, prefix, suffix)
     figures = {
         "step": checkpoint.step,

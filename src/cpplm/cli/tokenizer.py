@@ -12,7 +12,7 @@ from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
 from cpplm.core.storage import Storage
-from cpplm.core.text import counted
+from cpplm.core.text import pluralize
 from cpplm.corpus.ingest.raw_files import find_batches
 from cpplm.tokenizer.benchmark import MeasureSettings, measure, validation_texts
 from cpplm.tokenizer.conversations import render_conversation
@@ -95,10 +95,10 @@ def evaluate(settings: MeasureSettings) -> Report:
     rows = [f"{project:30} {ratio:6.3f} bytes/token" for project, ratio in sorted(result.by_project.items())]
     rows.append(f"{'mean over projects':30} {result.bytes_per_token:6.3f} bytes/token")
     rows += [
-        f"encoding on {counted(threads, 'thread')}: {speed:.1f} MB/s"
+        f"encoding on {pluralize(threads, 'thread')}: {speed:.1f} MB/s"
         for threads, speed in result.megabytes_per_second.items()
     ]
-    read = f"{counted(result.documents, 'document')}, {result.bytes / 1e6:.1f} MB"
+    read = f"{pluralize(result.documents, 'document')}, {result.bytes / 1e6:.1f} MB"
     rows.append(f"{read}, decoding gives back every byte")
     return Report("\n".join(rows), {**asdict(result), "hash": tokenizer.hash})
 
@@ -116,7 +116,7 @@ def show(settings: ShowSettings) -> Report:
     if settings.html is not None:
         html = settings.html.expanduser()
         Storage(html.parent, create=True).write(html.name, to_html(tokenizer, ids, mask).encode())
-        return Report(f"{html}: {counted(len(ids), 'token')}", figures)
+        return Report(f"{html}: {pluralize(len(ids), 'token')}", figures)
     return Report(to_terminal(tokenizer, ids, mask, with_ids=settings.with_ids), figures)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from cpplm.cli.report import Report
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.evaluate.callback import CppEvaluationCallback
 from cpplm.generate.samples import SampleCallback
 from cpplm.generate.settings import SamplingSettings
@@ -23,9 +23,9 @@ def train(settings: TrainSettings) -> Report:
         return Report("\n".join(filter(None, (reason, estimated.text()))), asdict(estimated))
     extra: list[Callback] = []
     if settings.shard:
-        say("no samples during training, as no process has the whole model; 'cpplm generate' makes them")
+        log_info("no samples during training, as no process has the whole model; 'cpplm generate' makes them")
     elif trains_with_jax(settings):
-        say("no samples during training, as the model is JAX's; 'cpplm generate' makes them")
+        log_info("no samples during training, as the model is JAX's; 'cpplm generate' makes them")
     elif settings.sample_every > 0:
         extra.append(SampleCallback(settings.sample_every, SamplingSettings()))
     if settings.cpp_eval_every > 0:

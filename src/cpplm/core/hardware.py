@@ -40,7 +40,7 @@ _GOOGLE = "0x1ae0"
 _TPUS = {"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 
 
-def tpu_chips(devices: Path = Path("/sys/bus/pci/devices")) -> int:
+def count_tpus(devices: Path = Path("/sys/bus/pci/devices")) -> int:
     """TPU chips in this machine, found without a library and without taking hold of one."""
     found = 0
     for device in devices.glob("*"):
@@ -68,7 +68,7 @@ def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     return DTYPES[precision]
 
 
-def ask_for_large_pages() -> None:
+def enable_huge_pages() -> None:
     """Have torch ask Linux for 2 MB pages where it allocates that much; call it before the first tensor.
 
     Buffers of a training step come fresh from the system in each step, one page fault for every 4 KiB

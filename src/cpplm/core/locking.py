@@ -15,7 +15,7 @@ from cpplm.core.storage import is_bucket, sha256
 
 
 @contextmanager
-def only_writer(folder: str | Path) -> Iterator[None]:
+def exclusive_lock(folder: str | Path) -> Iterator[None]:
     """Hold `folder` until this process ends, however it ends.
 
     The lock lies among the machine's temporary files, so the folder stays clean; processes on other machines

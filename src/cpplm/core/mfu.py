@@ -23,7 +23,7 @@ _LONG_ENOUGH = (
 _SECONDS_PER_SIZE = 0.2
 
 
-def reference_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+def peak_flops_for_mfu(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Operations per second to call 100 %, and where the figure comes from: "maker" or "measured".
 
     Args:

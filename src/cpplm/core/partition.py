@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping
 
 
-def deal(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+def partition_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     """Names by size: largest first, each to whoever has least so far (Graham 1969, LPT rule).
 
     Args:

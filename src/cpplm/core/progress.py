@@ -27,7 +27,7 @@ def progress_bar(total: float | None, description: str, unit: str, **options: An
     )
 
 
-def say(message: str) -> None:
+def log_info(message: str) -> None:
     """One line to stderr that does not tear a live progress bar."""
     if os.environ.get("RANK", "0") == "0":
         tqdm.write(message, file=sys.stderr)

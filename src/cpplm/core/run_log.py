@@ -71,20 +71,20 @@ class RunLog:
     """
 
     def __init__(
-        self, path: Path, *, trackers: tuple[Tracker, ...] = (), keep_until_step: int | None = None
+        self, path: Path, *, trackers: tuple[Tracker, ...] = (), truncate_after_step: int | None = None
     ) -> None:
         """Open for appending.
 
         Args:
             path: the file; its folder is made.
             trackers: each gets the numeric values of every record that has a step.
-            keep_until_step: drop older records with a greater step (the run continues from that step).
+            truncate_after_step: drop older records with a greater step (the run continues from that step).
 
         Raises:
             UserError: the log is damaged or cannot be written; an older log stays as it was.
         """
         older = read_run_log(path)
-        kept = [r for r in older if keep_until_step is None or r.get("step", 0) <= keep_until_step]
+        kept = [r for r in older if truncate_after_step is None or r.get("step", 0) <= truncate_after_step]
         self.reached = max((record.get("step", 0) for record in older), default=0)
         text = "".join(json.dumps(record) + "\n" for record in kept)
         Storage(path.parent, create=True).write(path.name, text.encode())
@@ -123,7 +123,7 @@ class RunLog:
         self.close()
 
 
-class SilentLog(RunLog):
+class NullLog(RunLog):
     """Takes everything and keeps nothing: for the ranks that do not write the log."""
 
     def __init__(self) -> None:

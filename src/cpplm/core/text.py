@@ -1,7 +1,7 @@
 """Numbers in sentences."""
 
 
-def counted(number: int, one: str, several: str = "") -> str:
+def pluralize(number: int, one: str, several: str = "") -> str:
     """ "1 file", "2 files", "1,000 files"; `several` where the plural takes more than an s."""
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
@@ -11,4 +11,4 @@ def format_bytes(number: float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"
-    return counted(round(number), "byte")
+    return pluralize(round(number), "byte")

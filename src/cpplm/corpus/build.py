@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from cpplm import __version__
 from cpplm.core.errors import UserError
-from cpplm.core.locking import only_writer
+from cpplm.core.locking import exclusive_lock
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest
 from cpplm.core.storage import Storage, is_bucket, sha256
@@ -309,7 +309,7 @@ def _output(location: str) -> Iterator[Storage]:
     """
     new = not is_bucket(location) and not Path(location).expanduser().exists()
     storage = Storage(location, create=True)
-    with only_writer(storage.location):
+    with exclusive_lock(storage.location):
         ours = {MANIFEST, COMPLETE, *_written_names(storage)}
         names = [name for name in storage.names() if name.split("/")[0] not in (PARTS, UNPACKED)]
         foreign = [name for name in names if name not in ours]

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from cpplm.core.errors import UserError
-from cpplm.core.partition import deal
+from cpplm.core.partition import partition_by_size
 from cpplm.corpus.project_cache import Job, run_jobs
 
 
@@ -67,7 +67,7 @@ def share(jobs: list[Job], rank: int, world_size: int) -> list[Job]:
     """The jobs of one task, largest first."""
     by_key = {job.key: job for job in jobs}
     sizes = {key: job.item.size for key, job in by_key.items()}
-    return [by_key[key] for key in deal(sizes, world_size)[rank]]
+    return [by_key[key] for key in partition_by_size(sizes, world_size)[rank]]
 
 
 class _LocalShare(BuildShare):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.shards import (
     COMPLETE,
     MANIFEST,
@@ -88,7 +88,7 @@ class StreamingReader(ShardReader):
     def wait(self, stop: threading.Event) -> None:
         """Let time pass until the next look. Says what is awaited, once and then every five minutes."""
         if self._awaited != self._said or time.monotonic() >= self._next_reminder:
-            say(f"waiting for {self._awaited}")
+            log_info(f"waiting for {self._awaited}")
             self._said, self._next_reminder = self._awaited, time.monotonic() + _REMIND_SECONDS
         stop.wait(self._poll_seconds)
 

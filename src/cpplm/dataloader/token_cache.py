@@ -18,7 +18,7 @@ import pyarrow as pa
 from filelock import FileLock
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.shards import Shard
 from cpplm.core.storage import Storage, sha256
 from cpplm.dataloader.encoding import PlainEncoder, RawDocument
@@ -49,7 +49,7 @@ def cached_tokens(
         if path.exists():
             if (tokens := _opened(path)) is not None:
                 return tokens
-            say(f"warning: {path} is damaged; tokenising {shard.name} again")
+            log_info(f"warning: {path} is damaged; tokenising {shard.name} again")
         body = _serialised(_tokenise(shard, encoder, read))
         storage.write(name, sha256(body).encode() + body)
         tokens = _opened(path)

@@ -20,7 +20,7 @@ import numpy as np
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
-from cpplm.core.text import counted
+from cpplm.core.text import pluralize
 from cpplm.evaluate.models.code_model import CodeModel, TokenBits
 from cpplm.evaluate.resumable_jsonl import Kept
 from cpplm.evaluate.settings import BpbSettings
@@ -210,7 +210,7 @@ def table(result: dict[str, Any]) -> str:
         groups = list(result[f"by_{name}"].items())
         if len(groups) > 1:
             rows = [(group or "(none)", found) for group, found in groups[:_SHOWN_PROJECTS]]
-            parts.append(_rows(name, rows, lambda found: counted(found["documents"], "document")))
+            parts.append(_rows(name, rows, lambda found: pluralize(found["documents"], "document")))
             if len(groups) > len(rows):
                 parts[-1] += f"\n  and {len(groups) - len(rows)} more"
     view = [(f"{row['from']:,}-{row['to']:,}", row) for row in result["by_tokens_in_view"]]
@@ -226,7 +226,7 @@ def headline(result: dict[str, Any]) -> str:
     low, high = result.get("interval", [result["bits_per_byte"]] * 2)
     return (
         f"{result['bits_per_byte']:.4f} bits per byte, 95 % interval {low:.4f} to {high:.4f} "
-        f"({counted(result['documents'], 'document')}, {result['bytes']:,} bytes, "
+        f"({pluralize(result['documents'], 'document')}, {result['bytes']:,} bytes, "
         f"{result['tokens']:,} tokens, context {result['context']:,})"
     )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.run_log import LOG, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket
@@ -99,7 +99,7 @@ class CppEvaluationCallback(Callback):
         """Wait for the measurement under way, or end it when the run was asked to stop."""
         if self._running is not None and not trainer.stopping:
             left = max(0.0, self._running.since + self._seconds - time.monotonic())
-            say(
+            log_info(
                 f"waiting up to {left / 60:.0f} minutes for the C++ problems of step {self._running.step}; "
                 "Ctrl-C does without"
             )
@@ -160,7 +160,7 @@ class CppEvaluationCallback(Callback):
         if "failed" in answer:
             self._warn(f"the C++ problems of step {running.step} were not measured: {answer['failed']}")
         else:
-            say(
+            log_info(
                 f"step {running.step}: {answer['compile_rate']:.1%} of the completions of "
                 f"{answer['problems']} C++ problems compile, pass@1 {answer['pass@1']:.1%}"
             )
@@ -181,7 +181,7 @@ class CppEvaluationCallback(Callback):
         """Say a reason once; the log has every time."""
         reason = message.partition(": ")[2]
         if reason not in self._said:
-            say(f"warning: {message}")
+            log_info(f"warning: {message}")
         self._said.add(reason)
 
 

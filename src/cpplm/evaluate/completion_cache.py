@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from cpplm.core.errors import UserError
-from cpplm.core.locking import only_writer
+from cpplm.core.locking import exclusive_lock
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.code_model import CodeModel, Request, Stop, Written
+from cpplm.evaluate.models.code_model import CodeModel, Completion, Request, Stop
 from cpplm.generate.settings import SamplingSettings
 
 FOLDER = "answers"
@@ -81,7 +81,7 @@ class Answers:
         num_samples: int = 1,
         rule: str = "",
         stop: Stop | None = None,
-    ) -> Iterator[tuple[int, list[Written]]]:
+    ) -> Iterator[tuple[int, list[Completion]]]:
         """As `CodeModel.write`; what is kept comes first, the rest as the model writes it.
 
         Args:
@@ -102,14 +102,14 @@ class Answers:
         keys = [_key(request, sampling, rule, self._model.fills_in) for request in fitted]
         missing = [number for number, key in enumerate(keys) if len(self._kept.get(key, ())) < num_samples]
         for number in sorted(set(range(len(keys))) - set(missing)):
-            yield number, [Written(text) for text in self._kept[keys[number]][:num_samples]]
+            yield number, [Completion(text) for text in self._kept[keys[number]][:num_samples]]
         if not missing:
             return
         asked = [fitted[number] for number in missing]
         for place, samples in self._model.write(asked, sampling, num_samples=num_samples, stop=stop):
             if len(samples) != num_samples:
                 raise ValueError(f"{num_samples} samples were asked for, {len(samples)} came")
-            shortened = [Written(sample.text[:LONGEST_TEXT], sample.failed) for sample in samples]
+            shortened = [Completion(sample.text[:LONGEST_TEXT], sample.failed) for sample in samples]
             if not any(sample.failed for sample in shortened):
                 self._keep(keys[missing[place]], [sample.text for sample in shortened])
             yield missing[place], shortened
@@ -133,7 +133,7 @@ def open_answers(folder: Path | None, model: CodeModel) -> Iterator[Answers]:
         return
     path = folder / FOLDER / f"{sha256(_json(model.identity))[:32]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with only_writer(path):
+    with exclusive_lock(path):
         kept = _read(path)
         with path.open("a", encoding="ascii") as file:
             if not path.stat().st_size:

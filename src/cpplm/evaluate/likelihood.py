@@ -18,7 +18,7 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
-from cpplm.core.text import counted
+from cpplm.core.text import pluralize
 from cpplm.evaluate.bits_per_byte import figures
 from cpplm.evaluate.models.code_model import CodeModel, TokenBits
 from cpplm.evaluate.problems import Problem
@@ -122,7 +122,7 @@ def table(result: dict[str, Any]) -> str:
     low, high = result["interval"] or [result["bits_per_byte"]] * 2
     rows = [
         f"{'canonical bodies':<22}{result['bits_per_byte']:.4f} bits per byte, 95 % interval "
-        f"{low:.4f} to {high:.4f} ({counted(result['problems'], 'problem')})"
+        f"{low:.4f} to {high:.4f} ({pluralize(result['problems'], 'problem')})"
     ]
     for name, key in (("bug ranking", "bug_ranking"), ("  per byte", "bug_ranking_per_byte")):
         if result[key] is None:

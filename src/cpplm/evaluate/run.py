@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import progress_bar, say
+from cpplm.core.progress import log_info, progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.evaluate.bits_per_byte import measure_texts, tokens_in_view
@@ -27,11 +27,11 @@ from cpplm.evaluate.completion_cache import Answers, open_answers
 from cpplm.evaluate.functional_correctness import Generate, evaluate_problems
 from cpplm.evaluate.likelihood import measure_likelihood
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.models.code_model import CodeModel, Request, Written
+from cpplm.evaluate.models.code_model import CodeModel, Completion, Request
 from cpplm.evaluate.models.load import load_model
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.resumable_jsonl import Kept
-from cpplm.evaluate.settings import BpbSettings, CppEvalSettings, LikelihoodSettings, Target
+from cpplm.evaluate.settings import BpbSettings, CppEvalSettings, EvalTarget, LikelihoodSettings
 from cpplm.evaluate.syntax import syntax_valid
 from cpplm.evaluate.texts import fingerprint, read_texts
 from cpplm.generate.engine import Engine
@@ -46,7 +46,7 @@ _PROBE = "evaluation.probe"  # written and deleted
 class Evaluation:
     """One model under evaluation, with the results that are already there."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: EvalTarget) -> None:
         """Load the model.
 
         Raises:
@@ -56,7 +56,7 @@ class Evaluation:
         where = target.out or target.model.run
         self._storage = Storage(where, create=bool(target.out)) if where else None
         if self._storage is None:
-            say("no --out: the results are printed and not kept")
+            log_info("no --out: the results are printed and not kept")
 
     @property
     def about(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _valid_syntax(problems: Sequence[Problem], report: CppReport) -> float | Non
             for sample in report.samples
         )
     except UserError as error:
-        say(f"valid syntax is not measured: {error}")
+        log_info(f"valid syntax is not measured: {error}")
         return None
 
 
@@ -194,7 +194,7 @@ class ModelAsGenerate:
 
     def __call__(self, prompts: list[str], sampling: SamplingSettings, num_samples: int) -> list[list[str]]:
         """Complete every prompt up to the end of its function."""
-        found: dict[int, list[Written]] = {}
+        found: dict[int, list[Completion]] = {}
         with progress_bar(len(prompts), "completing problems", "problem") as bar:
             for number, samples in self._answers.write(
                 [Request(prompt) for prompt in prompts],

@@ -262,7 +262,7 @@ class SelfTestSettings:
 
 
 @dataclass(frozen=True)
-class Target:
+class EvalTarget:
     """Whose figures, and where they go."""
 
     model: EvaluatedModel
@@ -274,7 +274,7 @@ class Target:
 class BpbCommand:
     """Settings of `cpplm evaluate bpb`."""
 
-    target: Annotated[Target, group("")]
+    target: Annotated[EvalTarget, group("")]
     bpb: Annotated[BpbSettings, group("bits per byte")]
 
 
@@ -282,7 +282,7 @@ class BpbCommand:
 class LikelihoodCommand:
     """Settings of `cpplm evaluate likelihood`."""
 
-    target: Annotated[Target, group("")]
+    target: Annotated[EvalTarget, group("")]
     likelihood: LikelihoodSettings = field(default_factory=LikelihoodSettings)
 
 
@@ -290,7 +290,7 @@ class LikelihoodCommand:
 class CppCommand:
     """Settings of `cpplm evaluate cpp`."""
 
-    target: Annotated[Target, group("")]
+    target: Annotated[EvalTarget, group("")]
     cpp: Annotated[CppEvalSettings, group("C++ problem")] = field(default_factory=CppEvalSettings)
 
 
@@ -298,7 +298,7 @@ class CppCommand:
 class FimCommand:
     """Settings of `cpplm evaluate fim`."""
 
-    target: Annotated[Target, group("")]
+    target: Annotated[EvalTarget, group("")]
     fim: Annotated[FimEvalSettings, group("fill in the middle")] = field(default_factory=FimEvalSettings)
 
 
@@ -306,6 +306,6 @@ class FimCommand:
 class EvaluateCommand:
     """Settings of `cpplm evaluate`."""
 
-    target: Annotated[Target, group("")]
+    target: Annotated[EvalTarget, group("")]
     bpb: Annotated[BpbSettings, group("bits per byte")]
     cpp: Annotated[CppEvalSettings, group("C++ problem")] = field(default_factory=CppEvalSettings)

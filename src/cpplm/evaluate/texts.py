@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.shards import COMPLETE, ShardReader
 from cpplm.core.storage import Storage, is_bucket, sha256
-from cpplm.core.text import counted
+from cpplm.core.text import pluralize
 
 CXX_SOURCES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
 CXX_HEADERS = frozenset(
@@ -152,4 +152,4 @@ def _files(folder: Path) -> Iterator[Text]:
         project = inside.parts[0] if len(inside.parts) > 1 else folder.resolve().name
         yield Text(text, project, "source" if suffix in CXX_SOURCES else "header")
     for reason, count in left_out.items():
-        say(f"{folder}: {counted(count, 'file')} left out, {reason}")
+        log_info(f"{folder}: {pluralize(count, 'file')} left out, {reason}")

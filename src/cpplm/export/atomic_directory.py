@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cpplm.core.errors import UserError
-from cpplm.core.locking import only_writer
+from cpplm.core.locking import exclusive_lock
 from cpplm.core.storage import Storage
 
 
@@ -32,7 +32,7 @@ def whole_folder(out: Path, *, overwrite: bool, known: Callable[[str], bool]) ->
     if not out.name:
         raise UserError(f"{out} cannot be replaced", fix="Name a folder in it as --out.")
     unfinished, before = (out.with_name(f".{out.name}.{what}") for what in ("unfinished", "before"))
-    with only_writer(out):
+    with exclusive_lock(out):
         try:
             _clear(out, unfinished, before)
             _refuse(out, overwrite=overwrite, known=known)

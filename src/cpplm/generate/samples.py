@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.special_tokens import BOS
@@ -44,4 +44,4 @@ class SampleCallback(Callback):
         samples = example_completions(Engine(torch_model(trainer.learner), trainer.tokenizer), self._settings)
         trainer.log.write("samples", step=trainer.state.step, samples=samples)
         for sample in samples[:1]:
-            say(f"step {trainer.state.step}: {sample['prompt']}{sample['completion']}")
+            log_info(f"step {trainer.state.step}: {sample['prompt']}{sample['completion']}")

@@ -22,14 +22,14 @@ import jax
 from jax.experimental import topologies
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import progress_bar, say
+from cpplm.core.progress import log_info, progress_bar
 from cpplm.jax.attention import attention_kind, check_rows
 from cpplm.jax.backend import run_settings, train_step
 from cpplm.jax.check_settings import CheckSettings
 from cpplm.jax.mesh import check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.tpu_specs import Slice, slice_named
 from cpplm.model.flops import count_flops, count_parameters
-from cpplm.train.training_length import horizon_of
+from cpplm.train.training_length import training_budget
 
 GIB = 2**30
 # libtpu asks a cloud's metadata service what machine this is, and complains at length where none answers.
@@ -138,8 +138,8 @@ def check(settings: CheckSettings) -> Checked:
     mesh = make_mesh(sizes, described_devices(target))
     run = run_settings(training, mesh)
     check_rows(attention_kind(run.attention, mesh), config, [step.seq], mesh)
-    trained = train_step(training, config, horizon_of(training, config), mesh)
-    say(f"tracing the step for {target.name}")
+    trained = train_step(training, config, training_budget(training, config), mesh)
+    log_info(f"tracing the step for {target.name}")
     begin = time.perf_counter()
     lowered = trained.lower(
         step.device_batch_size * shares,

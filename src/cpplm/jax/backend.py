@@ -15,7 +15,7 @@ import torch
 from jax.sharding import Mesh
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
 from cpplm.jax.attention import attention_kind, check_rows
 from cpplm.jax.distributed import JaxWorld, joined
@@ -35,9 +35,9 @@ from cpplm.train.backend import Learner
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.devices import Devices, local_devices
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 from cpplm.train.settings import TrainSettings
-from cpplm.train.training_length import Horizon, relative_tokens
+from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 
 class JaxBackend:
@@ -55,14 +55,14 @@ class JaxBackend:
         self._feed = Feed(1, (0,), 0, 1)
 
     @contextmanager
-    def open_world(self) -> Iterator[World]:
+    def open_world(self) -> Iterator[DistContext]:
         """See `Backend`; the world is a `JaxWorld`."""
         settings = self._settings
         with joined(settings) as devices:
             sizes = mesh_sizes(settings.jax.axes(), len(devices))
             self._mesh = make_mesh(sizes, devices)
             if self._mesh.size < len(devices):
-                say(f"training on {self._mesh.size} of {len(devices)} chips, as --mesh says")
+                log_info(f"training on {self._mesh.size} of {len(devices)} chips, as --mesh says")
             self._feed = Feed.of(self._mesh)
             feed = self._feed
             _refuse_batch(settings, feed.shards)
@@ -87,23 +87,21 @@ class JaxBackend:
         """This host's rows, once the world is open."""
         return self._feed
 
-    def devices(self, settings: TrainSettings, world: World) -> Devices:
+    def devices(self, settings: TrainSettings, dist: DistContext) -> Devices:
         """The TPU chips, or this CPU."""
         chip = self.mesh.devices.flat[0]
         known = KINDS.get(chip.device_kind)
         if known is None:
             dtype = getattr(torch, run_settings(settings, self.mesh).compute_dtype)
-            return local_devices(world.device, dtype, world.devices)
-        return Devices(
-            chip.device_kind, "tpu", world.devices, known.device_peak, "maker", known.device_memory
-        )
+            return local_devices(dist.device, dtype, dist.devices)
+        return Devices(chip.device_kind, "tpu", dist.devices, known.device_peak, "maker", known.device_memory)
 
-    def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> None:
+    def memory(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> None:
         """None: only the compiler knows it, as `cpplm tpu check` reports."""
 
-    def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
+    def check(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> dict[str, Any]:
         """See `Backend`."""
-        del world
+        del dist
         sizes = dict(self.mesh.shape)
         lengths = settings.data.row_lengths(settings.max_seq_len)
         check_mesh(sizes, config, lengths)
@@ -129,11 +127,11 @@ class JaxBackend:
         config: ModelConfig,
         tokenizer: Tokenizer,
         checkpoint: Checkpoint | None,
-        horizon: Horizon,
-        world: World,
+        budget: TrainingBudget,
+        dist: DistContext,
     ) -> Learner:
         """See `Backend`. A new model begins with the weights that PyTorch would give it."""
-        step = train_step(settings, config, horizon, self.mesh)
+        step = train_step(settings, config, budget, self.mesh)
         if checkpoint is None:
             weights = initial(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
             state: dict[str, np.ndarray] = {}
@@ -141,19 +139,19 @@ class JaxBackend:
             weights = stack_numpy(_arrays(checkpoint, "model.safetensors"), config)
             state = _arrays(checkpoint, "optimizer.safetensors")
         learner = JaxLearner(step, self.feed, weights, stack_state(state, step.optimizer, config))
-        say("compiling the training step, before the first one")
-        rows = settings.device_batch_size * world.batch_shares
+        log_info("compiling the training step, before the first one")
+        rows = settings.device_batch_size * dist.batch_shares
         for length in settings.data.row_lengths(settings.max_seq_len):
             learner.compile(
                 rows * settings.max_seq_len // length,
                 length,
-                count=settings.forward_passes(world.batch_shares),
+                count=settings.forward_passes(dist.batch_shares),
                 documents=settings.data.document_mask,
             )
         return learner
 
 
-def train_step(settings: TrainSettings, config: ModelConfig, horizon: Horizon, mesh: Mesh) -> TrainStep:
+def train_step(settings: TrainSettings, config: ModelConfig, budget: TrainingBudget, mesh: Mesh) -> TrainStep:
     """The step that these settings describe, for chips that need not be here.
 
     Raises:
@@ -164,7 +162,7 @@ def train_step(settings: TrainSettings, config: ModelConfig, horizon: Horizon, m
         config,
         settings.rates,
         batch_tokens=settings.total_batch_size,
-        horizon=relative_tokens(settings, config, horizon),
+        budget=relative_tokens(settings, config, budget),
         product_dtype=run.dtype,
         mesh=mesh,
     )

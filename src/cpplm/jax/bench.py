@@ -15,8 +15,8 @@ from typing import Literal
 import jax
 import torch
 
-from cpplm.core.hardware import tpu_chips
-from cpplm.core.progress import progress_bar, say
+from cpplm.core.hardware import count_tpus
+from cpplm.core.progress import log_info, progress_bar
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.attention import attention_kind, check_rows
@@ -30,7 +30,7 @@ from cpplm.jax.step import NEUTRAL, TrainStep
 from cpplm.jax.tpu_specs import chip_of
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.settings import TrainSettings
-from cpplm.train.training_length import horizon_of
+from cpplm.train.training_length import training_budget
 
 
 @dataclass(frozen=True)
@@ -87,23 +87,23 @@ def bench(settings: BenchSettings) -> Measured:
     Raises:
         UserError: a mesh that does not fit, or a TPU that JAX cannot use.
     """
-    device_type: Literal["", "cpu"] = "" if tpu_chips() else "cpu"
+    device_type: Literal["", "cpu"] = "" if count_tpus() else "cpu"
     backend = JaxBackend(settings.step.training(1, device_type))
-    with backend.open_world() as world:
-        shares, mesh = world.batch_shares, backend.mesh
+    with backend.open_world() as dist:
+        shares, mesh = dist.batch_shares, backend.mesh
         if mesh.devices.flat[0].platform == "cpu":
-            say("no TPU here: these are figures of the CPU")
+            log_info("no TPU here: these are figures of the CPU")
         training = settings.step.training(shares, device_type)
         config = settings.step.config(training)
         check_mesh(dict(mesh.shape), config, [settings.step.seq])
         attention = attention_kind(run_settings(training, mesh).attention, mesh)
         check_rows(attention, config, [settings.step.seq], mesh)
-        trained = train_step(training, config, horizon_of(training, config), mesh)
+        trained = train_step(training, config, training_budget(training, config), mesh)
         learner = JaxLearner(
             trained, backend.feed, initial(config), stack_state({}, trained.optimizer, config)
         )
         count, rows = training.forward_passes(shares), settings.step.device_batch_size * shares
-        say("compiling the training step")
+        log_info("compiling the training step")
         begin = time.perf_counter()
         learner.compile(rows, settings.step.seq, count=count, documents=settings.step.document_mask)
         compile_seconds = time.perf_counter() - begin

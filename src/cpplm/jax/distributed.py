@@ -16,8 +16,8 @@ from jax.experimental import multihost_utils
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import tpu_chips
-from cpplm.train.distributed import Stopped, World
+from cpplm.core.hardware import count_tpus
+from cpplm.train.distributed import DistContext, TrainingInterrupted
 from cpplm.train.settings import TrainSettings
 
 _BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -25,7 +25,7 @@ _PATIENCE = 60  # seconds that a host which has ended with an error waits for th
 
 
 @dataclass
-class JaxWorld(World):
+class JaxWorld(DistContext):
     """This host among all; `index`, `size` and `replicas` are of the rows that hosts read, see `Feed`.
 
     `device` is where the host's own tensors are, the CPU.
@@ -35,21 +35,21 @@ class JaxWorld(World):
 
     @property
     def process(self) -> int:
-        """See `World`."""
+        """See `DistContext`."""
         return jax.process_index()
 
     @property
     def processes(self) -> int:
-        """See `World`."""
+        """See `DistContext`."""
         return jax.process_count()
 
     @property
     def devices(self) -> int:
-        """See `World`; virtual chips of one CPU are one device."""
+        """See `DistContext`; virtual chips of one CPU are one device."""
         return self.chips if jax.default_backend() == "tpu" else jax.process_count()
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """See `World`."""
+        """See `DistContext`."""
         if jax.process_count() == 1:
             return [value]
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -60,12 +60,12 @@ class JaxWorld(World):
         return [json.loads(part[:size].tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
     def agree(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
-        """See `World`."""
+        """See `DistContext`."""
         said = self.gather_objects([stopping, seconds])
         return any(stop for stop, _ in said), said[0][1]
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """See `World`."""
+        """See `DistContext`."""
         said = self.gather_objects(tensor.tolist())
         return tensor.copy_(torch.tensor(said, dtype=tensor.dtype).mean(0))
 
@@ -97,7 +97,7 @@ def joined(settings: TrainSettings) -> Iterator[list[jax.Device]]:
     # ends those that wait for this host in the middle of a step.
     try:
         yield devices
-    except Stopped:
+    except TrainingInterrupted:
         _leave(settings)
         raise
     _leave(settings)
@@ -113,7 +113,7 @@ def _refuse_silent_cpu(devices: list[jax.Device], device_type: str) -> None:
     """JAX takes the CPU, with a warning at most, where it cannot take the TPU: a run of weeks, unnoticed."""
     if devices[0].platform == "tpu" or device_type == "cpu":
         return
-    chips = tpu_chips()
+    chips = count_tpus()
     here = f"although this machine has {chips} TPU chips" if chips else "and this machine has no TPU"
     raise UserError(
         f"JAX would train on {devices[0].platform}, {here}",

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
-from cpplm.core.partition import deal
+from cpplm.core.partition import partition_by_size
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, spec
 from cpplm.jax.param_stacking import is_stacked
 from cpplm.model.config import ModelConfig
@@ -147,7 +147,7 @@ def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def own_share(arrays: Mapping[str, jax.Array], members: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
-    """Those layers, or arrays without layers, that `deal` deals this host by their sizes, whole.
+    """Those layers, or arrays without layers, that `partition_by_size` deals this host by their sizes, whole.
 
     All hosts must call it. No host, and no chip, holds more than one of `arrays` whole, besides its share.
 
@@ -156,7 +156,7 @@ def own_share(arrays: Mapping[str, jax.Array], members: Mapping[str, Sequence[st
         members: for each array, what its layers are called, see `cpplm.jax.param_stacking.members`.
     """
     sizes = {name: arrays[key].nbytes // len(names) for key, names in members.items() for name in names}
-    own = set(deal(sizes, jax.process_count())[jax.process_index()])
+    own = set(partition_by_size(sizes, jax.process_count())[jax.process_index()])
     alone, found = jax.process_count() == 1, {}
     for key, names in members.items():
         whole = _whole(arrays[key])

@@ -56,7 +56,7 @@ class Optimizer:
         rates: Rates,
         *,
         batch_tokens: int,
-        horizon: float | None,
+        budget: float | None,
         product_dtype: jnp.dtype,
         mesh: Mesh | None,
     ) -> Optimizer:
@@ -77,7 +77,7 @@ class Optimizer:
             config,
             rates,
             batch_tokens=batch_tokens,
-            horizon=horizon,
+            budget=budget,
         )
         by_name = {name: group for group in groups for name in group.names}
         return cls(

@@ -54,7 +54,7 @@ def groups_of(
     rates: Rates,
     *,
     batch_tokens: int,
-    horizon: float | None = None,
+    budget: float | None = None,
 ) -> list[Group]:
     """What learns how.
 
@@ -72,13 +72,13 @@ def groups_of(
     width_scale = (config.model_dim / REFERENCE_DIM) ** -0.5
     decay = rates.weight_decay * (REFERENCE_DEPTH / config.num_layers) ** 2
     if rates.weight_decay_by == "horizon":
-        if horizon is None:
+        if budget is None:
             raise UserError(
                 "--weight_decay_by horizon needs a run whose tokens can be counted",
                 fix="Give --num_iterations instead of --max_minutes.",
             )
         # The time scale of weight decay in epochs stays the same (Wang and Aitchison 2024, arXiv 2405.13698).
-        decay = rates.weight_decay * batch_scale / horizon
+        decay = rates.weight_decay * batch_scale / budget
     base_rates = {
         "matrix": rates.matrix_lr * batch_scale,
         "embedding": rates.embedding_lr * batch_scale * width_scale,
@@ -114,7 +114,7 @@ def build_optimizer(
     rates: Rates,
     *,
     batch_tokens: int,
-    horizon: float | None = None,
+    budget: float | None = None,
     process_group: ProcessGroup | None = None,
 ) -> MuonAdamW:
     """The optimizer for one model.
@@ -130,5 +130,5 @@ def build_optimizer(
         UserError: weight decay follows a horizon that is not known.
     """
     names = (name for name, _ in model.named_parameters())
-    groups = groups_of(names, model.config, rates, batch_tokens=batch_tokens, horizon=horizon)
+    groups = groups_of(names, model.config, rates, batch_tokens=batch_tokens, budget=budget)
     return MuonAdamW(model, groups, product_dtype=model.compute_dtype, process_group=process_group)

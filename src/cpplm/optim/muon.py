@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from cpplm.core.partition import deal
+from cpplm.core.partition import partition_by_size
 from cpplm.optim.buckets import AdamW, Bundle, Group, Matrices, Schedule, ShardedMatrices, Stepping
 from cpplm.optim.collectives import Ranks
 
@@ -125,7 +125,7 @@ class MuonAdamW(torch.optim.Optimizer):
         optimizer's own.
 
         Args:
-            own_share: give each rank, on the CPU, only those tensors that `deal` deals it by their sizes; no
+            own_share: give each rank, on the CPU, only its part of the tensors (`partition_by_size`); no
                 rank's device then holds more than one bundle of them whole.
         """
         sizes = {
@@ -134,7 +134,7 @@ class MuonAdamW(torch.optim.Optimizer):
             for name in bundle.parameters
             for key, shape in bundle.whole_shapes(name).items()
         }
-        own = set(deal(sizes, self._ranks.count)[self._ranks.index])
+        own = set(partition_by_size(sizes, self._ranks.count)[self._ranks.index])
         tensors: dict[str, Tensor] = {}
         for bundle in self._bundles:
             for key in bundle.whole_shapes(next(iter(bundle.parameters))):

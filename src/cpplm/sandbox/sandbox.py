@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.sandbox import seccomp
 from cpplm.sandbox.backends import BACKENDS, NOBODY, UNSAFE, Backend, Mode, make_request
 from cpplm.sandbox.limits import MIB, Limits, Reason, Result
@@ -85,7 +85,7 @@ class Sandbox:
         if not sys.platform.startswith("linux"):
             raise UserError(f"generated programs can be run on Linux only, this is {sys.platform}")
         if unsafe:
-            say(
+            log_info(
                 "cpplm: WARNING: --unsafe: generated programs run as this user with NO isolation; they can "
                 "read and delete every file you can, and use the network."
             )

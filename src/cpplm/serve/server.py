@@ -23,7 +23,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.serve.app import Application, build
 from cpplm.serve.model_info import ServedModel
 from cpplm.serve.settings import LOOPBACK, NetworkSettings, ServeSettings
@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
         service.stopping = True
         if gate.active:
             who = "1 request has" if gate.active == 1 else f"{gate.active} requests have"
-            say(f"stopping: {who} {self._grace:g} s; a second signal cuts off what is left")
+            log_info(f"stopping: {who} {self._grace:g} s; a second signal cuts off what is left")
         await self._until(lambda: not gate.active or self._signals > 1, self._grace)
         service.cut()
         await self._until(lambda: not gate.active, _LAST_WORDS)
@@ -159,7 +159,9 @@ def allow_connections(count: int) -> None:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         if allowed < wanted:
-            say(f"only {allowed} files may be open here, so fewer than {count} connections; see ulimit -n")
+            log_info(
+                f"only {allowed} files may be open here, so fewer than {count} connections; see ulimit -n"
+            )
 
 
 def serve_until_stopped(
@@ -184,9 +186,9 @@ def serve_until_stopped(
     if network.access_log:
         _log_access()
     if network.host not in LOOPBACK and not network.keys():
-        say(f"--host {network.host} lets everybody in who reaches it: --api_key_file asks for a key")
+        log_info(f"--host {network.host} lets everybody in who reaches it: --api_key_file asks for a key")
     what = f"{model.name}, {model.stage} model, context {model.context}"
-    say(f"{what}, at {url} (page), {url}/v1 (OpenAI's API); Ctrl-C stops")
+    log_info(f"{what}, at {url} (page), {url}/v1 (OpenAI's API); Ctrl-C stops")
     ready()
     asyncio.run(Server(application, settings).serve([bound]))
     service = application.service

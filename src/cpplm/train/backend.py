@@ -20,9 +20,9 @@ from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.devices import Devices
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 from cpplm.train.settings import TrainSettings
-from cpplm.train.training_length import Horizon
+from cpplm.train.training_length import TrainingBudget
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,16 @@ class Learner(Protocol):
 class Backend(Protocol):
     """Makes what a run needs of its kind."""
 
-    def open_world(self) -> AbstractContextManager[World]:
+    def open_world(self) -> AbstractContextManager[DistContext]:
         """The processes that train together; see `cpplm.train.distributed.open_world`."""
 
-    def devices(self, settings: TrainSettings, world: World) -> Devices:
+    def devices(self, settings: TrainSettings, dist: DistContext) -> Devices:
         """The devices of all processes."""
 
-    def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> int | None:
+    def memory(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> int | None:
         """Bytes that training needs at most on one device, estimated; None if nothing estimates them."""
 
-    def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
+    def check(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> dict[str, Any]:
         """Refuse what cannot run, before anything is written; what will run, for the log.
 
         Raises:
@@ -138,7 +138,7 @@ class Backend(Protocol):
         config: ModelConfig,
         tokenizer: Tokenizer,
         checkpoint: Checkpoint | None,
-        horizon: Horizon,
-        world: World,
+        budget: TrainingBudget,
+        dist: DistContext,
     ) -> Learner:
         """A learner, new or as the checkpoint of either backend left it."""

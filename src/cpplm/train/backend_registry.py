@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import tpu_chips
+from cpplm.core.hardware import count_tpus
 from cpplm.train.backend import Backend
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchBackend
@@ -35,4 +35,4 @@ def trains_with_jax(settings: TrainSettings) -> bool:
         return settings.backend == "jax"
     if settings.device_type:
         return settings.device_type == "tpu"
-    return tpu_chips() > 0
+    return count_tpus() > 0

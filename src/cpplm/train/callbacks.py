@@ -15,13 +15,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import progress_bar, say
+from cpplm.core.progress import log_info, progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.flops import count_flops
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import committed_steps
-from cpplm.train.checkpoint.save import Share
+from cpplm.train.checkpoint.save import RankShard
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
 
@@ -117,7 +117,7 @@ class ValidationCallback(Callback):
         most = trainer.settings.eval_tokens
         with progress_bar(most, "validate, at most", " tokens", unit_scale=True, delay=1, leave=False) as bar:
             batches = _counted(trainer.until_stopped(self._batches()), bar)
-            result = validate(trainer.learner, batches, sizes, trainer.world)
+            result = validate(trainer.learner, batches, sizes, trainer.dist)
         if trainer.agreed_to_stop():
             return  # half a measurement is none
         if not math.isfinite(result.loss):
@@ -127,7 +127,7 @@ class ValidationCallback(Callback):
             )
         self._measured_at = trainer.state.step
         trainer.log.write("validation", step=trainer.state.step, **asdict(result))
-        say(
+        log_info(
             f"step {trainer.state.step}: validation {result.bits_per_byte:.4f} bits per byte "
             f"(loss {result.loss:.4f} over {result.tokens:,} tokens)"
         )
@@ -158,16 +158,16 @@ class CheckpointCallback(Callback):
         """Save what the session reached; that this is on the disk is part of the run."""
         if trainer.state.step == 0:
             return  # a new model is made again as fast as it is read
-        world, saved = trainer.world, False
-        with world.all_or_none():
+        dist, saved = trainer.dist, False
+        with dist.raise_on_all_ranks():
             self._writer.join()
-            if world.is_first:
+            if dist.is_first:
                 saved = trainer.state.step in committed_steps(self._writer.storage)
-        if not world.gather_objects(saved)[0]:
+        if not dist.gather_objects(saved)[0]:
             self._save(trainer)
         self._writer.join()
         self._log(trainer)
-        with world.all_or_none():
+        with dist.raise_on_all_ranks():
             self._writer.wait()
 
     def _log(self, trainer: Trainer) -> None:
@@ -176,12 +176,12 @@ class CheckpointCallback(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         """All ranks agree on what each writes, and begin."""
-        state, learner, world = trainer.state, trainer.learner, trainer.world
+        state, learner, dist = trainer.state, trainer.learner, trainer.dist
         self._saved_seconds = state.seconds
         self._writer.ready(state.step)
-        if world.processes > 1:
-            world.barrier()  # now nobody is writing
-            if world.is_first:
+        if dist.processes > 1:
+            dist.barrier()  # now nobody is writing
+            if dist.is_first:
                 self._writer.clear(state.step)
         weights, optimizer = learner.state()
         tensors = {"model.safetensors": weights, "optimizer.safetensors": optimizer}
@@ -191,14 +191,14 @@ class CheckpointCallback(Callback):
             "spoiled": _spoiled(weights),
             "token": secrets.token_hex(8),
         }
-        ranks = world.gather_objects(own)
+        ranks = dist.gather_objects(own)
         spoiled = [name for rank in ranks for name in rank["spoiled"]]
         if spoiled:
             raise UserError(
                 f"{spoiled[0]} holds numbers that are not finite",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
-        share = Share(world.process, [rank["files"] for rank in ranks], ranks[0]["token"])
+        share = RankShard(dist.process, [rank["files"] for rank in ranks], ranks[0]["token"])
         loader = LoaderState.merge(LoaderState.from_json(rank["loader"]) for rank in ranks)
         files = {
             "config.json": _json(to_dict(learner.config)),
@@ -206,7 +206,7 @@ class CheckpointCallback(Callback):
             "tokenizer.json": trainer.tokenizer.to_json(),
             "state.json": _json({**asdict(state), "loader": loader.to_json(), **self._provenance}),
         }
-        self._writer.save(state.step, tensors, files if world.is_first else {}, share)
+        self._writer.save(state.step, tensors, files if dist.is_first else {}, share)
 
 
 def _counted(batches: Iterable[tuple[Tensor, Tensor]], bar: tqdm[Any]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -22,7 +22,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.distributed.fsdp import FSDPModule
 
 import cpplm.model
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.model.transformer import Losses, Transformer
 from cpplm.train.sharding import compile_blocks
 
@@ -41,9 +41,9 @@ def compiled_losses(
         documents: whether they come with documents.
     """
     if not can_compile(model.device):
-        say(f"training without torch.compile, which is slower: no g++ found, or {model.device.type}")
+        log_info(f"training without torch.compile, which is slower: no g++ found, or {model.device.type}")
         return model.training_losses
-    say("compiling the model, which takes a minute at first and some seconds later on")
+    log_info("compiling the model, which takes a minute at first and some seconds later on")
     torch.compiler.config.cache_key_tag = code_tag()
     losses = _compiled(model)
     remove_damaged_libraries()
@@ -116,7 +116,7 @@ def remove_damaged_libraries() -> None:
         lock = FileLock(Path(cache_dir()) / "locks" / f"{path.name.partition('.')[0]}.lock", timeout=0)
         with contextlib.suppress(Timeout), lock:
             if not _is_whole(path):
-                say(f"{path} was cut short; it will be compiled again")
+                log_info(f"{path} was cut short; it will be compiled again")
                 path.unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.storage import is_bucket, sha256
 from cpplm.dataloader.encoding import DocumentEncoder, PlainEncoder
@@ -21,9 +21,9 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.streaming import StreamingReader
 from cpplm.tokenizer.sanity_checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 from cpplm.train.settings import TrainSettings
-from cpplm.train.training_length import Horizon
+from cpplm.train.training_length import TrainingBudget
 
 
 def open_readers(settings: TrainSettings) -> list[ShardReader]:
@@ -47,7 +47,7 @@ def open_readers(settings: TrainSettings) -> list[ShardReader]:
 
 
 @contextmanager
-def verifying(readers: Sequence[ShardReader], world: World) -> Iterator[Future[None]]:
+def verifying(readers: Sequence[ShardReader], dist: DistContext) -> Iterator[Future[None]]:
     """Compares the hashes of all shards in local folders with the manifests, in a thread of its own.
 
     The ranks share the work. Shards of buckets, and those that arrive later, are compared when they are read.
@@ -60,7 +60,7 @@ def verifying(readers: Sequence[ShardReader], world: World) -> Iterator[Future[N
     stop = threading.Event()
 
     def verify() -> None:
-        for reader, shard in shards[world.process :: world.processes]:
+        for reader, shard in shards[dist.process :: dist.processes]:
             reader.verify(shard, stop)
 
     with ThreadPoolExecutor(1, thread_name_prefix="verify") as thread:
@@ -88,7 +88,7 @@ def validation_text(reader: ShardReader) -> dict[str, Any]:
 
 
 def check_data(
-    settings: TrainSettings, readers: Sequence[ShardReader], tokenizer: Tokenizer, horizon: Horizon
+    settings: TrainSettings, readers: Sequence[ShardReader], tokenizer: Tokenizer, budget: TrainingBudget
 ) -> None:
     """Find out before anything is written whether batches can be made as the settings say.
 
@@ -96,7 +96,7 @@ def check_data(
         UserError: weights that do not suit the data sets or the horizon, or a corpus without what holes need.
     """
     _sources(settings, readers)
-    _late_from_row(settings, horizon)
+    _late_from_row(settings, budget)
     _require_columns(readers, _encoder(settings, tokenizer).columns)
 
 
@@ -104,8 +104,8 @@ def train_loader(
     settings: TrainSettings,
     readers: Sequence[ShardReader],
     tokenizer: Tokenizer,
-    horizon: Horizon,
-    world: World,
+    budget: TrainingBudget,
+    dist: DistContext,
     state: LoaderState,
 ) -> TrainLoader:
     """The batches of this rank, from `state` on, for settings that `check_data` has accepted."""
@@ -113,17 +113,17 @@ def train_loader(
     return TrainLoader(
         _sources(settings, readers),
         _encoder(settings, tokenizer),
-        batch_size=settings.device_batch_size * world.replicas,
+        batch_size=settings.device_batch_size * dist.replicas,
         seq_len=settings.max_seq_len,
         seed=settings.seed,
         state=state,
-        late_from_row=_late_from_row(settings, horizon),
-        rank=world.index,
-        num_ranks=world.size,
+        late_from_row=_late_from_row(settings, budget),
+        rank=dist.index,
+        num_ranks=dist.size,
         workers=data.data_workers,
         token_cache=data.token_cache,
         document_mask=data.document_mask,
-        pin=world.device.type == "cuda",
+        pin=dist.device.type == "cuda",
     )
 
 
@@ -146,15 +146,15 @@ def _sources(settings: TrainSettings, readers: Sequence[ShardReader]) -> list[Da
     return [DataSource(*source) for source in zip(readers, weights, late, strict=True)]
 
 
-def _late_from_row(settings: TrainSettings, horizon: Horizon) -> int | None:
+def _late_from_row(settings: TrainSettings, budget: TrainingBudget) -> int | None:
     if not settings.data.late_data_weights:
         return None
-    if horizon.steps is None:
+    if budget.steps is None:
         raise UserError(
             "--late_data_weights need a run whose steps can be counted",
             fix="Give --num_iterations instead of --max_minutes.",
         )
-    first = round(horizon.steps * (1 - settings.data.late_data_ratio))
+    first = round(budget.steps * (1 - settings.data.late_data_ratio))
     return first * settings.total_batch_size // settings.max_seq_len
 
 
@@ -191,19 +191,19 @@ def checked(
             *check_batch(tokenizer, first.inputs.tolist()),
         )
     ):
-        say(f"warning: {warning}")
+        log_info(f"warning: {warning}")
     yield first
     yield from batches
 
 
 def validation_passes(
-    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer, world: World
+    settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer, dist: DistContext
 ) -> Callable[[], Iterable[tuple[Tensor, Tensor]]]:
     """A function that begins a fresh pass over the validation tokens."""
     return lambda: validation_batches(
         reader,
         tokenizer,
-        batch_size=settings.device_batch_size * world.replicas,
+        batch_size=settings.device_batch_size * dist.replicas,
         seq_len=settings.max_seq_len,
         max_tokens=settings.eval_tokens,
         threads=settings.data.tokenizer_threads,

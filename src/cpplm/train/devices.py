@@ -9,7 +9,7 @@ import torch
 
 from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.hardware import processor_name
-from cpplm.core.mfu import reference_flops
+from cpplm.core.mfu import peak_flops_for_mfu
 
 # Memory of one device in 10^9 bytes, by the names of PEAK_TERAFLOPS, as the makers state it. Where a
 # device is sold with several sizes, the smallest.
@@ -41,7 +41,7 @@ class Devices:
 
 def local_devices(device: torch.device, dtype: torch.dtype, count: int) -> Devices:
     """So many of `device`, one of which is this process's; a rate that no maker gives is measured."""
-    peak, source = reference_flops(device, dtype)
+    peak, source = peak_flops_for_mfu(device, dtype)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Devices(properties.name, "cuda", count, peak, source, properties.total_memory)

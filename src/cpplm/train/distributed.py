@@ -29,12 +29,12 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 TIMEOUT = timedelta(minutes=30)
 
 
-class Stopped(KeyboardInterrupt):
+class TrainingInterrupted(KeyboardInterrupt):
     """The run was asked to stop, has saved and ends: on all processes."""
 
 
 @dataclass
-class World:
+class DistContext:
     """This process among all. `device` is its own; `process_group` is None for a world of one, or left."""
 
     index: int
@@ -74,7 +74,7 @@ class World:
         self.gather_objects(None)
 
     @contextmanager
-    def all_or_none(self) -> Iterator[None]:
+    def raise_on_all_ranks(self) -> Iterator[None]:
         """Raises what one process raises within the block on all: none waits for one that has ended.
 
         All must enter it, and exchange nothing inside.
@@ -91,7 +91,7 @@ class World:
             if message is not None:
                 raise UserError(f"process {process}: {message}")
 
-    def refuse_differences(self, values: Mapping[str, Any], *, but: Collection[str] = ()) -> None:
+    def assert_same_on_all_ranks(self, values: Mapping[str, Any], *, but: Collection[str] = ()) -> None:
         """All processes must have the same, or they would wait for one another or train different models.
 
         Args:
@@ -142,11 +142,11 @@ class World:
         return Ranks(self.process_group).mean(tensor)()
 
 
-ALONE = World(0, 1, torch.device("cpu"), None)
+ALONE = DistContext(0, 1, torch.device("cpu"), None)
 
 
 @contextmanager
-def open_world(device_type: str = "") -> Iterator[World]:
+def open_world(device_type: str = "") -> Iterator[DistContext]:
     """The world that this process belongs to; left, its process group is gone.
 
     The group's messages travel by NCCL between CUDA devices and by gloo between CPUs.
@@ -161,20 +161,20 @@ def open_world(device_type: str = "") -> Iterator[World]:
     index, local_index, size = read_environment(os.environ)
     device = choose_device(device_type)
     if size == 1:
-        yield World(0, 1, device, None)
+        yield DistContext(0, 1, device, None)
         return
     device = _own_device(device, local_index)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", rank=index, world_size=size, timeout=TIMEOUT
     )
-    world = World(index, size, device, dist.group.WORLD)
+    context = DistContext(index, size, device, dist.group.WORLD)
     try:
-        yield world
+        yield context
     finally:
         dist.destroy_process_group()
         # The group's threads end with the last reference to it. Left to the end of Python, where they cannot
         # give back tensors any more, they abort the process now and then (pytorch issue 190489).
-        world.process_group = None
+        context.process_group = None
         gc.collect()
 
 

@@ -14,7 +14,7 @@ from cpplm.train.devices import Devices, listed_devices, local_devices
 from cpplm.train.estimate import Estimate, estimate
 from cpplm.train.memory_estimate import Plan
 from cpplm.train.settings import TrainSettings, model_config
-from cpplm.train.training_length import Horizon, horizon_of
+from cpplm.train.training_length import TrainingBudget, training_budget
 
 
 def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
@@ -37,15 +37,15 @@ def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
     vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
     settings, reason = choose_settings(settings, vocab_size, devices, devices.count)
     config = model_config(settings, vocab_size)
-    horizon = horizon_of(settings, config)
+    budget = training_budget(settings, config)
     plan = Plan.of(settings, config, dtype)
-    return estimate(plan, devices, dry.mfu, steps=horizon.steps, seconds=horizon.seconds), reason
+    return estimate(plan, devices, dry.mfu, steps=budget.steps, seconds=budget.seconds), reason
 
 
 def describe_run(
     settings: TrainSettings,
     config: ModelConfig,
-    horizon: Horizon,
+    budget: TrainingBudget,
     devices: Devices,
     memory: int | None,
     done: float,
@@ -62,9 +62,9 @@ def describe_run(
     """
     batch = settings.total_batch_size
     step_seconds = batch / devices.tokens_per_second(count_flops(config)["total"], MFU)
-    seconds = horizon.seconds or step_seconds * (horizon.steps or 0)
-    steps = horizon.steps or seconds / step_seconds
-    about = "" if horizon.steps else "about "
+    seconds = budget.seconds or step_seconds * (budget.steps or 0)
+    steps = budget.steps or seconds / step_seconds
+    about = "" if budget.steps else "about "
     parts = [
         f"{count_parameters(config)['total']:,} parameters, depth {settings.depth}",
         f"{about}{steps:,.0f} steps of {batch:,} tokens, {steps * batch / 1e6:,.3g} M tokens",

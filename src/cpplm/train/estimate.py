@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpplm.core.text import counted
+from cpplm.core.text import pluralize
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.devices import Devices
 from cpplm.train.memory_estimate import Memory, Plan, memory_of
@@ -47,7 +47,7 @@ class Estimate:
             ("loss", memory.loss, "estimate"),
             ("peak", memory.peak, "estimate, not the sum"),
         )
-        passes = counted(self.accumulation, "forward pass", "forward passes")
+        passes = pluralize(self.accumulation, "forward pass", "forward passes")
         lines = [
             f"{self.parameters:,} parameters, {devices.count} x {devices.name}",
             f"{self.steps:,} steps of {self.tokens // self.steps:,} tokens, each {passes} "

@@ -13,10 +13,10 @@ from typing import Any
 from cpplm import __version__
 from cpplm.core import shutdown
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import ask_for_large_pages, environment
-from cpplm.core.locking import only_writer
-from cpplm.core.progress import say
-from cpplm.core.run_log import LOG, RunLog, SilentLog, read_run_log
+from cpplm.core.hardware import enable_huge_pages, environment
+from cpplm.core.locking import exclusive_lock
+from cpplm.core.progress import log_info
+from cpplm.core.run_log import LOG, NullLog, RunLog, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.dataloader.prefetch import Prefetcher
@@ -29,7 +29,7 @@ from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCal
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import Checkpoint, open_checkpoint
 from cpplm.train.checkpoint.resume import earlier_settings, find_checkpoint, restore_state
-from cpplm.train.checkpoint.save import KeepRules
+from cpplm.train.checkpoint.save import RetentionPolicy
 from cpplm.train.checkpoint.upload import Uploader, missing_steps
 from cpplm.train.data import (
     check_data,
@@ -43,14 +43,14 @@ from cpplm.train.data import (
 )
 from cpplm.train.defaults import CHOSEN, choose_settings
 from cpplm.train.devices import Devices
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 from cpplm.train.dry_run import describe_run
 from cpplm.train.memory_callback import MemoryCallback
 from cpplm.train.profiling import ProfileCallback
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.tracking import make_trackers, require_trackers
 from cpplm.train.trainer import Callback, Trainer, TrainState
-from cpplm.train.training_length import Horizon, horizon_of
+from cpplm.train.training_length import TrainingBudget, training_budget
 
 # Settings that may differ between machines: where each has its copies, and what makes no batch different.
 # That all see the same checkpoints is tried out.
@@ -77,100 +77,106 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
         UserError: bad settings or data, or `out` holds a run that these settings do not continue.
         KeyboardInterrupt: stopped on request; the state is saved.
     """
-    ask_for_large_pages()
+    enable_huge_pages()
     backend = open_backend(settings)
     try:
-        with backend.open_world() as world:
-            return _pretrain(settings, backend, world, extra_callbacks)
+        with backend.open_world() as dist:
+            return _pretrain(settings, backend, dist, extra_callbacks)
     except KeyboardInterrupt:
         shutdown.current().enforce()
         raise
 
 
 def _pretrain(
-    settings: TrainSettings, backend: Backend, world: World, extra_callbacks: Sequence[Callback]
+    settings: TrainSettings, backend: Backend, dist: DistContext, extra_callbacks: Sequence[Callback]
 ) -> RunSummary:
-    with world.all_or_none():
+    with dist.raise_on_all_ranks():
         readers = open_readers(settings)
         tokenizer = Tokenizer.load(settings.tokenizer)
     with ExitStack() as stack:
-        verification = stack.enter_context(verifying(readers, world))
-        devices = backend.devices(settings, world)
-        settings = _choose(settings, tokenizer, devices, world)
+        verification = stack.enter_context(verifying(readers, dist))
+        devices = backend.devices(settings, dist)
+        settings = _choose(settings, tokenizer, devices, dist)
         config = model_config(settings, tokenizer.vocab_size)
-        horizon = horizon_of(settings, config)
-        with world.all_or_none():
+        budget = training_budget(settings, config)
+        with dist.raise_on_all_ranks():
             require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
-            facts = backend.check(settings, config, world) | {"validation_text": validation_text(readers[0])}
-            check_data(settings, readers, tokenizer, horizon)
+            facts = backend.check(settings, config, dist) | {"validation_text": validation_text(readers[0])}
+            check_data(settings, readers, tokenizer, budget)
             provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
         found = {"cpplm": __version__, "hash": provenance, **facts}
-        world.refuse_differences({**to_dict(settings), "found": found}, but=OWN)
-        checkpoint, writer = _continue(settings, config, provenance, world, stack)
+        dist.assert_same_on_all_ranks({**to_dict(settings), "found": found}, but=OWN)
+        checkpoint, writer = _continue(settings, config, provenance, dist, stack)
         state = TrainState() if checkpoint is None else restore_state(checkpoint)
-        done = horizon.progress(step=state.step, seconds=state.seconds)
+        done = budget.progress(step=state.step, seconds=state.seconds)
         if checkpoint is not None:
             if done >= 1:
-                say(f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on")
+                log_info(
+                    f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on"
+                )
                 return _summary(settings, state, config, trained_now=False)
-            say(f"continuing {settings.out} from step {state.step}")
-        say(describe_run(settings, config, horizon, devices, backend.memory(settings, config, world), done))
-        _refuse_damage(verification, world, wait=False)
+            log_info(f"continuing {settings.out} from step {state.step}")
+        log_info(
+            describe_run(settings, config, budget, devices, backend.memory(settings, config, dist), done)
+        )
+        _refuse_damage(verification, dist, wait=False)
         # The first rows are tokenised while the model is compiled.
-        source = train_loader(settings, readers, tokenizer, horizon, world, state.loader)
+        source = train_loader(settings, readers, tokenizer, budget, dist, state.loader)
         batches = stack.enter_context(closing(Prefetcher(map(backend.place, source))))
         stack.callback(source.close)  # before the prefetcher, whose thread may be waiting for it
-        learner = backend.build(settings, config, tokenizer, checkpoint, horizon, world)
-        facts |= {"ranks": world.size, "peak_flops": devices.peak_flops, "peak_source": devices.peak_source}
-        with world.all_or_none():
-            log = stack.enter_context(_open_log(settings, state, learner, horizon, facts, world))
+        learner = backend.build(settings, config, tokenizer, checkpoint, budget, dist)
+        facts |= {"ranks": dist.size, "peak_flops": devices.peak_flops, "peak_source": devices.peak_source}
+        with dist.raise_on_all_ranks():
+            log = stack.enter_context(_open_log(settings, state, learner, budget, facts, dist))
         # Saved before all else: what fails after it cannot take the step along.
         callbacks: list[Callback] = [CheckpointCallback(writer, provenance)]
         if settings.eval_every > 0:
-            callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer, world)))
-        if world.is_first:
+            callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer, dist)))
+        if dist.is_first:
             bar = stack.enter_context(ProgressLog.open_bar(done))
-            progress = ProgressLog(bar, world.devices * devices.peak_flops)
+            progress = ProgressLog(bar, dist.devices * devices.peak_flops)
             callbacks = [progress, *callbacks, *_watchers(settings), *extra_callbacks]
         trainer = Trainer(
             learner=learner,
             tokenizer=tokenizer,
             batches=checked(batches, readers, tokenizer),
-            horizon=horizon,
+            budget=budget,
             settings=settings,
             state=state,
             log=log,
             callbacks=callbacks,
-            world=world,
+            dist=dist,
         )
         with _logged_end(trainer):
-            _refuse_damage(verification, world, wait=True)
+            _refuse_damage(verification, dist, wait=True)
             trainer.run()
     return _summary(settings, state, config, trained_now=True)
 
 
-def _choose(settings: TrainSettings, tokenizer: Tokenizer, devices: Devices, world: World) -> TrainSettings:
+def _choose(
+    settings: TrainSettings, tokenizer: Tokenizer, devices: Devices, dist: DistContext
+) -> TrainSettings:
     """The settings with what nobody has given; the first rank chooses, as others may measure other speeds."""
     chosen: list[int] = []
-    with world.all_or_none():
-        if world.is_first:
+    with dist.raise_on_all_ranks():
+        if dist.is_first:
             earlier = earlier_settings(settings)
             complete, reason = choose_settings(
-                settings, tokenizer.vocab_size, devices, world.batch_shares, earlier
+                settings, tokenizer.vocab_size, devices, dist.batch_shares, earlier
             )
             chosen = [getattr(complete, name) for name in CHOSEN]
             if reason:
-                say(reason)
-    settings = replace(settings, **dict(zip(CHOSEN, world.gather_objects(chosen)[0], strict=True)))
-    settings.check_batch(world.batch_shares)
+                log_info(reason)
+    settings = replace(settings, **dict(zip(CHOSEN, dist.gather_objects(chosen)[0], strict=True)))
+    settings.check_batch(dist.batch_shares)
     return settings
 
 
-def _refuse_damage(verification: Future[None], world: World, *, wait: bool) -> None:
+def _refuse_damage(verification: Future[None], dist: DistContext, *, wait: bool) -> None:
     """Raise on all ranks what was found by now; with `wait`, what is found at all."""
-    with world.all_or_none():
+    with dist.raise_on_all_ranks():
         if wait and not verification.done():
-            say("waiting until the hashes of all shards are compared with the manifest")
+            log_info("waiting until the hashes of all shards are compared with the manifest")
         if wait or verification.done():
             verification.result()
 
@@ -201,54 +207,54 @@ def _continue(
     settings: TrainSettings,
     config: ModelConfig,
     provenance: dict[str, str],
-    world: World,
+    dist: DistContext,
     stack: ExitStack,
 ) -> tuple[Checkpoint | None, CheckpointWriter]:
     """The checkpoint to go on from, and the writer of further ones, and the run folder for us alone.
 
     The first rank looks, and downloads what is newer elsewhere; the others open what it has found.
     """
-    with world.all_or_none():
-        if world.is_first:
+    with dist.raise_on_all_ranks():
+        if dist.is_first:
             _make_folder(settings.out)
-            stack.enter_context(only_writer(settings.out))
-    with world.all_or_none():
+            stack.enter_context(exclusive_lock(settings.out))
+    with dist.raise_on_all_ranks():
         storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
-    _refuse_different_places(storage, world)
-    keep = KeepRules(settings.keep_last, settings.keep_every)
+    _refuse_different_places(storage, dist)
+    keep = RetentionPolicy(settings.keep_last, settings.keep_every)
     checkpoint = uploader = None
-    with world.all_or_none():
-        if world.is_first:
+    with dist.raise_on_all_ranks():
+        if dist.is_first:
             storage.remove_leftovers()
             remote = Storage(settings.upload_dir, create=True) if settings.upload_dir else None
             wanted = settings.resume_from_step if settings.resume_from_step >= 0 else None
             checkpoint = find_checkpoint(settings, config, storage, provenance, remote=remote, step=wanted)
             if remote is not None:
                 uploader = Uploader(storage, remote, keep, missing=missing_steps(storage, remote, keep))
-    step = world.gather_objects(None if checkpoint is None else checkpoint.step)[0]
-    with world.all_or_none():
+    step = dist.gather_objects(None if checkpoint is None else checkpoint.step)[0]
+    with dist.raise_on_all_ranks():
         if checkpoint is None and step is not None:
             checkpoint = open_checkpoint(storage, step)
     return checkpoint, stack.enter_context(CheckpointWriter(storage, keep, uploader=uploader))
 
 
-def _refuse_different_places(storage: Storage, world: World) -> None:
+def _refuse_different_places(storage: Storage, dist: DistContext) -> None:
     """Each process writes its share of a checkpoint, so all of them have to see the same place."""
-    if world.processes == 1:
+    if dist.processes == 1:
         return
-    probe = world.gather_objects(f"probe-{secrets.token_hex(8)}")[0]
-    with world.all_or_none():
-        if world.is_first:
+    probe = dist.gather_objects(f"probe-{secrets.token_hex(8)}")[0]
+    with dist.raise_on_all_ranks():
+        if dist.is_first:
             storage.write(probe, b"")
     try:
-        with world.all_or_none():
+        with dist.raise_on_all_ranks():
             if not storage.exists(probe):
                 raise UserError(
                     f"here the {storage.location} of the first process is not seen",
                     fix="Name an --out or --checkpoint_dir that all machines share, such as a bucket.",
                 )
     finally:
-        if world.is_first:
+        if dist.is_first:
             storage.delete([probe])
 
 
@@ -263,16 +269,16 @@ def _open_log(
     settings: TrainSettings,
     state: TrainState,
     learner: Learner,
-    horizon: Horizon,
+    budget: TrainingBudget,
     facts: dict[str, Any],
-    world: World,
+    dist: DistContext,
 ) -> RunLog:
     """The run log, cut at the step from which the run goes on, with a record of this session and `facts`.
 
     Only the first rank writes one.
     """
-    if not world.is_first:
-        return SilentLog()
+    if not dist.is_first:
+        return NullLog()
     trackers = make_trackers(
         settings.out,
         settings.run_name or settings.out.name,
@@ -280,7 +286,7 @@ def _open_log(
         tensorboard=settings.tensorboard,
         settings=to_dict(settings),
     )
-    log = RunLog(settings.out / LOG, trackers=trackers, keep_until_step=state.step)
+    log = RunLog(settings.out / LOG, trackers=trackers, truncate_after_step=state.step)
     log.write(
         "session",
         step=state.step,
@@ -288,7 +294,7 @@ def _open_log(
         config=to_dict(learner.config),
         parameters=count_parameters(learner.config),
         flops_per_token=count_flops(learner.config)["total"],
-        horizon={"steps": horizon.steps, "seconds": horizon.seconds},
+        budget={"steps": budget.steps, "seconds": budget.seconds},
         precision=learner.precision,
         log_reached=log.reached,
         environment=environment(),

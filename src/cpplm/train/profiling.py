@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.train.backend import Profiler
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
@@ -60,17 +60,17 @@ class ProfileCallback(Callback):
         try:
             profiler.start()
         except RuntimeError as error:  # another profiler holds the device
-            say(f"warning: no profile of step {following}: {error}")
+            log_info(f"warning: no profile of step {following}: {error}")
             return
         self._profiler, self._begun_at = profiler, following
-        say(f"profiling {PROFILED_STEPS} steps from step {following}")
+        log_info(f"profiling {PROFILED_STEPS} steps from step {following}")
 
     def _end(self, trainer: Trainer, profiler: Profiler) -> None:
         self._profiler = None
         try:
             operations = profiler.stop()
         except (RuntimeError, OSError) as error:
-            say(f"warning: no profile of step {self._begun_at}: {error}")
+            log_info(f"warning: no profile of step {self._begun_at}: {error}")
             return
         trainer.log.write(
             "profile",
@@ -82,4 +82,4 @@ class ProfileCallback(Callback):
         )
         top = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operations[:3])
         told = f" ({top})" if top else ""
-        say(f"profile of steps {self._begun_at} to {trainer.state.step}: {profiler.path}{told}")
+        log_info(f"profile of steps {self._begun_at} to {trainer.state.step}: {profiler.path}{told}")

@@ -17,10 +17,10 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.compile import LossFunction, can_compile, compiled_losses
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import init_weights, load_whole_state_dict, shard
-from cpplm.train.training_length import Horizon, relative_tokens
+from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 
 def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.device) -> dict[str, str]:
@@ -46,8 +46,8 @@ def build(
     config: ModelConfig,
     tokenizer: Tokenizer,
     checkpoint: Checkpoint | None,
-    horizon: Horizon,
-    world: World,
+    budget: TrainingBudget,
+    dist: DistContext,
 ) -> tuple[Transformer, MuonAdamW]:
     """Model and optimizer, new or as the checkpoint left them, on this rank's device.
 
@@ -59,11 +59,11 @@ def build(
         raise UserError("--shard divides float32 weights only", fix="Leave out --fp8 and --nvfp4.")
     with torch.device("meta"):
         model = Transformer(
-            config, compute_dtype=choose_dtype(settings.precision, world.device), kernels=kernels
+            config, compute_dtype=choose_dtype(settings.precision, dist.device), kernels=kernels
         )
     if settings.shard:
-        shard(model, world)
-    model.to_empty(device=world.device)
+        shard(model, dist)
+    model.to_empty(device=dist.device)
     if checkpoint is None:
         init_weights(model, settings.seed)
         model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
@@ -77,8 +77,8 @@ def build(
         model,
         settings.rates,
         batch_tokens=settings.total_batch_size,
-        horizon=relative_tokens(settings, config, horizon),
-        process_group=world.process_group,
+        budget=relative_tokens(settings, config, budget),
+        process_group=dist.process_group,
     )
     if checkpoint is not None:
         optimizer.load_named_state(load_tensors(checkpoint, "optimizer.safetensors"))

@@ -33,16 +33,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from cpplm.core.errors import UserError
-from cpplm.core.partition import deal
+from cpplm.core.partition import partition_by_size
 from cpplm.model.transformer import Transformer
-from cpplm.train.distributed import World
+from cpplm.train.distributed import DistContext
 
 # Entered without the model's own forward. `loss` enters by `hidden_states`, which leaves embedding and head
 # gathered, as long as no backward pass follows: so `logits` can be called after it.
 ENTRIES = ("training_losses", "hidden_states")
 
 
-def shard(model: Transformer, world: World) -> None:
+def shard(model: Transformer, dist: DistContext) -> None:
     """Divide the parameters of `model` among the ranks, in place. All ranks must call it.
 
     Best on the meta device, before `to_empty`: then no rank ever holds the whole model.
@@ -50,14 +50,14 @@ def shard(model: Transformer, world: World) -> None:
     Raises:
         UserError: there is nothing to divide among, or the model computes in 4 bits.
     """
-    if world.process_group is None:
+    if dist.process_group is None:
         raise UserError(
             "--shard divides a model among processes, and this is one", fix="Start with torchrun."
         )
     if model.kernels.nvfp4:
         raise UserError("--nvfp4 keeps weights of its own, which --shard cannot divide", fix="Leave one out.")
-    mesh = DeviceMesh.from_group(world.process_group, world.device.type)
-    whole = kept_whole(model, world.size)
+    mesh = DeviceMesh.from_group(dist.process_group, dist.device.type)
+    whole = kept_whole(model, dist.size)
     policy = MixedPrecisionPolicy(
         param_dtype=model.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -104,14 +104,14 @@ def synchronise_gradients(model: nn.Module, now: bool) -> None:
         model.set_requires_gradient_sync(now)
 
 
-def own_share(model: nn.Module, world: World) -> dict[str, Tensor]:
-    """Those of the model's weights and buffers that `deal` deals this rank by their sizes, whole.
+def own_share(model: nn.Module, dist: DistContext) -> dict[str, Tensor]:
+    """The weights and buffers of the model that fall to this rank (`partition_by_size`), whole.
 
     What is divided among the ranks comes to the CPU, one tensor after the other; what is not, stays where it
     is. All ranks must call it.
     """
     state = model.state_dict()
-    own = set(deal({name: value.nbytes for name, value in state.items()}, world.size)[world.index])
+    own = set(partition_by_size({name: value.nbytes for name, value in state.items()}, dist.size)[dist.index])
     found = {}
     for name, value in state.items():
         whole = value.full_tensor() if isinstance(value, DTensor) else value  # from all ranks

@@ -23,14 +23,14 @@ from cpplm.train.backend import Learner, Profiler, StepLosses, StepPlan
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.compile import LossFunction
 from cpplm.train.devices import Devices, local_devices
-from cpplm.train.distributed import World, open_world
+from cpplm.train.distributed import DistContext, open_world
 from cpplm.train.jax_settings import JaxSettings
 from cpplm.train.memory_estimate import Plan, memory_of
 from cpplm.train.settings import TrainSettings
 from cpplm.train.setup import build, choose_kernels, loss_function
 from cpplm.train.sharding import own_share, synchronise_gradients
 from cpplm.train.torch_profiler import TorchProfiler
-from cpplm.train.training_length import Horizon
+from cpplm.train.training_length import TrainingBudget
 
 
 class TorchBackend:
@@ -51,22 +51,22 @@ class TorchBackend:
                 raise UserError(f"--{name} does nothing without --backend jax", fix="Leave it out.")
         self._device_type = settings.device_type
 
-    def open_world(self) -> AbstractContextManager[World]:
+    def open_world(self) -> AbstractContextManager[DistContext]:
         """See `Backend`."""
         return open_world(self._device_type)
 
-    def devices(self, settings: TrainSettings, world: World) -> Devices:
+    def devices(self, settings: TrainSettings, dist: DistContext) -> Devices:
         """See `Backend`."""
-        return local_devices(world.device, choose_dtype(settings.precision, world.device), world.size)
+        return local_devices(dist.device, choose_dtype(settings.precision, dist.device), dist.size)
 
-    def memory(self, settings: TrainSettings, config: ModelConfig, world: World) -> int:
+    def memory(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> int:
         """See `Backend`."""
-        plan = Plan.of(settings, config, choose_dtype(settings.precision, world.device))
-        return memory_of(plan, world.size, device_type=world.device.type).peak
+        plan = Plan.of(settings, config, choose_dtype(settings.precision, dist.device))
+        return memory_of(plan, dist.size, device_type=dist.device.type).peak
 
-    def check(self, settings: TrainSettings, config: ModelConfig, world: World) -> dict[str, Any]:
+    def check(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> dict[str, Any]:
         """See `Backend`."""
-        return {"kernels": choose_kernels(settings, config, world.device)}
+        return {"kernels": choose_kernels(settings, config, dist.device)}
 
     def place(self, batch: Batch) -> Batch:
         """As it is: page-locked, it is sent without blocking when its turn comes."""
@@ -78,22 +78,24 @@ class TorchBackend:
         config: ModelConfig,
         tokenizer: Tokenizer,
         checkpoint: Checkpoint | None,
-        horizon: Horizon,
-        world: World,
+        budget: TrainingBudget,
+        dist: DistContext,
     ) -> Learner:
         """See `Backend`."""
-        model, optimizer = build(settings, config, tokenizer, checkpoint, horizon, world)
-        return TorchLearner(model, optimizer, loss_function(settings, model), world)
+        model, optimizer = build(settings, config, tokenizer, checkpoint, budget, dist)
+        return TorchLearner(model, optimizer, loss_function(settings, model), dist)
 
 
 class TorchLearner:
     """See `cpplm.train.backend.Learner`. `losses` is `model.training_losses`, possibly compiled."""
 
-    def __init__(self, model: Transformer, optimizer: MuonAdamW, losses: LossFunction, world: World) -> None:
+    def __init__(
+        self, model: Transformer, optimizer: MuonAdamW, losses: LossFunction, dist: DistContext
+    ) -> None:
         self.model = model
         self._optimizer = optimizer
         self._losses = losses
-        self._world = world
+        self._world = dist
 
     @property
     def config(self) -> ModelConfig:

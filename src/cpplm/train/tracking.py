@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.run_log import Tracker
 
 
@@ -140,5 +140,5 @@ class Tolerant:
     def _give_up(self, error: Exception) -> None:
         if not self._failed:
             name = type(self._tracker).__name__
-            say(f"warning: {name} failed and gets no more figures, the run log does: {error}")
+            log_info(f"warning: {name} failed and gets no more figures, the run log does: {error}")
         self._failed = True

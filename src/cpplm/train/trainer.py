@@ -22,15 +22,15 @@ from typing import TypeVar
 
 from cpplm.core import shutdown
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.run_log import RunLog
 from cpplm.dataloader.loader import Batch, shorten
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import Learner, StepPlan
-from cpplm.train.distributed import Stopped, World
+from cpplm.train.distributed import DistContext, TrainingInterrupted
 from cpplm.train.settings import TrainSettings
-from cpplm.train.training_length import Horizon
+from cpplm.train.training_length import TrainingBudget
 
 T = TypeVar("T")
 
@@ -85,12 +85,12 @@ class Trainer:
     learner: Learner
     tokenizer: Tokenizer
     batches: Iterator[Batch]
-    horizon: Horizon
+    budget: TrainingBudget
     settings: TrainSettings
     state: TrainState
     log: RunLog
     callbacks: Sequence[Callback]
-    world: World
+    dist: DistContext
     stopping: bool = False
     _waited: float = 0.0
     _may_give_up: bool = False
@@ -100,7 +100,7 @@ class Trainer:
     @property
     def progress(self) -> float:
         """Share of the run that is done."""
-        return self.horizon.progress(step=self.state.step, seconds=self.state.seconds)
+        return self.budget.progress(step=self.state.step, seconds=self.state.seconds)
 
     def run(self) -> None:
         """Train to the horizon.
@@ -110,7 +110,7 @@ class Trainer:
             KeyboardInterrupt: at once: before a step was made, or asked to twice.
             UserError: the loss or its gradient is no number any more.
         """
-        if self.world.processes > 1:
+        if self.dist.processes > 1:
             self._defer_stops()
         with self._stop_at_step_end():
             for callback in self.callbacks:
@@ -122,7 +122,7 @@ class Trainer:
                 except _GivenUpError:
                     self.state.loader = before
                     break
-                _, self.state.seconds = self.world.agree(
+                _, self.state.seconds = self.dist.agree(
                     stopping=False, seconds=self.state.seconds + metrics.seconds
                 )
                 if not self._has_stepped:
@@ -134,7 +134,7 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_end(self)
         if self.stopping:
-            raise Stopped(f"after step {self.state.step}; the same command continues from there")
+            raise TrainingInterrupted(f"after step {self.state.step}; the same command continues from there")
 
     def _defer_stops(self) -> None:
         """From now on there is something to save, or there are other ranks to agree with."""
@@ -145,7 +145,7 @@ class Trainer:
     def _announce(self) -> None:
         """Once, by whoever hears the signal first: this thread, or the one that watches signals."""
         if self._announced.acquire(blocking=False):
-            say("stopping, and saving what was learned; Ctrl-C once more to stop at once")
+            log_info("stopping, and saving what was learned; Ctrl-C once more to stop at once")
 
     def step(self) -> StepMetrics:
         """One optimizer step over `total_batch_size` tokens.
@@ -155,7 +155,7 @@ class Trainer:
         """
         begin = time.perf_counter()
         plan = self._plan()
-        count = self.settings.forward_passes(self.world.batch_shares)
+        count = self.settings.forward_passes(self.dist.batch_shares)
         losses = self.learner.step(self._take(count), count, plan)
         if not (math.isfinite(losses.total) and math.isfinite(losses.gradient_norm)):
             raise UserError(
@@ -194,7 +194,7 @@ class Trainer:
             _GivenUpError: asked to stop before it came, which may be hours later where data are streamed.
         """
         # Of several ranks the others would wait for this one in the middle of the step.
-        self._may_give_up = self.world.processes == 1
+        self._may_give_up = self.dist.processes == 1
         try:
             if self._may_give_up and self.stopping:
                 raise _GivenUpError
@@ -219,7 +219,7 @@ class Trainer:
 
         A rank that is asked while it waits for the others' answers says so the next time.
         """
-        agreed, _ = self.world.agree(stopping=self.stopping, seconds=0.0)
+        agreed, _ = self.dist.agree(stopping=self.stopping, seconds=0.0)
         if agreed:
             self.stopping = True
         return agreed
@@ -230,7 +230,7 @@ class Trainer:
         The ranks ask each other before every round in which each of them computes one.
         """
         for number, batch in enumerate(batches):
-            if number % self.world.size == 0 and self.agreed_to_stop():
+            if number % self.dist.size == 0 and self.agreed_to_stop():
                 return
             yield batch
 
@@ -247,7 +247,7 @@ class Trainer:
 
         def ask(number: int, frame: FrameType | None) -> None:
             nonlocal asked
-            if not self._has_stepped and self.world.processes == 1:
+            if not self._has_stepped and self.dist.processes == 1:
                 raise KeyboardInterrupt
             if asked is not None and time.monotonic() - asked < 1:
                 return

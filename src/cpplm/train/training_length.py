@@ -15,7 +15,7 @@ BATCH_EXPONENT = 0.383
 
 
 @dataclass(frozen=True)
-class Horizon:
+class TrainingBudget:
     """The length of a run, in optimizer steps or in seconds."""
 
     steps: int | None = None
@@ -28,17 +28,17 @@ class Horizon:
         return min(1.0, seconds / (self.seconds or math.inf))
 
 
-def horizon_of(settings: TrainSettings, config: ModelConfig) -> Horizon:
+def training_budget(settings: TrainSettings, config: ModelConfig) -> TrainingBudget:
     """How long to train: by minutes, steps, operations, or tokens per parameter, whichever was given."""
     if settings.max_minutes > 0:
-        return Horizon(seconds=60 * settings.max_minutes)
+        return TrainingBudget(seconds=60 * settings.max_minutes)
     if settings.num_iterations > 0:
-        return Horizon(steps=settings.num_iterations)
+        return TrainingBudget(steps=settings.num_iterations)
     if settings.target_flops > 0:
         tokens = settings.target_flops / count_flops(config)["total"]
     else:
         tokens = settings.target_param_data_ratio * count_scaling_parameters(config)
-    return Horizon(steps=max(1, round(tokens / settings.total_batch_size)))
+    return TrainingBudget(steps=max(1, round(tokens / settings.total_batch_size)))
 
 
 def with_batch_size(settings: TrainSettings, config: ModelConfig, ranks: int) -> TrainSettings:
@@ -59,12 +59,12 @@ def with_batch_size(settings: TrainSettings, config: ModelConfig, ranks: int) ->
     return settings
 
 
-def relative_tokens(settings: TrainSettings, config: ModelConfig, horizon: Horizon) -> float | None:
+def relative_tokens(settings: TrainSettings, config: ModelConfig, budget: TrainingBudget) -> float | None:
     """Training tokens over those of a model of depth 12 at its ratio; None when the clock ends the run."""
-    if horizon.steps is None or settings.target_param_data_ratio <= 0:
+    if budget.steps is None or settings.target_param_data_ratio <= 0:
         return None
     reference = settings.target_param_data_ratio * _reference_parameters(settings, config)
-    return horizon.steps * settings.total_batch_size / reference
+    return budget.steps * settings.total_batch_size / reference
 
 
 def _reference_parameters(settings: TrainSettings, config: ModelConfig) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cpplm.tokenizer.special_tokens import IGNORED
-from cpplm.train.distributed import ALONE, World
+from cpplm.train.distributed import ALONE, DistContext
 
 
 class Model(Protocol):
@@ -45,7 +45,7 @@ def validate(
     model: Model,
     batches: Iterable[tuple[Tensor, Tensor]],
     token_bytes: Tensor,
-    world: World = ALONE,
+    dist: DistContext = ALONE,
 ) -> Validation:
     """Measure a model on (inputs, targets), each of shape BT. All ranks must call it, with the same batches.
 
@@ -57,13 +57,13 @@ def validate(
     """
     # Nats of tokens that have bytes, nats of all, tokens, bytes.
     sums = torch.zeros(4, dtype=torch.float64)
-    for inputs_BT, targets_BT in _share(batches, world):
+    for inputs_BT, targets_BT in _share(batches, dist):
         targets = targets_BT.to(model.device)
         losses = model.loss(inputs_BT.to(model.device), targets, reduction="none").cpu().double()
         counted = targets_BT != IGNORED
         sizes = token_bytes[targets_BT.clamp(min=0)] * counted
         sums += torch.stack([(losses * (sizes > 0)).sum(), losses.sum(), counted.sum(), sizes.sum()])
-    nats_with_bytes, nats, tokens, num_bytes = (world.size * world.mean(sums.to(world.device))).tolist()
+    nats_with_bytes, nats, tokens, num_bytes = (dist.size * dist.mean(sums.to(dist.device))).tolist()
     return Validation(
         bits_per_byte=nats_with_bytes / math.log(2) / max(1, num_bytes),
         loss=nats / max(1, tokens),
@@ -72,15 +72,15 @@ def validate(
     )
 
 
-def _share(batches: Iterable[tuple[Tensor, Tensor]], world: World) -> Iterator[tuple[Tensor, Tensor]]:
+def _share(batches: Iterable[tuple[Tensor, Tensor]], dist: DistContext) -> Iterator[tuple[Tensor, Tensor]]:
     """Every rank's own of the batches, dealt in turn; of equal number, since a sharded model needs all ranks.
 
     Where batches run out, a rank gets one again without targets.
     """
     remaining = iter(batches)
-    while round_of_ranks := list(itertools.islice(remaining, world.size)):
-        if world.index < len(round_of_ranks):
-            yield round_of_ranks[world.index]
+    while round_of_ranks := list(itertools.islice(remaining, dist.size)):
+        if dist.index < len(round_of_ranks):
+            yield round_of_ranks[dist.index]
         else:
             inputs_BT, targets_BT = round_of_ranks[0]
             yield inputs_BT, torch.full_like(targets_BT, IGNORED)

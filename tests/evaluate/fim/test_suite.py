@@ -22,7 +22,7 @@ from cpplm.evaluate.fim.suite import (
     leaves_function,
     run_fim,
 )
-from cpplm.evaluate.models.code_model import Request, Stop, Written
+from cpplm.evaluate.models.code_model import Completion, Request, Stop
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.generate.settings import SamplingSettings
@@ -51,11 +51,11 @@ class Filler:
         *,
         num_samples: int = 1,
         stop: Stop | None = None,
-    ) -> Iterator[tuple[int, list[Written]]]:
+    ) -> Iterator[tuple[int, list[Completion]]]:
         for number, request in enumerate(requests):
             self.asked.append(request)
             text = self.answer(request)
-            samples = [Written("", text) if text.startswith("FAILED") else Written(text)] * num_samples
+            samples = [Completion("", text) if text.startswith("FAILED") else Completion(text)] * num_samples
             yield number, samples
 
     def score(self, texts: Sequence[str], **_: Any) -> Iterator[Any]:
@@ -245,8 +245,8 @@ def test_files_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_comment_may_be_the_answer() -> None:
     """Where only a comment was cut out, an empty answer is judged like any other."""
     for middle, missing in (("    // sums up", False), ("    return 1;", True)):
-        assert _missing(dataclasses.replace(HOLE, middle=middle), Written(" // adds")) == missing
-        assert not _missing(dataclasses.replace(HOLE, middle=middle), Written("return 2;"))
+        assert _missing(dataclasses.replace(HOLE, middle=middle), Completion(" // adds")) == missing
+        assert not _missing(dataclasses.replace(HOLE, middle=middle), Completion("return 2;"))
 
 
 # ---- cutting ----------------------------------------------------------------------------------------------

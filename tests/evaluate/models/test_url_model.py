@@ -15,7 +15,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models import server as server_module
 from cpplm.evaluate.models import url_model
-from cpplm.evaluate.models.code_model import Request, Written
+from cpplm.evaluate.models.code_model import Completion, Request
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.models.server import Server
@@ -60,13 +60,13 @@ def connect(loopback: Loopback, **more: Any) -> UrlModel:
 
 def samples(
     model: Any, requests: list[Request], sampling: SamplingSettings, **more: Any
-) -> list[list[Written]]:
+) -> list[list[Completion]]:
     found = dict(model.write(requests, sampling, **more))
     assert sorted(found) == list(range(len(requests)))
     return [found[number] for number in range(len(requests))]
 
 
-def one(loopback: Loopback, **more: Any) -> Written:
+def one(loopback: Loopback, **more: Any) -> Completion:
     ((written,),) = samples(connect(loopback, **more), [Request("int f(")], GREEDY)
     return written
 
@@ -128,7 +128,7 @@ def test_only_so_many_requests_at_a_time(loopback: Loopback) -> None:
 
 def test_an_empty_answer_is_one(loopback: Loopback) -> None:
     loopback.always = faults.says(json.dumps({"choices": [{"text": "", "finish_reason": "stop"}]}).encode())
-    assert one(loopback) == Written("", "")
+    assert one(loopback) == Completion("", "")
 
 
 # ---- a server that fails ----------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_silence_is_named(loopback: Loopback, fault: faults.Fault, monkeypatch: 
     monkeypatch.setattr(server_module, "_WHOLE", 1.5)
     loopback.always = fault
     model = UrlModel(Server(loopback.url, timeout=1.5), "tiny")
-    assert samples(model, [Request("int f(")], GREEDY) == [[Written("", "no answer within 1.5 s")]]
+    assert samples(model, [Request("int f(")], GREEDY) == [[Completion("", "no answer within 1.5 s")]]
     assert len(loopback.asked) == 2
 
 

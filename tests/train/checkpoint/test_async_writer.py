@@ -17,7 +17,7 @@ from cpplm.train.checkpoint import async_writer as writer_module
 from cpplm.train.checkpoint import save
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import committed_steps, open_checkpoint
-from cpplm.train.checkpoint.save import KeepRules, Share
+from cpplm.train.checkpoint.save import RankShard, RetentionPolicy
 from cpplm.train.checkpoint.weights import load_tensors
 from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, files_below, tensors
 from tests.train.killing import start_saving
@@ -51,7 +51,7 @@ def hand_over(writer: CheckpointWriter, step: int) -> None:
 def test_what_changes_after_save_is_not_saved(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SlowStorage(monkeypatch)
     weight = torch.arange(6.0)
-    with CheckpointWriter(storage, KeepRules(2)) as writer:
+    with CheckpointWriter(storage, RetentionPolicy(2)) as writer:
         for step in (1, 2):
             slow.gate.clear()
             writer.save(step, {"model.safetensors": {"w": weight}}, FILES)
@@ -73,7 +73,7 @@ def test_training_goes_on_while_it_writes_and_the_second_save_waits(
         real(text)
         threading.Timer(0.2, slow.gate.set).start()
 
-    with CheckpointWriter(storage, KeepRules(5)) as writer:
+    with CheckpointWriter(storage, RetentionPolicy(5)) as writer:
         hand_over(writer, 1)
         assert slow.arrived.wait(20)  # and we are here
         monkeypatch.setattr(writer_module, "say", say)
@@ -86,7 +86,7 @@ def test_training_goes_on_while_it_writes_and_the_second_save_waits(
 
 
 def test_tensors_may_come_and_go_and_change_their_shape(storage: Storage) -> None:
-    with CheckpointWriter(storage, KeepRules(9)) as writer:
+    with CheckpointWriter(storage, RetentionPolicy(9)) as writer:
         for step, shape in enumerate([(2,), (3,), (3,)], start=1):
             writer.save(step, {"model.safetensors": {f"w{step % 2}": torch.full(shape, step)}}, FILES)
     for step, size in enumerate([2, 3, 3], start=1):
@@ -96,7 +96,7 @@ def test_tensors_may_come_and_go_and_change_their_shape(storage: Storage) -> Non
 
 
 def test_the_memory_of_the_copy_is_used_again(storage: Storage) -> None:
-    with CheckpointWriter(storage, KeepRules(1)) as writer:
+    with CheckpointWriter(storage, RetentionPolicy(1)) as writer:
         hand_over(writer, 1)
         first = writer._copies["model.safetensors"]["w"].data_ptr()
         hand_over(writer, 2)
@@ -105,7 +105,7 @@ def test_the_memory_of_the_copy_is_used_again(storage: Storage) -> None:
 
 
 def test_events_and_rules(storage: Storage) -> None:
-    with CheckpointWriter(storage, KeepRules(1, every=2)) as writer:
+    with CheckpointWriter(storage, RetentionPolicy(1, every=2)) as writer:
         for step in (1, 2, 3, 4, 5):
             hand_over(writer, step)
         writer.wait()
@@ -124,7 +124,7 @@ def test_events_and_rules(storage: Storage) -> None:
 def test_a_failed_save_is_said_and_the_next_one_is_tried(
     storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with CheckpointWriter(storage, KeepRules(3)) as writer:
+    with CheckpointWriter(storage, RetentionPolicy(3)) as writer:
         hand_over(writer, 1)
         writer.wait()
         Path(storage.location, "step_000002").write_text("in the way")
@@ -142,7 +142,10 @@ def test_a_failed_save_is_said_and_the_next_one_is_tried(
 
 def test_a_failed_last_save_is_an_error_of_the_run(storage: Storage) -> None:
     Path(storage.location, "step_000001").write_text("in the way")
-    with pytest.raises(UserError, match="step_000001"), CheckpointWriter(storage, KeepRules(1)) as writer:
+    with (
+        pytest.raises(UserError, match="step_000001"),
+        CheckpointWriter(storage, RetentionPolicy(1)) as writer,
+    ):
         hand_over(writer, 1)
 
 
@@ -150,7 +153,7 @@ def test_an_error_of_the_run_is_not_hidden_and_waits_for_the_save(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = SlowStorage(monkeypatch)
-    with pytest.raises(ZeroDivisionError), CheckpointWriter(storage, KeepRules(1)) as writer:
+    with pytest.raises(ZeroDivisionError), CheckpointWriter(storage, RetentionPolicy(1)) as writer:
         hand_over(writer, 1)
         threading.Timer(0.2, slow.gate.set).start()
         raise ZeroDivisionError
@@ -165,7 +168,7 @@ def save_together(writers: list[CheckpointWriter], step: int) -> None:
     shares = [{"model.safetensors": {f"w{n}": torch.full((4,), step)}} for n in range(len(writers))]
     counts = [writer.count_files(share) for writer, share in zip(writers, shares, strict=True)]
     for process, (writer, share) in enumerate(zip(writers, shares, strict=True)):
-        writer.save(step, share, {} if process else FILES, Share(process, counts, f"step {step}"))
+        writer.save(step, share, {} if process else FILES, RankShard(process, counts, f"step {step}"))
     for writer in writers:
         writer.join()
 
@@ -180,7 +183,7 @@ def test_what_several_could_not_save_is_gone_with_the_next_save(
             raise UserError(f"cannot write {name}")
         return real(storage, name)
 
-    writers = [CheckpointWriter(storage, KeepRules(2)) for _ in range(3)]
+    writers = [CheckpointWriter(storage, RetentionPolicy(2)) for _ in range(3)]
     save_together(writers, 1)
     save_together(writers, 2)
     monkeypatch.setattr(Storage, "writing", full)
@@ -211,8 +214,8 @@ def test_after_an_error_others_are_not_waited_for_long(
     """They may have been killed."""
     monkeypatch.setattr(save, "LAST_PATIENCE", 0.2)
     share = {"model.safetensors": {"w": torch.zeros(4)}}
-    with pytest.raises(ZeroDivisionError), CheckpointWriter(storage, KeepRules(1)) as writer:
-        writer.save(1, share, FILES, Share(0, [writer.count_files(share)] * 2, "token"))
+    with pytest.raises(ZeroDivisionError), CheckpointWriter(storage, RetentionPolicy(1)) as writer:
+        writer.save(1, share, FILES, RankShard(0, [writer.count_files(share)] * 2, "token"))
         raise ZeroDivisionError
     assert "process 1 has not written its share" in writer.events()[0][1]["error"]
     assert storage.names() == []

@@ -19,8 +19,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import Checkpoint, DamagedError, committed_steps, open_checkpoint
 from cpplm.train.checkpoint.save import (
-    KeepRules,
-    Share,
+    RankShard,
+    RetentionPolicy,
     copy_checkpoint,
     count_files,
     prune,
@@ -159,7 +159,7 @@ def test_stopped_before_any_change_what_is_there_is_whole(
                 copy_checkpoint(open_checkpoint(source), storage)
             else:
                 save(storage, 2)
-            prune(storage, KeepRules(1))
+            prune(storage, RetentionPolicy(1))
             break
         assert_all_whole(storage)
         seen.add(tuple(committed_steps(storage)))
@@ -198,7 +198,7 @@ def test_through_a_bucket_and_back(storage: Storage, tmp_path: Path, monkeypatch
         assert store.completed[-1] == "run/step_000004/manifest.json"
         back = Storage(tmp_path / "back", create=True)
         copy_checkpoint(open_checkpoint(bucket), back)
-        prune(bucket, KeepRules(1))
+        prune(bucket, RetentionPolicy(1))
         assert_all_whole(bucket)
         assert committed_steps(bucket) == [4]
     assert_all_whole(back)
@@ -215,7 +215,7 @@ def test_through_a_bucket_and_back(storage: Storage, tmp_path: Path, monkeypatch
     every=st.sampled_from([-1, 1, 7, 20]),
 )
 def test_rules(steps: list[int], last: int, every: int) -> None:
-    kept = KeepRules(last, every).kept(sorted(steps))
+    kept = RetentionPolicy(last, every).kept(sorted(steps))
     assert set(sorted(steps)[-last:]) <= kept <= set(steps)
     assert all((every > 0 and step % every == 0) == (step in kept) for step in sorted(steps)[:-last])
 
@@ -225,7 +225,7 @@ def test_what_no_rule_keeps_goes(storage: Storage, tmp_path: Path) -> None:
     storage.write("step_000250/model.safetensors", b"never finished")
     (tmp_path / "checkpoints" / "step_000200" / "model.safetensors#1").write_bytes(b"half of one")
     (tmp_path / "checkpoints" / "notes.txt").write_text("mine")
-    prune(storage, KeepRules(1, every=100), also=[10])
+    prune(storage, RetentionPolicy(1, every=100), also=[10])
     assert committed_steps(storage) == [10, 200, 300, 1_000_000]
     folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert folders == ["notes.txt", "step_000010", "step_000200", "step_000300", "step_1000000"]
@@ -251,7 +251,7 @@ def write_together(
                 groups[process],
                 FILES if process == 0 else {},
                 max_file_bytes=most,
-                share=Share(process, counts, token),
+                share=RankShard(process, counts, token),
             )
             for process in reversed(range(len(shares)))
         ][::-1]
@@ -303,9 +303,11 @@ def test_reports_of_an_earlier_attempt_are_not_believed(
     monkeypatch.setattr("cpplm.train.checkpoint.save.PATIENCE", 0.3)
     shares = [{f"w{process}": torch.zeros(4)} for process in range(2)]
     counts = [count_files({"model.safetensors": share}) for share in shares]
-    write_checkpoint(storage, 1, {"model.safetensors": shares[1]}, {}, share=Share(1, counts, "earlier"))
+    write_checkpoint(storage, 1, {"model.safetensors": shares[1]}, {}, share=RankShard(1, counts, "earlier"))
     with pytest.raises(UserError, match="process 1 has not written its share"):
-        write_checkpoint(storage, 1, {"model.safetensors": shares[0]}, FILES, share=Share(0, counts, "later"))
+        write_checkpoint(
+            storage, 1, {"model.safetensors": shares[0]}, FILES, share=RankShard(0, counts, "later")
+        )
     assert committed_steps(storage) == []
-    prune(storage, KeepRules(1))
+    prune(storage, RetentionPolicy(1))
     assert storage.names() == []

@@ -14,7 +14,7 @@ import pytest
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import committed_steps
-from cpplm.train.checkpoint.save import KeepRules
+from cpplm.train.checkpoint.save import RetentionPolicy
 from cpplm.train.checkpoint.upload import Uploader, missing_steps
 from tests.object_store import ObjectStore, object_store
 from tests.train.checkpoints import FILES, assert_all_whole, save, tensors
@@ -52,7 +52,7 @@ def hand_over(writer: CheckpointWriter, step: int) -> None:
 
 
 def test_every_checkpoint_is_uploaded_in_order_by_the_same_rules(local: Storage, store: ObjectStore) -> None:
-    keep = KeepRules(2, every=3)
+    keep = RetentionPolicy(2, every=3)
     uploader = Uploader(local, Storage(URL), keep, pauses=PAUSES, exit_limit=10)
     with CheckpointWriter(local, keep, uploader=uploader) as writer:
         for step in range(1, 8):
@@ -75,7 +75,7 @@ def test_every_checkpoint_is_uploaded_in_order_by_the_same_rules(local: Storage,
 def test_a_target_that_is_down_delays_uploads_only(
     local: Storage, store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep = KeepRules(1, every=4)
+    keep = RetentionPolicy(1, every=4)
     uploader = Uploader(local, Storage(URL), keep, pauses=PAUSES, exit_limit=10)
     with CheckpointWriter(local, keep, uploader=uploader) as writer:
         hand_over(writer, 1)
@@ -104,7 +104,7 @@ def test_a_target_that_is_down_delays_uploads_only(
 def test_at_the_end_what_is_not_uploaded_is_said_and_kept_for_the_next_session(
     local: Storage, store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep = KeepRules(1)
+    keep = RetentionPolicy(1)
     remote = Storage(URL)
     store.close()
     uploader = Uploader(local, remote, keep, exit_limit=0.5, pauses=PAUSES)
@@ -128,11 +128,11 @@ def test_at_the_end_what_is_not_uploaded_is_said_and_kept_for_the_next_session(
 
 def test_missing_steps(local: Storage, tmp_path: Path) -> None:
     remote = Storage(tmp_path / "remote", create=True)
-    assert missing_steps(local, remote, KeepRules(1)) == []
+    assert missing_steps(local, remote, RetentionPolicy(1)) == []
     save(local, 5, 10, 12, 20, 21)
     save(remote, 12)
-    assert missing_steps(local, remote, KeepRules(1)) == [20, 21]
-    assert missing_steps(local, remote, KeepRules(1, every=10)) == [10, 20, 21]
+    assert missing_steps(local, remote, RetentionPolicy(1)) == [20, 21]
+    assert missing_steps(local, remote, RetentionPolicy(1, every=10)) == [10, 20, 21]
 
 
 def test_a_damaged_checkpoint_is_passed_over(
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     save(local, 1, 2)
     local.write("step_000001/state.json", b'{"step": 7}\n')
-    uploader = Uploader(local, Storage(URL), KeepRules(5), missing=[1, 2], pauses=PAUSES, exit_limit=10)
+    uploader = Uploader(local, Storage(URL), RetentionPolicy(5), missing=[1, 2], pauses=PAUSES, exit_limit=10)
     assert uploader.close() == []
     assert committed_steps(Storage(URL)) == [2]
     assert not any("step_000001" in name for name in store.objects)
@@ -163,7 +163,7 @@ def test_down_in_the_midst_of_an_upload(local: Storage, store: ObjectStore) -> N
         until(lambda: not store.running)
 
     store.put = put_and_go_down  # type: ignore[method-assign]
-    uploader = Uploader(local, Storage(URL), KeepRules(1), missing=[1], pauses=PAUSES, exit_limit=10)
+    uploader = Uploader(local, Storage(URL), RetentionPolicy(1), missing=[1], pauses=PAUSES, exit_limit=10)
     until(lambda: not store.running)
     assert completed_steps(store) == []
     until(lambda: "upload_failed" in [name for name, _ in uploader.events()])

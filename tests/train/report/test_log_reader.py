@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.core.locking import only_writer
+from cpplm.core.locking import exclusive_lock
 from cpplm.train.report.log_reader import AXES, History, defaults, figures
 
 Records = list[dict[str, Any]]
@@ -57,7 +57,7 @@ def ends(folder: Path, *records: Any) -> list[str]:
 def test_how_sessions_ended(tmp_path: Path) -> None:
     first = [session(0, 0), *steps(0, 1, 4)]
     assert ends(tmp_path, first) == ["interrupted"]
-    with only_writer(tmp_path):
+    with exclusive_lock(tmp_path):
         assert ends(tmp_path, first) == ["running"]
         assert ends(tmp_path, first, {"event": "end", "time": 9, "step": 4, "reason": "stopped"}) == [
             "stopped"

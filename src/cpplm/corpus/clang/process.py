@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.corpus.clang.flags import INSTALL
 from cpplm.corpus.clang.protocol import Answer, Failure, Job, Setup
 
@@ -113,7 +113,7 @@ class WorkerProcess:
 @functools.cache
 def _warn_of_open_walls() -> None:
     """Once per process."""
-    say(
+    log_info(
         "cpplm: WARNING: this kernel has no Landlock: what --semantic parses can include any file that you "
         "can read, and a line of it may be quoted in the first error that is reported."
     )

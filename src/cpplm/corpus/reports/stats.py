@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
-from cpplm.core.text import counted, format_bytes
+from cpplm.core.text import format_bytes, pluralize
 
 ACTIONS = ("skipped", "converted", "redacted")
 # What it says of the names that libclang resolved: files matched by name, compiler flags that were left out.
@@ -123,8 +123,8 @@ def summary(result: dict[str, Any], location: str) -> str:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in totals["kinds"].items())
     lines = [
         f"corpus     {location}",
-        f"sources    {counted(totals['projects'], 'project')}, {counted(totals['files'], 'file')}, "
-        f"{format_bytes(totals['source_bytes'])}, {counted(totals['functions'], 'function')}",
+        f"sources    {pluralize(totals['projects'], 'project')}, {pluralize(totals['files'], 'file')}, "
+        f"{format_bytes(totals['source_bytes'])}, {pluralize(totals['functions'], 'function')}",
         f"documents  {totals['documents']:,} ({kinds}), {format_bytes(totals['text_bytes'])}",
         f"splits     train {totals['train_documents']:,} ({format_bytes(totals['train_bytes'])}), "
         f"val {totals['val_documents']:,} ({format_bytes(totals['val_bytes'])}), by {totals['split_by']}",
@@ -134,7 +134,7 @@ def summary(result: dict[str, Any], location: str) -> str:
     records = result.get("records", [])
     if records:
         number = sum(file["records"] for file in records)
-        lines.append(f"records    {number:,} from {counted(len(records), 'JSONL file')}")
+        lines.append(f"records    {number:,} from {pluralize(len(records), 'JSONL file')}")
     lines += _compiled(totals)
     if "semantic" in totals:
         semantic = totals["semantic"]
@@ -151,8 +151,8 @@ def summary(result: dict[str, Any], location: str) -> str:
         lines.append(f"time       {result['seconds']:.1f} s, {format_bytes(rate)} of source per second")
     if 1 < totals["projects"] <= _PER_PROJECT:
         lines += [
-            f"  {name}: {counted(entry['files'], 'file')}, {format_bytes(entry['source_bytes'])}, "
-            f"{counted(entry['documents'], 'document')}"
+            f"  {name}: {pluralize(entry['files'], 'file')}, {format_bytes(entry['source_bytes'])}, "
+            f"{pluralize(entry['documents'], 'document')}"
             for name, entry in sorted(result["projects"].items())
         ]
     return "\n".join(lines)
@@ -162,9 +162,9 @@ def held_out(validation: dict[str, Any]) -> str:
     """A line on the overlap of validation and training text."""
     number, shared = validation["projects"], validation["projects_in_train"]
     whose = (
-        f"{shared:,} of {counted(number, 'project')} in training, too"
+        f"{shared:,} of {pluralize(number, 'project')} in training, too"
         if shared
-        else (f"{counted(number, 'project')}, none of them in training")
+        else (f"{pluralize(number, 'project')}, none of them in training")
     )
     return (
         f"{whose}; {validation['repeated_share']:.1%} of the text in lines of {validation['min_line_bytes']} "
@@ -247,9 +247,9 @@ def _examples(group: list[tuple[str, dict[str, Any]]], number: int) -> Iterator[
 
 def describe(document: dict[str, Any]) -> str:
     """One document under a line of provenance."""
-    tokens = f"{counted(document['num_tokens'], 'token')}, " if document["num_tokens"] >= 0 else ""
+    tokens = f"{pluralize(document['num_tokens'], 'token')}, " if document["num_tokens"] >= 0 else ""
     return (
         f"=== {document['project']} | {document['kind']} | {document['split']} | {tokens}"
-        f"{len(document['text'].encode()):,} bytes, {counted(document['num_functions'], 'function')} | "
+        f"{len(document['text'].encode()):,} bytes, {pluralize(document['num_functions'], 'function')} | "
         f"{', '.join(document['files'])} | {document['id'][:16]}\n{document['text']}"
     )

@@ -29,7 +29,7 @@ from cpplm.evaluate.fim.held_out import ALONE, Window, compile_alone, file_holes
 from cpplm.evaluate.fim.holes import Hole, HoleKind, choose_holes, fingerprint
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalised
 from cpplm.evaluate.fim.trivial_holes import find_idle, program
-from cpplm.evaluate.models.code_model import CodeModel, Stop, Written
+from cpplm.evaluate.models.code_model import CodeModel, Completion, Stop
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.evaluate.syntax import parser_version, syntax_valid
@@ -135,12 +135,12 @@ def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[Hole]:
 
 def fill(
     model: CodeModel, holes: Sequence[Hole], settings: FimEvalSettings, folder: Path | None
-) -> tuple[list[list[Written]], Truncation]:
+) -> tuple[list[list[Completion]], Truncation]:
     """The model's answers to each hole, cut, and how much of the prompts was cut.
 
     Answers that are in `folder` already are taken from there.
     """
-    filled: list[list[Written]] = [[] for _ in holes]
+    filled: list[list[Completion]] = [[] for _ in holes]
     by_cut: dict[Cut, list[int]] = {}
     for number, hole in enumerate(holes):
         by_cut.setdefault(cut_for(hole.kind, model.fills_in), []).append(number)
@@ -155,12 +155,12 @@ def fill(
                 stop=cut.stop,
             )
             for place, samples in written:
-                filled[numbers[place]] = [Written(cut.cut(each.text), each.failed) for each in samples]
+                filled[numbers[place]] = [Completion(cut.cut(each.text), each.failed) for each in samples]
                 bar.update()
     return filled, answers.truncation
 
 
-Pairs = Sequence[tuple[Hole, Written]]
+Pairs = Sequence[tuple[Hole, Completion]]
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _unanswered(pairs: Pairs) -> dict[int, _Judged]:
     }
 
 
-def _missing(hole: Hole, answer: Written) -> bool:
+def _missing(hole: Hole, answer: Completion) -> bool:
     """True for an empty answer where something stood: it never counts as compiled, valid or right."""
     return is_empty(answer.text) and not is_empty(hole.middle)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written, fitted
+from cpplm.evaluate.models.code_model import Completion, Request, Stop, TokenBits, fitted
 from cpplm.evaluate.sliding_window import Encoded, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
@@ -91,15 +91,15 @@ class CheckpointModel:
         *,
         num_samples: int = 1,
         stop: Stop | None = None,
-    ) -> Iterator[tuple[int, list[Written]]]:
+    ) -> Iterator[tuple[int, list[Completion]]]:
         """See `CodeModel`."""
         wanted = (
             self._request(request, settings=sampling, num_samples=num_samples, stop=stop)
             for request in requests
         )
         for answer in self.engine.complete_many(wanted, Limits(rows=self._rows)):
-            failed = [Written("", answer.failed)] * num_samples
-            yield answer.number, [Written(each.text) for each in answer.completions] or failed
+            failed = [Completion("", answer.failed)] * num_samples
+            yield answer.number, [Completion(each.text) for each in answer.completions] or failed
 
     # ---- scoring --------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def fitted(
 
 
 @dataclass(frozen=True)
-class Written:
+class Completion:
     """One sample; `failed` says why there is none (too long a prompt, a server that stalls), or is empty."""
 
     text: str
@@ -95,7 +95,7 @@ class CodeModel(Protocol):
         *,
         num_samples: int = 1,
         stop: Stop | None = None,
-    ) -> Iterator[tuple[int, list[Written]]]:
+    ) -> Iterator[tuple[int, list[Completion]]]:
         """Number of a request and its samples, each as soon as it is there, in any order.
 
         Nothing that one request does makes the others fail. Sample i of a request depends on the request, the

@@ -21,7 +21,7 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
-from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written, fitted
+from cpplm.evaluate.models.code_model import Completion, Request, Stop, TokenBits, fitted
 from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MOST_BATCH_TOKENS, score_in_windows
@@ -117,21 +117,21 @@ class HfModel:
         *,
         num_samples: int = 1,
         stop: Stop | None = None,
-    ) -> Iterator[tuple[int, list[Written]]]:
+    ) -> Iterator[tuple[int, list[Completion]]]:
         """See `CodeModel`. Prompts of similar length are written side by side, padded on the left."""
         jobs = []
         for number, request in enumerate(requests):
             ids = self._prompt(request)
             if len(ids) >= self.context:
                 why = f"the prompt has {len(ids):,} tokens, the model's context {self.context:,}"
-                yield number, [Written("", why)] * num_samples
+                yield number, [Completion("", why)] * num_samples
             else:
                 jobs += [_Job(number, index, ids) for index in range(num_samples)]
-        found: dict[int, dict[int, Written]] = {}
+        found: dict[int, dict[int, Completion]] = {}
         for batch in self._batches(jobs, sampling.max_new_tokens):
             for job, text in zip(batch, self._generate(batch, sampling, stop), strict=True):
                 samples = found.setdefault(job.request, {})
-                samples[job.sample] = Written(text)
+                samples[job.sample] = Completion(text)
                 if len(samples) == num_samples:
                     yield job.request, [samples[index] for index in range(num_samples)]
 

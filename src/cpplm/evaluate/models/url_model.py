@@ -14,7 +14,7 @@ import numpy as np
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.async_jobs import run_jobs
-from cpplm.evaluate.models.code_model import Request, Stop, TokenBits, Written
+from cpplm.evaluate.models.code_model import Completion, Request, Stop, TokenBits
 from cpplm.evaluate.models.prompt_logprobs import read_echo
 from cpplm.evaluate.models.server import NoAnswer, Server
 from cpplm.generate.settings import SamplingSettings
@@ -87,25 +87,25 @@ class UrlModel:
         *,
         num_samples: int = 1,
         stop: Stop | None = None,
-    ) -> Iterator[tuple[int, list[Written]]]:
+    ) -> Iterator[tuple[int, list[Completion]]]:
         """See `CodeModel`. Every sample is a request of its own with its own seed."""
         jobs = [(number, index) for number in range(len(requests)) for index in range(num_samples)]
         unanswered = 0
 
-        async def work(client: httpx2.AsyncClient, job: tuple[int, int]) -> Written:
+        async def work(client: httpx2.AsyncClient, job: tuple[int, int]) -> Completion:
             nonlocal unanswered
             if unanswered >= GIVE_UP_AFTER:
-                return Written("", f"not asked: {unanswered} requests in a row had no answer")
+                return Completion("", f"not asked: {unanswered} requests in a row had no answer")
             body = self._body(requests[job[0]], sampling, job[1])
             try:
                 text = await self._server.complete(client, body, stop)
             except NoAnswer as error:
                 unanswered += error.again
-                return Written("", str(error))
+                return Completion("", str(error))
             unanswered = 0
-            return Written(text)
+            return Completion(text)
 
-        found: dict[int, dict[int, Written]] = {}
+        found: dict[int, dict[int, Completion]] = {}
         for place, written in run_jobs(jobs, work, self._server.connection, at_once=self._at_once):
             number, index = jobs[place]
             samples = found.setdefault(number, {})

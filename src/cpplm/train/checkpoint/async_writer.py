@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import folder
 from cpplm.train.checkpoint.save import (
-    KeepRules,
-    Share,
+    RankShard,
+    RetentionPolicy,
     count_files,
     delete_files,
     prune,
@@ -39,15 +39,15 @@ class CheckpointWriter:
     A failed save ends nothing: it is said, what was written of it is removed, and the next save is tried. But
     when the last one failed, `wait` raises its error. Use as a context manager: leaving it waits.
 
-    With several processes each has one, and writes its `Share`; the first one's commits, deletes old ones and
-    has the uploader. Between two saves all of them have to be `ready`, then the first has to `clear`, before
+    With several processes each has one, and writes its `RankShard`; that of the first one commits, deletes old
+    checkpoints and has the uploader. Between two saves all of them have to be `ready`, then the first has to `clear`, before
     any begins: what a process has begun to write, the first takes for what was never finished.
     """
 
     def __init__(
         self,
         storage: Storage,
-        keep: KeepRules,
+        keep: RetentionPolicy,
         *,
         uploader: Uploader | None = None,
         max_file_bytes: int = MAX_FILE_BYTES,
@@ -66,7 +66,7 @@ class CheckpointWriter:
     def ready(self, step: int) -> None:
         """Wait, and say so, while the checkpoint before that of `step` is still being written."""
         if self._thread is not None and self._thread.is_alive():
-            say(f"step {step}: waiting until the checkpoint of step {self._step} is written")
+            log_info(f"step {step}: waiting until the checkpoint of step {self._step} is written")
         self.join()
 
     def clear(self, step: int) -> None:
@@ -84,7 +84,7 @@ class CheckpointWriter:
         step: int,
         tensors: Mapping[str, Mapping[str, Tensor]],
         files: Mapping[str, bytes],
-        share: Share | None = None,
+        share: RankShard | None = None,
     ) -> None:
         """Begin to save; returns when the tensors may change. See `write_checkpoint`."""
         self.ready(step)
@@ -105,7 +105,7 @@ class CheckpointWriter:
             copies[name] = copy.copy_(tensor.detach())
         return copies
 
-    def _write(self, files: dict[str, bytes], share: Share | None, copying: float) -> None:
+    def _write(self, files: dict[str, bytes], share: RankShard | None, copying: float) -> None:
         begin, step = time.perf_counter(), self._step
         try:
             saved = write_checkpoint(
@@ -119,7 +119,7 @@ class CheckpointWriter:
             )
         except Exception as error:  # `wait` raises it
             self._failure = error
-            say(f"step {step}: the checkpoint was not saved: {error}")
+            log_info(f"step {step}: the checkpoint was not saved: {error}")
             self._events.put(("checkpoint_failed", {"step": step, "error": str(error)}))
             return
         self._failure = None

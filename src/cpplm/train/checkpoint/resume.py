@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket
 from cpplm.dataloader.loader_state import LoaderState
@@ -51,7 +51,7 @@ def find_checkpoint(
         return None
     _refuse_another_run(checkpoint, settings, config, provenance)
     if checkpoint.storage is not storage:
-        say(f"downloading {checkpoint.path()} ({checkpoint.size / 1e6:,.1f} MB)")
+        log_info(f"downloading {checkpoint.path()} ({checkpoint.size / 1e6:,.1f} MB)")
         checkpoint = copy_checkpoint(checkpoint, storage)
     if step is not None:
         checkpoint.verify()  # before others go
@@ -141,7 +141,7 @@ def _delete_later(storage: Storage, step: int) -> None:
     """Delete the checkpoints after `step`."""
     later = [other for other in committed_steps(storage) if other > step]
     if later:
-        say(f"deleting the later checkpoints in {storage.location}: {', '.join(map(str, later))}")
+        log_info(f"deleting the later checkpoints in {storage.location}: {', '.join(map(str, later))}")
         delete_files(storage, [name for other in later for name in storage.names(folder(other))])
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import MANIFEST, Checkpoint, committed_steps, folder, manifest_bytes
 from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, safetensors_file, split_tensors
@@ -32,7 +32,7 @@ PATIENCE, LAST_PATIENCE = 600.0, 60.0
 
 
 @dataclass(frozen=True)
-class KeepRules:
+class RetentionPolicy:
     """Which checkpoints stay: the newest `last`, and for ever those of every `every`-th step (-1 = none)."""
 
     last: int
@@ -48,7 +48,7 @@ class KeepRules:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShard:
     """One process's part of a checkpoint.
 
     Attributes:
@@ -83,7 +83,7 @@ def write_checkpoint(
     files: Mapping[str, bytes],
     *,
     max_file_bytes: int = MAX_FILE_BYTES,
-    share: Share | None = None,
+    share: RankShard | None = None,
     leaving: threading.Event | None = None,
 ) -> Checkpoint:
     """Write all files, then the manifest.
@@ -108,7 +108,7 @@ def write_checkpoint(
             but for what other processes wrote, which the next `prune` removes; older ones are intact.
     """
     groups = {name: split_tensors(group, max_file_bytes) for name, group in tensors.items()}
-    share = share or Share(0, [{name: len(parts) for name, parts in groups.items()}], "")
+    share = share or RankShard(0, [{name: len(parts) for name, parts in groups.items()}], "")
     alone = len(share.files) == 1
     committing = (
         _committing(storage, step, alone=alone) if share.process == 0 else _reporting(storage, step, share)
@@ -168,7 +168,7 @@ def _committing(storage: Storage, step: int, *, alone: bool = True) -> Iterator[
 
 
 @contextlib.contextmanager
-def _reporting(storage: Storage, step: int, share: Share) -> Iterator[dict[str, dict[str, Any]]]:
+def _reporting(storage: Storage, step: int, share: RankShard) -> Iterator[dict[str, dict[str, Any]]]:
     """Takes the entries of the files written in the block; reports them, or removes these and reports why."""
     report = f"{folder(step)}/{share.report(share.process)}"
     entries: dict[str, dict[str, Any]] = {}
@@ -184,7 +184,7 @@ def _reporting(storage: Storage, step: int, share: Share) -> Iterator[dict[str, 
 
 
 def _reported(
-    storage: Storage, step: int, share: Share, leaving: threading.Event
+    storage: Storage, step: int, share: RankShard, leaving: threading.Event
 ) -> dict[str, dict[str, Any]]:
     """Wait for the entries of all other processes.
 
@@ -222,7 +222,7 @@ def _write(storage: Storage, path: str, pieces: Iterable[bytes | memoryview]) ->
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def prune(storage: Storage, keep: KeepRules, *, also: Iterable[int] = ()) -> None:
+def prune(storage: Storage, keep: RetentionPolicy, *, also: Iterable[int] = ()) -> None:
     """Delete the checkpoints that no rule keeps, and what was never finished; what fails is tried next time.
 
     Args:
@@ -235,7 +235,7 @@ def prune(storage: Storage, keep: KeepRules, *, also: Iterable[int] = ()) -> Non
         names = [n for n in storage.names() if re.match(r"step_\d+/", n) and n.split("/")[0] not in kept]
         delete_files(storage, names)
     except UserError as error:
-        say(f"old checkpoints in {storage.location} stay for now: {error}")
+        log_info(f"old checkpoints in {storage.location} stay for now: {error}")
 
 
 def delete_files(storage: Storage, names: list[str]) -> None:

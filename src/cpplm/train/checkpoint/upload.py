@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from cpplm.core.progress import say
+from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import DamagedError, committed_steps, open_checkpoint
-from cpplm.train.checkpoint.save import KeepRules, copy_checkpoint, prune
+from cpplm.train.checkpoint.save import RetentionPolicy, copy_checkpoint, prune
 
 HELD_BACK = 2  # checkpoints that wait behind the one being uploaded
 Event = tuple[str, dict[str, Any]]  # for the run log: its name and values
 
 
-def missing_steps(local: Storage, remote: Storage, keep: KeepRules) -> list[int]:
+def missing_steps(local: Storage, remote: Storage, keep: RetentionPolicy) -> list[int]:
     """Local checkpoints that an earlier session did not get uploaded, ascending.
 
     Raises:
@@ -45,7 +45,7 @@ class Uploader:
         self,
         local: Storage,
         remote: Storage,
-        keep: KeepRules,
+        keep: RetentionPolicy,
         *,
         missing: Sequence[int] = (),
         exit_limit: float = 600.0,
@@ -77,7 +77,7 @@ class Uploader:
             self._queue.append(step)
             for given_up in [s for s in self._queue[1:] if not self._keep.for_ever(s)][:-HELD_BACK]:
                 self._queue.remove(given_up)
-                say(f"step {given_up}: not uploaded to {self._remote.location}, newer checkpoints wait")
+                log_info(f"step {given_up}: not uploaded to {self._remote.location}, newer checkpoints wait")
                 self._events.put(("upload_skipped", {"step": given_up}))
             self._changed.notify_all()
 
@@ -100,7 +100,7 @@ class Uploader:
             self._closing = True
             self._changed.notify_all()
             if self._queue:
-                say(
+                log_info(
                     f"uploading {_steps(self._queue)} to {self._remote.location}, "
                     f"for at most {self._exit_limit:.0f} s; Ctrl-C to stop"
                 )
@@ -111,7 +111,7 @@ class Uploader:
                 self._changed.notify_all()
             left = list(self._queue)
         if left:
-            say(f"not uploaded: {_steps(left)}; kept in {self._local.location} for the next session")
+            log_info(f"not uploaded: {_steps(left)}; kept in {self._local.location} for the next session")
         return left
 
     def _work(self) -> None:
@@ -135,12 +135,12 @@ class Uploader:
             try:
                 copied = copy_checkpoint(open_checkpoint(self._local, step), self._remote)
             except DamagedError as error:
-                say(f"step {step}: not uploaded: {error}")
+                log_info(f"step {step}: not uploaded: {error}")
                 self._events.put(("upload_skipped", {"step": step, "error": str(error)}))
                 return True
             except Exception as error:  # whatever it is, training goes on
                 if attempts == 1:
-                    say(f"step {step}: upload failed, trying again: {error}")
+                    log_info(f"step {step}: upload failed, trying again: {error}")
                     self._events.put(("upload_failed", {"step": step, "error": str(error)}))
             else:
                 seconds = round(time.perf_counter() - begin, 3)
@@ -148,7 +148,7 @@ class Uploader:
                 self._events.put(("upload", values))
                 prune(self._remote, self._keep)
                 if attempts > 1:
-                    say(f"step {step}: uploaded to {copied.path()} after {attempts} attempts")
+                    log_info(f"step {step}: uploaded to {copied.path()} after {attempts} attempts")
                 return True
             with self._changed:
                 if self._changed.wait_for(lambda: self._abandoned, pause):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.locking import only_writer
+from cpplm.core.locking import exclusive_lock
 from cpplm.core.run_log import LOG, read_run_log, run_folder
 from cpplm.core.settings import flatten, to_dict
 
@@ -135,7 +135,7 @@ class History:
 def _is_training(folder: Path) -> bool:
     """Whether a process of this machine holds the run."""
     try:
-        with only_writer(folder):
+        with exclusive_lock(folder):
             return False
     except UserError:
         return True
