@@ -39,9 +39,9 @@ class CheckpointWriter:
     A failed save ends nothing: it is said, what was written of it is removed, and the next save is tried. But
     when the last one failed, `wait` raises its error. Use as a context manager: leaving it waits.
 
-    With several processes each has one, and writes its `RankShard`; that of the first one commits, deletes old
-    checkpoints and has the uploader. Between two saves all of them have to be `ready`, then the first has to `clear`, before
-    any begins: what a process has begun to write, the first takes for what was never finished.
+    With several processes each has one and writes its `RankShard`; that of the first one commits, deletes old
+    checkpoints and has the uploader. Between two saves all of them have to be `ready`, then the first has to
+    `clear`, before any begins: what a process has begun to write, the first takes for what was never finished.
     """
 
     def __init__(
