@@ -23,18 +23,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
-from cpplm.batches.encoding import PlainEncoder
-from cpplm.batches.fim import FimEncoder, FimSettings
-from cpplm.batches.loader import DataSource, TrainLoader
 from cpplm.core.shards import ShardReader
+from cpplm.dataloader.encoding import PlainEncoder
+from cpplm.dataloader.fim import FimEncoder, FimSettings
+from cpplm.dataloader.loader import DataSource, TrainLoader
 from tests.commands import cpplm
 
 GOLDEN = Path(__file__).with_name("golden.json")
 RECORD = bool(os.environ.get("CPPLM_RECORD_GOLDEN"))
 TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 
-# Relative. One and two threads differ by less than 1e-6, libraries of other versions by more.
-CLOSE = 1e-4
+# Relative. On one machine all digits are the same, with one thread or two; other processors round otherwise.
+CLOSE = 2e-5
 # Of each column its names, the present one or earlier and later ones. What is not here is no golden value.
 COLUMNS = {
     "text": ("text",), "id": ("id",), "project": ("project",), "files": ("files",), "sources": ("sources",),
@@ -394,9 +394,8 @@ def test_batches(fim: bool, corpus: Path, tokenizer: Path) -> None:
         TrainLoader(sources, encoder, batch_size=4, seq_len=256, seed=5, document_mask=True)
     ) as loader:
         batches = [next(loader) for _ in range(6)]  # more than an epoch
-    found = {
-        name: [sha(getattr(batch, name)) for batch in batches] for name in ("inputs", "targets", "documents")
-    }
+    tensors = [[sha(v) for v in vars(batch).values() if isinstance(v, torch.Tensor)] for batch in batches]
+    found = dict(zip(("inputs", "targets", "documents"), zip(*tensors, strict=True), strict=True))
     check(f"batches, {'fim' if fim else 'plain'}", found)
 
 
