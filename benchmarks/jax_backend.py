@@ -38,12 +38,12 @@ from cpplm.core.workers import worker_pool
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.learner import JaxLearner
-from cpplm.jax.mesh import Feed, make_mesh, mesh_sizes
+from cpplm.jax.mesh import HostBatchSharder, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
 from cpplm.jax.optimizer_state_io import stack_state
-from cpplm.jax.param_stacking import initial
+from cpplm.jax.param_stacking import init_params
 from cpplm.jax.settings import RunSettings
-from cpplm.jax.step import NEUTRAL, TrainStep
+from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
@@ -69,7 +69,9 @@ def jax_learner(
         config, Rates(), batch_tokens=shape[0] * shape[1], budget=None, product_dtype=run.dtype, mesh=mesh
     )
     step = TrainStep(config, run, optimizer, mesh)
-    return JaxLearner(step, Feed.of(mesh), initial(config), stack_state({}, optimizer, config)), step
+    return JaxLearner(
+        step, HostBatchSharder.of(mesh), init_params(config), stack_state({}, optimizer, config)
+    ), step
 
 
 def torch_learner(config: ModelConfig, shape: Shape, dtype: str, *, compiled: bool) -> TorchLearner:
@@ -98,7 +100,7 @@ def first_step(config: ModelConfig, shape: Shape, scan: bool, threads: int) -> d
     compiling = time.perf_counter()
     learner.compiled[shape] = program = lowered.compile()
     compiled = time.perf_counter()
-    learner.step(iter([make_batch(config, shape)]), 1, NEUTRAL)
+    learner.step(iter([make_batch(config, shape)]), 1, NEUTRAL_PLAN)
     done = time.perf_counter()
     return {
         "trace": traced - begin,
@@ -123,7 +125,9 @@ def recompilations(config: ModelConfig, shape: Shape, threads: int) -> dict[str,
     for_step = len(compiled)
     for number in range(STEPS_WITHOUT_COMPILING):
         done = number / STEPS_WITHOUT_COMPILING
-        plan = replace(NEUTRAL, learning_rate=1 - done, momentum=0.85 + 0.1 * done, weight_decay=1 - done)
+        plan = replace(
+            NEUTRAL_PLAN, learning_rate=1 - done, momentum=0.85 + 0.1 * done, weight_decay=1 - done
+        )
         learner.step(iter([batch]), 1, plan)
     return {"for_the_step": for_step, "during_200_steps": len(compiled) - for_step}
 
@@ -151,7 +155,7 @@ def _measure(config: ModelConfig, shape: Shape, steps: int) -> float:
     for _ in range(steps):
         batch = make_batch(config, shape)
         begin = time.perf_counter()
-        _ready["learner"].step(iter([batch]), 1, NEUTRAL)
+        _ready["learner"].step(iter([batch]), 1, NEUTRAL_PLAN)
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds)
 

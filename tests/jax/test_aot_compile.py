@@ -31,7 +31,7 @@ def test_figures_are_the_compilers() -> None:
     assert found.arguments == 2 * side * side * 4
     assert found.arguments <= found.peak < 3 * side * side * 4 + found.temporary + found.program
     assert found.flops >= 2 * side**3
-    assert found.refused == ""
+    assert found.compiler_error == ""
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_program_that_does_not_fit_is_an_answer(message: str, needed: float) -
 
     found = compile_step(Refusing())
     assert found.peak == round(needed * GIB)
-    assert message.endswith(found.refused)
+    assert message.endswith(found.compiler_error)
 
 
 def test_another_failure_of_the_compiler_is_no_answer() -> None:
@@ -135,5 +135,5 @@ def test_what_does_not_fit_is_said() -> None:
     )  # fmt: skip
     found = check(CheckSettings("v5e-8", step))
     assert not found.fits
-    assert found.compiled.refused
+    assert found.compiled.compiler_error
     assert "does not fit" in found.text()

@@ -13,10 +13,10 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import LocalMask
 
 from cpplm.core.errors import UserError
-from cpplm.jax.attention import attend, attention_kind, check_rows
-from cpplm.jax.attention.dense import dense_attention, visible
+from cpplm.jax.attention import attend, check_row_lengths, resolve_attention
+from cpplm.jax.attention.dense import attention_mask, dense_attention
 from cpplm.jax.attention.splash import _kernel, _WindowMask
-from cpplm.jax.attention.window import left_neighbours
+from cpplm.jax.attention.window import left_window
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.attention import attention
 from cpplm.model.kernels.attention import visible as torch_visible
@@ -83,17 +83,17 @@ def test_a_window_means_the_same_everywhere(window: int | None) -> None:
     length = 32
     i, j = np.arange(length)[:, None], np.arange(length)[None, :]
     expected = (j <= i) if window is None else (j <= i) & (i - j < window + 1)
-    assert (np.asarray(visible(length, window, None))[0, 0] == expected).all()
+    assert (np.asarray(attention_mask(length, window, None))[0, 0] == expected).all()
     assert (torch_visible(length, length, window, torch.device("cpu")).numpy() == expected).all()
-    left = left_neighbours(window, length)
+    left = left_window(window, length)
     assert (LocalMask((length, length), (left, 0), 0)[:, :] == expected).all()
     assert expected[-1].sum() == (length if window is None else min(length, window + 1))
 
 
 def test_a_window_of_the_whole_row_is_none() -> None:
-    assert [left_neighbours(w, 32) for w in (30, 31, 99, None)] == [30, None, None, None]
+    assert [left_window(w, 32) for w in (30, 31, 99, None)] == [30, None, None, None]
     with pytest.raises(UserError, match="window of -1"):
-        left_neighbours(-1, 32)
+        left_window(-1, 32)
 
 
 @pytest.mark.parametrize("left", [None, 0, 40, 128, 200])
@@ -254,20 +254,20 @@ def test_what_cannot_be_done_is_one_clear_error() -> None:
 def test_rows_are_checked_before_anything_is_traced() -> None:
     def refused(message: str, kind: str, length: int, **axes: int) -> None:
         with pytest.raises(UserError, match=message):
-            check_rows(kind, config, [256, length], mesh_of(**axes))
+            check_row_lengths(kind, config, [256, length], mesh_of(**axes))
 
     config = ModelConfig(vocab_size=300, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=64,
                          model_dim=256, max_seq_len=512, window_pattern="SSSL")  # fmt: skip
     refused("causal only, it has no window", "pallas", 512)
     refused("multiple of 512 tokens, not 256", "splash", 512, context=4)
-    check_rows("splash", config, [256, 300], mesh_of(data=2))
-    check_rows("einsum", config, [300], mesh_of(context=4))
+    check_row_lengths("splash", config, [256, 300], mesh_of(data=2))
+    check_row_lengths("einsum", config, [300], mesh_of(context=4))
     config = dataclasses.replace(config, window_pattern="L")
     refused("multiple of 128 tokens, not 300", "pallas", 300)
     refused("context axis", "pallas", 512, context=2)
-    check_rows("pallas", config, [256, 512], mesh_of(data=2))
+    check_row_lengths("pallas", config, [256, 512], mesh_of(data=2))
 
 
 def test_auto_takes_what_the_devices_have() -> None:
-    assert attention_kind("auto") == "einsum"
-    assert attention_kind("auto", mesh_of(data=2)) == "einsum"
+    assert resolve_attention("auto") == "einsum"
+    assert resolve_attention("auto", mesh_of(data=2)) == "einsum"

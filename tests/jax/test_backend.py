@@ -156,7 +156,7 @@ def test_a_profile_opens_in_xprof(small: TrainSettings) -> None:
 def test_bad_input_before_anything_is_written(
     small: TrainSettings, change: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "tpu_chips", lambda: 0)
+    monkeypatch.setattr(distributed, "count_tpus", lambda: 0)
     wrong = dataclasses.replace(small, total_batch_size=256, device_batch_size=2, **change)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         pretrain(wrong)
@@ -167,7 +167,7 @@ def test_a_tpu_that_jax_does_not_take_is_an_error(
     small: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chips are there, and the library for them is not, or another job has them: no run on the CPU."""
-    monkeypatch.setattr(distributed, "tpu_chips", lambda: 4)
+    monkeypatch.setattr(distributed, "count_tpus", lambda: 4)
     with pytest.raises(UserError, match="although this machine has 4 TPU chips"):
         pretrain(dataclasses.replace(small, device_type=""))
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from cpplm.core.errors import UserError
-from cpplm.jax.engram import addresses
+from cpplm.jax.engram import table_rows
 from cpplm.jax.hyper_connections import sinkhorn
-from cpplm.jax.layers import before, norm, rotary_angles, rotate, scaled
+from cpplm.jax.layers import norm, rotary_angles, rotate, scale_by, shift_right
 from cpplm.jax.multi_token import shifted_targets
 from cpplm.jax.settings import RunSettings
 from cpplm.model import hyper_connections, layers, multi_token
@@ -44,11 +44,11 @@ def test_a_scalar_is_not_rounded_before_it_multiplies() -> None:
     scale = jnp.float32(1.002)
     assert float(jnp.bfloat16(scale)) == 1.0
     wide = (scale * x.astype(jnp.float32)).astype(jnp.bfloat16)
-    assert (scaled(x, scale) == wide).all()
-    assert (scaled(x, scale) != x).any()
+    assert (scale_by(x, scale) == wide).all()
+    assert (scale_by(x, scale) != x).any()
 
     def total(scale: jax.Array) -> jax.Array:
-        return (scaled(x, scale).astype(jnp.float32) * x).sum()
+        return (scale_by(x, scale).astype(jnp.float32) * x).sum()
 
     exact = jnp.square(x.astype(jnp.float32)).sum()
     assert float(jax.grad(total)(scale)) == pytest.approx(float(exact), rel=1e-4)
@@ -56,9 +56,9 @@ def test_a_scalar_is_not_rounded_before_it_multiplies() -> None:
 
 def test_before() -> None:
     x = jnp.arange(1, 7).reshape(2, 3)
-    assert before(x, 1).tolist() == [[0, 1, 2], [0, 4, 5]]
-    assert before(x, 9).tolist() == [[0, 0, 0], [0, 0, 0]]
-    assert before(x, 0) is x
+    assert shift_right(x, 1).tolist() == [[0, 1, 2], [0, 4, 5]]
+    assert shift_right(x, 9).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert shift_right(x, 0) is x
 
 
 def test_sinkhorn_and_its_gradient() -> None:
@@ -82,7 +82,7 @@ def test_hashes_are_those_of_64_bit_arithmetic() -> None:
     ids = np.random.default_rng(0).integers(100, size=(3, 40))
     constants = {name: jnp.asarray(buffer.numpy(), jnp.uint32) for name, buffer in memory.named_buffers()}
     expected = memory.addresses(torch.from_numpy(ids), None).numpy()
-    assert (np.asarray(addresses(constants, jnp.asarray(ids))) == expected).all()
+    assert (np.asarray(table_rows(constants, jnp.asarray(ids))) == expected).all()
     assert expected.max() > 150  # beyond the first table
 
 

@@ -9,18 +9,18 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.jax.mesh import (
-    Feed,
+    HostBatchSharder,
     batch_sharding,
     check_mesh,
     layers_spec,
     make_mesh,
     mesh_sizes,
-    put_whole,
+    put_on_mesh,
     rows_sharding,
     state_spec,
     weight_spec,
 )
-from cpplm.jax.param_stacking import abstract
+from cpplm.jax.param_stacking import abstract_params
 from cpplm.model.config import ModelConfig
 from cpplm.train.jax_settings import AXES, JaxSettings
 
@@ -80,7 +80,7 @@ def test_the_mlp_is_divided_too() -> None:
 def test_where_weights_and_states_lie() -> None:
     mesh = mesh_of(data=2, fsdp=2, model=2)
     P = jax.sharding.PartitionSpec
-    shapes = {name: shape.shape for name, shape in abstract(CONFIG).items()}
+    shapes = {name: shape.shape for name, shape in abstract_params(CONFIG).items()}
     found = {name: weight_spec(name, shape, mesh) for name, shape in shapes.items()}
     assert found["blocks.attention.query.weight"] == P(None, "model", "fsdp")
     assert found["blocks.attention.output.weight"] == P(None, "fsdp", "model")
@@ -108,14 +108,14 @@ def test_layers_are_dealt_evenly(layers: int, axes: tuple[str, ...]) -> None:
 )
 def test_rows_there_and_back(named: dict[str, int]) -> None:
     mesh = mesh_of(**named)
-    feed = Feed.of(mesh)
+    sharder = HostBatchSharder.of(mesh)
     rows = np.arange(8 * 6, dtype=np.int32).reshape(8, 6)
-    sent = feed.send(rows, mesh)
+    sent = sharder.shard(rows, mesh)
     assert sent.sharding == batch_sharding(mesh)
     np.testing.assert_array_equal(np.asarray(sent), rows)
     computed = jax.jit(lambda x: 2 * x, out_shardings=rows_sharding(mesh))(sent)
-    np.testing.assert_array_equal(feed.receive(computed), 2 * rows)
-    np.testing.assert_array_equal(np.asarray(put_whole(rows, batch_sharding(mesh))), rows)
+    np.testing.assert_array_equal(sharder.unshard(computed), 2 * rows)
+    np.testing.assert_array_equal(np.asarray(put_on_mesh(rows, batch_sharding(mesh))), rows)
 
 
 def on_hosts(processes: list[int], **named: int) -> jax.sharding.Mesh:
@@ -126,25 +126,27 @@ def on_hosts(processes: list[int], **named: int) -> jax.sharding.Mesh:
 
 
 @pytest.mark.parametrize(
-    ("processes", "named", "feed"),
+    ("processes", "named", "sharder"),
     [
-        ([0, 0, 1, 1], {"data": 4}, Feed(4, (0, 1), 0, 2)),
-        ([1, 1, 0, 0], {"data": 4}, Feed(4, (2, 3), 1, 2)),
-        ([0, 1, 0, 1], {"data": 2, "fsdp": 2}, Feed(4, (0, 2), 0, 2)),
-        ([0, 0, 1, 1], {"data": 1, "context": 4}, Feed(1, (0,), 0, 1)),
-        ([0, 0, 1, 1, 2, 2, 3, 3], {"data": 2, "model": 4}, Feed(2, (0,), 0, 2)),
+        ([0, 0, 1, 1], {"data": 4}, HostBatchSharder(4, (0, 1), 0, 2)),
+        ([1, 1, 0, 0], {"data": 4}, HostBatchSharder(4, (2, 3), 1, 2)),
+        ([0, 1, 0, 1], {"data": 2, "fsdp": 2}, HostBatchSharder(4, (0, 2), 0, 2)),
+        ([0, 0, 1, 1], {"data": 1, "context": 4}, HostBatchSharder(1, (0,), 0, 1)),
+        ([0, 0, 1, 1, 2, 2, 3, 3], {"data": 2, "model": 4}, HostBatchSharder(2, (0,), 0, 2)),
     ],
 )
-def test_which_rows_a_host_reads(processes: list[int], named: dict[str, int], feed: Feed) -> None:
-    assert Feed.of(on_hosts(processes, **named)) == feed
+def test_which_rows_a_host_reads(
+    processes: list[int], named: dict[str, int], sharder: HostBatchSharder
+) -> None:
+    assert HostBatchSharder.of(on_hosts(processes, **named)) == sharder
 
 
 def test_a_host_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="leaves out all chips of 1 hosts"):
-        Feed.of(on_hosts([0, 0, 0, 0], data=4))
+        HostBatchSharder.of(on_hosts([0, 0, 0, 0], data=4))
 
 
 def test_hosts_that_share_some_rows_only() -> None:
     with pytest.raises(UserError, match="share some of their rows"):
-        Feed.of(on_hosts([0, 0, 0, 1, 1, 1], data=3, model=2))
+        HostBatchSharder.of(on_hosts([0, 0, 0, 1, 1, 1], data=3, model=2))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.jax.sparse import Index, _choice, _kth_largest, _ordered, sparse_attention
+from cpplm.jax.sparse import IndexerOutput, _kth_largest, _ordered, _select_keys, sparse_attention
 from cpplm.model.config import SparseAttentionConfig
 
 numbers = st.sampled_from([0.0, -0.0, 1.0]) | st.floats(width=32, allow_nan=False, allow_subnormal=False)
@@ -29,7 +29,7 @@ def test_keys_nearby_and_ties_are_taken() -> None:
     near = jnp.asarray([[[False, False, False, False, True, True]]])
 
     def taken(k: int) -> list[int]:
-        return np.flatnonzero(_choice(score, visible, near, k) & visible).tolist()
+        return np.flatnonzero(_select_keys(score, visible, near, k) & visible).tolist()
 
     assert taken(1) == [4]
     assert taken(2) == [0, 4]
@@ -43,7 +43,7 @@ def bytes_of_scores(length: int, block: int) -> int:
         top_k=length // 2, local_window=16, indexer_heads=2, indexer_dim=8, start_layer=0
     )
 
-    def total(query: jax.Array, key: jax.Array, index: Index) -> jax.Array:
+    def total(query: jax.Array, key: jax.Array, index: IndexerOutput) -> jax.Array:
         mixed, divergence = sparse_attention(
             query, key, key, index, config=config, document_ids=None, dense=False, block=block, mesh=None
         )
@@ -52,7 +52,7 @@ def bytes_of_scores(length: int, block: int) -> int:
     shapes = (
         jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32),
         jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32),
-        Index(
+        IndexerOutput(
             jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32),
             jax.ShapeDtypeStruct((1, length, 8), jnp.float32),
             jax.ShapeDtypeStruct((1, length, 2), jnp.float32),

@@ -3,7 +3,7 @@
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.jax.tpu_specs import CHIPS, chip_of, slice_named
+from cpplm.jax.tpu_specs import CHIPS, chip_for_kind, parse_slice
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,14 @@ from cpplm.jax.tpu_specs import CHIPS, chip_of, slice_named
     ],
 )
 def test_slices(name: str, chips: int, devices: int, topology: str) -> None:
-    found = slice_named(name)
+    found = parse_slice(name)
     assert (found.chips, found.devices, found.topology) == (chips, devices, topology)
 
 
 @pytest.mark.parametrize("name", ["v6e", "v6e-3", "v5p-6", "v5p-9", "v9-4", "", "H100-8", "v6e-4x"])
 def test_unknown_slices(name: str) -> None:
     with pytest.raises(UserError, match="no TPU slice"):
-        slice_named(name)
+        parse_slice(name)
 
 
 def test_devices_share_their_chip() -> None:
@@ -36,5 +36,5 @@ def test_devices_share_their_chip() -> None:
 
 
 def test_kinds_of_jax() -> None:
-    found = [chip_of(kind) for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU v4", "cpu")]
+    found = [chip_for_kind(kind) for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU v4", "cpu")]
     assert [chip and chip.name for chip in found] == ["v5e", "v5p", "v6e", "v4", None]

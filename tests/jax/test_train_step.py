@@ -94,7 +94,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 @pytest.fixture
 def divide_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small weights and states, too."""
-    monkeypatch.setattr(mesh, "DIVIDED_FROM", 1)
+    monkeypatch.setattr(mesh, "MIN_SHARDED_SIZE", 1)
 
 
 @pytest.mark.usefixtures("divide_all")
@@ -152,7 +152,7 @@ def validate(learner: JaxLearner, batch: Batch) -> np.ndarray:
 def assert_divided(learner: JaxLearner, batch: Batch, axes: dict[str, int]) -> None:
     """On every axis something is divided: otherwise the comparison would show nothing."""
     arrays = [*learner._learning.values(), *learner._state.values()]
-    arrays += place(batch, learner._feed, learner._step.mesh).tokens.values()
+    arrays += place(batch, learner._sharder, learner._step.mesh).tokens.values()
     specs = [part for array in arrays for part in array.sharding.spec]
     divided = {axis for part in specs for axis in (part if isinstance(part, tuple) else (part,))}
     assert divided >= set(axes)

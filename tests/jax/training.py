@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.learner import JaxLearner
-from cpplm.jax.mesh import Feed, make_mesh
+from cpplm.jax.mesh import HostBatchSharder, make_mesh
 from cpplm.jax.optimizer import Optimizer
 from cpplm.jax.optimizer_state_io import stack_state
-from cpplm.jax.param_stacking import stack_numpy
+from cpplm.jax.param_stacking import stack_params_numpy
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
 from cpplm.model.config import ModelConfig
@@ -55,7 +55,7 @@ def jax_learner(
     optimizer = optimizer_of(config, mesh)
     step = TrainStep(config, run, optimizer, mesh)
     stacked = stack_state(state or {}, optimizer, config)
-    learner = JaxLearner(step, Feed.of(mesh), stack_numpy(named, config), stacked)
+    learner = JaxLearner(step, HostBatchSharder.of(mesh), stack_params_numpy(named, config), stacked)
     rows, length = batches[0].inputs.shape
     learner.compile(rows, length, count=count, documents=batches[0].documents is not None)
     return learner

@@ -13,7 +13,7 @@ import torch
 from jax.sharding import Mesh
 
 from cpplm.jax.model import loss
-from cpplm.jax.param_stacking import partition, stack, unstack
+from cpplm.jax.param_stacking import partition_params, stack_params, unstack_params
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import (
     EngramConfig,
@@ -140,7 +140,7 @@ def by_jax(
     run: RunSettings = EXACT,
     mesh: Mesh | None = None,
 ) -> Found:
-    learning, constants = partition(stack(named, config))
+    learning, constants = partition_params(stack_params(named, config))
 
     @jax.jit
     def run_once(learning: Any, constants: Any, batch: Any) -> Any:
@@ -150,7 +150,7 @@ def by_jax(
         return jax.value_and_grad(total, has_aux=True)(learning)
 
     (value, parts), gradients = run_once(learning, constants, batch)
-    named_gradients = unstack({**gradients, **constants}, config)
+    named_gradients = unstack_params({**gradients, **constants}, config)
     losses = {"total": float(value), **{name: float(part) for name, part in parts.items()}}
     return losses, {
         name: np.asarray(gradient)

@@ -23,17 +23,17 @@ from jax.experimental import topologies
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info, progress_bar
-from cpplm.jax.attention import attention_kind, check_rows
+from cpplm.jax.attention import check_row_lengths, resolve_attention
 from cpplm.jax.backend import run_settings, train_step
 from cpplm.jax.check_settings import CheckSettings
 from cpplm.jax.mesh import check_mesh, make_mesh, mesh_sizes
-from cpplm.jax.tpu_specs import Slice, slice_named
+from cpplm.jax.tpu_specs import Slice, parse_slice
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.training_length import training_budget
 
 GIB = 2**30
 # libtpu asks a cloud's metadata service what machine this is, and complains at length where none answers.
-QUIET = {
+LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # it guards the chips, and none are touched
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -43,7 +43,7 @@ QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 # How the compiler says that it does not fit: bytes asked for, bytes there are.
-TOO_LARGE = (
+OUT_OF_MEMORY = (
     re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
 )
@@ -51,7 +51,7 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """What the compiler says of a program, in bytes of one device; see `compile_step`.
 
     Attributes:
@@ -63,7 +63,7 @@ class Compiled:
         program: the code.
         flops: operations of one device as the compiler counts them: the body of a loop once, kernels not at
             all.
-        refused: its words where the program does not fit; the figures are then what it says of its needs.
+        compiler_error: its message where the program does not fit; the figures are then those that it names.
     """
 
     seconds: float
@@ -73,11 +73,11 @@ class Compiled:
     temporary: int = 0
     program: int = 0
     flops: float = 0.0
-    refused: str = ""
+    compiler_error: str = ""
 
 
 @dataclass(frozen=True)
-class Checked:
+class CompileReport:
     """The outcome of `check`. Bytes and operations are of one device, which is a chip but on v7x."""
 
     target: str
@@ -91,9 +91,9 @@ class Checked:
     precision: str
     attention: str
     remat: str
-    lower_seconds: float
-    compiled: Compiled
-    counted_flops: float
+    trace_seconds: float
+    compiled: CompiledProgram
+    model_flops: float
     """By `cpplm.model.flops`: forward and backward, without what is computed again or the optimizer."""
     fits: bool
 
@@ -105,39 +105,39 @@ class Checked:
             f"{self.target}: {self.devices} devices of {gib:.0f} GiB, {mesh}",
             f"depth {self.depth}, {self.parameters:,} parameters; {self.tokens_per_step:,} tokens a step "
             f"in rows of {self.seq:,}; {self.precision}, attention {self.attention}, remat {self.remat}",
-            f"traced in {self.lower_seconds:.0f} s, compiled in {found.seconds:.0f} s "
+            f"traced in {self.trace_seconds:.0f} s, compiled in {found.seconds:.0f} s "
             f"({found.cpu_seconds:.0f} s of processor)",
         ]
-        if found.refused:
+        if found.compiler_error:
             needs = f" of the {found.peak / GIB:.1f} GiB that it needs" if found.peak else ""
-            return "\n".join([*lines, f"does not fit{needs}: {found.refused}"])
+            return "\n".join([*lines, f"does not fit{needs}: {found.compiler_error}"])
         return "\n".join([
             *lines,
             f"memory of a device: {found.peak / GIB:.2f} GiB at most; {found.arguments / GIB:.2f} of it "
             f"weights, optimizer state and tokens, {found.temporary / GIB:.2f} activations and gradients",
             f"program: {found.program / 2**20:.0f} MiB",
-            f"operations of a device per step: {self.counted_flops:.3e} of the model as cpplm counts, "
+            f"operations of a device per step: {self.model_flops:.3e} of the model as cpplm counts, "
             f"without what remat repeats; {found.flops:.3e} as the compiler does, which takes a loop's body "
             "once and sees no kernel's inside",
             "fits" if self.fits else "does not fit",
         ])  # fmt: skip
 
 
-def check(settings: CheckSettings) -> Checked:
+def check(settings: CheckSettings) -> CompileReport:
     """Compile the step of these settings for the slice that they name.
 
     Raises:
         UserError: no such slice, no libtpu, or a step that such a slice could not take.
     """
-    target, step = slice_named(settings.target), settings.step
+    target, step = parse_slice(settings.target), settings.step
     sizes = mesh_sizes(step.jax.axes(), target.devices)
     shares = sizes["data"] * sizes["fsdp"]
     training = step.training(shares, "tpu")
     config = step.config(training)
     check_mesh(sizes, config, [step.seq])
-    mesh = make_mesh(sizes, described_devices(target))
+    mesh = make_mesh(sizes, describe_devices(target))
     run = run_settings(training, mesh)
-    check_rows(attention_kind(run.attention, mesh), config, [step.seq], mesh)
+    check_row_lengths(resolve_attention(run.attention, mesh), config, [step.seq], mesh)
     trained = train_step(training, config, training_budget(training, config), mesh)
     log_info(f"tracing the step for {target.name}")
     begin = time.perf_counter()
@@ -147,11 +147,11 @@ def check(settings: CheckSettings) -> Checked:
         count=training.forward_passes(shares),
         documents=step.document_mask,
     )
-    lower_seconds = time.perf_counter() - begin
-    with ticking("compiling"):
+    trace_seconds = time.perf_counter() - begin
+    with heartbeat("compiling"):
         compiled = compile_step(lowered)
     devices = len(mesh.devices.flat)
-    return Checked(
+    return CompileReport(
         target=target.name,
         devices=devices,
         device_memory=target.chip.device_memory,
@@ -161,16 +161,16 @@ def check(settings: CheckSettings) -> Checked:
         seq=step.seq,
         tokens_per_step=training.total_batch_size,
         precision=run.compute_dtype,
-        attention=attention_kind(run.attention, mesh),
+        attention=resolve_attention(run.attention, mesh),
         remat=run.remat,
-        lower_seconds=lower_seconds,
+        trace_seconds=trace_seconds,
         compiled=compiled,
-        counted_flops=count_flops(config, step.seq)["total"] * training.total_batch_size / devices,
-        fits=not compiled.refused and compiled.peak <= target.chip.device_memory,
+        model_flops=count_flops(config, step.seq)["total"] * training.total_batch_size / devices,
+        fits=not compiled.compiler_error and compiled.peak <= target.chip.device_memory,
     )
 
 
-def described_devices(target: Slice) -> list[Any]:
+def describe_devices(target: Slice) -> list[Any]:
     """The devices of a slice, as libtpu describes them; none of them is here.
 
     Raises:
@@ -181,7 +181,7 @@ def described_devices(target: Slice) -> list[Any]:
             "compiling for TPUs needs libtpu, which is not installed",
             fix="pip install 'cpplm[tpu]', on Linux.",
         )
-    for name, value in QUIET.items():
+    for name, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     jax.config.update("jax_platforms", "cpu")  # a TPU of this machine stays free
     try:
@@ -197,7 +197,7 @@ def described_devices(target: Slice) -> list[Any]:
     return list(described.devices)
 
 
-def compile_step(lowered: Any) -> Compiled:
+def compile_step(lowered: Any) -> CompiledProgram:
     """Compile what `TrainStep.lower` gave.
 
     Raises:
@@ -209,13 +209,13 @@ def compile_step(lowered: Any) -> Compiled:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return _refused(str(error), time.perf_counter() - begin, time.process_time() - busy)
+        return _out_of_memory(str(error), time.perf_counter() - begin, time.process_time() - busy)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - busy
     memory = compiled.memory_analysis()
     program = memory.generated_code_size_in_bytes
     arguments, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes  # donated ones take no place
-    return Compiled(
+    return CompiledProgram(
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         peak=arguments + results + temporary + program,
@@ -226,15 +226,15 @@ def compile_step(lowered: Any) -> Compiled:
     )
 
 
-def _refused(message: str, seconds: float, cpu_seconds: float) -> Compiled:
+def _out_of_memory(message: str, seconds: float, cpu_seconds: float) -> CompiledProgram:
     said = " ".join(message.removeprefix("RESOURCE_EXHAUSTED: ").split())
-    sizes = next((match for match in (pattern.search(said) for pattern in TOO_LARGE) if match), None)
+    sizes = next((match for match in (pattern.search(said) for pattern in OUT_OF_MEMORY) if match), None)
     needed = round(float(sizes[1]) * UNITS[sizes[2]]) if sizes else 0
-    return Compiled(seconds, cpu_seconds, peak=needed, refused=said[:300])
+    return CompiledProgram(seconds, cpu_seconds, peak=needed, compiler_error=said[:300])
 
 
 @contextmanager
-def ticking(what: str) -> Iterator[None]:
+def heartbeat(what: str) -> Iterator[None]:
     """A clock on stderr while something goes on that says nothing of itself."""
     over = threading.Event()
 

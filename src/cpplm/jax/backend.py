@@ -17,16 +17,16 @@ from jax.sharding import Mesh
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
-from cpplm.jax.attention import attention_kind, check_rows
-from cpplm.jax.distributed import JaxWorld, joined
+from cpplm.jax.attention import check_row_lengths, resolve_attention
+from cpplm.jax.distributed import JaxWorld, initialize
 from cpplm.jax.learner import JaxLearner, place
-from cpplm.jax.mesh import Feed, check_mesh, make_mesh, mesh_sizes
+from cpplm.jax.mesh import HostBatchSharder, check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
 from cpplm.jax.optimizer_state_io import stack_state
-from cpplm.jax.param_stacking import initial, stack_numpy
+from cpplm.jax.param_stacking import init_params, stack_params_numpy
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
-from cpplm.jax.tpu_specs import KINDS
+from cpplm.jax.tpu_specs import CHIPS_BY_KIND
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import DEFAULT_KERNELS
 from cpplm.tokenizer.token_normalization import canonical_ids
@@ -52,24 +52,31 @@ class JaxBackend:
         _refuse_settings_of_torch(settings)
         self._settings = settings
         self._mesh: Mesh | None = None
-        self._feed = Feed(1, (0,), 0, 1)
+        self._sharder = HostBatchSharder(1, (0,), 0, 1)
 
     @contextmanager
     def open_world(self) -> Iterator[DistContext]:
         """See `Backend`; the world is a `JaxWorld`."""
         settings = self._settings
-        with joined(settings) as devices:
+        with initialize(settings) as devices:
             sizes = mesh_sizes(settings.jax.axes(), len(devices))
             self._mesh = make_mesh(sizes, devices)
             if self._mesh.size < len(devices):
                 log_info(f"training on {self._mesh.size} of {len(devices)} chips, as --mesh says")
-            self._feed = Feed.of(self._mesh)
-            feed = self._feed
-            _refuse_batch(settings, feed.shards)
+            self._sharder = HostBatchSharder.of(self._mesh)
+            sharder = self._sharder
+            _refuse_batch(settings, sharder.batch_shards)
             if devices[0].platform == "tpu":
-                _keep_compiled_programs()
+                _enable_compilation_cache()
             cpu = torch.device("cpu")
-            yield JaxWorld(feed.index, feed.count, cpu, None, len(feed.own), chips=self._mesh.size)
+            yield JaxWorld(
+                sharder.reader_index,
+                sharder.num_readers,
+                cpu,
+                None,
+                len(sharder.host_shards),
+                chips=self._mesh.size,
+            )
 
     @property
     def mesh(self) -> Mesh:
@@ -83,14 +90,14 @@ class JaxBackend:
         return self._mesh
 
     @property
-    def feed(self) -> Feed:
+    def sharder(self) -> HostBatchSharder:
         """This host's rows, once the world is open."""
-        return self._feed
+        return self._sharder
 
     def devices(self, settings: TrainSettings, dist: DistContext) -> Devices:
         """The TPU chips, or this CPU."""
         chip = self.mesh.devices.flat[0]
-        known = KINDS.get(chip.device_kind)
+        known = CHIPS_BY_KIND.get(chip.device_kind)
         if known is None:
             dtype = getattr(torch, run_settings(settings, self.mesh).compute_dtype)
             return local_devices(dist.device, dtype, dist.devices)
@@ -106,8 +113,8 @@ class JaxBackend:
         lengths = settings.data.row_lengths(settings.max_seq_len)
         check_mesh(sizes, config, lengths)
         run = run_settings(settings, self.mesh)
-        attention = attention_kind(run.attention, self.mesh)
-        check_rows(attention, config, lengths, self.mesh)
+        attention = resolve_attention(run.attention, self.mesh)
+        check_row_lengths(attention, config, lengths, self.mesh)
         return {
             "kernels": {"attention": attention},
             "run": dataclasses.asdict(run),
@@ -119,7 +126,7 @@ class JaxBackend:
 
     def place(self, batch: Batch) -> Batch:
         """See `Backend`."""
-        return place(batch, self._feed, self.mesh)
+        return place(batch, self._sharder, self.mesh)
 
     def build(
         self,
@@ -133,12 +140,12 @@ class JaxBackend:
         """See `Backend`. A new model begins with the weights that PyTorch would give it."""
         step = train_step(settings, config, budget, self.mesh)
         if checkpoint is None:
-            weights = initial(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
+            weights = init_params(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
             state: dict[str, np.ndarray] = {}
         else:
-            weights = stack_numpy(_arrays(checkpoint, "model.safetensors"), config)
+            weights = stack_params_numpy(_arrays(checkpoint, "model.safetensors"), config)
             state = _arrays(checkpoint, "optimizer.safetensors")
-        learner = JaxLearner(step, self.feed, weights, stack_state(state, step.optimizer, config))
+        learner = JaxLearner(step, self.sharder, weights, stack_state(state, step.optimizer, config))
         log_info("compiling the training step, before the first one")
         rows = settings.device_batch_size * dist.batch_shares
         for length in settings.data.row_lengths(settings.max_seq_len):
@@ -217,7 +224,7 @@ def _arrays(checkpoint: Checkpoint, name: str) -> dict[str, np.ndarray]:
     return {key: tensor.numpy() for key, tensor in load_tensors(checkpoint, name).items()}
 
 
-def _keep_compiled_programs() -> None:
+def _enable_compilation_cache() -> None:
     """In a folder, so that the next start of the same run takes seconds. A user's own choice stays."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

@@ -19,22 +19,22 @@ from cpplm.core.hardware import count_tpus
 from cpplm.core.progress import log_info, progress_bar
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
-from cpplm.jax.attention import attention_kind, check_rows
+from cpplm.jax.attention import check_row_lengths, resolve_attention
 from cpplm.jax.backend import JaxBackend, run_settings, train_step
 from cpplm.jax.check_settings import BenchSettings, StepSettings
 from cpplm.jax.learner import JaxLearner
 from cpplm.jax.mesh import check_mesh
 from cpplm.jax.optimizer_state_io import stack_state
-from cpplm.jax.param_stacking import initial
-from cpplm.jax.step import NEUTRAL, TrainStep
-from cpplm.jax.tpu_specs import chip_of
+from cpplm.jax.param_stacking import init_params
+from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
+from cpplm.jax.tpu_specs import chip_for_kind
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import training_budget
 
 
 @dataclass(frozen=True)
-class Measured:
+class BenchReport:
     """The outcome of `bench`: seconds of one step, tokens per second of all devices together."""
 
     device: str
@@ -81,7 +81,7 @@ class Measured:
         ])  # fmt: skip
 
 
-def bench(settings: BenchSettings) -> Measured:
+def bench(settings: BenchSettings) -> BenchReport:
     """Time steps of a new model on all devices of this machine, or of the slice with --multi_host.
 
     Raises:
@@ -96,33 +96,33 @@ def bench(settings: BenchSettings) -> Measured:
         training = settings.step.training(shares, device_type)
         config = settings.step.config(training)
         check_mesh(dict(mesh.shape), config, [settings.step.seq])
-        attention = attention_kind(run_settings(training, mesh).attention, mesh)
-        check_rows(attention, config, [settings.step.seq], mesh)
+        attention = resolve_attention(run_settings(training, mesh).attention, mesh)
+        check_row_lengths(attention, config, [settings.step.seq], mesh)
         trained = train_step(training, config, training_budget(training, config), mesh)
         learner = JaxLearner(
-            trained, backend.feed, initial(config), stack_state({}, trained.optimizer, config)
+            trained, backend.sharder, init_params(config), stack_state({}, trained.optimizer, config)
         )
         count, rows = training.forward_passes(shares), settings.step.device_batch_size * shares
         log_info("compiling the training step")
         begin = time.perf_counter()
         learner.compile(rows, settings.step.seq, count=count, documents=settings.step.document_mask)
         compile_seconds = time.perf_counter() - begin
-        own_rows = rows // backend.feed.count
-        batches = [backend.place(batch) for batch in _batches(settings.step, own_rows, count)]
-        seconds, loss = _timed(learner, batches, settings)
-        return _measured(trained, training, learner, compile_seconds, seconds, loss)
+        own_rows = rows // backend.sharder.num_readers
+        batches = [backend.place(batch) for batch in _random_batches(settings.step, own_rows, count)]
+        seconds, loss = _time_steps(learner, batches, settings)
+        return _report(trained, training, learner, compile_seconds, seconds, loss)
 
 
-def _measured(
+def _report(
     trained: TrainStep, training: TrainSettings, learner: JaxLearner, compile_seconds: float,
     seconds: list[float], loss: float,
-) -> Measured:  # fmt: skip
+) -> BenchReport:  # fmt: skip
     config, mesh, run = trained.config, trained.mesh, trained.run
     kind = mesh.devices.flat[0].device_kind
-    chip = chip_of(kind)
+    chip = chip_for_kind(kind)
     rate = training.total_batch_size / statistics.median(seconds)
     flops = rate * count_flops(config)["total"]
-    return Measured(
+    return BenchReport(
         device=kind,
         devices=mesh.size,
         mesh=dict(mesh.shape),
@@ -131,7 +131,7 @@ def _measured(
         seq=config.max_seq_len,
         tokens_per_step=training.total_batch_size,
         precision=run.compute_dtype,
-        attention=attention_kind(run.attention, mesh),
+        attention=resolve_attention(run.attention, mesh),
         remat=run.remat,
         compile_seconds=compile_seconds,
         step_seconds=statistics.median(seconds),
@@ -145,20 +145,22 @@ def _measured(
     )
 
 
-def _timed(learner: JaxLearner, batches: list[Batch], settings: BenchSettings) -> tuple[list[float], float]:
+def _time_steps(
+    learner: JaxLearner, batches: list[Batch], settings: BenchSettings
+) -> tuple[list[float], float]:
     """Seconds of each measured step, and the loss of the last one. A step has ended when its loss is here."""
     seconds, loss = [], 0.0
     with progress_bar(settings.warm_up + settings.steps, "steps", "step") as bar:
         for number in range(settings.warm_up + settings.steps):
             begin = time.perf_counter()
-            loss = learner.step(iter(batches), len(batches), NEUTRAL).next_token
+            loss = learner.step(iter(batches), len(batches), NEUTRAL_PLAN).next_token
             if number >= settings.warm_up:
                 seconds.append(time.perf_counter() - begin)
             bar.update(1)
     return seconds, loss
 
 
-def _batches(step: StepSettings, rows: int, count: int) -> list[Batch]:
+def _random_batches(step: StepSettings, rows: int, count: int) -> list[Batch]:
     """Random ids; with documents, four in each row. Of this host's rows."""
     generator = torch.Generator().manual_seed(jax.process_index())
     found = []

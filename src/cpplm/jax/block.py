@@ -11,36 +11,38 @@ from typing import TypeVar
 
 import jax
 
-from cpplm.jax.attention.layer import Context, attention_layer
+from cpplm.jax.attention.layer import ForwardContext, attention_layer
 from cpplm.jax.hyper_connections import connect
 from cpplm.jax.layer_scan import LayerKind
-from cpplm.jax.layers import Params, mlp, norm, part
+from cpplm.jax.layers import Params, mlp, norm, subtree
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, constrain
 
-Aside = TypeVar("Aside")
+Aux = TypeVar("Aux")
 
 
-def block(weights: Params, x: jax.Array, kind: LayerKind, context: Context) -> tuple[jax.Array, jax.Array]:
+def block(
+    weights: Params, x: jax.Array, kind: LayerKind, context: ForwardContext
+) -> tuple[jax.Array, jax.Array]:
     """The residual stream or streams after attention and MLP, and the indexer's divergence."""
 
     def attend(x_BTC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return attention_layer(part(weights, "attention."), norm(x_BTC), kind, context)
+        return attention_layer(subtree(weights, "attention."), norm(x_BTC), kind, context)
 
     def feed_forward(x_BTC: jax.Array) -> tuple[jax.Array, None]:
-        return mlp(part(weights, "mlp."), norm(x_BTC), context.config.mlp, context.mesh), None
+        return mlp(subtree(weights, "mlp."), norm(x_BTC), context.config.mlp, context.mesh), None
 
-    x, divergence = add("attention", weights, x, attend, context)
-    x, _ = add("mlp", weights, x, feed_forward, context)
+    x, divergence = add_sublayer("attention", weights, x, attend, context)
+    x, _ = add_sublayer("mlp", weights, x, feed_forward, context)
     return x, divergence
 
 
-def add(
+def add_sublayer(
     name: str,
     weights: Params,
     x: jax.Array,
-    sublayer: Callable[[jax.Array], tuple[jax.Array, Aside]],
-    context: Context,
-) -> tuple[jax.Array, Aside]:
+    sublayer: Callable[[jax.Array], tuple[jax.Array, Aux]],
+    context: ForwardContext,
+) -> tuple[jax.Array, Aux]:
     """Add what a sublayer makes of the residual stream to it.
 
     Args:
@@ -53,13 +55,13 @@ def add(
     streams = context.config.hyper_connections
     with jax.named_scope(name):
         if streams is not None:
-            x, aside = connect(part(weights, f"connections.{name}."), x, sublayer, streams)
+            x, aux = connect(subtree(weights, f"connections.{name}."), x, sublayer, streams)
         else:
-            written_BTC, aside = sublayer(x)
+            written_BTC, aux = sublayer(x)
             x = x + written_BTC
-    return lay_out(x, context), aside
+    return constrain_activations(x, context), aux
 
 
-def lay_out(x: jax.Array, context: Context) -> jax.Array:
+def constrain_activations(x: jax.Array, context: ForwardContext) -> jax.Array:
     """The residual stream or streams, divided over the mesh by batch and sequence."""
     return constrain(x, *[None] * (x.ndim - 3), BATCH, CONTEXT, None, mesh=context.mesh)

@@ -13,11 +13,11 @@ from typing import ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from cpplm.jax.attention.layer import Context
-from cpplm.jax.block import add, block
-from cpplm.jax.engram import branch, look_up, memory
+from cpplm.jax.attention.layer import ForwardContext
+from cpplm.jax.block import add_sublayer, block
+from cpplm.jax.engram import embed_ngrams, engram_branch, engram_memory
 from cpplm.jax.layer_scan import LayerKind, Segment, layer_kinds, segments, unrolled
-from cpplm.jax.layers import Params, norm, part
+from cpplm.jax.layers import Params, norm, subtree
 from cpplm.jax.settings import RunSettings
 
 Arguments = ParamSpec("Arguments")
@@ -28,11 +28,11 @@ Carry = tuple[jax.Array, jax.Array, jax.Array]
 """The stream or streams; those behind the layer that backout takes; the indexers' divergences, added up."""
 
 
-def trunk(params: Params, embedded: jax.Array, context: Context) -> Carry:
+def decoder_layers(params: Params, embedded: jax.Array, context: ForwardContext) -> Carry:
     """What the layers make of the embedded tokens, not yet normalised."""
     config = context.config
     kinds = layer_kinds(config)
-    blocks = part(params, "blocks.")
+    blocks = subtree(params, "blocks.")
     scales = (params["residual_scales"], params["embedding_scales"])
     ngrams = _Ngrams(params, context)
     carry: Carry = (embedded, embedded, jnp.zeros(()))
@@ -49,7 +49,7 @@ def trunk(params: Params, embedded: jax.Array, context: Context) -> Carry:
                 of_kind = partial(
                     _layer, kind=kinds[candidates[0]], candidates=candidates, ngrams=ngrams, context=context
                 )
-                run = recomputed(of_kind, context.run, in_loop=segment.repeats > 1)
+                run = remat(of_kind, context.run, in_loop=segment.repeats > 1)
                 x, of_layer = run(weights, x, embedded, scales, layer)
                 divergence = divergence + of_layer
                 if config.backout and config.backout_layer() in candidates:
@@ -65,7 +65,7 @@ def trunk(params: Params, embedded: jax.Array, context: Context) -> Carry:
     return carry
 
 
-def recomputed(
+def remat(
     function: Callable[Arguments, Result], run: RunSettings, *, in_loop: bool
 ) -> Callable[Arguments, Result]:
     """The function, with what the settings say computed again in the backward pass (Chen et al. 2016, arXiv
@@ -91,7 +91,7 @@ def _layer(
     kind: LayerKind,
     candidates: range,
     ngrams: _Ngrams,
-    context: Context,
+    context: ForwardContext,
 ) -> tuple[jax.Array, jax.Array]:
     """One layer, with what is mixed into the stream before it; see `scaled` for the dtype of that."""
     residual_scale, embedding_scale = (scale[layer].astype(jnp.float32) for scale in scales)
@@ -103,17 +103,17 @@ def _layer(
 class _Ngrams:
     """The n-gram memories of all layers that have one, ready to be read."""
 
-    def __init__(self, params: Params, context: Context) -> None:
+    def __init__(self, params: Params, context: ForwardContext) -> None:
         self.context, self.engram = context, context.config.engram
         self.layers = sorted(self.engram.layers) if self.engram else []
-        blocks = part(params, "blocks.")
+        blocks = subtree(params, "blocks.")
         self.weights = {name: array for name, array in blocks.items() if _is_of_ngrams(name)}
         self.found: list[jax.Array] = []
         if self.engram and self.engram.kind == "memory":
-            constants = {name: a for name, a in part(blocks, "engram.").items() if a.dtype == jnp.uint32}
+            constants = {name: a for name, a in subtree(blocks, "engram.").items() if a.dtype == jnp.uint32}
             with jax.named_scope("engram_tables"):
                 self.found = [
-                    look_up(
+                    embed_ngrams(
                         params[f"blocks.{layer}.engram.table.weight"],
                         {name: array[index] for name, array in constants.items()},
                         context.ids_BT,
@@ -142,12 +142,12 @@ class _Ngrams:
         weights = {name: array[index] for name, array in self.weights.items()}
 
         def remember(x_BTC: jax.Array) -> tuple[jax.Array, None]:
-            own = part(weights, "engram.")
+            own = subtree(weights, "engram.")
             if engram.kind == "local":
-                return branch(own, norm(x_BTC), engram), None
-            return memory(own, norm(x_BTC), self.found[index], engram), None
+                return engram_branch(own, norm(x_BTC), engram), None
+            return engram_memory(own, norm(x_BTC), self.found[index], engram), None
 
-        return add("engram", weights, x, remember, self.context)[0]
+        return add_sublayer("engram", weights, x, remember, self.context)[0]
 
 
 def _is_of_ngrams(name: str) -> bool:

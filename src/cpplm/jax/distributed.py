@@ -21,7 +21,7 @@ from cpplm.train.distributed import DistContext, TrainingInterrupted
 from cpplm.train.settings import TrainSettings
 
 _BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_PATIENCE = 60  # seconds that a host which has ended with an error waits for the others to end
+_SHUTDOWN_SECONDS = 60  # seconds that a host which has ended with an error waits for the others to end
 
 
 @dataclass
@@ -71,7 +71,7 @@ class JaxWorld(DistContext):
 
 
 @contextmanager
-def joined(settings: TrainSettings) -> Iterator[list[jax.Device]]:
+def initialize(settings: TrainSettings) -> Iterator[list[jax.Device]]:
     """The chips of all hosts, which have found each other.
 
     Raises:
@@ -85,7 +85,7 @@ def joined(settings: TrainSettings) -> Iterator[list[jax.Device]]:
         jax.config.update("jax_platforms", "cpu")
     _refuse_lonely_host(settings)
     if settings.jax.multi_host:
-        _find_other_hosts()
+        _initialize_hosts()
     try:
         devices = jax.devices()
     except RuntimeError as error:
@@ -98,12 +98,12 @@ def joined(settings: TrainSettings) -> Iterator[list[jax.Device]]:
     try:
         yield devices
     except TrainingInterrupted:
-        _leave(settings)
+        _shut_down(settings)
         raise
-    _leave(settings)
+    _shut_down(settings)
 
 
-def _leave(settings: TrainSettings) -> None:
+def _shut_down(settings: TrainSettings) -> None:
     if settings.jax.multi_host:
         multihost_utils.sync_global_devices("end")  # the first host may be uploading for minutes
         jax.distributed.shutdown()
@@ -133,7 +133,7 @@ def _refuse_lonely_host(settings: TrainSettings) -> None:
         )
 
 
-def _find_other_hosts() -> None:
+def _initialize_hosts() -> None:
     """By the environment where it names them, else as JAX does: TPU pods, Slurm, Kubernetes."""
     given = {name: os.environ[name] for name in _BY_HAND if name in os.environ}
     if given and len(given) < len(_BY_HAND):
@@ -146,9 +146,11 @@ def _find_other_hosts() -> None:
     try:
         if given:
             address, count, index = given.values()
-            jax.distributed.initialize(address, int(count), int(index), shutdown_timeout_seconds=_PATIENCE)
+            jax.distributed.initialize(
+                address, int(count), int(index), shutdown_timeout_seconds=_SHUTDOWN_SECONDS
+            )
         else:
-            jax.distributed.initialize(shutdown_timeout_seconds=_PATIENCE)
+            jax.distributed.initialize(shutdown_timeout_seconds=_SHUTDOWN_SECONDS)
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"--multi_host: the hosts did not find each other: {error}",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from cpplm.jax.layers import Params, before, linear, norm
+from cpplm.jax.layers import Params, linear, norm, shift_right
 from cpplm.model.config import EngramConfig
 
 
-def look_up(table: jax.Array, constants: Params, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def embed_ngrams(table: jax.Array, constants: Params, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """The embeddings of the n-grams that end at each token, shape BTX.
 
     Args:
@@ -22,11 +22,11 @@ def look_up(table: jax.Array, constants: Params, ids_BT: jax.Array, dtype: jnp.d
         ids_BT: the tokens.
         dtype: of the result.
     """
-    found_BTKE = table[addresses(constants, ids_BT)].astype(dtype)
+    found_BTKE = table[table_rows(constants, ids_BT)].astype(dtype)
     return found_BTKE.reshape(*ids_BT.shape, -1)
 
 
-def addresses(constants: Params, ids_BT: jax.Array) -> jax.Array:
+def table_rows(constants: Params, ids_BT: jax.Array) -> jax.Array:
     """Rows of the table to read, shape BTK, uint32: the checkpoint's hash functions in 32-bit arithmetic.
 
     Before the start of the sequence stands id 0, which is padding.
@@ -35,19 +35,19 @@ def addresses(constants: Params, ids_BT: jax.Array) -> jax.Array:
     multipliers_KN = constants["multipliers_KN"]
     hashed_BTK = jnp.zeros((*ids_BT.shape, multipliers_KN.shape[0]), jnp.uint32)
     for distance in range(multipliers_KN.shape[1]):
-        ids_BT1 = before(canonical_BT, distance)[..., None] + jnp.uint32(1)
+        ids_BT1 = shift_right(canonical_BT, distance)[..., None] + jnp.uint32(1)
         hashed_BTK = hashed_BTK ^ (ids_BT1 * multipliers_KN[:, distance])  # wraps at 2^32
     hashed_BTK = hashed_BTK ^ (hashed_BTK >> jnp.uint32(15))
     return hashed_BTK % constants["rows_K"] + constants["offsets_K"]
 
 
-def memory(weights: Params, x_BTC: jax.Array, found_BTX: jax.Array, engram: EngramConfig) -> jax.Array:
+def engram_memory(weights: Params, x_BTC: jax.Array, found_BTX: jax.Array, engram: EngramConfig) -> jax.Array:
     """What the memory adds to the residual stream, shape BTC.
 
     Args:
         weights: `key`, `value` and `taps` of one layer.
         x_BTC: the normalised residual stream.
-        found_BTX: what `look_up` gave.
+        found_BTX: what `embed_ngrams` gave.
         engram: its configuration.
     """
     key_BTC = norm(linear(found_BTX, weights["key.weight"]))
@@ -56,17 +56,17 @@ def memory(weights: Params, x_BTC: jax.Array, found_BTX: jax.Array, engram: Engr
     gated_BTC = gate_BT1 * linear(found_BTX, weights["value.weight"])
     normed_BTC, taps = norm(gated_BTC), weights["taps"].astype(x_BTC.dtype)
     longest = max(engram.ngram_orders)
-    spread_BTC = sum(taps[tap] * before(normed_BTC, longest * tap) for tap in range(engram.kernel_size))
+    spread_BTC = sum(taps[tap] * shift_right(normed_BTC, longest * tap) for tap in range(engram.kernel_size))
     return gated_BTC + jax.nn.silu(spread_BTC)
 
 
-def branch(weights: Params, x_BTC: jax.Array, engram: EngramConfig) -> jax.Array:
+def engram_branch(weights: Params, x_BTC: jax.Array, engram: EngramConfig) -> jax.Array:
     """What the branch over the last states adds to the residual stream, shape BTC."""
     reduced_BTX = linear(x_BTC, weights["reduce.weight"])
     taps, first = weights["taps"].astype(x_BTC.dtype), 0
     total_BTX = jnp.zeros_like(reduced_BTX)
     for order in engram.ngram_orders:
-        mixed_BTX = sum(taps[first + back] * before(reduced_BTX, back) for back in range(order))
+        mixed_BTX = sum(taps[first + back] * shift_right(reduced_BTX, back) for back in range(order))
         total_BTX = total_BTX + jax.nn.silu(mixed_BTX)
         first += order
     return linear(total_BTX, weights["expand.weight"])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from cpplm.jax.attention.layer import Context
+from cpplm.jax.attention.layer import ForwardContext
 from cpplm.jax.layers import Params, rotary_angles
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, per_shard
 from cpplm.jax.model import hidden_states, logits
@@ -38,7 +38,7 @@ def token_losses(
         mesh: of chips.
     """
     angles = rotary_angles(ids_BT.shape[1], config.head_dim, config.rope_base)
-    hidden_BTC, _ = hidden_states(params, Context(config, run, mesh, ids_BT, angles, None, False))
+    hidden_BTC, _ = hidden_states(params, ForwardContext(config, run, mesh, ids_BT, angles, None, False))
 
     def of_part(hidden_BTC: jax.Array, weight_VC: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array]:
         count = targets_BT.size

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from cpplm.jax.layers import Params, norm
 from cpplm.model.config import HyperConnectionsConfig
 
-Aside = TypeVar("Aside")
+Aux = TypeVar("Aux")
 
 
 def sinkhorn(logits_NN: jax.Array, iterations: int) -> jax.Array:
@@ -55,24 +55,24 @@ def connection_weights(
 def connect(
     weights: Params,
     x_NBTC: jax.Array,
-    sublayer: Callable[[jax.Array], tuple[jax.Array, Aside]],
+    sublayer: Callable[[jax.Array], tuple[jax.Array, Aux]],
     config: HyperConnectionsConfig,
-) -> tuple[jax.Array, Aside]:
+) -> tuple[jax.Array, Aux]:
     """The streams after `sublayer`, which maps BTC to BTC and something beside it, which is handed on."""
     reading, writing, mixing = (
         array.astype(x_NBTC.dtype)
         for array in connection_weights(weights, x_NBTC, config.sinkhorn_iterations)
     )
-    written_BTC, aside = sublayer(jnp.einsum("nbt,nbtc->btc", reading, x_NBTC))
+    written_BTC, aux = sublayer(jnp.einsum("nbt,nbtc->btc", reading, x_NBTC))
     mixed_NBTC = jnp.einsum("mnbt,nbtc->mbtc", mixing, x_NBTC)
-    return mixed_NBTC + writing[..., None] * written_BTC, aside
+    return mixed_NBTC + writing[..., None] * written_BTC, aux
 
 
-def to_streams(x_BTC: jax.Array, config: HyperConnectionsConfig | None) -> jax.Array:
+def expand_streams(x_BTC: jax.Array, config: HyperConnectionsConfig | None) -> jax.Array:
     """The residual stream, or as many copies of it as there are streams, shape NBTC."""
     return x_BTC if config is None else jnp.broadcast_to(x_BTC, (config.num_streams, *x_BTC.shape))
 
 
-def from_streams(x: jax.Array, config: HyperConnectionsConfig | None) -> jax.Array:
+def reduce_streams(x: jax.Array, config: HyperConnectionsConfig | None) -> jax.Array:
     """One residual stream again: the mean of all."""
     return x if config is None else x.mean(0)

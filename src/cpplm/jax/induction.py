@@ -8,11 +8,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from cpplm.jax.layers import Params, before, linear
+from cpplm.jax.layers import Params, linear, shift_right
 from cpplm.model.config import INDUCTION_LENGTHS
 
 
-def followers(ids_BT: jax.Array, documents_BT: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+def match_next_token(ids_BT: jax.Array, documents_BT: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """The token that followed the longest earlier match, and which length matched, from 1; 0 for none.
 
     Args:
@@ -27,21 +27,21 @@ def followers(ids_BT: jax.Array, documents_BT: jax.Array | None = None) -> tuple
         if run > 1:
             # What would begin before the row is equal to nothing.
             last_BT = jnp.where(places_BT >= run - 1, ranks_BT, -1 - places_BT)
-            halves = (last_BT, before(ranks_BT, run // 2))
-        latest_BT, ranks_BT = _latest(halves, places_BT)
+            halves = (last_BT, shift_right(ranks_BT, run // 2))
+        latest_BT, ranks_BT = _latest_match(halves, places_BT)
         followed_BT = jnp.take_along_axis(ids_BT, latest_BT, axis=1)
         found_BT = jnp.where(latest_BT > 0, followed_BT, found_BT)
         lengths_BT = jnp.where(latest_BT > 0, number, lengths_BT)
     return found_BT, lengths_BT
 
 
-def _latest(keys: tuple[jax.Array, jax.Array], places_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _latest_match(keys: tuple[jax.Array, jax.Array], places_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The place behind the latest earlier token with the same keys, 0 for none, and ranks of the keys."""
     *sorted_keys, order_BT = jax.lax.sort((*keys, places_BT), dimension=1, is_stable=True, num_keys=2)
     same_BT = jnp.ones(order_BT.shape, bool).at[:, 0].set(False)
     for key_BT in sorted_keys:
-        same_BT = same_BT & (key_BT == before(key_BT, 1))
-    latest_BT = jnp.where(same_BT, before(order_BT, 1) + 1, 0)
+        same_BT = same_BT & (key_BT == shift_right(key_BT, 1))
+    latest_BT = jnp.where(same_BT, shift_right(order_BT, 1) + 1, 0)
     # Back to the order of the tokens by another sort: TPUs scatter slowly.
     _, latest_BT, ranks_BT = jax.lax.sort(
         (order_BT, latest_BT, jnp.cumsum(~same_BT, axis=1)), dimension=1, num_keys=1
@@ -49,7 +49,7 @@ def _latest(keys: tuple[jax.Array, jax.Array], places_BT: jax.Array) -> tuple[ja
     return latest_BT, ranks_BT
 
 
-def told(weights: Params, embedded_BTC: jax.Array, lengths_BT: jax.Array) -> jax.Array:
+def induction_embedding(weights: Params, embedded_BTC: jax.Array, lengths_BT: jax.Array) -> jax.Array:
     """What the embeddings take in, shape BTC.
 
     Args:

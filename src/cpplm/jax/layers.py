@@ -19,7 +19,7 @@ Params = dict[str, jax.Array]
 EPSILON = float(np.finfo(np.float32).eps)  # torch's default, also for bfloat16 inputs
 
 
-def part(weights: Params, prefix: str) -> Params:
+def subtree(weights: Params, prefix: str) -> Params:
     """The weights whose names start so, without the prefix."""
     return {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
 
@@ -36,7 +36,7 @@ def norm(x: jax.Array, axes: int | tuple[int, ...] = -1) -> jax.Array:
     return (wide * scale).astype(x.dtype)
 
 
-def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
+def scale_by(x: jax.Array, scale: jax.Array) -> jax.Array:
     """`x` times a learned scalar, in the dtype of `x`.
 
     Multiplied in float32: a scalar rounded to bfloat16 first has a gradient that is some ten percent off.
@@ -44,7 +44,7 @@ def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
     return (scale.astype(jnp.float32) * x.astype(jnp.float32)).astype(x.dtype)
 
 
-def before(x: jax.Array, distance: int, axis: int = 1) -> jax.Array:
+def shift_right(x: jax.Array, distance: int, axis: int = 1) -> jax.Array:
     """What stood so many tokens before each token; zeros before the start."""
     if distance == 0:
         return x

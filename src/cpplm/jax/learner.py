@@ -20,11 +20,16 @@ from cpplm.core.hardware import peak_memory_bytes
 from cpplm.dataloader.loader import Batch
 from cpplm.jax.eval_step import token_losses
 from cpplm.jax.layers import Params
-from cpplm.jax.mesh import Feed, own_share, put_whole, rows_sharding
+from cpplm.jax.mesh import HostBatchSharder, gather_host_share, put_on_mesh, rows_sharding
 from cpplm.jax.optimizer_state_io import state_members
-from cpplm.jax.param_stacking import checkpoint_shapes, members, partition, widen
+from cpplm.jax.param_stacking import (
+    checkpoint_names,
+    checkpoint_shapes,
+    partition_params,
+    to_checkpoint_dtype,
+)
 from cpplm.jax.profiler import JaxProfiler
-from cpplm.jax.step import Tokens, TrainStep, plan_arrays, precise
+from cpplm.jax.step import Tokens, TrainStep, matmul_precision, plan_arrays
 from cpplm.model.config import ModelConfig
 from cpplm.train.backend import Profiler, StepLosses, StepPlan
 
@@ -36,12 +41,12 @@ class PlacedBatch(Batch):
     tokens: Tokens = field(default_factory=dict)
 
 
-def place(batch: Batch, feed: Feed, mesh: Mesh) -> PlacedBatch:
+def place(batch: Batch, sharder: HostBatchSharder, mesh: Mesh) -> PlacedBatch:
     """Send this host's rows to its chips; returns at once."""
     named = {"inputs": batch.inputs, "targets": batch.targets}
     if batch.documents is not None:
         named["documents"] = batch.documents
-    tokens = {name: feed.send(ids.numpy().astype(np.int32), mesh) for name, ids in named.items()}
+    tokens = {name: sharder.shard(ids.numpy().astype(np.int32), mesh) for name, ids in named.items()}
     return PlacedBatch(batch.inputs, batch.targets, batch.state, batch.documents, tokens)
 
 
@@ -54,7 +59,7 @@ class JaxLearner:
     def __init__(
         self,
         step: TrainStep,
-        feed: Feed,
+        sharder: HostBatchSharder,
         weights: Mapping[str, np.ndarray],
         state: Mapping[str, np.ndarray],
     ) -> None:
@@ -62,15 +67,15 @@ class JaxLearner:
 
         Args:
             step: what a step computes.
-            feed: this host's rows.
+            sharder: this host's rows.
             weights: as `cpplm.jax.param_stacking` stacks them.
             state: of the optimizer, as `stack_state` gives it.
         """
-        self._step, self._feed = step, feed
+        self._step, self._sharder = step, sharder
         of_weights, of_state = step.weight_shardings(), step.state_shardings()
-        placed = {name: put_whole(array, of_weights[name]) for name, array in weights.items()}
-        self._learning, self._constants = partition(placed)
-        self._state = {key: put_whole(array, of_state[key]) for key, array in state.items()}
+        placed = {name: put_on_mesh(array, of_weights[name]) for name, array in weights.items()}
+        self._learning, self._constants = partition_params(placed)
+        self._state = {key: put_on_mesh(array, of_state[key]) for key, array in state.items()}
         self.compiled: dict[tuple[int, int], Any] = {}
         self._token_losses = _validation(step)
 
@@ -106,7 +111,9 @@ class JaxLearner:
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
         """See `Learner`."""
         del count  # the compiled step knows
-        placed = [b if isinstance(b, PlacedBatch) else place(b, self._feed, self._step.mesh) for b in batches]
+        placed = [
+            b if isinstance(b, PlacedBatch) else place(b, self._sharder, self._step.mesh) for b in batches
+        ]
         tokens = tuple(batch.tokens for batch in placed)
         rows, length = tokens[0]["inputs"].shape
         program = self.compiled[rows, length]
@@ -119,16 +126,16 @@ class JaxLearner:
         """See `Learner`."""
         del reduction
         ids, targets = (
-            self._feed.send(ids.numpy().astype(np.int32), self._step.mesh) for ids in (ids_BT, targets_BT)
+            self._sharder.shard(ids.numpy().astype(np.int32), self._step.mesh) for ids in (ids_BT, targets_BT)
         )
         losses = self._token_losses({**self._learning, **self._constants}, ids, targets)
-        return torch.from_numpy(self._feed.receive(losses))
+        return torch.from_numpy(self._sharder.unshard(losses))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """See `Learner`: gathered from all hosts, one array after the other."""
         names = checkpoint_shapes(self.config)
-        weights = own_share(self._learning | self._constants, members(names))
-        state = own_share(self._state, state_members(self._step.optimizer, self.config))
+        weights = gather_host_share(self._learning | self._constants, checkpoint_names(names))
+        state = gather_host_share(self._state, state_members(self._step.optimizer, self.config))
         return _tensors({name: weights[name] for name in names if name in weights}), _tensors(state)
 
     def peak_memory(self) -> int:
@@ -166,7 +173,7 @@ def _validation(step: TrainStep) -> Callable[[Params, jax.Array, jax.Array], jax
     compiled = jax.jit(function, out_shardings=rows_sharding(step.mesh))
 
     def losses(params: Params, ids: jax.Array, targets: jax.Array) -> jax.Array:
-        with precise(step.run):
+        with matmul_precision(step.run):
             return compiled(params, ids, targets)
 
     return losses
@@ -177,7 +184,7 @@ def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return {
-            name: torch.from_numpy(np.ascontiguousarray(widen(array))).reshape(array.shape)
+            name: torch.from_numpy(np.ascontiguousarray(to_checkpoint_dtype(array))).reshape(array.shape)
             for name, array in arrays.items()
         }
 

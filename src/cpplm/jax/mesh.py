@@ -22,16 +22,16 @@ from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
 from cpplm.core.partition import partition_by_size
-from cpplm.jax.mesh_axes import BATCH, CONTEXT, spec
+from cpplm.jax.mesh_axes import BATCH, CONTEXT, partition_spec
 from cpplm.jax.param_stacking import is_stacked
 from cpplm.model.config import ModelConfig
 from cpplm.train.jax_settings import AXES
 
 # Last parts of the names of weights whose rows, and whose columns, belong to heads or hidden units.
-BY_ROWS = ("attention.query.weight", "attention.key.weight", "attention.value.weight", "mlp.up.weight",
+ROW_SHARDED = ("attention.query.weight", "attention.key.weight", "attention.value.weight", "mlp.up.weight",
            "mlp.gate.weight", "lm_head.weight")  # fmt: skip
-BY_COLUMNS = ("attention.output.weight", "attention.value_embedding.weight", "mlp.down.weight")
-DIVIDED_FROM = 2**16  # elements; smaller weights and states stay whole, which saves messages
+COLUMN_SHARDED = ("attention.output.weight", "attention.value_embedding.weight", "mlp.down.weight")
+MIN_SHARDED_SIZE = 2**16  # elements; smaller weights and states stay whole, which saves messages
 
 
 def mesh_sizes(named: Mapping[str, int], chips: int) -> dict[str, int]:
@@ -90,9 +90,9 @@ def weight_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     """How a weight of the JAX model lies on the mesh."""
     axes: list[Any] = [None] * len(shape)
     free = list(range(1 if is_stacked(name) else 0, len(shape)))
-    if len(free) < 2 or math.prod(shape) < DIVIDED_FROM // 16:
+    if len(free) < 2 or math.prod(shape) < MIN_SHARDED_SIZE // 16:
         return P()
-    by_model = -2 if name.endswith(BY_ROWS) else -1 if name.endswith(BY_COLUMNS) else None
+    by_model = -2 if name.endswith(ROW_SHARDED) else -1 if name.endswith(COLUMN_SHARDED) else None
     if by_model is not None and mesh.shape["model"] > 1 and shape[by_model] % mesh.shape["model"] == 0:
         axes[by_model] = "model"
         free.remove(len(shape) + by_model)
@@ -103,7 +103,7 @@ def weight_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
 def state_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     """How a state of a weight, with as many dimensions as it, lies on the mesh."""
     whole = weight_spec(name, shape, mesh)
-    if math.prod(shape) < DIVIDED_FROM:
+    if math.prod(shape) < MIN_SHARDED_SIZE:
         return whole
     axes = [*whole, *[None] * (len(shape) - len(whole))]
     _divide(axes, shape, [at for at, axis in enumerate(axes) if axis is None], "data", mesh)
@@ -130,7 +130,7 @@ def _divide(axes: list[Any], shape: tuple[int, ...], free: list[int], name: str,
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Of tokens and targets, shape BT."""
-    return NamedSharding(mesh, spec(mesh, BATCH, CONTEXT))
+    return NamedSharding(mesh, partition_spec(mesh, BATCH, CONTEXT))
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
@@ -138,28 +138,30 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
 
     Chips of other hosts may have computed parts of a row.
     """
-    return NamedSharding(mesh, spec(mesh, BATCH, None))
+    return NamedSharding(mesh, partition_spec(mesh, BATCH, None))
 
 
-def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+def put_on_mesh(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """An array that every host has whole, on the chips: each host sends its own chips their parts."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def own_share(arrays: Mapping[str, jax.Array], members: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
+def gather_host_share(
+    arrays: Mapping[str, jax.Array], members: Mapping[str, Sequence[str]]
+) -> dict[str, np.ndarray]:
     """Those layers, or arrays without layers, that `partition_by_size` deals this host by their sizes, whole.
 
     All hosts must call it. No host, and no chip, holds more than one of `arrays` whole, besides its share.
 
     Args:
         arrays: weights or optimizer state, as they lie on the chips of all hosts.
-        members: for each array, what its layers are called, see `cpplm.jax.param_stacking.members`.
+        members: for each array, what its layers are called, see `cpplm.jax.param_stacking.checkpoint_names`.
     """
     sizes = {name: arrays[key].nbytes // len(names) for key, names in members.items() for name in names}
     own = set(partition_by_size(sizes, jax.process_count())[jax.process_index()])
     alone, found = jax.process_count() == 1, {}
     for key, names in members.items():
-        whole = _whole(arrays[key])
+        whole = _gather(arrays[key])
         for index, name in enumerate(names):
             if name in own:
                 part = whole[index] if is_stacked(key) else whole
@@ -167,11 +169,11 @@ def own_share(arrays: Mapping[str, jax.Array], members: Mapping[str, Sequence[st
     return found
 
 
-def _whole(array: jax.Array) -> np.ndarray:
+def _gather(array: jax.Array) -> np.ndarray:
     """An array of all hosts in the memory of this one; nothing travels when its own chips have all of it."""
     if array.is_fully_addressable:
         return np.asarray(array)
-    if not _is_whole_everywhere(array):
+    if not _is_complete_on_each_host(array):
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     whole = np.empty(array.shape, array.dtype)
     for shard in array.addressable_shards:
@@ -179,7 +181,7 @@ def _whole(array: jax.Array) -> np.ndarray:
     return whole
 
 
-def _is_whole_everywhere(array: jax.Array) -> bool:
+def _is_complete_on_each_host(array: jax.Array) -> bool:
     """Whether the chips of each host have all parts of it: the same answer on all hosts."""
     parts: dict[int, set[str]] = {}
     indices: Mapping[jax.Device, Any] = array.sharding.devices_indices_map(array.shape)
@@ -189,25 +191,25 @@ def _is_whole_everywhere(array: jax.Array) -> bool:
 
 
 @dataclass(frozen=True)
-class Feed:
-    """Which rows of a batch this host reads: those that its chips compute.
+class HostBatchSharder:
+    """The rows of a batch that this host reads, those that its chips compute, and their way to the chips.
 
     Hosts that compute the same rows, because `context` or `model` go across them, read the same.
 
     Attributes:
-        shards: parts into which the rows of a batch are divided.
-        own: the parts of this host, ascending.
-        index: number of this host's rows among those of all hosts.
-        count: how many different rows hosts read.
+        batch_shards: parts into which the rows of a batch are divided.
+        host_shards: the parts of this host, ascending.
+        reader_index: number of this host's rows among those of all hosts.
+        num_readers: how many different rows hosts read.
     """
 
-    shards: int
-    own: tuple[int, ...]
-    index: int
-    count: int
+    batch_shards: int
+    host_shards: tuple[int, ...]
+    reader_index: int
+    num_readers: int
 
     @classmethod
-    def of(cls, mesh: Mesh) -> Feed:
+    def of(cls, mesh: Mesh) -> HostBatchSharder:
         """That of this process.
 
         Raises:
@@ -232,29 +234,29 @@ class Feed:
         own = tuple(sorted(by_process[jax.process_index()]))
         return cls(shards, own, sets.index(own), len(sets))
 
-    def send(self, rows: np.ndarray, mesh: Mesh) -> jax.Array:
+    def shard(self, rows: np.ndarray, mesh: Mesh) -> jax.Array:
         """The whole batch on the chips of all hosts.
 
         Args:
             rows: of this host, shape BT of its part.
             mesh: all chips.
         """
-        size = len(rows) // len(self.own)
+        size = len(rows) // len(self.host_shards)
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None  # noqa: S101  (this array has dimensions)
             shard = (index[0].start or 0) // size
-            begin = self.own.index(shard) * size
+            begin = self.host_shards.index(shard) * size
             return rows[begin : begin + size, index[1]]
 
-        shape = (size * self.shards, rows.shape[1])
+        shape = (size * self.batch_shards, rows.shape[1])
         return jax.make_array_from_callback(shape, batch_sharding(mesh), part)
 
-    def receive(self, array: jax.Array) -> np.ndarray:
+    def unshard(self, array: jax.Array) -> np.ndarray:
         """This host's rows of something that lies as `rows_sharding` says, shape BT."""
-        size = array.shape[0] // self.shards
-        rows = np.empty((size * len(self.own), array.shape[1]), array.dtype)
+        size = array.shape[0] // self.batch_shards
+        rows = np.empty((size * len(self.host_shards), array.shape[1]), array.dtype)
         for shard in array.addressable_shards:
-            begin = self.own.index((shard.index[0].start or 0) // size) * size
+            begin = self.host_shards.index((shard.index[0].start or 0) // size) * size
             rows[begin : begin + size] = np.asarray(shard.data)
         return rows

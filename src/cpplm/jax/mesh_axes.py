@@ -21,7 +21,7 @@ Axis = str | tuple[str, ...] | None
 """What one dimension is divided over."""
 
 
-def spec(mesh: Mesh, *axes: Axis) -> P:
+def partition_spec(mesh: Mesh, *axes: Axis) -> P:
     """The partition of an array whose dimensions are divided over these axes; those not in the mesh are
     left out."""
     return P(*(_present(mesh, axis) for axis in axes))
@@ -37,7 +37,7 @@ def constrain(x: jax.Array, *axes: Axis, mesh: Mesh | None) -> jax.Array:
     """
     if mesh is None:
         return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(mesh, *axes)))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition_spec(mesh, *axes)))
 
 
 def per_shard(
@@ -63,14 +63,14 @@ def per_shard(
     return jax.shard_map(
         function,
         mesh=mesh,
-        in_specs=tuple(spec(mesh, *axes) for axes in in_axes),
-        out_specs=tuple(spec(mesh, *axes) for axes in out_axes),
+        in_specs=tuple(partition_spec(mesh, *axes) for axes in in_axes),
+        out_specs=tuple(partition_spec(mesh, *axes) for axes in out_axes),
         axis_names=own,
         check_vma=False,
     )
 
 
-def size(mesh: Mesh | None, axis: str) -> int:
+def axis_size(mesh: Mesh | None, axis: str) -> int:
     """Into how many parts an axis divides."""
     return 1 if mesh is None else mesh.shape.get(axis, 1)
 

@@ -15,20 +15,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from cpplm.jax.attention.layer import Context
-from cpplm.jax.block import block, lay_out
-from cpplm.jax.decoder import recomputed, trunk
-from cpplm.jax.hyper_connections import from_streams, to_streams
-from cpplm.jax.induction import followers, told
+from cpplm.jax.attention.layer import ForwardContext
+from cpplm.jax.block import block, constrain_activations
+from cpplm.jax.decoder import decoder_layers, remat
+from cpplm.jax.hyper_connections import expand_streams, reduce_streams
+from cpplm.jax.induction import induction_embedding, match_next_token
 from cpplm.jax.layer_scan import layer_kinds
-from cpplm.jax.layers import Params, before, linear, norm, part, rotary_angles, scaled
+from cpplm.jax.layers import Params, linear, norm, rotary_angles, scale_by, shift_right, subtree
 from cpplm.jax.loss import cross_entropy
 from cpplm.jax.multi_token import shifted_targets
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import ModelConfig
 
 
-class Batch(TypedDict):
+class TrainBatch(TypedDict):
     """What a step is given. Scalars may change from step to step without compiling again."""
 
     inputs: jax.Array
@@ -44,12 +44,13 @@ class Batch(TypedDict):
 
 
 def loss(
-    params: Params, batch: Batch, config: ModelConfig, run: RunSettings, *, mesh: Mesh | None = None
+    params: Params, batch: TrainBatch, config: ModelConfig, run: RunSettings, *, mesh: Mesh | None = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """What training minimises, in nats per token, and its parts.
 
     Args:
-        params: of `cpplm.jax.param_stacking.stack`; gradients are for its floats (`layout.partition`).
+        params: of `cpplm.jax.param_stacking.stack_params`; gradients are for its floats
+            (`partition_params`).
         batch: tokens and targets.
         config: the model.
         run: how it is computed.
@@ -59,7 +60,7 @@ def loss(
         The total, and `next_token`, `multi_token` and `indexer`; 0 for what the model does not have. All
         float32.
     """
-    context = Context(
+    context = ForwardContext(
         config, run, mesh, batch["inputs"],
         rotary_angles(batch["inputs"].shape[1], config.head_dim, config.rope_base),
         batch.get("documents"), batch.get("dense_attention", False),
@@ -71,21 +72,25 @@ def loss(
     return total, {"next_token": next_token, "multi_token": multi_token, "indexer": indexer}
 
 
-def hidden_states(params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
+def hidden_states(params: Params, context: ForwardContext) -> tuple[jax.Array, jax.Array]:
     """Normalised output of the last layer, BTC, and the mean divergence of the indexers."""
     config = context.config
     with jax.named_scope("embedding"):
         embedded_BTC = _smear(params, _embed(params, context.ids_BT, context), context)
     if config.induction:
         with jax.named_scope("induction"):
-            found_BT, lengths_BT = followers(context.ids_BT, context.documents_BT)
+            found_BT, lengths_BT = match_next_token(context.ids_BT, context.documents_BT)
             found_BTC = _embed(params, found_BT, context)
-            embedded_BTC = embedded_BTC + told(part(params, "induction."), found_BTC, lengths_BT)
-    x, middle, divergence = trunk(params, to_streams(embedded_BTC, config.hyper_connections), context)
+            embedded_BTC = embedded_BTC + induction_embedding(
+                subtree(params, "induction."), found_BTC, lengths_BT
+            )
+    x, middle, divergence = decoder_layers(
+        params, expand_streams(embedded_BTC, config.hyper_connections), context
+    )
     if config.backout:
-        x = x - scaled(middle, params["backout_scale"])
+        x = x - scale_by(middle, params["backout_scale"])
     sparse_layers = sum(config.is_sparse(layer) for layer in range(config.num_layers))
-    return norm(from_streams(x, config.hyper_connections)), divergence / max(1, sparse_layers)
+    return norm(reduce_streams(x, config.hyper_connections)), divergence / max(1, sparse_layers)
 
 
 def logits(params: Params, hidden_BTC: jax.Array, config: ModelConfig) -> jax.Array:
@@ -94,20 +99,22 @@ def logits(params: Params, hidden_BTC: jax.Array, config: ModelConfig) -> jax.Ar
     return config.logit_softcap * jnp.tanh(products / config.logit_softcap)
 
 
-def _embed(params: Params, ids_BT: jax.Array, context: Context) -> jax.Array:
-    return lay_out(norm(params["embedding.weight"][ids_BT].astype(context.run.dtype)), context)
+def _embed(params: Params, ids_BT: jax.Array, context: ForwardContext) -> jax.Array:
+    return constrain_activations(norm(params["embedding.weight"][ids_BT].astype(context.run.dtype)), context)
 
 
-def _smear(params: Params, embedded_BTC: jax.Array, context: Context) -> jax.Array:
+def _smear(params: Params, embedded_BTC: jax.Array, context: ForwardContext) -> jax.Array:
     """Each token's embedding with a gated share of the one before it."""
     if not context.config.smear:
         return embedded_BTC
     weight = params["smear_gate.weight"]
     gate_BT1 = jax.nn.sigmoid(linear(embedded_BTC[..., : weight.shape[1]], weight))
-    return embedded_BTC + scaled(gate_BT1 * before(embedded_BTC, 1), params["smear_scale"])
+    return embedded_BTC + scale_by(gate_BT1 * shift_right(embedded_BTC, 1), params["smear_scale"])
 
 
-def _head_loss(params: Params, hidden_BTC: jax.Array, targets_BT: jax.Array, context: Context) -> jax.Array:
+def _head_loss(
+    params: Params, hidden_BTC: jax.Array, targets_BT: jax.Array, context: ForwardContext
+) -> jax.Array:
     config = context.config
     with jax.named_scope("lm_head"):
         return cross_entropy(
@@ -117,7 +124,7 @@ def _head_loss(params: Params, hidden_BTC: jax.Array, targets_BT: jax.Array, con
 
 
 def _multi_token_loss(
-    params: Params, hidden_BTC: jax.Array, targets_BT: jax.Array, context: Context
+    params: Params, hidden_BTC: jax.Array, targets_BT: jax.Array, context: ForwardContext
 ) -> jax.Array:
     """Mean loss of the heads that predict further tokens, each of which goes on from the one before it."""
     depth = context.config.mtp.depth if context.config.mtp else 0
@@ -126,11 +133,11 @@ def _multi_token_loss(
     total = jnp.zeros(())
     for head, (next_ids_BT, further_BT) in enumerate(shifted_targets(targets_BT, depth)):
         with jax.named_scope(f"multi_token_{head}"):
-            weights = part(params, f"multi_token.{head}.")
+            weights = subtree(params, f"multi_token.{head}.")
             both = jnp.concatenate((hidden_BTC, _embed(params, next_ids_BT, context)), axis=-1)
-            merged_BTC = lay_out(linear(both, weights["merge.weight"]), context)
-            run = recomputed(partial(block, kind=kind, context=plain), context.run, in_loop=False)
-            states_BTC, _ = run(part(weights, "block."), merged_BTC)
+            merged_BTC = constrain_activations(linear(both, weights["merge.weight"]), context)
+            run = remat(partial(block, kind=kind, context=plain), context.run, in_loop=False)
+            states_BTC, _ = run(subtree(weights, "block."), merged_BTC)
             hidden_BTC = norm(states_BTC)
             total = total + _head_loss(params, hidden_BTC, further_BT, context) / depth
     return total

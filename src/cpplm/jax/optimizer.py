@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from cpplm.jax.layers import Params
 from cpplm.jax.mesh import layers_spec, state_spec, weight_spec
-from cpplm.jax.param_stacking import abstract, checkpoint_shapes, is_stacked, members
+from cpplm.jax.param_stacking import abstract_params, checkpoint_names, checkpoint_shapes, is_stacked
 from cpplm.model.config import ModelConfig
 from cpplm.optim.buckets import Group
 from cpplm.optim.groups import groups_of
@@ -65,11 +65,11 @@ class Optimizer:
         Raises:
             UserError: weight decay follows a horizon that is not known.
         """
-        whole = abstract(config)
+        whole = abstract_params(config)
         learning = {name for name, shape in whole.items() if jnp.issubdtype(shape.dtype, jnp.floating)}
         names = {
             stacked: those
-            for stacked, those in members(checkpoint_shapes(config)).items()
+            for stacked, those in checkpoint_names(checkpoint_shapes(config)).items()
             if stacked in learning
         }
         groups = groups_of(

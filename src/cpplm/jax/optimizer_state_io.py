@@ -11,7 +11,7 @@ import numpy as np
 
 from cpplm.core.errors import UserError
 from cpplm.jax.optimizer import Optimizer
-from cpplm.jax.param_stacking import checkpoint_shapes, is_stacked, members
+from cpplm.jax.param_stacking import checkpoint_names, checkpoint_shapes, is_stacked
 from cpplm.model.config import ModelConfig
 
 
@@ -29,7 +29,7 @@ def stack_state(
         UserError: it is another model's.
     """
     shapes, found = optimizer.state_shapes(), {}
-    groups = members(checkpoint_shapes(config))
+    groups = checkpoint_names(checkpoint_shapes(config))
     known = {name for stacked in optimizer.groups for name in groups[stacked]}
     if named and {key.rpartition("/")[0] for key in named} != known:
         raise UserError("the optimizer state is not that of these parameters", fix="It is another model's.")
@@ -51,7 +51,7 @@ def stack_state(
 
 def state_members(optimizer: Optimizer, config: ModelConfig) -> dict[str, list[str]]:
     """For each key of the state here, the checkpoint's keys, in order of their layers."""
-    groups, found = members(checkpoint_shapes(config)), {}
+    groups, found = checkpoint_names(checkpoint_shapes(config)), {}
     for key in optimizer.state_shapes():
         stacked, _, kind = key.rpartition("/")
         found[key] = [f"{name}/{kind}" for name in groups[stacked]]

@@ -32,7 +32,7 @@ def stacked_name(name: str) -> str:
     return name if match is None or match[2] == _ALONE else f"blocks.{match[2]}"
 
 
-def members(names: Iterable[str]) -> dict[str, list[str]]:
+def checkpoint_names(names: Iterable[str]) -> dict[str, list[str]]:
     """For each name here, the checkpoint's names, in order of their layers; one, unless they are stacked."""
     found: dict[str, list[tuple[int, str]]] = {}
     for name in names:
@@ -48,14 +48,14 @@ def is_stacked(name: str) -> bool:
 
 def checkpoint_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a model's checkpoint, in its order."""
-    return {name: tuple(tensor.shape) for name, tensor in _meta(config).items()}
+    return {name: tuple(tensor.shape) for name, tensor in _meta_tensors(config).items()}
 
 
-def abstract(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_params(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes here, without any memory."""
-    tensors = _meta(config)
+    tensors = _meta_tensors(config)
     shapes = {}
-    for stacked, names in members(tensors).items():
+    for stacked, names in checkpoint_names(tensors).items():
         first = tensors[names[0]]
         shape = (len(names), *first.shape) if is_stacked(stacked) else tuple(first.shape)
         shapes[stacked] = jax.ShapeDtypeStruct(
@@ -64,7 +64,7 @@ def abstract(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
     return shapes
 
 
-def initial(
+def init_params(
     config: ModelConfig, seed: int = 0, canonical_V: torch.Tensor | None = None
 ) -> dict[str, np.ndarray]:
     """The weights with which training starts: those of the PyTorch model for the same seed.
@@ -78,10 +78,10 @@ def initial(
     model.init_weights(seed)
     if canonical_V is not None:
         model.set_canonical_ids(canonical_V)
-    return stack_numpy({name: tensor.numpy() for name, tensor in model.state_dict().items()}, config)
+    return stack_params_numpy({name: tensor.numpy() for name, tensor in model.state_dict().items()}, config)
 
 
-def stack(named: Mapping[str, Array], config: ModelConfig) -> Params:
+def stack_params(named: Mapping[str, Array], config: ModelConfig) -> Params:
     """The weights here, on JAX's default device.
 
     Args:
@@ -91,49 +91,49 @@ def stack(named: Mapping[str, Array], config: ModelConfig) -> Params:
     Raises:
         UserError: a name is missing or unknown, or a shape is not the model's.
     """
-    return {name: jnp.asarray(array) for name, array in stack_numpy(named, config).items()}
+    return {name: jnp.asarray(array) for name, array in stack_params_numpy(named, config).items()}
 
 
-def stack_numpy(named: Mapping[str, Array], config: ModelConfig) -> dict[str, np.ndarray]:
-    """Like `stack`, in the memory of the host: to be divided among devices."""
+def stack_params_numpy(named: Mapping[str, Array], config: ModelConfig) -> dict[str, np.ndarray]:
+    """Like `stack_params`, in the memory of the host: to be divided among devices."""
     _check(named, checkpoint_shapes(config))
     stacked = {}
-    for name, those in members(named).items():
-        arrays = [_narrow(member, np.asarray(named[member])) for member in those]
+    for name, those in checkpoint_names(named).items():
+        arrays = [_to_jax_dtype(member, np.asarray(named[member])) for member in those]
         stacked[name] = np.stack(arrays) if is_stacked(name) else arrays[0]
     return stacked
 
 
-def unstack(params: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
-    """The checkpoint's weights by name, bit for bit what `stack` was given; integers are int64 of NumPy.
+def unstack_params(params: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
+    """The checkpoint's weights by name, bit for bit what `stack_params` was given; integers are int64.
 
     Raises:
         UserError: these are not the weights of that model.
     """
     whole: dict[str, Array] = {}
     expected = checkpoint_shapes(config)
-    groups = members(expected)
+    groups = checkpoint_names(expected)
     if set(params) != set(groups):
         raise UserError(f"weights {sorted(set(params) ^ set(groups))} do not match the model's configuration")
     for stacked, names in groups.items():
-        array = widen(params[stacked])
+        array = to_checkpoint_dtype(params[stacked])
         for index, name in enumerate(names):
             whole[name] = array[index] if is_stacked(stacked) else array
     return {name: whole[name] for name in expected}
 
 
-def widen(array: Array) -> Array:
+def to_checkpoint_dtype(array: Array) -> Array:
     """Integers as a checkpoint has them."""
     return array if jnp.issubdtype(array.dtype, jnp.floating) else np.asarray(array).astype(np.int64)
 
 
-def partition(params: Mapping[str, jax.Array]) -> tuple[Params, Params]:
+def partition_params(params: Mapping[str, jax.Array]) -> tuple[Params, Params]:
     """What learns, and the integers, which do not: gradients are taken for the first part alone."""
     learning = {name: array for name, array in params.items() if jnp.issubdtype(array.dtype, jnp.floating)}
     return learning, {name: array for name, array in params.items() if name not in learning}
 
 
-def _meta(config: ModelConfig) -> dict[str, torch.Tensor]:
+def _meta_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         return dict(Transformer(config).state_dict())
 
@@ -154,7 +154,7 @@ def _check(named: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) 
             )
 
 
-def _narrow(name: str, array: np.ndarray) -> np.ndarray:
+def _to_jax_dtype(name: str, array: np.ndarray) -> np.ndarray:
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
     if array.size and (array.min() < 0 or array.max() > np.iinfo(np.uint32).max):

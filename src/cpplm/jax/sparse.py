@@ -24,7 +24,7 @@ from cpplm.model.config import SparseAttentionConfig
 from cpplm.model.kernels.sparse import LOWEST
 
 
-class Index(NamedTuple):
+class IndexerOutput(NamedTuple):
     """What an indexer gives: queries BTJE, keys BTE, weights BTJ."""
 
     query: jax.Array
@@ -55,7 +55,7 @@ def sparse_attention(
     query_BTHD: jax.Array,
     key_BTGD: jax.Array,
     value_BTGD: jax.Array,
-    index: Index,
+    index: IndexerOutput,
     *,
     config: SparseAttentionConfig,
     document_ids: jax.Array | None,
@@ -84,7 +84,7 @@ def sparse_attention(
     queries = _Queries(query_BTHD, index.query, index.weight, positions_BT, document_ids)
     keys = _Keys(key_BTGD, value_BTGD, index.key, document_ids)
     run = per_shard(
-        functools.partial(_in_blocks, config=config, block=block),
+        functools.partial(_attend_in_blocks, config=config, block=block),
         mesh,
         in_axes=((BATCH, CONTEXT), (BATCH,), ()),
         out_axes=((BATCH, CONTEXT), (BATCH, CONTEXT)),
@@ -93,7 +93,7 @@ def sparse_attention(
     return mixed_BTHD, divergence_BT
 
 
-def _in_blocks(
+def _attend_in_blocks(
     queries: _Queries, keys: _Keys, dense: jax.Array, *, config: SparseAttentionConfig, block: int
 ) -> tuple[jax.Array, jax.Array]:
     batch, length = queries.position_BT.shape
@@ -109,12 +109,12 @@ def _in_blocks(
         x = jnp.moveaxis(x, 0, 1)
         return x.reshape(batch, -1, *x.shape[3:])[:, :length]
 
-    of_block = jax.checkpoint(functools.partial(_block, keys=keys, dense=dense, config=config))
+    of_block = jax.checkpoint(functools.partial(_attend_block, keys=keys, dense=dense, config=config))
     mixed, divergence = jax.lax.map(of_block, jax.tree.map(cut, queries))
     return join(mixed), join(divergence)
 
 
-def _block(
+def _attend_block(
     queries: _Queries, *, keys: _Keys, dense: jax.Array, config: SparseAttentionConfig
 ) -> tuple[jax.Array, jax.Array]:
     """Some queries over all keys."""
@@ -128,7 +128,7 @@ def _block(
     if queries.document_BT is not None and keys.document_BS is not None:
         visible_BQS &= queries.document_BT[:, :, None] == keys.document_BS[:, None, :]
     near_BQS = (distance_BQS >= 0) & (distance_BQS <= config.local_window)
-    chosen_BQS = visible_BQS & (dense | _choice(index_BQS, visible_BQS, near_BQS, config.top_k))
+    chosen_BQS = visible_BQS & (dense | _select_keys(index_BQS, visible_BQS, near_BQS, config.top_k))
     query_BQGRD = query_BQHD.reshape(*query_BQHD.shape[:2], groups, -1, query_BQHD.shape[-1])
     scores_BGRQS = jnp.einsum(
         "bqgrd,bsgd->bgrqs", query_BQGRD, keys.key_BSGD, preferred_element_type=jnp.float32
@@ -144,7 +144,7 @@ def _block(
     return mixed_BQGRD.reshape(query_BQHD.shape), divergence_BQ
 
 
-def _choice(index_BQS: jax.Array, visible_BQS: jax.Array, near_BQS: jax.Array, top_k: int) -> jax.Array:
+def _select_keys(index_BQS: jax.Array, visible_BQS: jax.Array, near_BQS: jax.Array, top_k: int) -> jax.Array:
     """True for the keys of highest score, those nearby first; also for all that tie with the last of them."""
     if top_k >= index_BQS.shape[-1]:
         return visible_BQS

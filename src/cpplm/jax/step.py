@@ -18,12 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cpplm.jax.engram import addresses
-from cpplm.jax.layers import Params, part
+from cpplm.jax.engram import table_rows
+from cpplm.jax.layers import Params, subtree
 from cpplm.jax.mesh import batch_sharding, weight_spec
-from cpplm.jax.model import Batch, loss
+from cpplm.jax.model import TrainBatch, loss
 from cpplm.jax.optimizer import Optimizer, State
-from cpplm.jax.param_stacking import abstract, partition
+from cpplm.jax.param_stacking import abstract_params, partition_params
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import ModelConfig
 from cpplm.train.backend import StepPlan
@@ -52,7 +52,7 @@ class TrainStep:
         """Of all weights, the integers included."""
         return {
             name: NamedSharding(self.mesh, weight_spec(name, shape.shape, self.mesh))
-            for name, shape in abstract(self.config).items()
+            for name, shape in abstract_params(self.config).items()
         }
 
     def state_shardings(self) -> dict[str, NamedSharding]:
@@ -76,9 +76,9 @@ class TrainStep:
         shardings = self.weight_shardings()
         weights = {
             name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=shardings[name])
-            for name, shape in abstract(self.config).items()
+            for name, shape in abstract_params(self.config).items()
         }
-        learning, constants = partition(weights)  # type: ignore[arg-type]
+        learning, constants = partition_params(weights)  # type: ignore[arg-type]
         of_state = self.state_shardings()
         state = {
             key: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=of_state[key])
@@ -90,8 +90,8 @@ class TrainStep:
         whole = NamedSharding(self.mesh, P())
         out = ({name: shardings[name] for name in learning}, of_state, whole)
         step = jax.jit(self._step, donate_argnums=(0, 2), out_shardings=out)
-        with precise(self.run):
-            return step.lower(learning, constants, state, batches, plan_arrays(NEUTRAL))
+        with matmul_precision(self.run):
+            return step.lower(learning, constants, state, batches, plan_arrays(NEUTRAL_PLAN))
 
     def _step(
         self,
@@ -120,7 +120,7 @@ class TrainStep:
         mesh = self.mesh if self.mesh.size > 1 else None
 
         def total(learning: Params, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
-            batch: Batch = {**tokens, **scheduled}  # type: ignore[typeddict-item]
+            batch: TrainBatch = {**tokens, **scheduled}  # type: ignore[typeddict-item]
             value, parts = loss({**learning, **constants}, batch, self.config, self.run, mesh=mesh)
             return value, jnp.stack([value, parts["next_token"], parts["multi_token"], parts["indexer"]])
 
@@ -144,18 +144,18 @@ class TrainStep:
         engram = self.config.engram
         if engram is None or engram.kind != "memory":
             return {}
-        own, found = part(constants, "blocks.engram."), {}
+        own, found = subtree(constants, "blocks.engram."), {}
         for index, layer in enumerate(sorted(engram.layers)):
             name = f"blocks.{layer}.engram.table.weight"
             hashes = {key: array[index] for key, array in own.items()}
             rows = jnp.zeros(learning[name].shape[0], bool)
             for tokens in batches:
-                rows = rows.at[addresses(hashes, tokens["inputs"]).reshape(-1)].set(True)
+                rows = rows.at[table_rows(hashes, tokens["inputs"]).reshape(-1)].set(True)
             found[name] = rows
         return found
 
 
-NEUTRAL = StepPlan(
+NEUTRAL_PLAN = StepPlan(
     learning_rate=1.0, weight_decay=1.0, momentum=0.95, multi_token_weight=0.0, dense_attention=False
 )
 
@@ -171,6 +171,6 @@ def plan_arrays(plan: StepPlan) -> dict[str, Any]:
     }
 
 
-def precise(run: RunSettings) -> AbstractContextManager[Any]:
+def matmul_precision(run: RunSettings) -> AbstractContextManager[Any]:
     """float32 products in float32: a TPU would else round their factors to bfloat16."""
     return jax.default_matmul_precision("highest") if run.compute_dtype == "float32" else nullcontext()

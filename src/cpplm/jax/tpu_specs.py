@@ -83,7 +83,7 @@ CHIPS = {
         Chip("v7x", "TPU7x", 192, 2307.0, CUBIC, devices=2, libtpu_name="tpu7x"),
     )
 }
-KINDS = {chip.kind: chip for chip in CHIPS.values()} | {
+CHIPS_BY_KIND = {chip.kind: chip for chip in CHIPS.values()} | {
     "TPU v5e": CHIPS["v5e"], "TPU v5p": CHIPS["v5p"], "TPU v6e": CHIPS["v6e"],
 }  # fmt: skip
 
@@ -116,7 +116,7 @@ class Slice:
         return options
 
 
-def slice_named(name: str) -> Slice:
+def parse_slice(name: str) -> Slice:
     """The slice of a name such as v6e-4, v5e-8, which Google's command calls v5litepod-8, or v5p-8.
 
     Raises:
@@ -135,6 +135,6 @@ def slice_named(name: str) -> Slice:
     return Slice(name, chip, chips)
 
 
-def chip_of(device_kind: str) -> Chip | None:
+def chip_for_kind(device_kind: str) -> Chip | None:
     """The chip that JAX calls so; None where it is none of the table."""
-    return KINDS.get(device_kind)
+    return CHIPS_BY_KIND.get(device_kind)

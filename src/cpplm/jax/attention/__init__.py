@@ -1,5 +1,5 @@
 """Attention in JAX behind one switch: `attend`."""
 
-from cpplm.jax.attention.dispatch import KINDS, Kind, attend, attention_kind, check_rows
+from cpplm.jax.attention.dispatch import KINDS, Kind, attend, check_row_lengths, resolve_attention
 
-__all__ = ["KINDS", "Kind", "attend", "attention_kind", "check_rows"]
+__all__ = ["KINDS", "Kind", "attend", "check_row_lengths", "resolve_attention"]

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from cpplm.jax.attention.window import left_neighbours
+from cpplm.jax.attention.window import left_window
 
 
-def visible(length: int, window: int | None, document_ids: Array | None) -> Array:
+def attention_mask(length: int, window: int | None, document_ids: Array | None) -> Array:
     """True where query i may look at key j: shape 11TS, or B1TS with documents."""
-    left = left_neighbours(window, length)
+    left = left_window(window, length)
     distance_TS = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
     mask_TS = distance_TS >= 0
     if left is not None:
@@ -53,7 +53,7 @@ def dense_attention(
     score_BGRTS = jnp.einsum(
         "btgrd,bsgd->bgrts", query_BTGRD, key_BTGD, preferred_element_type=jnp.float32
     ) * (width**-0.5 if scale is None else scale)
-    mask_B11TS = visible(length, window, document_ids)[:, :, None]
+    mask_B11TS = attention_mask(length, window, document_ids)[:, :, None]
     weight_BGRTS = jax.nn.softmax(jnp.where(mask_B11TS, score_BGRTS, -jnp.inf), axis=-1)
     mixed = jnp.einsum("bgrts,bsgd->btgrd", weight_BGRTS.astype(value_BTGD.dtype), value_BTGD)
     return mixed.reshape(query_BTHD.shape).astype(query_BTHD.dtype)
@@ -69,7 +69,7 @@ def xla_attention(
     scale: float | None = None,
 ) -> Array:
     """The same by `jax.nn.dot_product_attention`, which XLA compiles; arguments as in `dense_attention`."""
-    left = left_neighbours(window, query_BTHD.shape[1])
+    left = left_window(window, query_BTHD.shape[1])
     mask = None
     if document_ids is not None:
         mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]

@@ -24,8 +24,8 @@ from jax.sharding import Mesh
 from cpplm.core.errors import UserError
 from cpplm.jax.attention.dense import dense_attention, xla_attention
 from cpplm.jax.attention.flash import check_row, flash_attention
-from cpplm.jax.attention.sharding import Placement
-from cpplm.jax.attention.splash import padding_of, splash_attention
+from cpplm.jax.attention.sharding import AttentionSharding
+from cpplm.jax.attention.splash import padding_to_tiles, splash_attention
 from cpplm.model.config import ModelConfig
 
 Kind = Literal["auto", "einsum", "jax", "splash", "pallas"]
@@ -67,7 +67,7 @@ def attend(
     Raises:
         UserError: no such kind, or it cannot do this.
     """
-    chosen = attention_kind(kind, mesh, interpret=interpret)
+    chosen = resolve_attention(kind, mesh, interpret=interpret)
     if chosen in _BY_XLA:
         run = _BY_XLA[chosen]
         return run(query_BTHD, key_BTGD, value_BTGD, window=window, document_ids=document_ids, scale=scale)
@@ -77,7 +77,7 @@ def attend(
     )  # fmt: skip
 
 
-def attention_kind(kind: str, mesh: Mesh | None = None, *, interpret: bool = False) -> str:
+def resolve_attention(kind: str, mesh: Mesh | None = None, *, interpret: bool = False) -> str:
     """What computes attention on these devices; it is what `auto` stands for.
 
     Raises:
@@ -95,11 +95,11 @@ def attention_kind(kind: str, mesh: Mesh | None = None, *, interpret: bool = Fal
     return kind
 
 
-def check_rows(kind: str, config: ModelConfig, lengths: Sequence[int], mesh: Mesh) -> None:
+def check_row_lengths(kind: str, config: ModelConfig, lengths: Sequence[int], mesh: Mesh) -> None:
     """Refuse what a kernel would refuse, before anything is traced.
 
     Args:
-        kind: as `attention_kind` gives it.
+        kind: as `resolve_attention` gives it.
         config: of the model, whose windows count.
         lengths: of rows, in tokens.
         mesh: the devices.
@@ -107,9 +107,9 @@ def check_rows(kind: str, config: ModelConfig, lengths: Sequence[int], mesh: Mes
     Raises:
         UserError: this kernel cannot compute these rows on this mesh.
     """
-    shards = Placement.of(mesh).sequence_shards
+    shards = AttentionSharding.of(mesh).sequence_shards
     for length, window in product(lengths, config.windows()):
         if kind == "pallas":
             check_row(length, window, shards)
         elif kind == "splash":
-            padding_of(length, shards)
+            padding_to_tiles(length, shards)

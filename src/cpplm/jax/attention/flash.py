@@ -18,8 +18,8 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention as f
 from jax.sharding import Mesh
 
 from cpplm.core.errors import UserError
-from cpplm.jax.attention.sharding import Placement
-from cpplm.jax.attention.window import left_neighbours
+from cpplm.jax.attention.sharding import AttentionSharding
+from cpplm.jax.attention.window import left_window
 
 TILE = 128  # tokens
 
@@ -42,7 +42,7 @@ def flash_attention(
     """
     batch, length, heads, width = query_BTHD.shape
     groups = key_BTGD.shape[2]
-    place = None if mesh is None else Placement.of(mesh)
+    place = None if mesh is None else AttentionSharding.of(mesh)
     check_row(length, window, 1 if place is None else place.sequence_shards)
     if place is not None:
         place.check(batch=batch, length=length, heads=heads, groups=groups)
@@ -74,7 +74,7 @@ def check_row(length: int, window: int | None, sequence_shards: int) -> None:
     Raises:
         UserError: a window, a context axis, or rows that are no multiple of 128 tokens.
     """
-    if left_neighbours(window, length) is not None:
+    if left_window(window, length) is not None:
         raise UserError(
             f"pallas attention is causal only, it has no window ({window} of {length} tokens)",
             fix="Use splash, or a --window_pattern of L.",

@@ -16,7 +16,7 @@ from cpplm.jax.mesh_axes import BATCH, CONTEXT, MODEL
 
 
 @dataclass(frozen=True)
-class Placement:
+class AttentionSharding:
     """Axes of a mesh by what they divide; None or empty where the mesh has no such axis."""
 
     batch: tuple[str, ...]
@@ -27,7 +27,7 @@ class Placement:
     sequence_shards: int
 
     @classmethod
-    def of(cls, mesh: Mesh) -> Placement:
+    def of(cls, mesh: Mesh) -> AttentionSharding:
         """The axes of this mesh."""
         size = dict(mesh.shape)
         batch = tuple(axis for axis in BATCH if axis in size)

@@ -30,8 +30,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
-from cpplm.jax.attention.sharding import Placement
-from cpplm.jax.attention.window import left_neighbours
+from cpplm.jax.attention.sharding import AttentionSharding
+from cpplm.jax.attention.window import left_window
 
 LANES = 128  # the kernel works on tiles of so many tokens
 BLOCKS = (512, 256, LANES)  # queries and keys per step of the grid, the largest that divides the row
@@ -66,10 +66,10 @@ def splash_attention(
         UserError: the mesh does not divide the rows, heads or tokens.
     """
     batch, length, heads, width = query_BTHD.shape
-    place = None if mesh is None else Placement.of(mesh)
+    place = None if mesh is None else AttentionSharding.of(mesh)
     if place is not None:
         place.check(batch=batch, length=length, heads=heads, groups=key_BTGD.shape[2])
-    padding = padding_of(length, 1 if place is None else place.sequence_shards)
+    padding = padding_to_tiles(length, 1 if place is None else place.sequence_shards)
     factor = width**-0.5 if scale is None else scale
     scaled = (query_BTHD.astype(jnp.float32) * factor).astype(query_BTHD.dtype)  # the kernel does not scale
     query_BHTD, key_BGTD, value_BGTD = (
@@ -78,7 +78,7 @@ def splash_attention(
     )  # fmt: skip
     if document_ids is not None:
         document_ids = jnp.pad(document_ids.astype(jnp.int32), ((0, 0), (0, padding)))
-    left = left_neighbours(window, length)
+    left = left_window(window, length)
     total = length + padding
     if place is None:
         kernel = _kernel(total, left, heads, 1, 1, interpret)
@@ -90,7 +90,7 @@ def splash_attention(
     return mixed_BHTD.transpose(0, 2, 1, 3)[:, :length]
 
 
-def padding_of(length: int, sequence_shards: int) -> int:
+def padding_to_tiles(length: int, sequence_shards: int) -> int:
     """Tokens to add so that each device has whole tiles.
 
     Raises:
@@ -117,7 +117,7 @@ def _each_row(
 
 
 def _on_mesh(
-    kernel: Any, mesh: Mesh, place: Placement, query_BHTD: Array, key_BGTD: Array, value_BGTD: Array,
+    kernel: Any, mesh: Mesh, place: AttentionSharding, query_BHTD: Array, key_BGTD: Array, value_BGTD: Array,
     documents_BT: Array | None,
 ) -> Array:  # fmt: skip
     """Each device its rows, heads and queries. A spec without the context axis gathers keys and values, and

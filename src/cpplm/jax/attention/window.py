@@ -11,7 +11,7 @@ from __future__ import annotations
 from cpplm.core.errors import UserError
 
 
-def left_neighbours(window: int | None, length: int) -> int | None:
+def left_window(window: int | None, length: int) -> int | None:
     """How many earlier tokens are visible in a row of `length`; None where that is all of them.
 
     Raises:
