@@ -33,8 +33,9 @@ GOLDEN = Path(__file__).with_name("golden.json")
 RECORD = bool(os.environ.get("CPPLM_RECORD_GOLDEN"))
 TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 
-# Relative. On one machine all digits are the same, with one thread or two; other processors round otherwise.
-CLOSE = 2e-5
+# Relative. One and two threads differ by less than 1e-6, AVX2 and AVX-512 by less than 2e-5, which still sees
+# another constant in Muon; SSE by 5e-5 in losses and 5e-3 in logits of what was trained.
+CLOSE = 2e-5 if torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"} else 1e-2
 # Of each column its names, the present one or earlier and later ones. What is not here is no golden value.
 COLUMNS = {
     "text": ("text",), "id": ("id",), "project": ("project",), "files": ("files",), "sources": ("sources",),
