@@ -32,7 +32,7 @@ from measuring import (
 
 from cpplm.core.errors import UserError
 from cpplm.core.workers import available_cores
-from cpplm.evaluate.functional_correctness import program
+from cpplm.evaluate.functional_correctness import problem_program
 from cpplm.evaluate.problems import load_problems
 from cpplm.judge.executor import Judge
 from cpplm.sandbox import precompiled
@@ -46,7 +46,7 @@ _TRUE = "/bin/true"
 def judge_all(workers: int, every: int, *, plain: bool, first_time: bool) -> dict[str, int]:
     """Judge one in `every` canonical solutions; how many there were and how many passed."""
     problems = load_problems("humaneval")[::every]
-    programs = [program(problem, problem.canonical_solution) for problem in problems]
+    programs = [problem_program(problem, problem.canonical_solution) for problem in problems]
     judge = Judge(Sandbox.probe(), workers=workers, speed_up=not plain)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         if first_time:

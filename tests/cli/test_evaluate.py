@@ -85,7 +85,7 @@ def test_holes_filled_by_a_hugging_face_model(hf_dir: Path, tmp_path: Path, comm
     where = ("fim", "--hf_dir", hf_dir, "--out", tmp_path / "out")
     arguments = (*where, "--problems", problems, "--holes_per_problem", "1", "--max_new_tokens", "4")
     text, found = command(*arguments)
-    assert found["fim"]["made_with"]["sees_suffix"]
+    assert found["fim"]["config"]["supports_fim"]
     assert "single" in text
     assert command(*arguments) == (text, found)  # from the store
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
-from cpplm.evaluate.bits_per_byte import figures, measure_texts, table, tokens_in_view
+from cpplm.evaluate.bits_per_byte import figures, measure_texts, resolve_context, table
 from cpplm.evaluate.models.code_model import TokenBits
 from cpplm.evaluate.resumable_jsonl import Kept
 from cpplm.evaluate.settings import BpbSettings
-from cpplm.evaluate.sliding_window import windows
+from cpplm.evaluate.sliding_window import sliding_windows
 from cpplm.evaluate.texts import LARGEST_FILE, Text, fingerprint, read_texts
 from tests.conftest import write_corpus
 from tests.texts import cpp_document
@@ -31,7 +31,7 @@ class Counting:
     It is a real, if poor, model whose figures can be counted by hand: more context never hurts.
     """
 
-    name, fills_in, context = "counting", False, 64
+    name, supports_fim, max_context = "counting", False, 64
     identity: dict[str, Any] = {"kind": "counting"}
 
     def __init__(self, fail_after: int = 10**9) -> None:
@@ -45,7 +45,7 @@ class Counting:
             self.asked.append(text)
             data = text.encode()
             bits, view = np.zeros(len(data)), np.zeros(len(data), dtype=np.int64)
-            for window in windows(len(data), context or self.context):
+            for window in sliding_windows(len(data), context or self.max_context):
                 for place in range(window.fresh, window.end):
                     bits[place] = 1 if data[place] in data[window.begin : place] else 8
                     view[place] = place - window.begin + 1
@@ -72,9 +72,9 @@ def test_bits_are_added_and_divided_by_bytes() -> None:
         "file": 11 / 4,
     }
     assert list(found["by_project"]) == ["p", "q"]  # the one with most bytes first
-    view = [(row["from"], row["to"], row["bytes"]) for row in found["by_tokens_in_view"]]
+    view = [(row["from"], row["to"], row["bytes"]) for row in found["by_context_length"]]
     assert view == [(1, 1, 3), (2, 3, 5), (4, 7, 2)]
-    assert sum(row["bits_per_byte"] * row["bytes"] for row in found["by_tokens_in_view"]) == pytest.approx(45)
+    assert sum(row["bits_per_byte"] * row["bytes"] for row in found["by_context_length"]) == pytest.approx(45)
     assert json.loads(json.dumps(found)) == found
 
 
@@ -152,10 +152,10 @@ def test_bad_settings(change: dict[str, int]) -> None:
 
 
 def test_a_model_cannot_be_asked_for_more_than_its_context() -> None:
-    assert tokens_in_view(BpbSettings("x"), Counting()) == 64
-    assert tokens_in_view(BpbSettings("x", context=16), Counting()) == 16
+    assert resolve_context(BpbSettings("x"), Counting()) == 64
+    assert resolve_context(BpbSettings("x", context=16), Counting()) == 16
     with pytest.raises(UserError, match="--context 65: counting has 64"):
-        tokens_in_view(BpbSettings("x", context=65), Counting())
+        resolve_context(BpbSettings("x", context=65), Counting())
 
 
 # ---- what a crash keeps -----------------------------------------------------------------------------------

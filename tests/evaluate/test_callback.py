@@ -13,8 +13,8 @@ import cpplm.evaluate.callback
 from cpplm.core.errors import UserError
 from cpplm.core.run_log import read_run_log
 from cpplm.core.settings import to_dict
-from cpplm.evaluate.callback import CppEvaluationCallback, Running
-from cpplm.evaluate.eval_worker import Request, measure
+from cpplm.evaluate.callback import CppEvaluationCallback, RunningEvaluation
+from cpplm.evaluate.eval_worker import CppEvalRequest, measure
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import ModelSource
@@ -52,7 +52,7 @@ def problems(tmp_path: Path) -> CppEvalSettings:
 class Watched(CppEvaluationCallback):
     """Keeps what it started, to look at when it is over."""
 
-    started: list[Running]
+    started: list[RunningEvaluation]
 
     def on_start(self, trainer: Trainer) -> None:
         super().on_start(trainer)
@@ -135,11 +135,11 @@ def test_without_a_sandbox_it_refuses_before_the_model_is_loaded(monkeypatch: py
 
     monkeypatch.setattr(Sandbox, "probe", no_sandbox)
     with pytest.raises(UserError, match="no sandbox works here"):
-        measure(Request(ModelSource("no such run"), CppEvalSettings(), threads=1))
+        measure(CppEvalRequest(ModelSource("no such run"), CppEvalSettings(), threads=1))
 
 
 def test_the_process_says_what_is_wrong_and_ends_with_its_parent(tmp_path: Path) -> None:
-    request = to_dict(Request(ModelSource(str(tmp_path)), CppEvalSettings(), threads=1))
+    request = to_dict(CppEvalRequest(ModelSource(str(tmp_path)), CppEvalSettings(), threads=1))
     command, pipe = [sys.executable, "-m", "cpplm.evaluate.eval_worker"], subprocess.PIPE
     for parent_lives in (True, False):
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:

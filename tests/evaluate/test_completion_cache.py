@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.completion_cache import LONGEST_TEXT, open_answers
-from cpplm.evaluate.models.code_model import Completion, Request, Stop
+from cpplm.evaluate.completion_cache import MAX_COMPLETION_CHARS, open_completion_cache
+from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition
 from cpplm.generate.settings import SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0, top_k=0)
@@ -22,23 +22,23 @@ class Echo:
     """A model that writes its prompt, and remembers what it was asked."""
 
     name = "echo"
-    fills_in = True
-    context = 1000
+    supports_fim = True
+    max_context = 1000
 
     def __init__(self, version: int = 1) -> None:
         self.identity = {"version": version}
-        self.asked: list[Request] = []
+        self.asked: list[CodePrompt] = []
 
-    def fit(self, request: Request, new_tokens: int) -> Request:
-        return Request(request.prefix.removeprefix("far "), request.suffix)
+    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
+        return CodePrompt(request.prefix.removeprefix("far "), request.suffix)
 
-    def write(
+    def generate(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CodePrompt],
         sampling: SamplingSettings,
         *,
         num_samples: int = 1,
-        stop: Stop | None = None,
+        stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
         for number in reversed(range(len(requests))):  # any order is allowed
             self.asked.append(requests[number])
@@ -52,9 +52,9 @@ class Echo:
 
 def write(folder: Path | None, model: Echo, prefixes: Sequence[str], **options: Any) -> list[list[str]]:
     sampling = options.pop("sampling", GREEDY)
-    requests = [Request(prefix, "suffix") for prefix in prefixes]
-    with open_answers(folder, model) as answers:
-        found = dict(answers.write(requests, sampling, **options))
+    requests = [CodePrompt(prefix, "suffix") for prefix in prefixes]
+    with open_completion_cache(folder, model) as answers:
+        found = dict(answers.generate(requests, sampling, **options))
     return [[sample.text for sample in found[number]] for number in range(len(prefixes))]
 
 
@@ -75,11 +75,11 @@ def test_another_question_is_another_answer(tmp_path: Path) -> None:
     ):
         write(tmp_path, model, ["a"], **options)
         assert len(model.asked) == 1
-    with open_answers(tmp_path, model := Echo()) as answers:
-        list(answers.write([Request("a")], GREEDY))  # without the suffix
+    with open_completion_cache(tmp_path, model := Echo()) as answers:
+        list(answers.generate([CodePrompt("a")], GREEDY))  # without the suffix
     assert len(model.asked) == 1
     blind = Echo()
-    blind.fills_in = False
+    blind.supports_fim = False
     write(tmp_path, blind, ["a"])
     assert len(blind.asked) == 1
 
@@ -96,36 +96,42 @@ def test_more_samples_replace_fewer_and_serve_for_them(tmp_path: Path) -> None:
 def test_failures_are_asked_again(tmp_path: Path) -> None:
     write(tmp_path, Echo(), ["long", "a"])
     again = Echo()
-    with open_answers(tmp_path, again) as answers:
-        found = dict(answers.write([Request("long", "suffix"), Request("a", "suffix")], GREEDY))
+    with open_completion_cache(tmp_path, again) as answers:
+        found = dict(answers.generate([CodePrompt("long", "suffix"), CodePrompt("a", "suffix")], GREEDY))
     assert [request.prefix for request in again.asked] == ["long"]
     assert found[0] == [Completion("", "too long")]
 
 
 def test_gigantic_answers_are_cut(tmp_path: Path) -> None:
     for _ in range(2):
-        ((text,),) = write(tmp_path, Echo(), ["x" * 10 * LONGEST_TEXT])
-        assert text == "x" * LONGEST_TEXT
-    assert sum(path.stat().st_size for path in (tmp_path / "answers").iterdir()) < 2 * LONGEST_TEXT
+        ((text,),) = write(tmp_path, Echo(), ["x" * 10 * MAX_COMPLETION_CHARS])
+        assert text == "x" * MAX_COMPLETION_CHARS
+    assert (
+        sum(path.stat().st_size for path in (tmp_path / "completions").iterdir()) < 2 * MAX_COMPLETION_CHARS
+    )
 
 
 def test_what_is_cut_of_a_prompt_is_counted_and_no_other_question(tmp_path: Path) -> None:
     model = Echo()
-    with open_answers(tmp_path, model) as answers:
-        list(answers.write([Request("a"), Request("b"), Request("far a"), Request("c", "d")], GREEDY))
+    with open_completion_cache(tmp_path, model) as answers:
+        list(
+            answers.generate(
+                [CodePrompt("a"), CodePrompt("b"), CodePrompt("far a"), CodePrompt("c", "d")], GREEDY
+            )
+        )
         assert answers.truncation.figures() == {"truncated_prompts": 1 / 4, "truncated_text": 4 / 9}
         assert (
             "1 of 4 prompts were cut to fit the context: 44.4% of all text" in answers.truncation.lines()[0]
         )
         assert [request.prefix for request in model.asked].count("far a") == 0
         asked = len(model.asked)
-        assert dict(answers.write([Request("far b")], GREEDY)) == {0: [Completion("b 0")]}
+        assert dict(answers.generate([CodePrompt("far b")], GREEDY)) == {0: [Completion("b 0")]}
         assert len(model.asked) == asked
 
 
 def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:
     write(tmp_path, Echo(), ["a", "b"])
-    (path,) = (tmp_path / "answers").iterdir()
+    (path,) = (tmp_path / "completions").iterdir()
     assert json.loads(path.read_text().splitlines()[0]) == {"model": {"version": 1}}
     whole = path.read_bytes()
     for cut in range(len(whole) + 1):  # killed at any byte
@@ -149,7 +155,7 @@ def test_without_a_folder_nothing_is_kept() -> None:
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with open_answers(tmp_path, Echo()), pytest.raises(UserError, match="another cpplm process"):
+    with open_completion_cache(tmp_path, Echo()), pytest.raises(UserError, match="another cpplm process"):
         write(tmp_path, Echo(), ["a"])
 
 
@@ -157,7 +163,7 @@ def test_contracts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="go together"):
         write(tmp_path, Echo(), ["a"], rule="line")
     model = Echo()
-    model.write = lambda requests, *_, **__: iter([(0, [])])  # type: ignore[method-assign]
+    model.generate = lambda requests, *_, **__: iter([(0, [])])  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="1 samples were asked for, 0 came"):
         write(tmp_path, model, ["a"])
 
@@ -169,8 +175,8 @@ sys.path.insert(0, sys.argv[2])
 from tests.evaluate.test_completion_cache import Echo, write
 
 class Slow(Echo):
-    def write(self, *arguments, **options):
-        for count, answer in enumerate(super().write(*arguments, **options), start=1):
+    def generate(self, *arguments, **options):
+        for count, answer in enumerate(super().generate(*arguments, **options), start=1):
             yield answer
             print("written", flush=True)
             if count == 3:

@@ -13,7 +13,7 @@ from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.self_test import self_test
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import SamplingSettings
-from cpplm.judge.executor import LARGEST_WRITTEN, Judge
+from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge
 from cpplm.judge.result_cache import FILE
 from cpplm.sandbox.compiler import require_compiler
 from cpplm.sandbox.limits import Result
@@ -48,10 +48,10 @@ def test_completions_are_cut_and_judged(judge: Judge) -> None:
         "return 2 * x; }": "pass",
         "return 2 * x; }\nint main() { return 0; }": "pass",
         "return 2 * x; }\n#define assert(condition)": "pass",
-        "return 2 * x; }" + "\n// and so on" * LARGEST_WRITTEN: "pass",
+        "return 2 * x; }" + "\n// and so on" * MAX_ANSWER_CHARS: "pass",
         "return x * x; } int never() {": "wrong answer",
         "return 2 * y; }": "compile error",
-        "return 2 * x;" + " " * LARGEST_WRITTEN: "too long",
+        "return 2 * x;" + " " * MAX_ANSWER_CHARS: "too long",
         "\x00": "binary",
         "": "empty",
         **dict.fromkeys(EMPTY, "empty"),
@@ -192,7 +192,7 @@ def test_verdicts_are_kept_where_they_should(sandbox: Sandbox, tmp_path: Path) -
 
     for _ in range(2):
         report = evaluate_problems(
-            generate, CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox, verdicts=tmp_path
+            generate, CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox, cache_dir=tmp_path
         )
         assert report.pass_at == {1: 1.0}
     assert len((tmp_path / FILE).read_text().splitlines()) == 1

@@ -23,7 +23,7 @@ from tests.evaluate.models.test_checkpoint_model import random_model
 class Unigram:
     """Bytes by themselves: an `x` costs 1 bit, all else 4."""
 
-    name, fills_in, context = "unigram", False, 1000
+    name, supports_fim, max_context = "unigram", False, 1000
     identity: dict[str, Any] = {}
 
     def score(self, texts: Sequence[str], *, context: int | None = None) -> Iterator[TokenBits]:

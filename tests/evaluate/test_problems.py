@@ -12,10 +12,10 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
 from cpplm.evaluate import problems as problems_module
-from cpplm.evaluate.functional_correctness import program as program_of
+from cpplm.evaluate.functional_correctness import problem_program as program_of
 from cpplm.evaluate.problems import MINIMUM_ASSERTS, UNRATED, load_problems
-from cpplm.judge.assertions import count_assertions
-from cpplm.judge.scoring import forbidden_in, function_body
+from cpplm.judge.assertions import instrument_assertions
+from cpplm.judge.scoring import find_forbidden, function_body
 
 VALID = {
     "name": "one",
@@ -42,7 +42,7 @@ def test_small_set() -> None:
         for solution in (problem.canonical_solution, problem.buggy_solution):
             body = function_body(solution)
             assert body.complete
-            assert forbidden_in(solution) == ""
+            assert find_forbidden(solution) == ""
             assert body.text.rstrip() == solution.rstrip(), "one function, nothing behind it"
         assert problem.canonical_solution != problem.buggy_solution
         assert problem.prompt.isascii()
@@ -137,9 +137,9 @@ def test_humaneval() -> None:
     for problem in problems:
         for solution in (problem.canonical_solution, problem.buggy_solution):
             assert function_body(solution).text + "\n" == solution
-            assert forbidden_in(solution) == ""
-        assert count_assertions(problem.prompt, problem.tests).assertions
-    total = sum(len(count_assertions("", problem.tests).assertions) for problem in problems)
+            assert find_forbidden(solution) == ""
+        assert instrument_assertions(problem.prompt, problem.tests).assertions
+    total = sum(len(instrument_assertions("", problem.tests).assertions) for problem in problems)
     assert total == 1140
 
 
@@ -172,7 +172,7 @@ def test_the_format_of_multipl_e(tmp_path: Path) -> None:
     assert (problem.name, problem.difficulty, problem.canonical_solution) == ("HumanEval_0_one", UNRATED, "")
     assert problem.tests.startswith("\nint main() {")
     program = program_of(problem, "return 1; }")
-    assert count_assertions(program.before + program.written, program.after).assertions == (
+    assert instrument_assertions(program.prefix + program.completion, program.suffix).assertions == (
         "candidate() == (1)",
     )
 

@@ -93,7 +93,7 @@ def test_an_equal_question_is_answered_from_the_store(
         other = evaluation.bits_per_byte(dataclasses.replace(settings, **changed))
         assert other["seconds"] != 12345.0
     assert first["bytes"] <= 3000
-    assert first["measured_with"]["precision"] == "torch.float32"
+    assert first["inputs"]["precision"] == "torch.float32"
 
 
 def test_documents_are_kept_as_they_are_scored(run: Path, corpus: Path, evaluation: Evaluation) -> None:
@@ -181,7 +181,7 @@ def test_what_cannot_be_stored_is_not_measured(
         raise UserError(f"cannot write {storage.path(name)}")
 
     monkeypatch.setattr(Storage, "write", refused)
-    for ask in ("write", "score"):
+    for ask in ("generate", "score"):
         monkeypatch.setattr(CheckpointModel, ask, lambda *_, **__: pytest.fail("it was asked"))
     assert evaluation.bits_per_byte(stored) == expected
     with pytest.raises(UserError, match=r"results cannot be kept: cannot write .*--out FOLDER"):
@@ -222,7 +222,7 @@ def test_a_server_that_fails_is_counted_and_named(tmp_path: Path, loopback: Loop
         ({"run": "a", "hf_dir": Path("b")}, "--run and --hf_dir exclude each other"),
         ({"hf_dir": Path("b"), "step": 3}, "--step only means something with --run"),
         ({"run": "a", "model_name": "x"}, "--model_name only means something with --url"),
-        ({"hf_dir": Path("b"), "fills_in": True}, "--fills_in only means something with --url"),
+        ({"hf_dir": Path("b"), "supports_fim": True}, "--supports_fim only means something with --url"),
         ({"run": "a", "timeout": 3.0}, "--timeout only means something with --url"),
         ({"url": "http://x/v1", "precision": "fp32"}, "--precision is the server's affair"),
         ({"url": "http://x/v1", "device_type": "cpu"}, "--device_type is the server's affair"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cpplm.evaluate.sliding_window import Encoded, score_in_windows, windows
+from cpplm.evaluate.sliding_window import EncodedText, score_in_windows, sliding_windows
 from cpplm.tokenizer.special_tokens import IGNORED
 
 START = 7
@@ -37,7 +37,7 @@ def by_hand(ids: list[int], context: int) -> tuple[list[float], list[int]]:
 @given(st.integers(0, 300), st.integers(1, 40))
 def test_each_token_is_scored_once_behind_half_a_context(num_tokens: int, context: int) -> None:
     scored = []
-    for window in windows(num_tokens, context):
+    for window in sliding_windows(num_tokens, context):
         assert window.end - window.begin <= context
         for place in range(window.fresh, window.end):
             scored.append(place)
@@ -55,7 +55,7 @@ def test_each_token_is_scored_once_behind_half_a_context(num_tokens: int, contex
 def test_bits_do_not_depend_on_batches(
     documents: list[list[int]], context: int, rows: int, batch_tokens: int
 ) -> None:
-    encoded = [Encoded(ids, np.arange(1, len(ids) + 1)) for ids in documents]
+    encoded = [EncodedText(ids, np.arange(1, len(ids) + 1)) for ids in documents]
     found = list(
         score_in_windows(
             encoded, losses, start_id=START, context=context, rows=rows, batch_tokens=batch_tokens
@@ -76,7 +76,7 @@ def test_batches_stay_within_their_limits() -> None:
         shapes.append(tuple(inputs_BT.shape))
         return losses(inputs_BT, targets_BT)
 
-    documents = [Encoded([1] * size, np.arange(size)) for size in (5, 700, 300, 2, 1000, 40)]
+    documents = [EncodedText([1] * size, np.arange(size)) for size in (5, 700, 300, 2, 1000, 40)]
     list(score_in_windows(documents, watched, start_id=START, context=512, rows=3, batch_tokens=1024))
     assert all(rows <= 3 and (rows == 1 or rows * length <= 1024) for rows, length in shapes)
     assert max(rows for rows, _ in shapes) == 3
@@ -88,7 +88,7 @@ def test_results_come_before_all_documents_are_read() -> None:
     def endless() -> object:
         while True:
             read.append(0)
-            yield Encoded([1] * 10, np.arange(10))
+            yield EncodedText([1] * 10, np.arange(10))
 
     found = score_in_windows(endless(), losses, start_id=START, context=16, rows=2)  # type: ignore[arg-type]
     next(found)

@@ -1,13 +1,9 @@
 """The parser tells code from what only looks like it, and says when it is not there."""
 
-import importlib
-from typing import Any
-
 import pytest
 
-from cpplm.core.errors import UserError
 from cpplm.evaluate.problems import load_problems
-from cpplm.evaluate.syntax import parser_version, syntax_valid
+from cpplm.evaluate.syntax import syntax_valid
 
 
 @pytest.mark.parametrize(
@@ -36,22 +32,3 @@ def test_canonical_solutions_are_valid_and_halves_of_them_are_not() -> None:
     for problem in load_problems("small"):
         assert syntax_valid(problem.prompt + problem.canonical_solution), problem.name
         assert not syntax_valid(problem.prompt + problem.canonical_solution.rstrip().removesuffix("}"))
-
-
-def test_a_missing_parser_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}", name="tree_sitter")
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    for ask in (parser_version, lambda: syntax_valid("int x;")):
-        with pytest.raises(UserError, match=r"needs the package tree_sitter.*pip install 'cpplm\[corpus\]'"):
-            ask()
-
-
-def test_a_mistake_of_ours_is_no_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(name, name=name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ModuleNotFoundError):
-        syntax_valid("")

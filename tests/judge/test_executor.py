@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.judge import executor
-from cpplm.judge.executor import COMPILER, LARGEST_WRITTEN, Judge, Program
+from cpplm.judge.executor import COMPILER, MAX_ANSWER_CHARS, Judge, Program
 from cpplm.judge.result_cache import FILE, Verdict
 from cpplm.judge.scoring import Outcome
 from cpplm.sandbox.limits import Limits, Result
@@ -88,7 +88,7 @@ def test_outcomes(verdicts: dict[str, Verdict], written: str, outcome: Outcome, 
         ("\x00return 2 * x; }", "binary"),
         ("\x1b[0m }", "binary"),
         ("\udcff }", "binary"),
-        ("return 2 * x; }" + " " * LARGEST_WRITTEN, "too long"),
+        ("return 2 * x; }" + " " * MAX_ANSWER_CHARS, "too long"),
         ("\n#define twice 2\n }", "forbidden"),
         ("a\\\nsm(\"\"); }", "forbidden"),
         ("as\\  \nm(\"\"); }", "forbidden"),
@@ -233,11 +233,11 @@ def compilations(asked: list[list[str]]) -> int:
 
 def test_equal_programs_are_compiled_once(sandbox: Sandbox, tmp_path: Path, runs: list[list[str]]) -> None:
     programs = [Program(BEFORE, text, AFTER) for text in (RIGHT, "return 1; }", RIGHT, RIGHT)]
-    first = dict(Judge(sandbox, verdicts=tmp_path).judge(programs))
+    first = dict(Judge(sandbox, cache_dir=tmp_path).judge(programs))
     assert compilations(runs) == 2
     assert [first[number].outcome for number in range(4)] == ["pass", "wrong answer", "pass", "pass"]
     assert [first[number].cached for number in range(4)] == [False, False, True, True]
-    again = dict(Judge(sandbox, verdicts=tmp_path).judge(programs))
+    again = dict(Judge(sandbox, cache_dir=tmp_path).judge(programs))
     assert compilations(runs) == 2
     assert all(found.cached for found in again.values())
     assert {n: dataclasses.replace(v, cached=first[n].cached) for n, v in again.items()} == first
@@ -245,13 +245,13 @@ def test_equal_programs_are_compiled_once(sandbox: Sandbox, tmp_path: Path, runs
 
 def test_an_interrupted_judge_goes_on(sandbox: Sandbox, tmp_path: Path, runs: list[list[str]]) -> None:
     programs = [Program(BEFORE, f"return 2 * x + {n}; }}", AFTER) for n in range(4)]
-    stopped = Judge(sandbox, workers=1, verdicts=tmp_path).judge(programs)
+    stopped = Judge(sandbox, workers=1, cache_dir=tmp_path).judge(programs)
     next(stopped)
     stopped.close()
     done = compilations(runs)
     assert 1 <= done < 4
     assert len((tmp_path / FILE).read_text().splitlines()) == done
-    found = dict(Judge(sandbox, verdicts=tmp_path).judge(programs))
+    found = dict(Judge(sandbox, cache_dir=tmp_path).judge(programs))
     assert compilations(runs) == 4
     assert [found[n].outcome for n in range(4)] == ["pass", *["wrong answer"] * 3]
 
@@ -259,9 +259,9 @@ def test_an_interrupted_judge_goes_on(sandbox: Sandbox, tmp_path: Path, runs: li
 def test_other_limits_and_another_compiler_are_another_question(sandbox: Sandbox, tmp_path: Path) -> None:
     program = Program(BEFORE, RIGHT, AFTER)
     for limits in (Limits(), Limits(cpu_seconds=3)):
-        [(_, found)] = Judge(sandbox, verdicts=tmp_path, limits=limits).judge([program])
+        [(_, found)] = Judge(sandbox, cache_dir=tmp_path, limits=limits).judge([program])
         assert not found.cached
-    other = Judge(sandbox, verdicts=tmp_path)
+    other = Judge(sandbox, cache_dir=tmp_path)
     other.compiler = "g++ 99"
     assert not dict(other.judge([program]))[0].cached
     keys = [json.loads(line)["key"] for line in (tmp_path / FILE).read_text().splitlines()]
@@ -272,19 +272,19 @@ def test_what_the_machine_is_to_blame_for_is_not_kept(sandbox: Sandbox, tmp_path
     sleeps = Program(BEFORE, "sleep(60); return 2 * x; }", AFTER)
     limits = Limits(wall_seconds=0.3)
     for _ in range(2):
-        [(_, found)] = Judge(sandbox, verdicts=tmp_path, limits=limits).judge([sleeps])
+        [(_, found)] = Judge(sandbox, cache_dir=tmp_path, limits=limits).judge([sleeps])
         assert (found.outcome, found.cached) == ("timeout", False)
     loops = Program(BEFORE, "while (true) { } }", AFTER)
     limits = Limits(wall_seconds=60, cpu_seconds=1)
     for known in (False, True):
-        [(_, found)] = Judge(sandbox, verdicts=tmp_path, limits=limits).judge([loops])
+        [(_, found)] = Judge(sandbox, cache_dir=tmp_path, limits=limits).judge([loops])
         assert (found.outcome, found.cached) == ("timeout", known)
 
 
 def test_a_failing_sandbox_is_counted_and_not_kept(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = Judge(sandbox, verdicts=tmp_path)
+    judge = Judge(sandbox, cache_dir=tmp_path)
     run = Sandbox.run
 
     def fail(self: Sandbox, files: dict[str, bytes], *rest: object, **more: object) -> Result:
@@ -328,7 +328,7 @@ def test_headers_compiled_beforehand_change_no_verdict(sandbox: Sandbox, runs: l
     with_vector = [Program("#include <vector>\nint twice(int x) {\n", text, AFTER) for text in texts]
     with_both = [
         Program(f"// {n}\n#include <vector>\n#include <algorithm>\nint twice(int x) {{\n", text, AFTER)
-        for n in range(executor.WORTH_COMPILING)
+        for n in range(executor.MIN_PROGRAMS_TO_PRECOMPILE)
         for text in texts
     ]
     programs = [*with_vector, *with_both]

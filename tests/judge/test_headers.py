@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cpplm.judge.headers import common_headers, find_missing, included, leading, link_flags
+from cpplm.judge.headers import (
+    common_headers,
+    find_missing_headers,
+    included_headers,
+    leading_headers,
+    link_flags,
+)
 from cpplm.sandbox.sandbox import Sandbox
 
 TEXT = """// #include <not/this>
@@ -22,8 +28,8 @@ int f() { const char* s = "
 
 
 def test_included_headers_are_found_anywhere_but_in_comments() -> None:
-    assert included(TEXT) == ("vector", "map", "boost/any.hpp", "nor_this", "late")
-    assert included("") == ()
+    assert included_headers(TEXT) == ("vector", "map", "boost/any.hpp", "nor_this", "late")
+    assert included_headers("") == ()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def test_included_headers_are_found_anywhere_but_in_comments() -> None:
 def test_only_what_stands_before_everything_else_is_compiled_beforehand(
     text: str, expected: tuple[str, ...]
 ) -> None:
-    assert leading(text) == expected
+    assert leading_headers(text) == expected
 
 
 def test_libraries_are_linked_with_those_who_include_them() -> None:
@@ -54,12 +60,12 @@ def test_libraries_are_linked_with_those_who_include_them() -> None:
 def test_missing_headers_are_named_with_their_package() -> None:
     sandbox = Sandbox.probe()
     headers = ["vector", "openssl/no.h", "no_such.h", "boost/no", "vector"]
-    assert find_missing(headers, sandbox) == {
+    assert find_missing_headers(headers, sandbox) == {
         "openssl/no.h": "needs libssl-dev (<openssl/no.h>)",
         "no_such.h": "needs the header (<no_such.h>)",
         "boost/no": "needs libboost-dev (<boost/no>)",
     }
-    assert find_missing([], sandbox) == {}
+    assert find_missing_headers([], sandbox) == {}
 
 
 def test_groups_that_are_common_enough() -> None:

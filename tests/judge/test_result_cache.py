@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.judge.result_cache import FILE, Verdict, VerdictStore
+from cpplm.judge.result_cache import FILE, Verdict, VerdictCache
 
 PASS = Verdict("pass", "", 0.25, 7, 7)
 WRONG = Verdict("wrong answer", "assertion 2 of 7 failed: \u00e9\n", 0.5, 7, 3)
 
 
 def test_verdicts_are_there_again(tmp_path: Path) -> None:
-    store = VerdictStore(tmp_path / "new" / "folder")
+    store = VerdictCache(tmp_path / "new" / "folder")
     assert store.get("a") is None
     store.add("a", PASS)
     store.add("b", WRONG)
-    for reader in (store, VerdictStore(tmp_path / "new" / "folder")):
+    for reader in (store, VerdictCache(tmp_path / "new" / "folder")):
         assert len(reader) == 2
         found = reader.get("b")
         assert found is not None
@@ -34,7 +34,7 @@ def test_verdicts_are_there_again(tmp_path: Path) -> None:
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    store = VerdictStore(None)
+    store = VerdictCache(None)
     store.add("a", PASS)
     assert store.get("a") is not None
     assert list(tmp_path.iterdir()) == []
@@ -42,15 +42,15 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("kept", range(0, 105, 7))
 def test_a_torn_last_line_is_passed_over_and_written_behind(tmp_path: Path, kept: int) -> None:
-    store = VerdictStore(tmp_path)
+    store = VerdictCache(tmp_path)
     store.add("a", PASS)
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole + whole.replace(b'"a"', b'"b"')[:kept])
-    again = VerdictStore(tmp_path)
+    again = VerdictCache(tmp_path)
     assert len(again) == 1
     again.add("c", WRONG)
     again.add("d", PASS)
-    last = VerdictStore(tmp_path)
+    last = VerdictCache(tmp_path)
     assert (last.get("a") is not None, last.get("b"), len(last)) == (True, None, 3)
 
 
@@ -69,23 +69,23 @@ def test_a_torn_last_line_is_passed_over_and_written_behind(tmp_path: Path, kept
     ],
 )  # fmt: skip
 def test_lines_that_are_no_verdicts_are_passed_over(tmp_path: Path, line: bytes) -> None:
-    VerdictStore(tmp_path).add("a", PASS)
+    VerdictCache(tmp_path).add("a", PASS)
     with (tmp_path / FILE).open("ab") as file:
         file.write(line + b"\n")
-    VerdictStore(tmp_path).add("b", PASS)
-    store = VerdictStore(tmp_path)
+    VerdictCache(tmp_path).add("b", PASS)
+    store = VerdictCache(tmp_path)
     assert (len(store), store.get("x")) == (2, None)
 
 
 def test_many_threads_write_whole_lines(tmp_path: Path) -> None:
-    stores = [VerdictStore(tmp_path), VerdictStore(tmp_path)]
+    stores = [VerdictCache(tmp_path), VerdictCache(tmp_path)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: stores[n % 2].add(f"{n}", WRONG), range(400)))
-    assert len(VerdictStore(tmp_path)) == 400
+    assert len(VerdictCache(tmp_path)) == 400
 
 
 def _add_for_ever(folder: Path) -> None:
-    store = VerdictStore(folder)
+    store = VerdictCache(folder)
     for number in range(1_000_000):
         store.add(f"{number}", WRONG)
 
@@ -97,11 +97,11 @@ def test_kill_9_loses_nothing_that_was_kept(tmp_path: Path) -> None:
     while not (tmp_path / FILE).exists() or (tmp_path / FILE).stat().st_size < 20_000:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    before = len(VerdictStore(tmp_path))
+    before = len(VerdictCache(tmp_path))
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGKILL)
     writer.join()
-    store = VerdictStore(tmp_path)
+    store = VerdictCache(tmp_path)
     assert len(store) >= before > 50
     assert all(store.get(f"{number}") for number in range(len(store)))
 
@@ -109,8 +109,8 @@ def test_kill_9_loses_nothing_that_was_kept(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot keep verdicts"):
-        VerdictStore(tmp_path / "file")
-    store = VerdictStore(tmp_path / "folder")
+        VerdictCache(tmp_path / "file")
+    store = VerdictCache(tmp_path / "folder")
     (tmp_path / "folder" / FILE).mkdir()
     with pytest.raises(UserError, match="cannot write"):
         store.add("a", PASS)

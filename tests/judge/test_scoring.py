@@ -14,12 +14,12 @@ from cpplm.judge.scoring import (
     COMPILED,
     Outcome,
     SampleResult,
-    forbidden_in,
+    find_forbidden,
     function_body,
     is_empty,
     open_braces,
     pass_at_k,
-    summarise,
+    summarize,
 )
 
 
@@ -66,7 +66,7 @@ def test_cut_behind_the_function(body: str) -> None:
         cut = function_body(body + rest)
         assert cut.complete
         assert cut.text == body
-        assert forbidden_in(cut.text) == ""
+        assert find_forbidden(cut.text) == ""
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_an_unclosed_function_is_kept_whole(text: str) -> None:
     ],
 )
 def test_what_could_change_the_tests_is_seen(text: str, expected: str) -> None:
-    assert forbidden_in(text) == expected
+    assert find_forbidden(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_report() -> None:
         ("b", "easy"): ["compile error", "forbidden"],
         ("c", "hard"): ["pass", "pass"],
     }
-    report = summarise(
+    report = summarize(
         [sample(*key, outcome) for key, group in outcomes.items() for outcome in group], "namespaces"
     )
     assert (report.num_problems, report.num_samples) == (3, 2)
@@ -190,8 +190,8 @@ def test_report() -> None:
 
 def test_pass_at_ten_needs_ten_samples_of_each_problem() -> None:
     ten = [sample("a", "easy", "pass")] + [sample("a", "easy", "crash")] * 9
-    assert summarise(ten, "x").pass_at == {1: pytest.approx(0.1), 10: 1.0}
-    assert set(summarise([*ten, sample("b", "easy", "pass")], "x").pass_at) == {1}
+    assert summarize(ten, "x").pass_at == {1: pytest.approx(0.1), 10: 1.0}
+    assert set(summarize([*ten, sample("b", "easy", "pass")], "x").pass_at) == {1}
 
 
 def test_share_of_assertions_is_a_mean_over_samples_then_problems() -> None:
@@ -200,7 +200,7 @@ def test_share_of_assertions_is_a_mean_over_samples_then_problems() -> None:
         sample("a", "easy", "crash", 3),
         sample("b", "hard", "pass", 4),
     ]
-    report = summarise(judged, "x")
+    report = summarize(judged, "x")
     assert report.assertions_passed == pytest.approx((0.5 + 1) / 2)
     assert report.by_difficulty["easy"]["assertions_passed"] == pytest.approx(0.5)
     assert report.figures()["assertions_passed"] == report.assertions_passed
@@ -213,17 +213,17 @@ def test_problems_that_cannot_be_judged_here_are_apart() -> None:
         sample("b", "easy", "not judged"),
         sample("c", "easy", "not judged"),
     ]
-    report = summarise(judged, "x")
+    report = summarize(judged, "x")
     assert (report.num_problems, report.compile_rate, report.pass_at[1]) == (1, 1.0, 1.0)
     assert report.not_judged == {"b": "needs it", "c": "needs it"}
     assert report.outcomes == {"not judged": 2, "pass": 1}
     assert "not judged: b, c (needs it)" in report.table()
     with pytest.raises(UserError, match=r"none of the problems .* needs it"):
-        summarise(judged[1:], "x")
+        summarize(judged[1:], "x")
 
 
 def test_one_difficulty_needs_no_row_of_its_own() -> None:
-    table = summarise([sample("a", "unrated", "pass")], "x").table()
+    table = summarize([sample("a", "unrated", "pass")], "x").table()
     assert "unrated" not in table
     assert len(table.splitlines()) == 3
 

@@ -90,7 +90,7 @@ def wait_for(happened: Callable[[], bool], patience: float = PATIENCE) -> None:
 
 @contextmanager
 def serving(
-    engine: Engine, *, fills_in: bool = True, stage: Stage = "sft", network: NetworkSettings = NETWORK,
+    engine: Engine, *, supports_fim: bool = True, stage: Stage = "sft", network: NetworkSettings = NETWORK,
     batch: BatchSettings | None = None, requests: RequestSettings | None = None, **more: Any,
 ) -> Iterator[Served]:  # fmt: skip
     """The server until the block ends; then nothing may be held any more."""
@@ -98,7 +98,7 @@ def serving(
         ModelSource("some/run"), network=network, batch=batch or BatchSettings(max_batch=8),
         requests=requests or RequestSettings(grace=5.0), **more,
     )  # fmt: skip
-    model = ServedModel(engine, NAME, fills_in, stage, settings.model.run, created=1_700_000_000)
+    model = ServedModel(engine, NAME, supports_fim, stage, settings.model.run, created=1_700_000_000)
     application = build(model, settings)
     bound, url = listen(network)
     server = Server(application, settings)

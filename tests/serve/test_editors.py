@@ -83,7 +83,7 @@ def test_what_is_read_ahead_stays_read(served: Served) -> None:
 @pytest.mark.parametrize("suffix", [{}, {"input_suffix": ""}, {"input_suffix": "\n\n"}])
 def test_any_model_goes_on_at_the_end_of_a_file(engine: Engine, suffix: dict[str, str]) -> None:
     """Also one that was not trained to fill in; the end of the prompt is spelt anew and counted as prompt."""
-    with serving(engine, fills_in=False) as other:
+    with serving(engine, supports_fim=False) as other:
         body = {"input_prefix": PREFIX, "prompt": "    ret", "n_predict": 12, "temperature": 0, **suffix}
         found = other.post("/infill", body).json()
         prompt = f"{PREFIX}    ret"

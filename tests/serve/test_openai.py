@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.models.code_model import Request as CodeRequest
+from cpplm.evaluate.models.code_model import CodePrompt as CodeRequest
 from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.generate.engine import Engine
 from cpplm.generate.sequence import Completion, Request
@@ -283,7 +283,7 @@ def test_probabilities_in_a_stream_are_the_same(client: openai.OpenAI, engine: E
 
 @pytest.fixture
 def ours(served: Served) -> UrlModel:
-    return UrlModel.connect(f"{served.url}/v1", fills_in=True)
+    return UrlModel.connect(f"{served.url}/v1", supports_fim=True)
 
 
 def test_our_own_client_scores_as_the_model_itself(ours: UrlModel, engine: Engine) -> None:
@@ -306,7 +306,7 @@ def test_our_own_client_has_it_write(ours: UrlModel, engine: Engine) -> None:
     sampling = SamplingSettings(10, temperature=0)
     requests = [CodeRequest(PROMPT), CodeRequest("int f() {\n", "\n}\n"), CodeRequest("x" * 5000)]
     found = dict(ours.write(requests, sampling, stop=lambda text: "\n" in text))
-    local = dict(CheckpointModel(engine, fills_in=True).write(requests[:2], sampling))
+    local = dict(CheckpointModel(engine, supports_fim=True).write(requests[:2], sampling))
     for number in (0, 1):
         (written,) = found[number]
         assert local[number][0].text.startswith(written.text.partition("\n")[0])
@@ -378,12 +378,12 @@ def test_another_model(client: openai.OpenAI) -> None:
 
 
 def test_a_model_that_was_not_trained_to_fill_in(engine: Engine) -> None:
-    with serving(engine, fills_in=False) as other:
+    with serving(engine, supports_fim=False) as other:
         answer = other.post("/v1/completions", {"prompt": "x", "suffix": "y"})
         assert "was not trained to fill in" in error_of(answer, 400, "no_fill_in")["message"]
         assert other.complete(prompt="x", suffix="", max_tokens=2)["choices"][0]["text"]
         entry = other.http.get("/v1/models").json()["data"][0]
-        assert entry["fills_in"] is False
+        assert entry["supports_fim"] is False
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-38, 1e-6, 0.002, 100])

@@ -26,7 +26,7 @@ from cpplm.core.hardware import (
     has_fast_bf16,
 )
 from cpplm.evaluate.problems import load_problems
-from cpplm.judge.headers import find_missing, included
+from cpplm.judge.headers import find_missing_headers, included_headers
 from cpplm.model.kernels.attention import AttentionRequest, attention_decision
 from cpplm.model.kernels.decode_attention import can_decode
 from cpplm.model.kernels.loss import LossRequest, loss_decision
@@ -156,14 +156,16 @@ def _problems(sandbox: Sandbox) -> Iterator[Finding]:
     problems = load_problems("humaneval")
     try:
         linker = fast_linker(sandbox)
-        missing = find_missing({name for p in problems for name in included(p.prompt)}, sandbox)
+        missing = find_missing_headers(
+            {name for p in problems for name in included_headers(p.prompt)}, sandbox
+        )
     except (UserError, SandboxError) as error:
         yield Finding("HumanEval", f"cannot be judged: {error}", ok=False)
         return
     faster = "" if linker else "sudo apt-get install mold (Debian, Ubuntu)"
     name = linker[0].removeprefix("-fuse-ld=") if linker else "the compiler's own: slower"
     yield Finding("linker", name, bool(linker), fix=faster)
-    lacking = [p.name for p in problems if any(name in missing for name in included(p.prompt))]
+    lacking = [p.name for p in problems if any(name in missing for name in included_headers(p.prompt))]
     text = f"{len(problems) - len(lacking)} of {len(problems)} problems can be judged"
     if lacking:
         text += f"; not {', '.join(lacking)}: {', '.join(missing.values())}"

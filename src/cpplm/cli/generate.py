@@ -26,7 +26,7 @@ def generate(settings: GenerateSettings) -> Report:
     if texts is None:
         return _examples(engine, settings, checkpoint.step)
     prefix, suffix = texts
-    if settings.fim and not checkpoint.fills_in:
+    if settings.fim and not checkpoint.supports_fim:
         log_info("cpplm: this model was not trained to fill in (--fim_rate): what it writes will hardly fit")
     completions, drafts = _write(engine, settings, prefix, suffix)
     figures = {

@@ -27,20 +27,22 @@ from cpplm.evaluate.settings import BpbSettings
 from cpplm.evaluate.texts import Text
 
 RESAMPLES = 1000
-SHORTEST_CONTEXT = 32
-MOST_CONTEXTS = 5
+MIN_CONTEXT = 32
+MAX_CONTEXTS = 5
 _SHOWN_PROJECTS = 20
 
 
-def tokens_in_view(settings: BpbSettings, model: CodeModel) -> int:
+def resolve_context(settings: BpbSettings, model: CodeModel) -> int:
     """The context to measure with.
 
     Raises:
         UserError: the model has less.
     """
-    if settings.context > model.context:
-        raise UserError(f"--context {settings.context:,}: {model.name} has {model.context:,} tokens in view")
-    return settings.context if settings.context > 0 else model.context
+    if settings.context > model.max_context:
+        raise UserError(
+            f"--context {settings.context:,}: {model.name} has {model.max_context:,} tokens in view"
+        )
+    return settings.context if settings.context > 0 else model.max_context
 
 
 def measure_texts(
@@ -73,8 +75,8 @@ def measure_texts(
         "context": context,
         "by_project": _groups(records, "project"),
         "by_kind": _groups(records, "kind"),
-        "by_tokens_in_view": _by_tokens_in_view(records, context),
-        "shorter_contexts": shorter_contexts(model, texts, records, context, context_bytes),
+        "by_context_length": _by_tokens_in_view(records, context),
+        "shorter_contexts": measure_shorter_contexts(model, texts, records, context, context_bytes),
     }
 
 
@@ -150,7 +152,7 @@ def _by_tokens_in_view(records: Sequence[dict[str, Any]], most: int) -> list[dic
 # ---- does more context help? ------------------------------------------------------------------------------
 
 
-def shorter_contexts(
+def measure_shorter_contexts(
     model: CodeModel,
     texts: Sequence[Text],
     records: Sequence[dict[str, Any]],
@@ -162,8 +164,8 @@ def shorter_contexts(
     The bytes are those behind the first half context of texts that are longer: with a context of c, each of
     them has between c/2 and c tokens in view. Of a long text only the beginning is taken, for more variety.
     """
-    contexts = [context >> halvings for halvings in range(MOST_CONTEXTS)]
-    contexts = [length for length in contexts if length >= SHORTEST_CONTEXT]
+    contexts = [context >> halvings for halvings in range(MAX_CONTEXTS)]
+    contexts = [length for length in contexts if length >= MIN_CONTEXT]
     chosen = _long_texts(texts, records, context, most_bytes)
     if len(contexts) < 2 or not chosen:
         return []
@@ -213,7 +215,7 @@ def table(result: dict[str, Any]) -> str:
             parts.append(_rows(name, rows, lambda found: pluralize(found["documents"], "document")))
             if len(groups) > len(rows):
                 parts[-1] += f"\n  and {len(groups) - len(rows)} more"
-    view = [(f"{row['from']:,}-{row['to']:,}", row) for row in result["by_tokens_in_view"]]
+    view = [(f"{row['from']:,}-{row['to']:,}", row) for row in result["by_context_length"]]
     parts.append(_rows("tokens in view", view, lambda row: f"{row['bytes']:,} bytes"))
     if result["shorter_contexts"]:
         rows = [(f"{row['context']:,}", row) for row in result["shorter_contexts"]]

@@ -25,7 +25,7 @@ from cpplm.core.progress import log_info
 from cpplm.core.run_log import LOG, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket
-from cpplm.evaluate.eval_worker import Request
+from cpplm.evaluate.eval_worker import CppEvalRequest
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import ModelSource
 from cpplm.train.checkpoint.format import committed_steps
@@ -38,7 +38,7 @@ LOOK_SECONDS = 10.0  # between two looks for a new checkpoint, which may lie in 
 
 
 @dataclass
-class Running:
+class RunningEvaluation:
     """One measurement under way."""
 
     step: int
@@ -77,7 +77,7 @@ class CppEvaluationCallback(Callback):
         self._seconds = 60 * minutes
         self._settings = settings or CppEvalSettings()
         self._device_type = device_type
-        self._running: Running | None = None
+        self._running: RunningEvaluation | None = None
         self._measured = 0
         self._looked = 0.0
         self._said: set[str] = set()
@@ -127,7 +127,7 @@ class CppEvaluationCallback(Callback):
         folder = trainer.settings.out / FOLDER
         try:
             folder.mkdir(exist_ok=True)
-            source = ModelSource(_pinned(trainer, step), step, self._device_type)
+            source = ModelSource(_pin_checkpoint(trainer, step), step, self._device_type)
             messages = (folder / "messages.txt").open("w+", encoding="utf-8")
             process = subprocess.Popen(
                 [sys.executable, "-m", "cpplm.evaluate.eval_worker"],
@@ -140,14 +140,14 @@ class CppEvaluationCallback(Callback):
         except OSError as error:
             self._warn(f"the C++ problems of step {step} were not measured: {error}")
             return
-        self._running = Running(step, process, messages, time.monotonic())
-        request = to_dict(Request(source, self._settings, self._threads))
+        self._running = RunningEvaluation(step, process, messages, time.monotonic())
+        request = to_dict(CppEvalRequest(source, self._settings, self._threads))
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it ended already: `_collect` will say why
                 process.stdin.write(json.dumps(request) + "\n")
                 process.stdin.flush()  # and stays open: the process ends when we do
 
-    def _collect(self, trainer: Trainer, running: Running) -> None:
+    def _collect(self, trainer: Trainer, running: RunningEvaluation) -> None:
         """Log the result if it is there, or give up when the time is over."""
         if running.process.poll() is not None:
             answer = _answer(running)
@@ -165,7 +165,7 @@ class CppEvaluationCallback(Callback):
                 f"{answer['problems']} C++ problems compile, pass@1 {answer['pass@1']:.1%}"
             )
 
-    def _finish(self, trainer: Trainer, running: Running) -> None:
+    def _finish(self, trainer: Trainer, running: RunningEvaluation) -> None:
         """End the process and what it started, and remove its files."""
         if running.process.poll() is None:
             os.killpg(running.process.pid, signal.SIGKILL)
@@ -190,7 +190,7 @@ def _checkpoints(trainer: Trainer) -> Storage:
     return Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
 
 
-def _pinned(trainer: Trainer, step: int) -> str:
+def _pin_checkpoint(trainer: Trainer, step: int) -> str:
     """A folder that holds the checkpoint until it is removed, or where the checkpoint lies."""
     location = _checkpoints(trainer).location
     pin = trainer.settings.out / FOLDER
@@ -204,7 +204,7 @@ def _pinned(trainer: Trainer, step: int) -> str:
     return location
 
 
-def _answer(running: Running) -> dict[str, Any]:
+def _answer(running: RunningEvaluation) -> dict[str, Any]:
     """What the process printed, or the end of its complaint."""
     printed = running.process.stdout.readline() if running.process.stdout is not None else ""
     if running.process.returncode == 0 and printed:

@@ -1,6 +1,6 @@
 """A model's answers, kept as they are written: an evaluation that was killed goes on where it was.
 
-    FOLDER/answers/HASH.jsonl                         one file per model; HASH is of its identity
+    FOLDER/completions/HASH.jsonl                        one file per model; HASH is of its identity
         {"model": {...}}                              the identity
         {"key": "...", "samples": ["...", "..."]}     one line per request, handed to the system at once
 
@@ -22,11 +22,11 @@ from typing import IO, Any
 from cpplm.core.errors import UserError
 from cpplm.core.locking import exclusive_lock
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.code_model import CodeModel, Completion, Request, Stop
+from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition
 from cpplm.generate.settings import SamplingSettings
 
-FOLDER = "answers"
-LONGEST_TEXT = 1 << 17
+FOLDER = "completions"
+MAX_COMPLETION_CHARS = 1 << 17
 """Characters of a sample that are kept, more than are ever judged; the rest is cut."""
 
 
@@ -41,7 +41,7 @@ class Truncation:
     left_out: int = 0
     """Characters, of those of all prompts."""
 
-    def add(self, request: Request, fitted: Request) -> None:
+    def add(self, request: CodePrompt, fitted: CodePrompt) -> None:
         """Count a prompt and what is left of it."""
         size, left = (len(each.prefix) + len(each.suffix or "") for each in (request, fitted))
         self.prompts += 1
@@ -65,24 +65,24 @@ class Truncation:
         return [text] if self.truncated else []
 
 
-class Answers:
+class CompletionCache:
     """Writes by a model, each at most once. Prompts that are too long are cut; `truncation` counts these."""
 
     def __init__(self, model: CodeModel, kept: dict[str, list[str]], file: IO[str] | None) -> None:
-        """Use what `open_answers` found; `file` is open for appending, None where nothing outlives us."""
+        """Use what `open_completion_cache` found; `file` is open for appending, or None."""
         self._model, self._kept, self._file = model, kept, file
         self.truncation = Truncation()
 
-    def write(
+    def generate(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CodePrompt],
         sampling: SamplingSettings,
         *,
         num_samples: int = 1,
         rule: str = "",
-        stop: Stop | None = None,
+        stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """As `CodeModel.write`; what is kept comes first, the rest as the model writes it.
+        """As `CodeModel.generate`; what is kept comes first, the rest as the model writes it.
 
         Args:
             requests: what is to be written.
@@ -99,17 +99,17 @@ class Answers:
         fitted = [self._model.fit(request, sampling.max_new_tokens) for request in requests]
         for pair in zip(requests, fitted, strict=True):
             self.truncation.add(*pair)
-        keys = [_key(request, sampling, rule, self._model.fills_in) for request in fitted]
+        keys = [_key(request, sampling, rule, self._model.supports_fim) for request in fitted]
         missing = [number for number, key in enumerate(keys) if len(self._kept.get(key, ())) < num_samples]
         for number in sorted(set(range(len(keys))) - set(missing)):
             yield number, [Completion(text) for text in self._kept[keys[number]][:num_samples]]
         if not missing:
             return
         asked = [fitted[number] for number in missing]
-        for place, samples in self._model.write(asked, sampling, num_samples=num_samples, stop=stop):
+        for place, samples in self._model.generate(asked, sampling, num_samples=num_samples, stop=stop):
             if len(samples) != num_samples:
                 raise ValueError(f"{num_samples} samples were asked for, {len(samples)} came")
-            shortened = [Completion(sample.text[:LONGEST_TEXT], sample.failed) for sample in samples]
+            shortened = [Completion(sample.text[:MAX_COMPLETION_CHARS], sample.failed) for sample in samples]
             if not any(sample.failed for sample in shortened):
                 self._keep(keys[missing[place]], [sample.text for sample in shortened])
             yield missing[place], shortened
@@ -122,14 +122,14 @@ class Answers:
 
 
 @contextmanager
-def open_answers(folder: Path | None, model: CodeModel) -> Iterator[Answers]:
+def open_completion_cache(folder: Path | None, model: CodeModel) -> Iterator[CompletionCache]:
     """The answers of a model in `folder`, for one process at a time; None keeps them as long as this lasts.
 
     Raises:
         UserError: the file is damaged, or another process writes it.
     """
     if folder is None:
-        yield Answers(model, {}, None)
+        yield CompletionCache(model, {}, None)
         return
     path = folder / FOLDER / f"{sha256(_json(model.identity))[:32]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def open_answers(folder: Path | None, model: CodeModel) -> Iterator[Answers]:
         with path.open("a", encoding="ascii") as file:
             if not path.stat().st_size:
                 file.write(json.dumps({"model": model.identity}) + "\n")
-            yield Answers(model, kept, file)
+            yield CompletionCache(model, kept, file)
 
 
 def _read(path: Path) -> dict[str, list[str]]:
@@ -160,8 +160,8 @@ def _read(path: Path) -> dict[str, list[str]]:
     return kept
 
 
-def _key(request: Request, sampling: SamplingSettings, rule: str, sees_suffix: bool) -> str:
-    what = {**asdict(request), **asdict(sampling), "rule": rule, "sees_suffix": sees_suffix}
+def _key(request: CodePrompt, sampling: SamplingSettings, rule: str, supports_fim: bool) -> str:
+    what = {**asdict(request), **asdict(sampling), "rule": rule, "supports_fim": supports_fim}
     return sha256(_json(what))
 
 

@@ -2,9 +2,9 @@
 
     python -m cpplm.evaluate.eval_worker
 
-takes one line of JSON on stdin (`Request`) and prints one JSON object on stdout: the figures, or `failed`
-with the reason. Stdin stays open as long as the answer is wanted: when it closes, however the other side
-ended, the process is gone at once. `evaluate/callback.py` is the other side.
+takes one line of JSON on stdin (`CppEvalRequest`) and prints one JSON object on stdout: the figures, or
+`failed` with the reason. Stdin stays open as long as the answer is wanted: when it closes, however the other
+side ended, the process is gone at once. `evaluate/callback.py` is the other side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict
 from cpplm.evaluate.functional_correctness import evaluate_problems
-from cpplm.evaluate.run import completer
+from cpplm.evaluate.run import complete_with_engine
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.load import load_engine
 from cpplm.generate.settings import ModelSource
@@ -36,7 +36,7 @@ NICENESS = 5
 
 
 @dataclass(frozen=True)
-class Request:
+class CppEvalRequest:
     """What to measure, and with how many threads and compilers at a time."""
 
     source: ModelSource
@@ -44,7 +44,7 @@ class Request:
     threads: int
 
 
-def measure(request: Request) -> dict[str, Any]:
+def measure(request: CppEvalRequest) -> dict[str, Any]:
     """The figures of one checkpoint.
 
     Raises:
@@ -56,7 +56,7 @@ def measure(request: Request) -> dict[str, Any]:
     torch.set_num_threads(request.threads)
     engine, _ = load_engine(request.source)
     settings = dataclasses.replace(request.cpp, workers=request.threads)
-    report = evaluate_problems(completer(engine), settings, sandbox=sandbox)
+    report = evaluate_problems(complete_with_engine(engine), settings, sandbox=sandbox)
     return {**report.figures(), "seconds": round(time.perf_counter() - begin, 2)}
 
 
@@ -69,7 +69,7 @@ def _end_with_stdin() -> None:
 
 def main() -> None:
     """Answer one request."""
-    request = from_dict(Request, json.loads(sys.stdin.readline()), where="request")
+    request = from_dict(CppEvalRequest, json.loads(sys.stdin.readline()), where="request")
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     os.nice(NICENESS)
     try:

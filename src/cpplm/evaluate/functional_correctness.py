@@ -11,8 +11,8 @@ from pathlib import Path
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import SamplingSettings
-from cpplm.judge.executor import LARGEST_WRITTEN, Judge, Program
-from cpplm.judge.scoring import CppReport, SampleResult, function_body, is_empty, summarise
+from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge, Program
+from cpplm.judge.scoring import CppReport, SampleResult, function_body, is_empty, summarize
 from cpplm.sandbox.sandbox import Sandbox
 
 Generate = Callable[[list[str], SamplingSettings, int], list[list[str]]]
@@ -25,7 +25,7 @@ def evaluate_problems(
     *,
     problems: Sequence[Problem] | None = None,
     sandbox: Sandbox | None = None,
-    verdicts: Path | None = None,
+    cache_dir: Path | None = None,
 ) -> CppReport:
     """Have the model complete every problem, then judge the completions.
 
@@ -34,7 +34,7 @@ def evaluate_problems(
         settings: sampling and judging.
         problems: instead of those that the settings name.
         sandbox: instead of the strongest that works here.
-        verdicts: the folder in which verdicts are kept, so that a crash resumes.
+        cache_dir: the folder in which verdicts are kept, so that a crash resumes.
 
     Raises:
         UserError: no sandbox, no compiler, or a malformed problem file; found before anything is generated.
@@ -42,7 +42,7 @@ def evaluate_problems(
     """
     chosen = list(problems) if problems is not None else load_problems(settings.problems)
     sandbox = sandbox or Sandbox.probe(unsafe=settings.unsafe)
-    judge = Judge(sandbox, workers=settings.workers, verdicts=verdicts)
+    judge = Judge(sandbox, workers=settings.workers, cache_dir=cache_dir)
     completions = generate([problem.prompt for problem in chosen], settings.sampling, settings.num_samples)
     if [len(group) for group in completions] != [settings.num_samples] * len(chosen):
         raise ValueError(
@@ -70,26 +70,26 @@ def evaluate_completions(
     if names != {name for name, group in completions.items() if group}:
         raise ValueError("every problem needs at least one completion, and every completion its problem")
     asked = [problem for problem in problems for _ in completions[problem.name]]
-    bodies = [cut(text) for problem in problems for text in completions[problem.name]]
-    verdicts = dict(judge.judge([program(*pair) for pair in zip(asked, bodies, strict=True)]))
+    bodies = [truncate_to_body(text) for problem in problems for text in completions[problem.name]]
+    verdicts = dict(judge.judge([problem_program(*pair) for pair in zip(asked, bodies, strict=True)]))
     samples = []
     for number, (problem, body) in enumerate(zip(asked, bodies, strict=True)):
-        found = verdicts[number].of_nothing() if is_empty(body) else verdicts[number]
+        found = verdicts[number].as_empty() if is_empty(body) else verdicts[number]
         samples.append(
             SampleResult(
                 problem.name, problem.difficulty, body, found.outcome, found.message, found.cpu_seconds,
                 found.assertions, found.assertions_passed,
             )
         )  # fmt: skip
-    return summarise(samples, judge.sandbox.name)
+    return summarize(samples, judge.sandbox.name)
 
 
-def cut(completion: str) -> str:
+def truncate_to_body(completion: str) -> str:
     """The body of the function; everything when it does not end."""
-    body = function_body(completion[:LARGEST_WRITTEN])
+    body = function_body(completion[:MAX_ANSWER_CHARS])
     return body.text if body.complete else completion
 
 
-def program(problem: Problem, body: str) -> Program:
+def problem_program(problem: Problem, body: str) -> Program:
     """What judges the body of a problem's function."""
     return Program(problem.prompt, body, f'\n#line 1 "tests.cpp"\n{problem.tests}')

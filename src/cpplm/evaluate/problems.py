@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.judge.assertions import MOST_ASSERTIONS
+from cpplm.judge.assertions import MAX_ASSERTIONS
 from cpplm.judge.scoring import function_body, open_braces
 
 _FOLDER = Path(__file__).with_name("problem_sets")
@@ -166,8 +166,8 @@ def _faults(problem: Problem) -> list[tuple[str, str]]:
         ("tests", tests.rstrip().endswith("}"), "must end with the closing brace of main"),
         (
             "tests",
-            1 <= asserts <= MOST_ASSERTIONS,
-            f"must have 1 to {MOST_ASSERTIONS:,} asserts, not {asserts}",
+            1 <= asserts <= MAX_ASSERTIONS,
+            f"must have 1 to {MAX_ASSERTIONS:,} asserts, not {asserts}",
         ),
     )
     return [(field, message) for field, holds, message in rules if not holds]

@@ -19,12 +19,12 @@ from cpplm.core.storage import Storage
 class Kept:
     """The records of one measurement; without a path they are only in memory."""
 
-    def __init__(self, path: Path | None, measured_with: dict[str, Any]) -> None:
+    def __init__(self, path: Path | None, config: dict[str, Any]) -> None:
         """Read the records of an equal measurement, or begin.
 
         Args:
             path: of the file; its folder is made.
-            measured_with: plain JSON that decides what the records say.
+            config: plain JSON that decides what the records say.
 
         Raises:
             UserError: the file cannot be written.
@@ -33,7 +33,7 @@ class Kept:
         self._file: IO[str] | None = None
         if path is None:
             return
-        head = json.dumps(measured_with, sort_keys=True)
+        head = json.dumps(config, sort_keys=True)
         lines = _lines(path)
         if lines and lines[0] == head:
             self.records = [json.loads(line) for line in lines[1:]]

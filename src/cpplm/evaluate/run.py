@@ -5,8 +5,8 @@ figure with what it was measured with. Asking again for the same model and the s
 What is measured piece by piece is kept piece by piece beside it, so that a crash loses none of it:
 
     bpb_documents.jsonl   bits and bytes of each document
-    answers/              what the model wrote (`answers.py`)
-    verdicts.jsonl        what became of each program (`judge/verdicts.py`)
+    completions/          what the model wrote (`completion_cache.py`)
+    verdicts.jsonl        what became of each program (`judge/result_cache.py`)
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info, progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
-from cpplm.evaluate.bits_per_byte import measure_texts, tokens_in_view
-from cpplm.evaluate.completion_cache import Answers, open_answers
+from cpplm.evaluate.bits_per_byte import measure_texts, resolve_context
+from cpplm.evaluate.completion_cache import CompletionCache, open_completion_cache
 from cpplm.evaluate.functional_correctness import Generate, evaluate_problems
 from cpplm.evaluate.likelihood import measure_likelihood
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.models.code_model import CodeModel, Completion, Request
+from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion
 from cpplm.evaluate.models.load import load_model
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.resumable_jsonl import Kept
@@ -64,7 +64,7 @@ class Evaluation:
         step = {"step": self.model.step} if isinstance(self.model, CheckpointModel) else {}
         return {"model": self.model.name, **step}
 
-    def once(
+    def cached(
         self, name: str, settings: dict[str, Any], measure: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         """The stored result of an equal measurement, or a new one, stored.
@@ -74,17 +74,17 @@ class Evaluation:
         """
         storage = self._storage
         results = storage.read_json(FILE) if storage is not None and storage.exists(FILE) else {}
-        with_what = {**self.model.identity, **settings}
+        inputs = {**self.model.identity, **settings}
         old = results.get(name)
-        if old is not None and old["measured_with"] == with_what:
+        if old is not None and old["inputs"] == inputs:
             kept: dict[str, Any] = old
             return kept
         if storage is not None:
             _require_writable(storage)
         begin = time.perf_counter()
-        result = measure(with_what) | {
+        result = measure(inputs) | {
             **self.about,
-            "measured_with": with_what,
+            "inputs": inputs,
             "seconds": round(time.perf_counter() - begin, 2),
         }
         if storage is not None:
@@ -104,16 +104,16 @@ class Evaluation:
             UserError: no texts there, or the model cannot score.
         """
         texts = read_texts(settings.data_dir, settings.text_column, settings.eval_bytes)
-        context = tokens_in_view(settings, self.model)
+        context = resolve_context(settings, self.model)
 
-        def measure(with_what: dict[str, Any]) -> dict[str, Any]:
-            with Kept(self.folder and self.folder / DOCUMENTS, with_what) as kept:
+        def measure(inputs: dict[str, Any]) -> dict[str, Any]:
+            with Kept(self.folder and self.folder / DOCUMENTS, inputs) as kept:
                 return measure_texts(
                     self.model, texts, context=context, context_bytes=settings.context_bytes, kept=kept
                 )
 
         what = {"texts": fingerprint(texts), "context": context, "context_bytes": settings.context_bytes}
-        return self.once("bpb", what, measure)
+        return self.cached("bpb", what, measure)
 
     def likelihood(self, settings: LikelihoodSettings) -> dict[str, Any]:
         """How likely the solutions of C++ problems are.
@@ -123,7 +123,7 @@ class Evaluation:
         """
         problems = load_problems(settings.problems)
         what = {"problems": sha256(repr(problems).encode())}
-        return self.once("likelihood", what, lambda _: measure_likelihood(self.model, problems))
+        return self.cached("likelihood", what, lambda _: measure_likelihood(self.model, problems))
 
     def cpp(self, settings: CppEvalSettings) -> dict[str, Any]:
         """Compile rate and pass rate on C++ problems.
@@ -134,9 +134,9 @@ class Evaluation:
         problems = load_problems(settings.problems)
 
         def measure(_: dict[str, Any]) -> dict[str, Any]:
-            with open_answers(self.folder, self.model) as answers:
-                complete = ModelAsGenerate(answers)
-                report = evaluate_problems(complete, settings, problems=problems, verdicts=self.folder)
+            with open_completion_cache(self.folder, self.model) as answers:
+                complete = CompletionAdapter(answers)
+                report = evaluate_problems(complete, settings, problems=problems, cache_dir=self.folder)
             failed = {"failed_samples": dict(complete.failed)} if complete.failed else {}
             valid = _valid_syntax(problems, report)
             lines = [report.table(), *([] if valid is None else [f"valid syntax: {valid:.1%}"])]
@@ -154,7 +154,7 @@ class Evaluation:
         }  # fmt: skip
         # Several sets of problems keep their results side by side.
         small = settings.problems == CppEvalSettings.problems
-        return self.once("cpp" if small else f"cpp_{Path(settings.problems).stem}", what, measure)
+        return self.cached("cpp" if small else f"cpp_{Path(settings.problems).stem}", what, measure)
 
 
 def _require_writable(storage: Storage) -> None:
@@ -182,13 +182,13 @@ def _valid_syntax(problems: Sequence[Problem], report: CppReport) -> float | Non
         return None
 
 
-class ModelAsGenerate:
+class CompletionAdapter:
     """A `CodeModel` as the function that `evaluate_problems` calls.
 
     A sample that there is none of counts as an empty one; `failed` says why, and how often.
     """
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: CompletionCache) -> None:
         self._answers = answers
         self.failed: Counter[str] = Counter()
 
@@ -196,8 +196,8 @@ class ModelAsGenerate:
         """Complete every prompt up to the end of its function."""
         found: dict[int, list[Completion]] = {}
         with progress_bar(len(prompts), "completing problems", "problem") as bar:
-            for number, samples in self._answers.write(
-                [Request(prompt) for prompt in prompts],
+            for number, samples in self._answers.generate(
+                [CodePrompt(prompt) for prompt in prompts],
                 sampling,
                 num_samples=num_samples,
                 rule="end of the function",
@@ -213,6 +213,6 @@ def _body_is_complete(text: str) -> bool:
     return function_body(text).complete
 
 
-def completer(engine: Engine) -> Generate:
+def complete_with_engine(engine: Engine) -> Generate:
     """An engine as the function that `evaluate_problems` calls; nothing is kept."""
-    return ModelAsGenerate(Answers(CheckpointModel(engine), {}, None))
+    return CompletionAdapter(CompletionCache(CheckpointModel(engine), {}, None))

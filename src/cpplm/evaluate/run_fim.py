@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cpplm.core.settings import to_dict
-from cpplm.evaluate.fim.suite import inputs, run_fim
+from cpplm.evaluate.fim.suite import input_hashes, run_fim
 from cpplm.evaluate.run import Evaluation
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.judge.scoring import SCORING_VERSION
@@ -22,5 +22,5 @@ def evaluate_fim(evaluation: Evaluation, settings: FimEvalSettings) -> dict[str,
         report = run_fim(evaluation.model, settings, folder=evaluation.folder)
         return {**report.figures(), "table": report.table(), "details": report.details()}
 
-    what = to_dict(settings) | {"workers": 0, "inputs": inputs(settings), "scoring": SCORING_VERSION}
-    return evaluation.once("fim", what, measure)
+    what = to_dict(settings) | {"workers": 0, "inputs": input_hashes(settings), "scoring": SCORING_VERSION}
+    return evaluation.cached("fim", what, measure)

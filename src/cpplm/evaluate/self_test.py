@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpplm.evaluate.functional_correctness import cut, program
+from cpplm.evaluate.functional_correctness import problem_program, truncate_to_body
 from cpplm.evaluate.problems import Problem
 from cpplm.judge.executor import Judge
 from cpplm.judge.scoring import COMPILED, Outcome
@@ -20,7 +20,7 @@ _EXPECTED: dict[str, frozenset[Outcome]] = {
 
 
 @dataclass(frozen=True)
-class SelfTest:
+class SelfTestReport:
     """What the harness made of solutions whose worth is known."""
 
     canonical: int
@@ -51,7 +51,7 @@ class SelfTest:
         return "\n".join(rows)
 
 
-def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTest:
+def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTestReport:
     """Judge the canonical and the buggy solution of each problem, as far as it has them.
 
     Raises:
@@ -64,7 +64,9 @@ def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTest:
         for kind, text in (("canonical", problem.canonical_solution), ("buggy", problem.buggy_solution))
         if text
     ]
-    verdicts = dict(judge.judge([program(problem, cut(text)) for problem, _, text in asked]))
+    verdicts = dict(
+        judge.judge([problem_program(problem, truncate_to_body(text)) for problem, _, text in asked])
+    )
     counts: Counter[tuple[str, bool]] = Counter()
     complaints, not_judged = [], {}
     for number, (problem, kind, _) in enumerate(asked):
@@ -76,7 +78,7 @@ def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTest:
         if verdict.outcome not in _EXPECTED[kind]:
             said = " ".join(verdict.message.split())
             complaints.append(f"{problem.name}: the {kind} solution ended as {verdict.outcome}: {said}")
-    return SelfTest(
+    return SelfTestReport(
         canonical=counts["canonical", True] + counts["canonical", False],
         canonical_passed=counts["canonical", True],
         buggy=counts["buggy", True] + counts["buggy", False],

@@ -16,7 +16,7 @@ from cpplm.train.checkpoint.format import check_run
 
 _ONLY_FOR = {
     "run": ("step",),
-    "url": ("model_name", "api_key_env", "fills_in", "timeout"),
+    "url": ("model_name", "api_key_env", "supports_fim", "timeout"),
 }
 _NOT_FOR_URL = ("device_type", "precision")
 
@@ -37,7 +37,7 @@ class EvaluatedModel:
     """The server's name of the model (empty = the only one it has)."""
     api_key_env: str = ""
     """Environment variable that holds the server's key (empty = none is sent)."""
-    fills_in: bool = False
+    supports_fim: bool = False
     """The server's model takes a `suffix`: what follows the text to be written."""
     timeout: float = 120.0
     """Seconds without a byte from the server after which an attempt is given up."""
@@ -184,9 +184,9 @@ class FimEvalSettings:
     """Holes of each kind in --files."""
     hole_seed: int = 0
     """Of the choice of holes; scores on different holes cannot be compared."""
-    seen_before: int = 800
+    prefix_chars: int = 800
     """Characters of a file that the model sees before a hole; of a problem it sees everything."""
-    seen_after: int = 400
+    suffix_chars: int = 400
     """Characters of a file that it sees behind a hole; together about as much as 512 tokens hold."""
     num_samples: int = 1
     """Answers per hole."""
@@ -208,10 +208,10 @@ class FimEvalSettings:
     """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
 
     def __post_init__(self) -> None:
-        for name in ("holes_per_problem", "holes_per_kind", "seen_before", "num_samples"):
+        for name in ("holes_per_problem", "holes_per_kind", "prefix_chars", "num_samples"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("hole_seed", "seen_after", "workers"):
+        for name in ("hole_seed", "suffix_chars", "workers"):
             if getattr(self, name) < 0:
                 raise UserError(f"--{name} must not be negative, it is {getattr(self, name)}")
         _ = self.sampling

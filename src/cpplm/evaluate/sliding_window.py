@@ -25,14 +25,14 @@ _LENGTH_MULTIPLE = 128
 # Batches whose documents are gathered before the first is scored: enough to put equal lengths together, and
 # little enough to lose when a run is killed.
 _BATCHES_AT_ONCE = 4
-MOST_BATCH_TOKENS = 32_768
+MAX_BATCH_TOKENS = 32_768
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 """Nats BT of targets BT behind inputs BT, 0 where the target is `IGNORED`."""
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoringWindow:
     """Tokens `begin` to `end` (exclusive) of a document are in it; those from `fresh` on are scored in it."""
 
     begin: int
@@ -41,30 +41,30 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """A text as the model reads it: ids without the start token, and `ends` as `TokenBits` has them."""
 
     ids: Sequence[int]
     ends: NDArray[np.int64]
 
 
-def windows(num_tokens: int, context: int) -> Iterator[Window]:
+def sliding_windows(num_tokens: int, context: int) -> Iterator[ScoringWindow]:
     """The windows of a document behind which stands a start token, which takes one place of the context."""
     begin = fresh = 0
     while fresh < num_tokens:
         end = min(begin + context, num_tokens)
-        yield Window(begin, fresh, end)
+        yield ScoringWindow(begin, fresh, end)
         begin, fresh = begin + max(1, context // 2), end
 
 
 def score_in_windows(
-    documents: Iterable[Encoded],
+    documents: Iterable[EncodedText],
     losses: Losses,
     *,
     start_id: int,
     context: int,
     rows: int,
-    batch_tokens: int = MOST_BATCH_TOKENS,
+    batch_tokens: int = MAX_BATCH_TOKENS,
 ) -> Iterator[TokenBits]:
     """Score documents, in order.
 
@@ -76,7 +76,7 @@ def score_in_windows(
         rows: windows in one call of the model at most.
         batch_tokens: of its inputs at most; a single window may have more.
     """
-    group: list[Encoded] = []
+    group: list[EncodedText] = []
     size = 0
     for document in documents:
         group.append(document)
@@ -88,7 +88,7 @@ def score_in_windows(
 
 
 def _score_group(
-    documents: list[Encoded], losses: Losses, start_id: int, context: int, rows: int, batch_tokens: int
+    documents: list[EncodedText], losses: Losses, start_id: int, context: int, rows: int, batch_tokens: int
 ) -> list[TokenBits]:
     found = [
         TokenBits(document.ends, np.zeros(len(document.ids)), np.zeros(len(document.ids), dtype=np.int64))
@@ -97,7 +97,7 @@ def _score_group(
     jobs = [
         (number, window)
         for number, document in enumerate(documents)
-        for window in windows(len(document.ids), context)
+        for window in sliding_windows(len(document.ids), context)
     ]
     jobs.sort(key=lambda job: job[1].end - job[1].begin, reverse=True)
     while jobs:
@@ -117,7 +117,7 @@ def _rounded(length: int, context: int) -> int:
 
 
 def _tensors(
-    documents: list[Encoded], batch: list[tuple[int, Window]], start_id: int, length: int
+    documents: list[EncodedText], batch: list[tuple[int, ScoringWindow]], start_id: int, length: int
 ) -> tuple[Tensor, Tensor]:
     """Inputs and targets BT; what a window does not score, and the rest of a short row, is `IGNORED`."""
     inputs = torch.full((len(batch), length), start_id)

@@ -62,7 +62,7 @@ def model_card(
         model=_shape(checkpoint.config(), parameters, dtype),
         training=_training(checkpoint),
         figures=_figures(folder, checkpoint.step),
-        fills_in=checkpoint.fills_in,
+        supports_fim=checkpoint.supports_fim,
         context=checkpoint.config().max_seq_len,
     )
 

@@ -27,7 +27,7 @@ from itertools import pairwise
 
 from cpplm.judge.scoring import LAYOUT, TOKEN
 
-MOST_ASSERTIONS = 1000
+MAX_ASSERTIONS = 1000
 """As many as have their words in the pipe that is a program's standard input."""
 _WORD_BYTES = 8
 _SHOWN_CHARACTERS = 200
@@ -69,7 +69,7 @@ void finish() {
 
 
 @dataclass(frozen=True)
-class CountedProgram:
+class InstrumentedProgram:
     """A program that reports."""
 
     source: str
@@ -78,13 +78,13 @@ class CountedProgram:
     assertions: tuple[str, ...]
     """What each asserts, on one line."""
 
-    def make_words(self) -> list[bytes]:
+    def make_report_tokens(self) -> list[bytes]:
         """What it reports with, new for each run: (held, failed) of each assertion in turn, then the end."""
         return [secrets.token_bytes(_WORD_BYTES) for _ in range(2 * len(self.assertions) + 1)]
 
 
 @dataclass(frozen=True)
-class Tally:
+class AssertionReport:
     """What a program reported."""
 
     passed: int
@@ -95,21 +95,21 @@ class Tally:
     """Whether the end of main was reached and nothing had failed."""
 
 
-def count_assertions(before: str, tests: str) -> CountedProgram:
+def instrument_assertions(before: str, tests: str) -> InstrumentedProgram:
     """The program `before` + `tests`, with every assertion of the tests counted.
 
     `tests` ends with the closing brace of main. It needs no <cassert>.
 
     Raises:
-        ValueError: there are more than `MOST_ASSERTIONS`.
+        ValueError: there are more than `MAX_ASSERTIONS`.
     """
     text, assertions = _number(tests)
-    if len(assertions) > MOST_ASSERTIONS:
-        raise ValueError(f"{len(assertions):,} assertions, at most {MOST_ASSERTIONS:,} can be counted")
+    if len(assertions) > MAX_ASSERTIONS:
+        raise ValueError(f"{len(assertions):,} assertions, at most {MAX_ASSERTIONS:,} can be counted")
     main = _RETURN_AT_END.sub("", text.rstrip().removesuffix("}").rstrip())
     source = f"{before}{main}\n::cpplm_judge::finish();\nreturn 0;\n}}\n"
     harness = _HARNESS.replace("WORDS", str(2 * len(assertions) + 1)).replace("BYTES", str(_WORD_BYTES))
-    return CountedProgram(source, harness, assertions)
+    return InstrumentedProgram(source, harness, assertions)
 
 
 @lru_cache(4096)  # the samples of a problem have the same tests
@@ -138,11 +138,11 @@ def _closing_bracket(tokens: Sequence[re.Match[str]], end: int) -> int:
     return end
 
 
-def tally(stdout: bytes, words: Sequence[bytes]) -> Tally:
+def parse_report(stdout: bytes, words: Sequence[bytes]) -> AssertionReport:
     """What a program reported with these words, whatever else it printed."""
     said = [word in stdout for word in words]
     held, failed = said[:-1:2], said[1::2]
-    return Tally(
+    return AssertionReport(
         passed=sum(yes and not no for yes, no in zip(held, failed, strict=True)),
         failed=failed.index(True) if True in failed else None,
         finished=said[-1],

@@ -24,10 +24,16 @@ from pathlib import Path
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
-from cpplm.judge.assertions import CountedProgram, Tally, count_assertions, tally
-from cpplm.judge.headers import common_headers, find_missing, included, leading, link_flags
-from cpplm.judge.result_cache import Verdict, VerdictStore
-from cpplm.judge.scoring import Outcome, forbidden_in
+from cpplm.judge.assertions import AssertionReport, InstrumentedProgram, instrument_assertions, parse_report
+from cpplm.judge.headers import (
+    common_headers,
+    find_missing_headers,
+    included_headers,
+    leading_headers,
+    link_flags,
+)
+from cpplm.judge.result_cache import Verdict, VerdictCache
+from cpplm.judge.scoring import Outcome, find_forbidden
 from cpplm.sandbox import precompiled
 from cpplm.sandbox.compiler import COMPILE_LIMITS, fast_linker, require_compiler
 from cpplm.sandbox.limits import MIB, Limits, Result
@@ -41,11 +47,11 @@ COMPILER = (
 )  # fmt: skip
 TARGET = ("-include", "harness.h", "-o", "program", "program.cpp")
 RUN_LIMITS = Limits(wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, processes=8)
-LARGEST_PROGRAM = 48 * MIB
-LARGEST_WRITTEN = 1 << 16
+MAX_PROGRAM_BYTES = 48 * MIB
+MAX_ANSWER_CHARS = 1 << 16
 """Characters; a model that writes more has not stopped."""
 MESSAGE_CHARACTERS = 2000
-WORTH_COMPILING = 6
+MIN_PROGRAMS_TO_PRECOMPILE = 6
 """Programs with the same headers: compiling these beforehand takes as long as it saves on five."""
 
 _SURELY_LIMITED = 0.9  # of the processor time that is allowed: the limit was the program's own doing
@@ -54,17 +60,17 @@ _BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Program:
-    """A text in three parts, the middle one of which is not to be trusted."""
+    """A program in three parts, with what a model wrote in the middle."""
 
-    before: str
-    written: str
-    """What a model wrote."""
-    after: str
+    prefix: str
+    completion: str
+    """What a model wrote: not to be trusted."""
+    suffix: str
     """Ends with the tests and the closing brace of main."""
 
 
 @dataclass(frozen=True)
-class _Job:
+class _PendingProgram:
     """A program that has to be compiled and run."""
 
     program: Program
@@ -75,7 +81,7 @@ class _Job:
     """Where it was asked for."""
 
 
-_Headers = Mapping[tuple[str, ...], "Future[Path | None]"]
+_PrecompiledHeaders = Mapping[tuple[str, ...], "Future[Path | None]"]
 """Sets of headers that are being compiled, and in which folder they will be."""
 
 
@@ -87,7 +93,7 @@ class Judge:
         sandbox: Sandbox,
         *,
         workers: int = 0,
-        verdicts: Path | None = None,
+        cache_dir: Path | None = None,
         limits: Limits = RUN_LIMITS,
         speed_up: bool = True,
     ) -> None:
@@ -96,7 +102,7 @@ class Judge:
         Args:
             sandbox: where programs are compiled and run.
             workers: programs at the same time; 0 means one per core.
-            verdicts: the folder in which verdicts are kept; None keeps them as long as this judge.
+            cache_dir: the folder in which verdicts are kept; None keeps them as long as this judge.
             limits: of a run.
             speed_up: take the fastest linker that works, and compile common headers beforehand.
 
@@ -106,7 +112,7 @@ class Judge:
         self.sandbox = sandbox
         self.compiler = require_compiler(sandbox)
         self._workers = workers or available_cores()
-        self._store = VerdictStore(verdicts)
+        self._store = VerdictCache(cache_dir)
         self._limits = limits
         self._speed_up = speed_up
         self._linker = fast_linker(sandbox) if speed_up else ()
@@ -118,38 +124,40 @@ class Judge:
             UserError: a verdict cannot be kept (the disk is full).
             ValueError: a program has too many assertions to count.
         """
-        headers = [(*included(program.before), *included(program.after)) for program in programs]
-        missing = find_missing({name for names in headers for name in names}, self.sandbox)
-        jobs: dict[str, _Job] = {}
+        headers = [
+            (*included_headers(program.prefix), *included_headers(program.suffix)) for program in programs
+        ]
+        missing = find_missing_headers({name for names in headers for name in names}, self.sandbox)
+        jobs: dict[str, _PendingProgram] = {}
         with progress_bar(len(programs), "compile and run", "program") as bar:
             for number, (program, names) in enumerate(zip(programs, headers, strict=True)):
-                counted, link = _counted(program), link_flags(names)
+                counted, link = _instrument(program), link_flags(names)
                 key = self._key(counted, link)
                 verdict = _refusal(program, counted, names, missing) or self._store.get(key)
                 if verdict:
                     bar.update()
                     yield number, verdict
                 else:
-                    job = _Job(program, leading(program.before), link, [])
+                    job = _PendingProgram(program, leading_headers(program.prefix), link, [])
                     jobs.setdefault(key, job).numbers.append(number)
             for job, verdict in self._run(jobs):
                 bar.update(len(job.numbers))
                 for number in job.numbers:
                     yield number, replace(verdict, cached=number != job.numbers[0])
 
-    def _key(self, counted: CountedProgram, link: Sequence[str]) -> str:
+    def _key(self, counted: InstrumentedProgram, link: Sequence[str]) -> str:
         limits = (repr(COMPILE_LIMITS), repr(self._limits))
         what = (counted.harness, counted.source, *COMPILER, *link, self.compiler, *limits)
         return sha256("\0".join(what).encode("utf-8", errors="replace"))
 
-    def _run(self, jobs: Mapping[str, _Job]) -> Iterator[tuple[_Job, Verdict]]:
+    def _run(self, jobs: Mapping[str, _PendingProgram]) -> Iterator[tuple[_PendingProgram, Verdict]]:
         """Compile and run in any order; leaving early drops what has not begun."""
         pool = ThreadPoolExecutor(self._workers)
         try:
             groups = [job.headers for job in jobs.values()] if self._speed_up else []
             headers = {
                 group: pool.submit(self._precompile, group)
-                for group in common_headers(groups, WORTH_COMPILING)
+                for group in common_headers(groups, MIN_PROGRAMS_TO_PRECOMPILE)
             }  # before the programs, which wait for them
             futures = {pool.submit(self._verdict, key, job, headers): job for key, job in jobs.items()}
             for future in as_completed(futures):
@@ -163,9 +171,9 @@ class Judge:
         except (SandboxError, OSError):
             return None  # it would only have been faster
 
-    def _verdict(self, key: str, job: _Job, headers: _Headers) -> Verdict:
+    def _verdict(self, key: str, job: _PendingProgram, headers: _PrecompiledHeaders) -> Verdict:
         """Compile and run one program, and keep the verdict where it is one on the program alone."""
-        counted = _counted(job.program)
+        counted = _instrument(job.program)
         own = [group for group in headers if set(group) <= set(job.headers)]
         folder = headers[max(own, key=len)].result() if own else None
         try:
@@ -177,7 +185,7 @@ class Judge:
         return verdict
 
     def _compile_and_run(
-        self, counted: CountedProgram, link: Sequence[str], folder: Path | None
+        self, counted: InstrumentedProgram, link: Sequence[str], folder: Path | None
     ) -> tuple[Verdict, bool]:
         """The verdict, and whether another machine would come to the same."""
         count = len(counted.assertions)
@@ -186,7 +194,7 @@ class Judge:
             {"program.cpp": source, "harness.h": counted.harness.encode()},
             [*COMPILER, *(precompiled.FLAGS if folder else ()), *TARGET, *self._linker, *link],
             COMPILE_LIMITS,
-            fetch={"program": LARGEST_PROGRAM},
+            fetch={"program": MAX_PROGRAM_BYTES},
             folders=precompiled.folder_of(folder) if folder else None,
         )
         binary = compiled.files.get("program")
@@ -195,33 +203,36 @@ class Judge:
             message = ("" if by_itself else f"{compiled.reason}: ") + compiled.message()[:MESSAGE_CHARACTERS]
             outcome: Outcome = "compile error" if by_itself else "compile limit"
             failed = Verdict(outcome, message, compiled.cpu_seconds, count, 0)
-            return failed, _certain(compiled, COMPILE_LIMITS)
-        words = counted.make_words()
+            return failed, _is_reproducible(compiled, COMPILE_LIMITS)
+        words = counted.make_report_tokens()
         stdin = b"".join(words)
         limits = replace(self._limits, output_bytes=self._limits.output_bytes + len(stdin))
         ran = self.sandbox.run({"program": binary}, ["./program"], limits, stdin=stdin)
-        reported = tally(ran.stdout, words)
+        reported = parse_report(ran.stdout, words)
         cpu_seconds = compiled.cpu_seconds + ran.cpu_seconds
         message = _run_message(ran, counted, reported)
         verdict = Verdict(_outcome(ran, reported), message, cpu_seconds, count, reported.passed)
-        return verdict, _certain(ran, limits)
+        return verdict, _is_reproducible(ran, limits)
 
 
-def _counted(program: Program) -> CountedProgram:
-    return count_assertions(program.before + program.written, program.after)
+def _instrument(program: Program) -> InstrumentedProgram:
+    return instrument_assertions(program.prefix + program.completion, program.suffix)
 
 
 def _refusal(
-    program: Program, counted: CountedProgram, headers: Sequence[str], missing: Mapping[str, str]
+    program: Program, counted: InstrumentedProgram, headers: Sequence[str], missing: Mapping[str, str]
 ) -> Verdict | None:
     """The verdict on a program that is not even compiled."""
-    written, found = program.written, forbidden_in(program.written)
+    found = find_forbidden(program.completion)
     outcome: Outcome
     if lacking := [missing[name] for name in headers if name in missing]:
         outcome, message = "not judged", ", ".join(lacking)
-    elif len(written) > LARGEST_WRITTEN:
-        outcome, message = "too long", f"{len(written):,} characters, more than {LARGEST_WRITTEN:,}"
-    elif _BINARY.search(written):
+    elif len(program.completion) > MAX_ANSWER_CHARS:
+        outcome, message = (
+            "too long",
+            f"{len(program.completion):,} characters, more than {MAX_ANSWER_CHARS:,}",
+        )
+    elif _BINARY.search(program.completion):
         outcome, message = "binary", "control characters or halves of characters"
     elif found in {"/*", 'R"'}:
         outcome, message = "compile error", f"{found!r} begins what does not end"
@@ -232,7 +243,7 @@ def _refusal(
     return Verdict(outcome, message, 0.0, len(counted.assertions), 0)
 
 
-def _run_message(ran: Result, counted: CountedProgram, reported: Tally) -> str:
+def _run_message(ran: Result, counted: InstrumentedProgram, reported: AssertionReport) -> str:
     """What happened, and the end of what the program wrote to stderr."""
     happened = ""
     if reported.failed is not None:
@@ -245,7 +256,7 @@ def _run_message(ran: Result, counted: CountedProgram, reported: Tally) -> str:
     return happened + ran.message()[-MESSAGE_CHARACTERS:]
 
 
-def _outcome(ran: Result, reported: Tally) -> Outcome:
+def _outcome(ran: Result, reported: AssertionReport) -> Outcome:
     """What the run means; after a failed assertion nothing else does, as an ordinary one ends the program."""
     if reported.failed is not None:
         return "wrong answer"
@@ -256,7 +267,7 @@ def _outcome(ran: Result, reported: Tally) -> Outcome:
     return "early exit" if ran.reason == "exit" else "crash"
 
 
-def _certain(result: Result, limits: Limits) -> bool:
+def _is_reproducible(result: Result, limits: Limits) -> bool:
     """Whether the run speaks of the program alone: not when a busy machine let the clock run out."""
     if result.reason != "timeout" or result.signal == signal.SIGXCPU:
         return True

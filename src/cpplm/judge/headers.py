@@ -22,13 +22,13 @@ _INCLUDE = re.compile(r"[ \t]*#[ \t]*include[ \t]*<([\w./+-]+)>[ \t\r]*")
 
 
 @lru_cache(4096)
-def included(text: str) -> tuple[str, ...]:
+def included_headers(text: str) -> tuple[str, ...]:
     """The headers in `#include <...>`, anywhere in a text, in order."""
     return tuple(match[1] for line in _lines(text) if (match := _INCLUDE.fullmatch(line)))
 
 
 @lru_cache(4096)
-def leading(text: str) -> tuple[str, ...]:
+def leading_headers(text: str) -> tuple[str, ...]:
     """The headers that a text includes before anything else, sorted."""
     found = set()
     for line in _lines(text):
@@ -51,7 +51,7 @@ def link_flags(headers: Iterable[str]) -> tuple[str, ...]:
     return tuple(flag for folder in folders for flag in LIBRARIES.get(folder, ("", ()))[1])
 
 
-def find_missing(headers: Iterable[str], sandbox: Sandbox) -> dict[str, str]:
+def find_missing_headers(headers: Iterable[str], sandbox: Sandbox) -> dict[str, str]:
     """For each header that is not there what is needed: "libboost-dev (<boost/any.hpp>)"."""
     names = sorted(set(headers))
     missing = missing_headers(sandbox, names) if names else []

@@ -38,14 +38,14 @@ class Verdict:
     cached: bool = False
     """Whether an equal program had been judged before."""
 
-    def of_nothing(self) -> Verdict:
+    def as_empty(self) -> Verdict:
         """The same for an empty answer (`is_empty`), which earns nothing even where its program compiles."""
         if self.outcome in ("not judged", "sandbox error"):
             return self
         return replace(self, outcome="empty", assertions_passed=0)
 
 
-class VerdictStore:
+class VerdictCache:
     """Verdicts by key; safe to call from several threads and several processes."""
 
     def __init__(self, folder: Path | None) -> None:

@@ -84,7 +84,7 @@ _SPLICE = re.compile(r"\\[ \t\f\v]*\r?\n")
 
 
 @dataclass(frozen=True)
-class Body:
+class FunctionBody:
     """The part of a completion that is the function's body."""
 
     text: str
@@ -92,7 +92,7 @@ class Body:
     """Whether the function's closing brace was found."""
 
 
-def function_body(completion: str) -> Body:
+def function_body(completion: str) -> FunctionBody:
     """Cut a completion behind the brace that closes the function whose opening brace ends the prompt.
 
     Braces in strings, characters, comments and raw strings do not count. An unclosed function is kept whole.
@@ -101,8 +101,8 @@ def function_body(completion: str) -> Body:
     for token in TOKEN.finditer(completion):
         depth += (token.lastgroup == "open") - (token.lastgroup == "close")
         if depth == 0:
-            return Body(completion[: token.end()], True)
-    return Body(completion, False)
+            return FunctionBody(completion[: token.end()], True)
+    return FunctionBody(completion, False)
 
 
 def is_empty(written: str) -> bool:
@@ -119,7 +119,7 @@ def open_braces(text: str) -> int:
     return kinds.count("open") - kinds.count("close")
 
 
-def forbidden_in(text: str) -> str:
+def find_forbidden(text: str) -> str:
     """The first thing in a text that could change the tests around it; empty when there is none.
 
     That is a word such as "asm", "#" at the beginning of a line, and "/*" or 'R"' that swallow what follows.
@@ -243,7 +243,7 @@ class CppReport:
         return "\n".join(rows)
 
 
-def summarise(samples: Iterable[SampleResult], sandbox: str) -> CppReport:
+def summarize(samples: Iterable[SampleResult], sandbox: str) -> CppReport:
     """Turn judged samples into figures; a problem counts once, however many samples it has.
 
     Raises:

@@ -106,7 +106,7 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
 def _add_facts(routes: APIRouter, service: Service) -> None:
     entry = ModelEntry(
         id=service.model.name, object="model", created=service.model.created, owned_by="cpplm",
-        max_model_len=service.model.context, fills_in=service.model.fills_in,
+        max_model_len=service.model.context, supports_fim=service.model.supports_fim,
         stage=service.model.stage,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ class ServedModel:
 
     engine: Engine
     name: str
-    fills_in: bool
+    supports_fim: bool
     """Whether it was trained on rearranged documents."""
     stage: Stage
     """Training stage; `base` has seen no conversation."""
@@ -32,7 +32,9 @@ class ServedModel:
         """A checkpoint of ours."""
         folder = "/".join(PurePosixPath(settings.model.run).parts[-2:])
         name = settings.served_name or f"{folder}:{checkpoint.step}"
-        return cls(engine, name, checkpoint.fills_in, checkpoint.stage, settings.model.run, int(time.time()))
+        return cls(
+            engine, name, checkpoint.supports_fim, checkpoint.stage, settings.model.run, int(time.time())
+        )
 
     @property
     def context(self) -> int:

@@ -74,7 +74,7 @@ class Planner:
         Raises:
             ApiError: this one was not.
         """
-        if not self.model.fills_in:
+        if not self.model.supports_fim:
             raise ApiError(
                 400, "this model was not trained to fill in: leave the suffix out",
                 code="no_fill_in", param=param,

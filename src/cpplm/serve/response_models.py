@@ -175,7 +175,7 @@ class ModelEntry(BaseModel):
     owned_by: str
     max_model_len: int
     """Tokens of its context, as vLLM says it."""
-    fills_in: bool
+    supports_fim: bool
     """Whether it takes a `suffix`."""
     stage: Stage
     """Training stage; `base` has seen no conversation and goes on with code instead of answering."""

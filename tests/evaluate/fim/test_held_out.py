@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from cpplm.core.errors import UserError
 from cpplm.evaluate.fim.held_out import (
     FILE_KINDS,
-    LONGEST_HOLE,
-    MOST_LINES,
-    Window,
-    compile_alone,
+    MAX_HOLE_BYTES,
+    MAX_HOLE_LINES,
+    VisibleContext,
+    compile_standalone,
     file_holes,
-    find_places,
+    find_hole_spans,
 )
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
@@ -32,12 +32,14 @@ int twice(const std::vector<int>& values) {
 
 int one() { return twice(std::vector<int>{1, 2, 3}); }
 """
-ALL = Window(10**6, 10**6)
+ALL = VisibleContext(10**6, 10**6)
 
 
 def found(text: str, kind: str) -> list[str]:
     data = text.encode()
-    return [data[place.start : place.end].decode() for place in find_places(text)[1] if place.kind == kind]
+    return [
+        data[place.start : place.end].decode() for place in find_hole_spans(text)[1] if place.kind == kind
+    ]
 
 
 def test_places_of_each_kind() -> None:
@@ -60,17 +62,17 @@ def test_places_of_each_kind() -> None:
 
 
 def test_holes_are_short_and_comments_and_directives_are_none() -> None:
-    long = "int x = " + " + ".join(["1"] * 2 * LONGEST_HOLE) + ";\n"
+    long = "int x = " + " + ".join(["1"] * 2 * MAX_HOLE_BYTES) + ";\n"
     text = long + "/* a\n b\n c */\n#define A \\\n  b\n" + "".join(f"int v{n};\n" for n in range(20))
-    assert {place.kind for place in find_places(text)[1]} == {"single", "multi"}
+    assert {place.kind for place in find_hole_spans(text)[1]} == {"single", "multi"}
     assert found(text, "single") == [f"int v{n};" for n in range(20)]
-    assert max(hole.count("\n") for hole in found(text, "multi")) == MOST_LINES - 1
+    assert max(hole.count("\n") for hole in found(text, "multi")) == MAX_HOLE_LINES - 1
 
 
 @given(st.text(alphabet="aé{}();\n \"'/*#", max_size=60))
 def test_any_text_can_be_cut(text: str) -> None:
     data = text.encode()
-    for place in find_places(text)[1]:
+    for place in find_hole_spans(text)[1]:
         data[: place.start].decode()
         assert data[place.start : place.end].decode().strip()
 
@@ -125,7 +127,7 @@ def test_a_window_shows_whole_lines(
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     (folder / "a.cpp").write_text(TEXT)
-    for hole in file_holes(str(folder), 1, 0, Window(before, after))[0]:
+    for hole in file_holes(str(folder), 1, 0, VisibleContext(before, after))[0]:
         assert hole.before.endswith(hole.prefix)
         assert hole.after.startswith(hole.suffix)
         assert len(hole.prefix) <= before
@@ -149,12 +151,15 @@ def test_a_failing_sandbox_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     sandbox = Sandbox.probe()
     monkeypatch.setattr(sandbox, "run", fail)
-    assert compile_alone(TEXT, sandbox) == "sandbox error"
+    assert compile_standalone(TEXT, sandbox) == "sandbox error"
 
 
 def test_texts_that_compile_alone() -> None:
     sandbox = Sandbox.probe()
-    assert compile_alone(TEXT, sandbox) == "compiles"
-    assert compile_alone(TEXT.replace("sum += 2 * value;", "sum += undeclared;"), sandbox) == "compile error"
-    assert compile_alone('#include "/etc/hostname"\n', sandbox) == "compile error"
-    assert compile_alone("\x00\udcff", sandbox) == "compile error"
+    assert compile_standalone(TEXT, sandbox) == "compiles"
+    assert (
+        compile_standalone(TEXT.replace("sum += 2 * value;", "sum += undeclared;"), sandbox)
+        == "compile error"
+    )
+    assert compile_standalone('#include "/etc/hostname"\n', sandbox) == "compile error"
+    assert compile_standalone("\x00\udcff", sandbox) == "compile error"

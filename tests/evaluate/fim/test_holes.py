@@ -12,9 +12,9 @@ from cpplm.evaluate.fim.holes import (
     Hole,
     choose_holes,
     fingerprint,
-    order,
+    hash_order,
+    informative_lines,
     problem_holes,
-    telling_lines,
 )
 from cpplm.evaluate.problems import Problem, load_problems
 
@@ -29,7 +29,7 @@ PROBLEM = Problem(
 )
 
 
-def none_idle(holes: list[Hole]) -> list[bool]:
+def none_trivial(holes: list[Hole]) -> list[bool]:
     return [False] * len(holes)
 
 
@@ -86,42 +86,44 @@ def test_functions_on_one_line_and_functions_without_end() -> None:
 @given(st.text(alphabet="a{} \n"))
 def test_lines_are_found_where_they_are(text: str) -> None:
     lines = text.split("\n")
-    found = telling_lines(text)
+    found = informative_lines(text)
     assert [number for number, _, _ in found] == [n for n, line in enumerate(lines, 1) if "a" in line]
     assert all(text[start:end] == lines[number - 1] for number, start, end in found)
 
 
 def test_the_choice_depends_on_the_seed_alone() -> None:
     problems = load_problems("small")
-    chosen = choose_holes(problems, 2, 0, none_idle)
+    chosen = choose_holes(problems, 2, 0, none_trivial)
     assert len(chosen) == sum(min(2, len(h)) for p in problems for h in problem_holes(p).values())
     assert [hole.group for hole in chosen] == [
         p.name for p in problems for hole in chosen if hole.group == p.name
     ]
-    alone = choose_holes(problems[3:4], 2, 0, none_idle)
+    alone = choose_holes(problems[3:4], 2, 0, none_trivial)
     assert [hole for hole in chosen if hole.group == problems[3].name] == alone
-    other = choose_holes(problems, 2, 1, none_idle)
-    assert fingerprint(chosen) == fingerprint(choose_holes(problems, 2, 0, none_idle)) != fingerprint(other)
-    fewer = choose_holes(problems, 1, 0, none_idle)
+    other = choose_holes(problems, 2, 1, none_trivial)
+    assert (
+        fingerprint(chosen) == fingerprint(choose_holes(problems, 2, 0, none_trivial)) != fingerprint(other)
+    )
+    fewer = choose_holes(problems, 1, 0, none_trivial)
     assert {hole.name for hole in fewer} < {hole.name for hole in chosen}
 
 
 def test_the_order_is_the_same_everywhere() -> None:
     """Pinned: another order would make other holes, and old figures could not be compared."""
-    assert order(0, "CPP/3/single/2").startswith("2b36a14691441089")
-    assert sorted("abcdef", key=lambda name: order(7, name)) == list("bfaced")
+    assert hash_order(0, "CPP/3/single/2").startswith("2b36a14691441089")
+    assert sorted("abcdef", key=lambda name: hash_order(7, name)) == list("bfaced")
 
 
 @pytest.mark.parametrize("gift", [lambda hole: "return" in hole.middle, lambda hole: True])
 def test_holes_that_pass_when_empty_are_replaced(gift: Callable[[Hole], bool]) -> None:
     asked: list[str] = []
 
-    def idle(holes: list[Hole]) -> list[bool]:
+    def find_trivial(holes: list[Hole]) -> list[bool]:
         asked.extend(hole.name for hole in holes)
         return [gift(hole) for hole in holes]
 
     problems = load_problems("small")
-    chosen = choose_holes(problems, 2, 0, idle)
+    chosen = choose_holes(problems, 2, 0, find_trivial)
     assert not any(gift(hole) for hole in chosen)
     assert len(set(asked)) == len(asked)  # each is tried once
     for problem in problems:

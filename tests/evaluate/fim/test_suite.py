@@ -11,46 +11,46 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.evaluate.fim import suite as fim
 from cpplm.evaluate.fim.holes import Hole, problem_holes
-from cpplm.evaluate.fim.report import FimReport, FimSample, edit_similarity, normalised
+from cpplm.evaluate.fim.report import FimReport, FimSample, edit_similarity, normalize_layout
 from cpplm.evaluate.fim.suite import (
     BLOCK,
     LINE,
     WHOLE,
     _missing,
-    cut_for,
-    inputs,
+    input_hashes,
     leaves_function,
     run_fim,
+    truncation_for,
 )
-from cpplm.evaluate.models.code_model import Completion, Request, Stop
+from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.generate.settings import SamplingSettings
 from cpplm.sandbox.sandbox import Sandbox
 
-Answer = Callable[[Request], str]
+Answer = Callable[[CodePrompt], str]
 
 
 class Filler:
     """A model that answers from a function."""
 
-    context = 10**6
+    max_context = 10**6
 
-    def __init__(self, answer: Answer, name: str = "filler", fills_in: bool = True) -> None:
-        self.name, self.identity, self.fills_in = name, {"name": name}, fills_in
+    def __init__(self, answer: Answer, name: str = "filler", supports_fim: bool = True) -> None:
+        self.name, self.identity, self.supports_fim = name, {"name": name}, supports_fim
         self.answer = answer
-        self.asked: list[Request] = []
+        self.asked: list[CodePrompt] = []
 
-    def fit(self, request: Request, new_tokens: int) -> Request:
+    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         return request
 
-    def write(
+    def generate(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CodePrompt],
         sampling: SamplingSettings,
         *,
         num_samples: int = 1,
-        stop: Stop | None = None,
+        stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
         for number, request in enumerate(requests):
             self.asked.append(request)
@@ -72,13 +72,13 @@ def problem_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def verdict_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all tests: what one of them compiled, the others need not."""
     return tmp_path_factory.mktemp("fim")
 
 
 @pytest.fixture(scope="module")
-def solutions(problem_file: Path) -> dict[Request, str]:
+def solutions(problem_file: Path) -> dict[CodePrompt, str]:
     problems = load_problems(problem_file)
     holes = [hole for problem in problems for group in problem_holes(problem).values() for hole in group]
     return {hole.request: hole.middle for hole in holes}
@@ -93,35 +93,37 @@ def value(report: FimReport, score: str, source: str = "problems", kind: str = "
     return found
 
 
-def test_right_answers_pass(problem_file: Path, verdicts: Path, solutions: dict[Request, str]) -> None:
-    report = run_fim(Filler(solutions.__getitem__, "right"), settings(problem_file), folder=verdicts)
+def test_right_answers_pass(problem_file: Path, verdict_dir: Path, solutions: dict[CodePrompt, str]) -> None:
+    report = run_fim(Filler(solutions.__getitem__, "right"), settings(problem_file), folder=verdict_dir)
     assert [value(report, score) for score in ("exact_match", "edit_similarity", "syntax_valid")] == [1] * 3
     assert (value(report, "compile_rate"), value(report, "pass_rate")) == (1, 1)
     assert len(report.samples) == 6
     figures = report.figures()
     assert figures["outcomes"] == {"pass": 6}
     assert set(figures["problems"]) == {"single", "multi", "body", "all"}
-    assert figures["made_with"]["model"] == {"name": "right"}
-    assert {"cpplm", "parser", "compiler", "sandbox"} == set(figures["made_with"]["versions"])
+    assert figures["config"]["model"] == {"name": "right"}
+    assert {"cpplm", "parser", "compiler", "sandbox"} == set(figures["config"]["versions"])
     assert json.loads(json.dumps(figures)) == figures
     assert json.loads(json.dumps(report.details()))[0]["hole"] == report.samples[0].hole
 
 
 @pytest.mark.parametrize("nothing", ["", " ", "// a", "/* a */ ;"])
-def test_nothing_written_earns_nothing(problem_file: Path, verdicts: Path, nothing: str) -> None:
-    report = run_fim(Filler(lambda _: nothing, "empty"), settings(problem_file), folder=verdicts)
+def test_nothing_written_earns_nothing(problem_file: Path, verdict_dir: Path, nothing: str) -> None:
+    report = run_fim(Filler(lambda _: nothing, "empty"), settings(problem_file), folder=verdict_dir)
     assert {value(report, name) for name in ("pass_rate", "exact_match", "compile_rate", "syntax_valid")} == {
         0
     }
     assert set(report.figures()["outcomes"]) == {"empty"}
 
 
-def test_answers_of_every_kind(problem_file: Path, verdicts: Path, solutions: dict[Request, str]) -> None:
+def test_answers_of_every_kind(
+    problem_file: Path, verdict_dir: Path, solutions: dict[CodePrompt, str]
+) -> None:
     """Another right answer, nonsense, a repeated suffix, binary, a cheat, none at all: each is what it is."""
     kinds = iter(["other", "nonsense", "suffix", "binary", "cheat", "none"])  # the first two are single lines
     given: dict[str, str] = {}
 
-    def answer(request: Request) -> str:
+    def answer(request: CodePrompt) -> str:
         kind = next(kinds)
         given[request.prefix + str(request.suffix)] = kind
         right = solutions[request]
@@ -134,7 +136,7 @@ def test_answers_of_every_kind(problem_file: Path, verdicts: Path, solutions: di
             "none": "FAILED: the prompt is too long",
         }[kind]
 
-    report = run_fim(Filler(answer, "kinds"), settings(problem_file), folder=verdicts)
+    report = run_fim(Filler(answer, "kinds"), settings(problem_file), folder=verdict_dir)
     found = {given[sample.prefix + sample.suffix]: sample for sample in report.samples}
     assert {kind: sample.outcome for kind, sample in found.items()} == {
         "other": "pass",
@@ -146,20 +148,20 @@ def test_answers_of_every_kind(problem_file: Path, verdicts: Path, solutions: di
     }
     assert [kind for kind, sample in found.items() if sample.passes] == ["other"]
     assert [kind for kind, sample in found.items() if sample.compiles] == ["other"]
-    assert not any(sample.exact for sample in report.samples)
-    assert 0.3 < found["other"].similarity < 1
+    assert not any(sample.exact_match for sample in report.samples)
+    assert 0.3 < found["other"].edit_similarity < 1
     assert {kind for kind, sample in found.items() if sample.syntax_valid} == {"other"}
     assert "error" in found["nonsense"].message
     assert found["none"].message == "FAILED: the prompt is too long"
-    assert (found["none"].syntax_valid, found["none"].similarity) == (False, 0)
+    assert (found["none"].syntax_valid, found["none"].edit_similarity) == (False, 0)
     assert value(report, "pass_rate") == pytest.approx(1 / 6)
 
 
-def test_answers_are_kept(problem_file: Path, tmp_path: Path, solutions: dict[Request, str]) -> None:
+def test_answers_are_kept(problem_file: Path, tmp_path: Path, solutions: dict[CodePrompt, str]) -> None:
     class StopError(Exception):
         pass
 
-    def slow(request: Request) -> str:
+    def slow(request: CodePrompt) -> str:
         if len(model.asked) == 4:
             raise StopError
         return solutions[request]
@@ -183,11 +185,11 @@ def test_inputs_tell_what_is_cut(problem_file: Path, tmp_path: Path) -> None:
     code = tmp_path / "a.cpp"
     code.write_text("int x;\n")
     chosen = settings(problem_file, files=str(tmp_path))
-    first = inputs(chosen)
-    assert inputs(chosen) == first
+    first = input_hashes(chosen)
+    assert input_hashes(chosen) == first
     code.write_text("int y;\n")
-    assert inputs(chosen)["files"] != first["files"]
-    assert inputs(FimEvalSettings(problems="small"))["problems"] != first["problems"]
+    assert input_hashes(chosen)["files"] != first["files"]
+    assert input_hashes(FimEvalSettings(problems="small"))["problems"] != first["problems"]
 
 
 def test_files_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +216,7 @@ def test_files_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert figures["outcomes"] == {}
     valid = figures["files"]["all"]["syntax_valid"]
     assert 0 < valid["n"] < figures["files"]["all"]["exact_match"]["n"]
-    assert figures["made_with"]["versions"].keys() == {"cpplm", "parser"}
+    assert figures["config"]["versions"].keys() == {"cpplm", "parser"}
 
 
 def test_files_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +225,10 @@ def test_files_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     code.mkdir()
     (code / "a.cpp").write_text(text)
     (code / "b.cpp").write_text(text.replace("int y", "Unknown y"))
-    monkeypatch.setattr(fim, "ALONE", ("source",))  # what a corpus says of its documents
+    monkeypatch.setattr(fim, "STANDALONE_KINDS", ("source",))  # what a corpus says of its documents
     chosen = FimEvalSettings(problems="", files=str(code), holes_per_kind=2, compile_files=True)
 
-    def answer(request: Request) -> str:
+    def answer(request: CodePrompt) -> str:
         whole = [one for one in (text, text.replace("int y", "Unknown y")) if one.startswith(request.prefix)]
         ends = [one for one in whole if one.endswith(request.suffix or "")]
         return ends[0][len(request.prefix) : len(ends[0]) - len(request.suffix or "")]
@@ -253,9 +255,9 @@ def test_a_comment_may_be_the_answer() -> None:
 
 
 def test_where_answers_end() -> None:
-    assert cut_for("single", True) == cut_for("single", False) == LINE
-    assert cut_for("body", True) == WHOLE
-    assert cut_for("body", False) == cut_for("multi", False) == BLOCK
+    assert truncation_for("single", True) == truncation_for("single", False) == LINE
+    assert truncation_for("body", True) == WHOLE
+    assert truncation_for("body", False) == truncation_for("multi", False) == BLOCK
     assert LINE.cut("a;\nb;") == "a;"
     assert LINE.cut("\na;") == ""
     assert LINE.stop is not None
@@ -271,13 +273,13 @@ def test_where_answers_end() -> None:
 
 
 def test_a_model_that_sees_no_suffix_is_cut_at_the_brace(
-    problem_file: Path, verdicts: Path, solutions: dict[Request, str]
+    problem_file: Path, verdict_dir: Path, solutions: dict[CodePrompt, str]
 ) -> None:
-    model = Filler(lambda request: solutions[request] + "\n}\nint more() {", "prefix", fills_in=False)
-    report = run_fim(model, settings(problem_file), folder=verdicts)
+    model = Filler(lambda request: solutions[request] + "\n}\nint more() {", "prefix", supports_fim=False)
+    report = run_fim(model, settings(problem_file), folder=verdict_dir)
     bodies = [sample for sample in report.samples if sample.kind == "body"]
-    assert all(sample.passes and sample.exact for sample in bodies)
-    assert report.made_with["sees_suffix"] is False
+    assert all(sample.passes and sample.exact_match for sample in bodies)
+    assert report.config["supports_fim"] is False
 
 
 HOLE = Hole("a/multi/1-2", "multi", "a", "int f() {\n    if (x) {\n", "", "\n    }\n}\n", "", "")
@@ -301,8 +303,8 @@ def test_answers_stay_in_their_function(written: str, leaves: bool) -> None:
 
 
 def test_exact_match_ignores_white_space_at_line_ends() -> None:
-    assert normalised("  a; \t\n\tb;\r\n\n \n") == "  a;\n\tb;"
-    assert normalised("\n a") == "\n a"
+    assert normalize_layout("  a; \t\n\tb;\r\n\n \n") == "  a;\n\tb;"
+    assert normalize_layout("\n a") == "\n a"
 
 
 @pytest.mark.parametrize(
@@ -323,8 +325,8 @@ def test_edit_similarity(one: str, two: str, similarity: float) -> None:
 def sample(hole: str, group: str, passes: bool | None, **values: Any) -> FimSample:
     base = FimSample(
         hole=hole, kind="single", source="problems", group=group, prefix="p" * 5000, suffix="s" * 5000,
-        expected="", written="", exact=False, similarity=0.5, syntax_valid=None, compiles=passes,
-        passes=passes, outcome="pass" if passes else "", message="",
+        expected="", completion="", exact_match=False, edit_similarity=0.5, syntax_valid=None,
+        compiles=passes, passes=passes, outcome="pass" if passes else "", message="",
     )  # fmt: skip
     return dataclasses.replace(base, **values)
 
@@ -368,8 +370,8 @@ def test_the_table_says_what_was_not_asked_or_answered() -> None:
         ({"holes_per_problem": 0}, "holes_per_problem"),
         ({"holes_per_kind": 0}, "holes_per_kind"),
         ({"num_samples": 0}, "num_samples"),
-        ({"seen_before": 0}, "seen_before"),
-        ({"seen_after": -1}, "seen_after"),
+        ({"prefix_chars": 0}, "prefix_chars"),
+        ({"suffix_chars": -1}, "suffix_chars"),
         ({"hole_seed": -1}, "hole_seed"),
         ({"workers": -1}, "workers"),
         ({"max_new_tokens": 0}, "max_new_tokens"),

@@ -7,7 +7,14 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.fim.holes import Hole, choose_holes, fingerprint, problem_holes
-from cpplm.evaluate.fim.trivial_holes import HOLES_PER_PROBLEM, SETS, find_idle, known, program, try_empty
+from cpplm.evaluate.fim.trivial_holes import (
+    HOLES_PER_PROBLEM,
+    SETS,
+    find_trivial,
+    hole_program,
+    run_empty,
+    stored_answers,
+)
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.judge.executor import Judge, Program
@@ -35,13 +42,13 @@ class Says:
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    return Judge(Sandbox.probe(), verdicts=tmp_path_factory.mktemp("verdicts"))
+    return Judge(Sandbox.probe(), cache_dir=tmp_path_factory.mktemp("verdicts"))
 
 
 def default_holes(name: str) -> list[Hole]:
     """What the default settings choose, with a judge that must not be needed."""
     nobody = Says("sandbox error")
-    return choose_holes(load_problems(name), HOLES_PER_PROBLEM, 0, lambda holes: find_idle(holes, nobody))  # type: ignore[arg-type]
+    return choose_holes(load_problems(name), HOLES_PER_PROBLEM, 0, lambda holes: find_trivial(holes, nobody))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -49,7 +56,7 @@ def test_the_default_holes_need_no_compiler(name: str) -> None:
     """The same on every machine."""
     holes = default_holes(name)
     assert fingerprint(holes) == FINGERPRINTS[name]
-    assert not any(known()[hole.fingerprint] for hole in holes)
+    assert not any(stored_answers()[hole.fingerprint] for hole in holes)
     assert FimEvalSettings().holes_per_problem == HOLES_PER_PROBLEM
     assert FimEvalSettings().hole_seed == 0
 
@@ -58,24 +65,24 @@ def test_what_is_not_known_is_tried(judge: Judge) -> None:
     problem = load_problems("small")[0]
     (body,) = problem_holes(problem)["body"]
     nobody = Says("pass")
-    assert find_idle([body], nobody) == [False]  # type: ignore[arg-type]
+    assert find_trivial([body], nobody) == [False]  # type: ignore[arg-type]
     assert nobody.asked == []
     before, after = body.before + "// ", f"\n{problem.canonical_solution}"
     comment = Hole("new", "single", "a", before, "what it does", after, "", "", problem.tests)
-    assert find_idle([body, comment], judge) == [False, True]
+    assert find_trivial([body, comment], judge) == [False, True]
 
 
 def test_what_cannot_be_judged_here_is_not_dropped() -> None:
     (body,) = problem_holes(load_problems("small")[0])["body"]
-    assert try_empty([body], Says("not judged")) == {body.name: None}  # type: ignore[arg-type]
+    assert run_empty([body], Says("not judged")) == {body.name: None}  # type: ignore[arg-type]
     unknown = dataclasses.replace(body, before="")
-    assert find_idle([unknown], Says("not judged")) == [False]  # type: ignore[arg-type]
+    assert find_trivial([unknown], Says("not judged")) == [False]  # type: ignore[arg-type]
 
 
 def test_a_broken_sandbox_is_no_answer() -> None:
     (body,) = problem_holes(load_problems("small")[0])["body"]
     with pytest.raises(UserError, match="clock_text/body could not be tried: why"):
-        try_empty([body], Says("sandbox error"))  # type: ignore[arg-type]
+        run_empty([body], Says("sandbox error"))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -83,8 +90,8 @@ def test_a_broken_sandbox_is_no_answer() -> None:
 def test_a_sample_of_what_is_known_is_true(name: str, judge: Judge) -> None:
     """Left empty, holes fail; with what stood there, they pass."""
     holes = default_holes(name)[::50]
-    assert not any(try_empty(holes, judge).values())
-    filled = dict(judge.judge([program(hole, hole.middle) for hole in holes]))
+    assert not any(run_empty(holes, judge).values())
+    filled = dict(judge.judge([hole_program(hole, hole.middle) for hole in holes]))
     outcomes = {holes[number].name: verdict.outcome for number, verdict in filled.items()}
     assert set(outcomes.values()) <= {"pass", "not judged"}, outcomes
     assert list(outcomes.values()).count("pass") > len(holes) / 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from cpplm.evaluate.models.code_model import Request
+from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.generate.settings import SamplingSettings
@@ -55,12 +55,12 @@ class Loopback:
             return 400, {"error": {"message": f"the prompt has {len(encoded.ids)} tokens, too many"}}
         if body.get("echo"):
             return 200, self._echo(prompt) if self.echoes else {"choices": [{"text": "x", "logprobs": None}]}
-        request = Request(prompt, body.get("suffix"))
+        request = CodePrompt(prompt, body.get("suffix"))
         sampling = SamplingSettings(
             body["max_tokens"], body["temperature"], body.get("top_k", 0), body["seed"] % 2**32
         )
         with self.lock:  # torch is quicker one by one
-            ((_, (written,)),) = self.model.write([request], sampling)
+            ((_, (written,)),) = self.model.generate([request], sampling)
         return 200, {"choices": [{"index": 0, "text": written.text, "finish_reason": "length"}]}
 
     def _echo(self, prompt: str) -> dict[str, Any]:

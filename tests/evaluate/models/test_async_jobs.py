@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from cpplm.evaluate.models.async_jobs import run_jobs
-from cpplm.evaluate.models.server import Server
+from cpplm.evaluate.models.server import ApiClient
 
 
 def test_an_error_of_a_job_is_the_callers() -> None:
-    server = Server("http://127.0.0.1/v1")
+    server = ApiClient("http://127.0.0.1/v1")
 
     async def work(_: Any, job: int) -> int:
         if job == 3:

@@ -13,7 +13,7 @@ from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.models.code_model import Request
+from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.model.config import ModelConfig
@@ -46,8 +46,8 @@ def random_model(tokenizer: Tokenizer) -> Transformer:
     return model
 
 
-def written(model: CheckpointModel, requests: Sequence[Request], **more: object) -> list[list[str]]:
-    found = dict(model.write(requests, SAMPLING, **more))  # type: ignore[arg-type]
+def written(model: CheckpointModel, requests: Sequence[CodePrompt], **more: object) -> list[list[str]]:
+    found = dict(model.generate(requests, SAMPLING, **more))  # type: ignore[arg-type]
     assert sorted(found) == list(range(len(requests)))
     return [[sample.text for sample in found[number]] for number in range(len(requests))]
 
@@ -92,7 +92,7 @@ def test_less_context_changes_only_tokens_that_had_more(engine: Engine) -> None:
 
 def test_samples_are_the_engines(engine: Engine) -> None:
     prompts = ["int f(", "#include <vec", cpp_document(0)[:40]]
-    found = written(CheckpointModel(engine), [Request(prompt) for prompt in prompts], num_samples=3)
+    found = written(CheckpointModel(engine), [CodePrompt(prompt) for prompt in prompts], num_samples=3)
     for prompt, samples in zip(prompts, found, strict=True):
         assert samples == [completion.text for completion in engine.complete(prompt, SAMPLING, 3)]
     assert len({sample for samples in found for sample in samples}) > 5
@@ -105,8 +105,8 @@ def test_stop_ends_each_sample_by_itself(engine: Engine) -> None:
         asked.append(text)
         return len(text) >= 5
 
-    (full,) = written(CheckpointModel(engine), [Request("int f(")], num_samples=4)
-    (cut,) = written(CheckpointModel(engine), [Request("int f(")], num_samples=4, stop=stop)
+    (full,) = written(CheckpointModel(engine), [CodePrompt("int f(")], num_samples=4)
+    (cut,) = written(CheckpointModel(engine), [CodePrompt("int f(")], num_samples=4, stop=stop)
     assert all(whole.startswith(part) for whole, part in zip(full, cut, strict=True))
     assert all(len(part) >= 5 or part == whole for whole, part in zip(full, cut, strict=True))
     assert sum(map(len, cut)) < sum(map(len, full))
@@ -115,28 +115,28 @@ def test_stop_ends_each_sample_by_itself(engine: Engine) -> None:
 
 def test_a_prompt_that_is_too_long_fails_alone(engine: Engine) -> None:
     model = CheckpointModel(engine)
-    requests = [Request("int f("), Request("int x;\n" * 100), Request("int g(")]
-    found = dict(model.write(requests, SAMPLING, num_samples=2))
+    requests = [CodePrompt("int f("), CodePrompt("int x;\n" * 100), CodePrompt("int g(")]
+    found = dict(model.generate(requests, SAMPLING, num_samples=2))
     assert [bool(sample.failed) for sample in found[1]] == [True, True]
     assert "context 64" in found[1][0].failed
     assert [sample.text for sample in found[1]] == ["", ""]
     assert written(model, [requests[0], requests[2]]) == [[found[0][0].text], [found[2][0].text]]
 
 
-@pytest.mark.parametrize("fills_in", [False, True])
+@pytest.mark.parametrize("supports_fim", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 5, 8, 9, 20, 100])
 @pytest.mark.parametrize("new_tokens", [1, 12, 500])
 def test_a_prompt_is_cut_at_its_far_ends(
-    engine: Engine, fills_in: bool, length: int, new_tokens: int
+    engine: Engine, supports_fim: bool, length: int, new_tokens: int
 ) -> None:
     """As little as it takes to leave room for writing; what is not seen takes no room and stays."""
-    model, line = CheckpointModel(engine, fills_in=fills_in), "int é = 1;\n"
-    request = Request(line * length + "int f(", line * length)
+    model, line = CheckpointModel(engine, supports_fim=supports_fim), "int é = 1;\n"
+    request = CodePrompt(line * length + "int f(", line * length)
     cut = model.fit(request, new_tokens)
     assert request.prefix.endswith(cut.prefix)
     assert cut.suffix is not None
     assert (request.suffix or "").startswith(cut.suffix)
-    if not fills_in:
+    if not supports_fim:
         assert cut.suffix == request.suffix
     if length == 100:
         assert cut.prefix.startswith("int")  # with a line
@@ -144,20 +144,20 @@ def test_a_prompt_is_cut_at_its_far_ends(
     if length == 0:
         assert cut == request
     assert model.fit(cut, new_tokens) == cut
-    ((_, (sample,)),) = model.write([cut], SamplingSettings(new_tokens, temperature=0))
+    ((_, (sample,)),) = model.generate([cut], SamplingSettings(new_tokens, temperature=0))
     assert not sample.failed
 
 
 def test_a_model_that_was_not_trained_on_holes_gets_the_prefix_alone(engine: Engine) -> None:
     plain = CheckpointModel(engine)
-    assert written(plain, [Request("int f(", "}")]) == written(plain, [Request("int f(")])
-    filling = CheckpointModel(engine, fills_in=True)
-    (found,) = written(filling, [Request("int f(", "<EOS>}")])
+    assert written(plain, [CodePrompt("int f(", "}")]) == written(plain, [CodePrompt("int f(")])
+    filling = CheckpointModel(engine, supports_fim=True)
+    (found,) = written(filling, [CodePrompt("int f(", "<EOS>}")])
     ids = render_fim_prompt(engine.tokenizer, "int f(", "<EOS>}")
     assert EOS not in ids  # a special token that a text spells is text
     (answer,) = engine.complete_many([engine.request("int f(", "<EOS>}", settings=SAMPLING)])
     assert found == [answer.completions[0].text]
-    assert found != written(plain, [Request("int f(", "<EOS>}")])[0]
+    assert found != written(plain, [CodePrompt("int f(", "<EOS>}")])[0]
 
 
 # ---- loading ----------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def save(folder: Path, engine: Engine, fim: dict[str, float] | None, largest: in
 
 
 @pytest.mark.parametrize(
-    ("fim", "fills_in"),
+    ("fim", "supports_fim"),
     [
         ({"fim_rate": 0.0, "structured_fim_rate": 0.0}, False),
         ({"fim_rate": 0.5, "structured_fim_rate": 0.0}, True),
@@ -186,11 +186,11 @@ def save(folder: Path, engine: Engine, fim: dict[str, float] | None, largest: in
     ],
 )
 def test_the_settings_of_a_run_say_whether_it_fills_in(
-    engine: Engine, tmp_path: Path, fim: dict[str, float] | None, fills_in: bool
+    engine: Engine, tmp_path: Path, fim: dict[str, float] | None, supports_fim: bool
 ) -> None:
     model = CheckpointModel.load(ModelSource(str(save(tmp_path, engine, fim)), precision="fp32"))
-    assert model.fills_in is fills_in
-    assert (model.step, model.context) == (3, CONTEXT)
+    assert model.supports_fim is supports_fim
+    assert (model.step, model.max_context) == (3, CONTEXT)
     assert json.loads(json.dumps(model.identity)) == model.identity
 
 
@@ -212,5 +212,5 @@ def test_weights_in_several_files(engine: Engine, tmp_path: Path) -> None:
     folder = save(tmp_path, engine, None, largest=50_000)
     assert len(list(folder.glob("step_000003/model-*.safetensors"))) > 1
     model = CheckpointModel.load(ModelSource(str(folder), precision="fp32"))
-    assert written(model, [Request("int f(")]) == written(CheckpointModel(engine), [Request("int f(")])
+    assert written(model, [CodePrompt("int f(")]) == written(CheckpointModel(engine), [CodePrompt("int f(")])
     assert len(model.identity["model"]) == 64

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models import hf_model
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.models.code_model import Request
+from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import SENTINELS, HfTokens
 from cpplm.generate.engine import Engine
@@ -121,14 +121,14 @@ def test_the_same_logits_give_the_same_bits_whoever_holds_them(
 # ---- writing ----------------------------------------------------------------------------------------------
 
 
-def written(model: HfModel, requests: list[Request], sampling: SamplingSettings, **more: Any) -> Any:
-    found = dict(model.write(requests, sampling, **more))
+def written(model: HfModel, requests: list[CodePrompt], sampling: SamplingSettings, **more: Any) -> Any:
+    found = dict(model.generate(requests, sampling, **more))
     assert sorted(found) == list(range(len(requests)))
     assert not any(sample.failed for samples in found.values() for sample in samples)
     return [[sample.text for sample in found[number]] for number in range(len(requests))]
 
 
-PROMPTS = [Request(cpp_document(number)[: 10 + 7 * number]) for number in range(7)]
+PROMPTS = [CodePrompt(cpp_document(number)[: 10 + 7 * number]) for number in range(7)]
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
@@ -180,15 +180,15 @@ def test_samples_end_at_the_end_of_the_context_and_too_long_prompts_fail_alone(
     words = cpp_document(4)
     ids = tokens.encode([words])[0]
     almost = words.encode()[: int(ids.ends[58])].decode()  # with the start token 60 of 64
-    requests = [PROMPTS[0], Request(words * 3), Request(almost)]
-    found = dict(model.write(requests, GREEDY, num_samples=1))
+    requests = [PROMPTS[0], CodePrompt(words * 3), CodePrompt(almost)]
+    found = dict(model.generate(requests, GREEDY, num_samples=1))
     assert "context 64" in found[1][0].failed
     assert found[0][0].text == written(model, [PROMPTS[0]], GREEDY)[0][0]
     assert 0 < len(tokens.encode([found[2][0].text])[0].ids) <= 6
     assert not found[2][0].failed
     cut = model.fit(requests[1], GREEDY.max_new_tokens)
     assert requests[1].prefix.endswith(cut.prefix)
-    ((_, (sample,)),) = model.write([cut], GREEDY)
+    ((_, (sample,)),) = model.generate([cut], GREEDY)
     assert not sample.failed
     assert len(tokens.encode([sample.text])[0].ids) > 6
     assert model.fit(requests[0], GREEDY.max_new_tokens) == requests[0]
@@ -199,7 +199,7 @@ def test_holes_are_asked_for_with_the_tokenizers_sentinels(tmp_path: Path, names
     tokenizer = byte_level(["<|endoftext|>", *names])
     tokens = HfTokens(write_tokenizer(tmp_path, tokenizer, eos_token="<|endoftext|>"))
     model = HfModel(llama(tokenizer.get_vocab_size()).eval(), tokens, name="x", identity={})
-    assert model.fills_in
+    assert model.supports_fim
     begin, suffix, middle = (tokens.ids[name] for name in names)
     ids = [tokens.ids["<|endoftext|>"], begin, *tokens.encode(["int f("])[0].ids, suffix]
     ids += [*tokens.encode([f"{names[0]} }}"])[0].ids, middle]
@@ -210,15 +210,17 @@ def test_holes_are_asked_for_with_the_tokenizers_sentinels(tmp_path: Path, names
     new = out[0, len(ids) :].tolist()
     ended = next((place for place, id_ in enumerate(new) if id_ in tokens.end_ids), len(new))
     expected = tokens.bytes_of(new[:ended]).decode("utf-8", "replace")
-    assert written(model, [Request("int f(", f"{names[0]} }}")], GREEDY) == [[expected]]
+    assert written(model, [CodePrompt("int f(", f"{names[0]} }}")], GREEDY) == [[expected]]
 
 
 def test_without_sentinels_a_model_gets_the_prefix_alone(tmp_path: Path) -> None:
     tokenizer = byte_level(["<|endoftext|>"])
     tokens = HfTokens(write_tokenizer(tmp_path, tokenizer, eos_token="<|endoftext|>"))
     model = HfModel(llama(tokenizer.get_vocab_size()).eval(), tokens, name="x", identity={})
-    assert not model.fills_in
-    assert written(model, [Request("int f(", "}")], GREEDY) == written(model, [Request("int f(")], GREEDY)
+    assert not model.supports_fim
+    assert written(model, [CodePrompt("int f(", "}")], GREEDY) == written(
+        model, [CodePrompt("int f(")], GREEDY
+    )
 
 
 # ---- what is refused --------------------------------------------------------------------------------------

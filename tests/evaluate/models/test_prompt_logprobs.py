@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.evaluate.models.prompt_logprobs import read_echo, spell
+from cpplm.evaluate.models.prompt_logprobs import align_tokens, parse_prompt_logprobs
 
 
 @given(st.text("aé漢🙂 \ufffd\n", max_size=20), st.data())
@@ -19,7 +19,7 @@ def test_tokens_of_any_bytes_spell_their_text(text: str, data: st.DataObject) ->
     )
     edges = [0, *cuts, len(raw)]
     tokens = [raw[a:b].decode("utf-8", "replace") for a, b in itertools.pairwise(edges)]
-    ends = spell(text, tokens if text else [])
+    ends = align_tokens(text, tokens if text else [])
     if ends is None:  # a run of parts may look like the clear text behind it; then nothing is claimed
         assert any("\ufffd" in token for token in tokens)
         return
@@ -44,7 +44,7 @@ def test_tokens_of_any_bytes_spell_their_text(text: str, data: st.DataObject) ->
     ],
 )
 def test_spelling(text: str, tokens: list[str], ends: list[int] | None) -> None:
-    assert spell(text, tokens) == ends
+    assert align_tokens(text, tokens) == ends
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_spelling(text: str, tokens: list[str], ends: list[int] | None) -> None:
 )
 def test_lists_that_say_nothing(logprobs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_echo("ab", {"choices": [{"logprobs": logprobs}]})
+        parse_prompt_logprobs("ab", {"choices": [{"logprobs": logprobs}]})
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": None}, [], None, {"choices": [3]}])
 def test_answers_without_a_list(answer: Any) -> None:
     with pytest.raises(ValueError, match="no log-probabilities"):
-        read_echo("ab", answer)
+        parse_prompt_logprobs("ab", answer)

@@ -15,10 +15,10 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models import server as server_module
 from cpplm.evaluate.models import url_model
-from cpplm.evaluate.models.code_model import Completion, Request
+from cpplm.evaluate.models.code_model import CodePrompt, Completion
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
-from cpplm.evaluate.models.server import Server
+from cpplm.evaluate.models.server import ApiClient
 from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.generate.settings import SamplingSettings
 from tests.evaluate.models import loopback as faults
@@ -59,26 +59,26 @@ def connect(loopback: Loopback, **more: Any) -> UrlModel:
 
 
 def samples(
-    model: Any, requests: list[Request], sampling: SamplingSettings, **more: Any
+    model: Any, requests: list[CodePrompt], sampling: SamplingSettings, **more: Any
 ) -> list[list[Completion]]:
-    found = dict(model.write(requests, sampling, **more))
+    found = dict(model.generate(requests, sampling, **more))
     assert sorted(found) == list(range(len(requests)))
     return [found[number] for number in range(len(requests))]
 
 
 def one(loopback: Loopback, **more: Any) -> Completion:
-    ((written,),) = samples(connect(loopback, **more), [Request("int f(")], GREEDY)
+    ((written,),) = samples(connect(loopback, **more), [CodePrompt("int f(")], GREEDY)
     return written
 
 
 # ---- writing ----------------------------------------------------------------------------------------------
 
-REQUESTS = [Request(cpp_document(number)[: 10 + 5 * number]) for number in range(6)]
+REQUESTS = [CodePrompt(cpp_document(number)[: 10 + 5 * number]) for number in range(6)]
 
 
 def test_texts_are_the_models_own(loopback: Loopback, local: HfModel) -> None:
     model = connect(loopback)
-    assert (model.name, model.context) == ("tiny", 64)
+    assert (model.name, model.max_context) == ("tiny", 64)
     assert samples(model, REQUESTS, GREEDY) == samples(local, REQUESTS, GREEDY)
 
 
@@ -103,11 +103,11 @@ def test_every_setting_of_the_sampling_goes_out(loopback: Loopback) -> None:
 
 
 def test_holes_go_out_with_their_suffix_where_the_server_takes_it(loopback: Loopback, local: HfModel) -> None:
-    hole = [Request("int f(", "}")]
-    filled = samples(connect(loopback, fills_in=True), hole, GREEDY)
+    hole = [CodePrompt("int f(", "}")]
+    filled = samples(connect(loopback, supports_fim=True), hole, GREEDY)
     assert filled == samples(local, hole, GREEDY)
     assert loopback.asked[-1]["suffix"] == "}"
-    assert samples(connect(loopback), hole, GREEDY) == samples(local, [Request("int f(")], GREEDY)
+    assert samples(connect(loopback), hole, GREEDY) == samples(local, [CodePrompt("int f(")], GREEDY)
     assert "suffix" not in loopback.asked[-1]
 
 
@@ -160,7 +160,7 @@ STALL = faults.stall(30.0)
 def test_what_may_pass_is_tried_again(loopback: Loopback, fault: faults.Fault, local: HfModel) -> None:
     loopback.faults = [fault, fault]
     written = one(loopback, timeout=2.0 if fault is STALL else 60.0)
-    assert written == samples(local, [Request("int f(")], GREEDY)[0][0]
+    assert written == samples(local, [CodePrompt("int f(")], GREEDY)[0][0]
     assert len(loopback.asked) == 3
 
 
@@ -179,10 +179,10 @@ def test_what_may_pass_is_tried_again(loopback: Loopback, fault: faults.Fault, l
 def test_what_does_not_pass_is_named(
     loopback: Loopback, fault: faults.Fault, reason: str, attempts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MOST_ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr(server_module, "MAX_ANSWER_BYTES", 1_000_000)
     model = connect(loopback)
     loopback.always = fault
-    ((written,),) = samples(model, [Request("int f(")], GREEDY)
+    ((written,),) = samples(model, [CodePrompt("int f(")], GREEDY)
     assert written.text == ""
     assert reason in written.failed
     assert len(loopback.asked) == attempts
@@ -193,13 +193,13 @@ def test_silence_is_named(loopback: Loopback, fault: faults.Fault, monkeypatch: 
     monkeypatch.setattr(server_module, "ATTEMPTS", 2)
     monkeypatch.setattr(server_module, "_WHOLE", 1.5)
     loopback.always = fault
-    model = UrlModel(Server(loopback.url, timeout=1.5), "tiny")
-    assert samples(model, [Request("int f(")], GREEDY) == [[Completion("", "no answer within 1.5 s")]]
+    model = UrlModel(ApiClient(loopback.url, timeout=1.5), "tiny")
+    assert samples(model, [CodePrompt("int f(")], GREEDY) == [[Completion("", "no answer within 1.5 s")]]
     assert len(loopback.asked) == 2
 
 
 def test_a_failure_takes_no_other_request_with_it(loopback: Loopback, local: HfModel) -> None:
-    too_long = Request("int x;\n" * 100)
+    too_long = CodePrompt("int x;\n" * 100)
     requests = [REQUESTS[0], too_long, *REQUESTS[1:]]
     found = samples(connect(loopback), requests, GREEDY)
     assert "too many" in found[1][0].failed
@@ -219,9 +219,9 @@ def test_a_failure_takes_no_other_request_with_it(loopback: Loopback, local: HfM
 def test_streams_that_fail(
     loopback: Loopback, data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MOST_ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr(server_module, "MAX_ANSWER_BYTES", 1_000_000)
     loopback.always = faults.says(data, "text/event-stream")
-    ((written,),) = samples(connect(loopback), [Request("x")], GREEDY, stop=lambda text: False)
+    ((written,),) = samples(connect(loopback), [CodePrompt("x")], GREEDY, stop=lambda text: False)
     assert any(part in written.failed for part in reason.split("|")), written.failed
 
 
@@ -246,7 +246,7 @@ def test_whoever_has_enough_waits_for_nobody(loopback: Loopback) -> None:
     loopback.faults = [faults.says(TEXT)]
     loopback.always = STALL
     begin = time.monotonic()
-    found = model.write(REQUESTS, GREEDY)
+    found = model.generate(REQUESTS, GREEDY)
     next(found)
     found.close()
     assert time.monotonic() - begin < 20
@@ -319,7 +319,7 @@ def test_a_key_that_is_not_there(loopback: Loopback) -> None:
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(UserError, match=r"pip install 'cpplm\[url\]'"):
-        Server("http://127.0.0.1/v1")
+        ApiClient("http://127.0.0.1/v1")
 
 
 # ---- scoring ----------------------------------------------------------------------------------------------

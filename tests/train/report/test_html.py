@@ -48,7 +48,7 @@ def evaluated(run: Path) -> None:
         "bpb": {
             "bits_per_byte": 1.25, "bytes": 4000, "step": 8, "interval": [1.0, 1.5],
             "by_project": {EVIL: many, "other": few}, "by_kind": {"file": few},
-            "by_tokens_in_view": [{"from": 1, "to": 1, **many}, {"from": 2, "to": 3, **few}],
+            "by_context_length": [{"from": 1, "to": 1, **many}, {"from": 2, "to": 3, **few}],
             "shorter_contexts": [{"context": 64, **few}, {"context": 32, **many}],
         },
         "fim": {**fim_report().figures(), "details": fim_report().details(), "table": EVIL},
@@ -61,12 +61,12 @@ def fim_report() -> FimReport:
     """Answers to holes: one right, one that does not compile, one in a file."""
     sample = FimSample(
         hole="a/body", kind="body", source="problems", group="a", prefix=EVIL, suffix=EVIL,
-        expected="return;", written=EVIL, exact=False, similarity=0.5, syntax_valid=False,
+        expected="return;", completion=EVIL, exact_match=False, edit_similarity=0.5, syntax_valid=False,
         compiles=False, passes=False, outcome="compile error", message=EVIL,
     )  # fmt: skip
     right = dataclasses.replace(
-        sample, hole="b/body", group="b", written="return;", exact=True, similarity=1.0, syntax_valid=True,
-        compiles=True, passes=True, outcome="pass", message="",
+        sample, hole="b/body", group="b", completion="return;", exact_match=True, edit_similarity=1.0,
+        syntax_valid=True, compiles=True, passes=True, outcome="pass", message="",
     )  # fmt: skip
     file = dataclasses.replace(
         sample, hole=EVIL, kind="statement", source="files", compiles=None, passes=None, outcome="",

@@ -16,17 +16,17 @@ from cpplm.core.spans import SpanKind
 from cpplm.corpus.compile.compiler import compile_document
 from cpplm.cpp.parser import grammar
 from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
-from cpplm.evaluate.fim.holes import Hole, HoleKind, order, telling_lines
+from cpplm.evaluate.fim.holes import Hole, HoleKind, hash_order, informative_lines
 from cpplm.evaluate.syntax import parse
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
 FILE_KINDS: tuple[HoleKind, ...] = ("single", "multi", "body", "statement", "block", "arguments")
-LONGEST_HOLE = 800
+MAX_HOLE_BYTES = 800
 """Bytes: about as much as 256 tokens can hold."""
-MOST_LINES = 8
+MAX_HOLE_LINES = 8
 """Of a run of lines; longer ones are what `body` and `block` are for."""
-ALONE = ("compilable", "inlined")
+STANDALONE_KINDS = ("compilable", "inlined")
 """Kinds of documents that are made to compile on their own."""
 _SPANS: dict[SpanKind, HoleKind] = {
     SpanKind.STATEMENT: "statement",
@@ -40,7 +40,7 @@ _BODY = re.compile(rb"\{(?:[ \t]*\n|[ \t]*)(.*?)\s*\}", re.DOTALL)
 _POOL = 2
 
 
-class Place(NamedTuple):
+class HoleSpan(NamedTuple):
     """Bytes `start` to `end` of a document, as a hole of some kind."""
 
     kind: HoleKind
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     end: int
 
 
-def find_places(text: str) -> tuple[bool, list[Place]]:
+def find_hole_spans(text: str) -> tuple[bool, list[HoleSpan]]:
     """Everything that can be cut out: lines of code, runs of them, and whole syntax.
 
     Returns:
@@ -58,11 +58,13 @@ def find_places(text: str) -> tuple[bool, list[Place]]:
     return not root.has_error, list(_places(lexed, root))
 
 
-def _places(lexed: Any, root: Any) -> Iterator[Place]:
-    lines = telling_lines(lexed.names.decode("latin-1"))  # comments, directives and strings are blank in it
+def _places(lexed: Any, root: Any) -> Iterator[HoleSpan]:
+    lines = informative_lines(
+        lexed.names.decode("latin-1")
+    )  # comments, directives and strings are blank in it
     for place, (_, start, end) in enumerate(lines):
         yield from _fitting("single", start, end)
-        for _, _, last in lines[place + 1 : place + MOST_LINES]:
+        for _, _, last in lines[place + 1 : place + MAX_HOLE_LINES]:
             yield from _fitting("multi", start, last)
     whole = whole_groups(lexed.directives, 0)
     found = find_spans(root, grammar("c++"), whole=whole)
@@ -75,13 +77,13 @@ def _places(lexed: Any, root: Any) -> Iterator[Place]:
             yield from _fitting(kind, start, end)
 
 
-def _fitting(kind: HoleKind, start: int, end: int) -> Iterator[Place]:
-    if 0 < end - start <= LONGEST_HOLE:
-        yield Place(kind, start, end)
+def _fitting(kind: HoleKind, start: int, end: int) -> Iterator[HoleSpan]:
+    if 0 < end - start <= MAX_HOLE_BYTES:
+        yield HoleSpan(kind, start, end)
 
 
 @dataclass(frozen=True)
-class Window:
+class VisibleContext:
     """How much of a document a model gets to see, in characters, to the nearest whole line."""
 
     before: int
@@ -94,21 +96,23 @@ class _Candidates:
 
     text: Text
     readable: bool
-    places: dict[HoleKind, list[Place]]
+    places: dict[HoleKind, list[HoleSpan]]
 
     @classmethod
     def of(cls, text: Text, most: int, seed: int) -> _Candidates:
-        readable, places = find_places(text.text)
+        readable, places = find_hole_spans(text.text)
         digest = text.digest
 
-        def rank(place: Place) -> str:
-            return order(seed, f"{digest} {place.kind} {place.start} {place.end}")
+        def rank(place: HoleSpan) -> str:
+            return hash_order(seed, f"{digest} {place.kind} {place.start} {place.end}")
 
         kinds = {kind: [place for place in places if place.kind == kind] for kind in FILE_KINDS}
         return cls(text, readable, {kind: heapq.nsmallest(most, kinds[kind], key=rank) for kind in kinds})
 
 
-def file_holes(location: str, per_kind: int, seed: int, window: Window) -> tuple[list[Hole], dict[str, Text]]:
+def file_holes(
+    location: str, per_kind: int, seed: int, visible: VisibleContext
+) -> tuple[list[Hole], dict[str, Text]]:
     """Holes in the code at a location: of each kind up to so many, from as many texts as there are.
 
     Which ones depends on the seed and on the texts, not on their order or place. Texts that the parser reads
@@ -118,7 +122,7 @@ def file_holes(location: str, per_kind: int, seed: int, window: Window) -> tuple
         location: see `read_texts`.
         per_kind: holes of each kind.
         seed: of the choice.
-        window: what a model gets to see.
+        visible: what a model gets to see.
 
     Returns:
         The holes, kind by kind, and the texts that they are in, by the names of the groups.
@@ -127,7 +131,7 @@ def file_holes(location: str, per_kind: int, seed: int, window: Window) -> tuple
         UserError: no code there.
     """
     by_digest = {text.digest: text for text in read_texts(location)}
-    pool = heapq.nsmallest(_POOL * per_kind, by_digest, key=lambda digest: order(seed, digest))
+    pool = heapq.nsmallest(_POOL * per_kind, by_digest, key=lambda digest: hash_order(seed, digest))
     found = [_Candidates.of(by_digest[digest], per_kind, seed) for digest in pool]
     found.sort(key=lambda candidates: not candidates.readable)  # stable
     holes, used = [], dict[str, Text]()
@@ -136,17 +140,17 @@ def file_holes(location: str, per_kind: int, seed: int, window: Window) -> tuple
         ranked = [(rank, each.text, place) for each in found for rank, place in enumerate(each.places[kind])]
         for _, text, place in sorted(ranked, key=lambda entry: entry[0])[:per_kind]:
             group = f"{text.project or 'text'}/{text.digest[:12]}"
-            holes.append(_hole(group, text, place, window))
+            holes.append(_hole(group, text, place, visible))
             used[group] = text
     return holes, used
 
 
-def _hole(group: str, text: Text, place: Place, window: Window) -> Hole:
+def _hole(group: str, text: Text, place: HoleSpan, visible: VisibleContext) -> Hole:
     data = text.text.encode()
     before, middle, after = (
         part.decode() for part in (data[: place.start], data[place.start : place.end], data[place.end :])
     )
-    prefix, suffix = before[-window.before :], after[: window.after]
+    prefix, suffix = before[-visible.before :], after[: visible.after]
     if len(prefix) < len(before) and "\n" in prefix:
         prefix = prefix[prefix.index("\n") + 1 :]
     if len(suffix) < len(after) and "\n" in suffix:
@@ -155,7 +159,7 @@ def _hole(group: str, text: Text, place: Place, window: Window) -> Hole:
     return Hole(name, place.kind, group, before, middle, after, prefix, suffix)
 
 
-def compile_alone(text: str, sandbox: Sandbox) -> Literal["compiles", "compile error", "sandbox error"]:
+def compile_standalone(text: str, sandbox: Sandbox) -> Literal["compiles", "compile error", "sandbox error"]:
     """What a C++ compiler makes of a text as it is, with no headers but the system's."""
     readable = text.encode("utf-8", errors="replace").decode()
     try:

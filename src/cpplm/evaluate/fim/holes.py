@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.code_model import Request
+from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.problems import Problem
 from cpplm.judge.scoring import function_body
 
@@ -51,9 +51,9 @@ class Hole:
     """What makes a program that judges itself of the three parts; empty where there is none."""
 
     @property
-    def request(self) -> Request:
+    def request(self) -> CodePrompt:
         """What a model is asked."""
-        return Request(self.prefix, self.suffix)
+        return CodePrompt(self.prefix, self.suffix)
 
     def filled(self, written: str) -> str:
         """The whole text, without tests, with something in the hole."""
@@ -71,12 +71,12 @@ def fingerprint(holes: Sequence[Hole]) -> str:
     return sha256("".join(f"{hole.name} {hole.fingerprint}\n" for hole in holes).encode())
 
 
-def order(seed: int, name: str) -> str:
+def hash_order(seed: int, name: str) -> str:
     """Sorts names in an order that depends on the seed and on nothing else."""
     return sha256(f"{seed} {name}".encode())
 
 
-def telling_lines(text: str) -> list[tuple[int, int, int]]:
+def informative_lines(text: str) -> list[tuple[int, int, int]]:
     """Number (from 1), start and end of each line that has a letter, a digit or an underscore."""
     found, start = [], 0
     for number, line in enumerate(text.split("\n"), start=1):
@@ -94,7 +94,7 @@ def problem_holes(problem: Problem) -> dict[HoleKind, list[Hole]]:
         return {kind: [] for kind in PROBLEM_KINDS}
     inside = body.text.removesuffix("}").rstrip()
     begin = len(inside) - len(inside.lstrip("\n"))
-    lines = telling_lines(inside)
+    lines = informative_lines(inside)
 
     def hole(kind: HoleKind, where: str, start: int, end: int) -> Hole:
         before, after = problem.prompt + solution[:start], solution[end:]
@@ -129,7 +129,7 @@ class _Queue:
 
 
 def choose_holes(
-    problems: Sequence[Problem], per_problem: int, seed: int, idle: Callable[[list[Hole]], list[bool]]
+    problems: Sequence[Problem], per_problem: int, seed: int, find_trivial: Callable[[list[Hole]], list[bool]]
 ) -> list[Hole]:
     """Holes of each problem: its body, and up to so many single lines and runs of lines.
 
@@ -137,16 +137,18 @@ def choose_holes(
         problems: in the order in which their holes come.
         per_problem: the most of either kind.
         seed: of the order in which candidates are looked at.
-        idle: tells which holes pass the tests when nothing is written into them.
+        find_trivial: whether each hole passes the tests when nothing is written into them.
     """
     queues = [
-        _Queue(sorted(holes, key=lambda hole: order(seed, hole.name)), 1 if kind == "body" else per_problem)
+        _Queue(
+            sorted(holes, key=lambda hole: hash_order(seed, hole.name)), 1 if kind == "body" else per_problem
+        )
         for problem in problems
         for kind, holes in problem_holes(problem).items()
     ]
     while asked := [(queue, hole) for queue in queues for hole in queue.next()]:
-        answers = idle([hole for _, hole in asked])
-        for (queue, hole), is_idle in zip(asked, answers, strict=True):
-            if not is_idle:
+        answers = find_trivial([hole for _, hole in asked])
+        for (queue, hole), is_trivial in zip(asked, answers, strict=True):
+            if not is_trivial:
                 queue.taken.append(hole)
     return [hole for queue in queues for hole in queue.taken]

@@ -19,7 +19,7 @@ SOURCES: tuple[Source, ...] = ("problems", "files")
 _SHOWN_BEFORE, _SHOWN_AFTER = 1200, 600
 
 
-def normalised(text: str) -> str:
+def normalize_layout(text: str) -> str:
     """A text without white space at the ends of its lines and without empty lines at its end."""
     return "\n".join(line.rstrip() for line in text.split("\n")).rstrip()
 
@@ -27,10 +27,10 @@ def normalised(text: str) -> str:
 def edit_similarity(one: str, two: str) -> float:
     """1 - d / max(lengths), where d is the least number of characters to insert, delete or replace.
 
-    Of the normalised texts; 1 for two empty ones. Source: Svyatkovskiy et al. 2020, "IntelliCode Compose"
-    (arXiv 2005.08025), with Levenshtein's distance (1966).
+    Of the texts as `normalize_layout` leaves them; 1 for two empty ones. Source: Svyatkovskiy et al. 2020,
+    "IntelliCode Compose" (arXiv 2005.08025), with Levenshtein's distance (1966).
     """
-    return Levenshtein.normalized_similarity(normalised(one), normalised(two))
+    return Levenshtein.normalized_similarity(normalize_layout(one), normalize_layout(two))
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class FimSample:
     prefix: str
     suffix: str
     expected: str
-    written: str
+    completion: str
     """After cutting."""
-    exact: bool
-    """Whether it is what stood there, once both are normalised."""
-    similarity: float
+    exact_match: bool
+    """Whether it is what stood there, apart from white space at the ends of lines."""
+    edit_similarity: float
     syntax_valid: bool | None
     """None where the parser does not read the original either."""
     compiles: bool | None
@@ -62,8 +62,8 @@ class FimSample:
 
 # Score, its name in tables, and its value for one sample; only those that are not None count.
 _SCORES: tuple[tuple[str, str, Callable[[FimSample], float | None]], ...] = (
-    ("exact_match", "exact", lambda sample: sample.exact),
-    ("edit_similarity", "similar", lambda sample: sample.similarity),
+    ("exact_match", "exact", lambda sample: sample.exact_match),
+    ("edit_similarity", "similar", lambda sample: sample.edit_similarity),
     ("syntax_valid", "syntax", lambda sample: sample.syntax_valid),
     ("compile_rate", "compile", lambda sample: sample.compiles),
     ("pass_rate", "pass", lambda sample: sample.passes),
@@ -77,7 +77,7 @@ class FimReport:
     samples: tuple[FimSample, ...]
     fingerprint: str
     """Of the holes: scores of equal sets can be compared."""
-    made_with: dict[str, Any]
+    config: dict[str, Any]
     """What it takes to repeat it: settings, model, versions."""
     truncation: Truncation = field(default_factory=Truncation)
     """A line on the prompts that were cut to fit the context."""
@@ -103,7 +103,7 @@ class FimReport:
             **self.truncation.figures(),
             "outcomes": self._outcomes(),
             "fingerprint": self.fingerprint,
-            "made_with": self.made_with,
+            "config": self.config,
         }
 
     def details(self) -> list[dict[str, Any]]:

@@ -24,18 +24,18 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
-from cpplm.evaluate.completion_cache import Truncation, open_answers
-from cpplm.evaluate.fim.held_out import ALONE, Window, compile_alone, file_holes
+from cpplm.evaluate.completion_cache import Truncation, open_completion_cache
+from cpplm.evaluate.fim.held_out import STANDALONE_KINDS, VisibleContext, compile_standalone, file_holes
 from cpplm.evaluate.fim.holes import Hole, HoleKind, choose_holes, fingerprint
-from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalised
-from cpplm.evaluate.fim.trivial_holes import find_idle, program
-from cpplm.evaluate.models.code_model import CodeModel, Completion, Stop
+from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalize_layout
+from cpplm.evaluate.fim.trivial_holes import find_trivial, hole_program
+from cpplm.evaluate.models.code_model import CodeModel, Completion, StopCondition
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.evaluate.syntax import parser_version, syntax_valid
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.evaluate.texts import fingerprint as texts_fingerprint
-from cpplm.judge.executor import LARGEST_WRITTEN, Judge
+from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge
 from cpplm.judge.result_cache import Verdict
 from cpplm.judge.scoring import COMPILED, function_body, is_empty, open_braces
 from cpplm.sandbox.compiler import require_compiler
@@ -43,11 +43,11 @@ from cpplm.sandbox.sandbox import Sandbox
 
 
 @dataclass(frozen=True)
-class Cut:
+class AnswerTruncation:
     """Where an answer ends, besides the model's own end token."""
 
     rule: str
-    stop: Stop | None
+    stop: StopCondition | None
     cut: Callable[[str], str]
 
 
@@ -56,19 +56,19 @@ def _before_brace(text: str) -> str:
     return body.text.removesuffix("}").removesuffix("%>") if body.complete else text
 
 
-LINE = Cut("first line break", lambda text: "\n" in text, lambda text: text.split("\n", 1)[0])
-BLOCK = Cut("end of the block", lambda text: function_body(text).complete, _before_brace)
-WHOLE = Cut("", None, lambda text: text)
+LINE = AnswerTruncation("first line break", lambda text: "\n" in text, lambda text: text.split("\n", 1)[0])
+BLOCK = AnswerTruncation("end of the block", lambda text: function_body(text).complete, _before_brace)
+WHOLE = AnswerTruncation("", None, lambda text: text)
 
 
-def cut_for(kind: HoleKind, fills_in: bool) -> Cut:
+def truncation_for(kind: HoleKind, supports_fim: bool) -> AnswerTruncation:
     """The rule of the table above."""
     if kind == "single":
         return LINE
-    return WHOLE if fills_in else BLOCK
+    return WHOLE if supports_fim else BLOCK
 
 
-def inputs(settings: FimEvalSettings) -> dict[str, str]:
+def input_hashes(settings: FimEvalSettings) -> dict[str, str]:
     """Hashes of what is cut: with settings and model, they decide what comes out.
 
     Raises:
@@ -100,40 +100,40 @@ def run_fim(
         versions |= {"compiler": require_compiler(sandbox), "sandbox": sandbox.name}
     holes, texts, judge = list[Hole](), dict[str, Text](), None
     if settings.problems and sandbox:
-        judge = Judge(sandbox, workers=settings.workers, verdicts=folder)
+        judge = Judge(sandbox, workers=settings.workers, cache_dir=folder)
         holes += _problem_holes(settings, judge)
     if settings.files:
-        window = Window(settings.seen_before, settings.seen_after)
+        window = VisibleContext(settings.prefix_chars, settings.suffix_chars)
         more, texts = file_holes(settings.files, settings.holes_per_kind, settings.hole_seed, window)
         holes += more
     if not holes:
         where = " and ".join(filter(None, (settings.problems, settings.files)))
         raise UserError(f"nothing to cut in {where}", fix="Name problems with solutions, or more files.")
-    answers, truncation = fill(model, holes, settings, folder)
+    answers, truncation = fill_holes(model, holes, settings, folder)
     pairs = [(hole, answer) for hole, group in zip(holes, answers, strict=True) for answer in group]
     judged = _unanswered(pairs)
     if judge:
         judged |= _test(pairs, judge)
     if settings.compile_files and sandbox:
         judged |= _compile(pairs, texts, sandbox, settings.workers)
-    made_with = {
+    config = {
         "settings": to_dict(settings) | {"workers": 0},
         "model": model.identity,
         "name": model.name,
-        "sees_suffix": model.fills_in,
+        "supports_fim": model.supports_fim,
         "versions": versions,
     }
-    return FimReport(_samples(pairs, judged), fingerprint(holes), made_with, truncation)
+    return FimReport(_samples(pairs, judged), fingerprint(holes), config, truncation)
 
 
 def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[Hole]:
     problems = load_problems(settings.problems)
     return choose_holes(
-        problems, settings.holes_per_problem, settings.hole_seed, lambda holes: find_idle(holes, judge)
+        problems, settings.holes_per_problem, settings.hole_seed, lambda holes: find_trivial(holes, judge)
     )
 
 
-def fill(
+def fill_holes(
     model: CodeModel, holes: Sequence[Hole], settings: FimEvalSettings, folder: Path | None
 ) -> tuple[list[list[Completion]], Truncation]:
     """The model's answers to each hole, cut, and how much of the prompts was cut.
@@ -141,30 +141,33 @@ def fill(
     Answers that are in `folder` already are taken from there.
     """
     filled: list[list[Completion]] = [[] for _ in holes]
-    by_cut: dict[Cut, list[int]] = {}
+    by_cut: dict[AnswerTruncation, list[int]] = {}
     for number, hole in enumerate(holes):
-        by_cut.setdefault(cut_for(hole.kind, model.fills_in), []).append(number)
-    with open_answers(folder, model) as answers, progress_bar(len(holes), "filling holes", "hole") as bar:
+        by_cut.setdefault(truncation_for(hole.kind, model.supports_fim), []).append(number)
+    with (
+        open_completion_cache(folder, model) as cache,
+        progress_bar(len(holes), "filling holes", "hole") as bar,
+    ):
         for cut, numbers in by_cut.items():
             requests = [holes[number].request for number in numbers]
-            written = answers.write(
+            generated = cache.generate(
                 requests,
                 settings.sampling,
                 num_samples=settings.num_samples,
                 rule=cut.rule,
                 stop=cut.stop,
             )
-            for place, samples in written:
+            for place, samples in generated:
                 filled[numbers[place]] = [Completion(cut.cut(each.text), each.failed) for each in samples]
                 bar.update()
-    return filled, answers.truncation
+    return filled, cache.truncation
 
 
 Pairs = Sequence[tuple[Hole, Completion]]
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _JudgedAnswer:
     """What became of one answer; None where nothing was compiled, or run."""
 
     outcome: str
@@ -173,10 +176,10 @@ class _Judged:
     passes: bool | None
 
 
-def _unanswered(pairs: Pairs) -> dict[int, _Judged]:
+def _unanswered(pairs: Pairs) -> dict[int, _JudgedAnswer]:
     """Holes without an answer: failures, as far as anything is tested; by their places."""
     return {
-        place: _Judged(NO_ANSWER, answer.failed, *((False, False) if hole.tests else (None, None)))
+        place: _JudgedAnswer(NO_ANSWER, answer.failed, *((False, False) if hole.tests else (None, None)))
         for place, (hole, answer) in enumerate(pairs)
         if answer.failed
     }
@@ -193,30 +196,34 @@ def leaves_function(hole: Hole, written: str) -> bool:
     return function_body("{" * (depth - 1) + written).complete
 
 
-def _test(pairs: Pairs, judge: Judge) -> dict[int, _Judged]:
+def _test(pairs: Pairs, judge: Judge) -> dict[int, _JudgedAnswer]:
     """Compile and run the answers to holes with tests; by their places."""
-    found, places = dict[int, _Judged](), []
+    found, places = dict[int, _JudgedAnswer](), []
     for place, (hole, answer) in enumerate(pairs):
         if not hole.tests or answer.failed:
             continue
-        if leaves_function(hole, answer.text[:LARGEST_WRITTEN]):
-            found[place] = _Judged("forbidden", "closes the function that it stands in", False, False)
+        if leaves_function(hole, answer.text[:MAX_ANSWER_CHARS]):
+            found[place] = _JudgedAnswer("forbidden", "closes the function that it stands in", False, False)
         else:
             places.append(place)
-    programs = [program(pairs[place][0], pairs[place][1].text) for place in places]
+    programs = [hole_program(pairs[place][0], pairs[place][1].text) for place in places]
     for number, verdict in judge.judge(programs):
         place = places[number]
-        found[place] = _of_verdict(verdict.of_nothing() if _missing(*pairs[place]) else verdict)
+        found[place] = _of_verdict(verdict.as_empty() if _missing(*pairs[place]) else verdict)
     return found
 
 
-def _of_verdict(verdict: Verdict) -> _Judged:
+def _of_verdict(verdict: Verdict) -> _JudgedAnswer:
     if verdict.outcome == "not judged":  # this machine lacks something
-        return _Judged(verdict.outcome, verdict.message, None, None)
-    return _Judged(verdict.outcome, verdict.message, verdict.outcome in COMPILED, verdict.outcome == "pass")
+        return _JudgedAnswer(verdict.outcome, verdict.message, None, None)
+    return _JudgedAnswer(
+        verdict.outcome, verdict.message, verdict.outcome in COMPILED, verdict.outcome == "pass"
+    )
 
 
-def _compile(pairs: Pairs, texts: dict[str, Text], sandbox: Sandbox, workers: int) -> dict[int, _Judged]:
+def _compile(
+    pairs: Pairs, texts: dict[str, Text], sandbox: Sandbox, workers: int
+) -> dict[int, _JudgedAnswer]:
     """Compile, with the answers in them, the texts that compile on their own; by the places of the pairs."""
 
     def compiled(jobs: Sequence[str], what: str) -> list[str]:
@@ -226,26 +233,26 @@ def _compile(pairs: Pairs, texts: dict[str, Text], sandbox: Sandbox, workers: in
         ):
 
             def work(job: str) -> str:
-                outcome = compile_alone(job, sandbox)
+                outcome = compile_standalone(job, sandbox)
                 bar.update()
                 return outcome
 
             return list(pool.map(work, jobs))
 
-    candidates = [group for group, text in texts.items() if text.kind in ALONE]
+    candidates = [group for group, text in texts.items() if text.kind in STANDALONE_KINDS]
     alone = compiled([texts[group].text for group in candidates], "compiling originals")
     sound = {group for group, outcome in zip(candidates, alone, strict=True) if outcome == "compiles"}
     places = [place for place, (hole, each) in enumerate(pairs) if hole.group in sound and not each.failed]
     outcomes = compiled([pairs[place][0].filled(pairs[place][1].text) for place in places], "compiling")
     return {
-        place: _Judged("empty", "", False, None) if _missing(*pairs[place])
-        else _Judged(outcome, "", outcome == "compiles", None)
+        place: _JudgedAnswer("empty", "", False, None) if _missing(*pairs[place])
+        else _JudgedAnswer(outcome, "", outcome == "compiles", None)
         for place, outcome in zip(places, outcomes, strict=True)
     }  # fmt: skip
 
 
-def _samples(pairs: Pairs, judged: dict[int, _Judged]) -> tuple[FimSample, ...]:
-    nothing = _Judged("", "", None, None)
+def _samples(pairs: Pairs, judged: dict[int, _JudgedAnswer]) -> tuple[FimSample, ...]:
+    nothing = _JudgedAnswer("", "", None, None)
     readable: dict[str, bool] = {}
     samples = []
     for place, (hole, answer) in enumerate(pairs):
@@ -263,9 +270,9 @@ def _samples(pairs: Pairs, judged: dict[int, _Judged]) -> tuple[FimSample, ...]:
                 prefix=hole.prefix,
                 suffix=hole.suffix,
                 expected=hole.middle,
-                written=answer.text,
-                exact=answered and normalised(answer.text) == normalised(hole.middle),
-                similarity=edit_similarity(answer.text, hole.middle) if answered else 0.0,
+                completion=answer.text,
+                exact_match=answered and normalize_layout(answer.text) == normalize_layout(hole.middle),
+                edit_similarity=edit_similarity(answer.text, hole.middle) if answered else 0.0,
                 syntax_valid=valid,
                 compiles=found.compiles,
                 passes=found.passes,

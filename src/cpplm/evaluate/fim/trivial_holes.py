@@ -24,42 +24,42 @@ from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.judge.executor import Judge, Program
 from cpplm.sandbox.sandbox import Sandbox
 
-KNOWN = Path(__file__).with_name("trivial_holes.jsonl")
+TRIVIAL_HOLES = Path(__file__).with_name("trivial_holes.jsonl")
 SETS = ("small", "humaneval")
 HOLES_PER_PROBLEM = FimEvalSettings.holes_per_problem
 """Of each kind: what the default settings take, and therefore what the file answers for."""
 
 
-def program(hole: Hole, written: str) -> Program:
+def hole_program(hole: Hole, written: str) -> Program:
     """The program that tests what was written into a hole of a problem."""
     return Program(hole.before, written, f'{hole.after}\n#line 1 "tests.cpp"\n{hole.tests}')
 
 
 @cache
-def known() -> dict[str, bool]:
+def stored_answers() -> dict[str, bool]:
     """What the file says, by the holes' fingerprints."""
-    if not KNOWN.exists():
+    if not TRIVIAL_HOLES.exists():
         return {}
-    records = map(json.loads, KNOWN.read_text(encoding="utf-8").splitlines())
-    return {record["sha256"]: record["idle"] for record in records}
+    records = map(json.loads, TRIVIAL_HOLES.read_text(encoding="utf-8").splitlines())
+    return {record["sha256"]: record["trivial"] for record in records}
 
 
-def find_idle(holes: Sequence[Hole], judge: Judge) -> list[bool]:
+def find_trivial(holes: Sequence[Hole], judge: Judge) -> list[bool]:
     """For each hole whether the tests pass when it is left empty.
 
     Raises:
         UserError: the sandbox failed, which says nothing about a hole.
     """
-    answers = known()
+    answers = stored_answers()
     unknown = [hole for hole in holes if hole.fingerprint not in answers]
-    tried = try_empty(unknown, judge)
+    tried = run_empty(unknown, judge)
     return [bool(tried.get(hole.name, answers.get(hole.fingerprint))) for hole in holes]
 
 
-def try_empty(holes: Sequence[Hole], judge: Judge) -> dict[str, bool | None]:
-    """As `find_idle`, by running each; by the holes' names. None where this machine lacks what it takes."""
+def run_empty(holes: Sequence[Hole], judge: Judge) -> dict[str, bool | None]:
+    """Run each hole left empty; by the holes' names, None where this machine lacks what it takes."""
     found: dict[str, bool | None] = {}
-    for number, verdict in judge.judge([program(hole, "") for hole in holes]):
+    for number, verdict in judge.judge([hole_program(hole, "") for hole in holes]):
         if verdict.outcome == "sandbox error":
             raise UserError(
                 f"{holes[number].name} could not be tried: {verdict.message}",
@@ -75,22 +75,22 @@ def main() -> None:
 
     What passes is run once more: a function that should return something and does not may pass by chance.
     """
-    judge, again = Judge(Sandbox.probe(), verdicts=Path(sys.argv[1])), Judge(Sandbox.probe())
+    judge, again = Judge(Sandbox.probe(), cache_dir=Path(sys.argv[1])), Judge(Sandbox.probe())
     records: list[dict[str, object]] = []
 
     def tried(holes: list[Hole]) -> list[bool]:
-        found = try_empty(holes, judge)
-        found |= try_empty([hole for hole in holes if found[hole.name]], again)
+        found = run_empty(holes, judge)
+        found |= run_empty([hole for hole in holes if found[hole.name]], again)
         if None in found.values():
             raise UserError("some of the problems cannot be judged here", fix="Install what they need.")
         records.extend(
-            {"hole": hole.name, "sha256": hole.fingerprint, "idle": found[hole.name]} for hole in holes
+            {"hole": hole.name, "sha256": hole.fingerprint, "trivial": found[hole.name]} for hole in holes
         )
         return [bool(found[hole.name]) for hole in holes]
 
     for name in SETS:
         choose_holes(load_problems(name), HOLES_PER_PROBLEM, 0, tried)
-    KNOWN.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    TRIVIAL_HOLES.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,23 +14,23 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-Job = TypeVar("Job")
-Shared = TypeVar("Shared")
-Result = TypeVar("Result")
+JobT = TypeVar("JobT")
+SharedT = TypeVar("SharedT")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _JobError:
     error: BaseException
 
 
 def run_jobs(
-    jobs: Sequence[Job],
-    work: Callable[[Shared, Job], Awaitable[Result]],
-    shared: Callable[[], AbstractAsyncContextManager[Shared]],
+    jobs: Sequence[JobT],
+    work: Callable[[SharedT, JobT], Awaitable[ResultT]],
+    shared: Callable[[], AbstractAsyncContextManager[SharedT]],
     *,
     at_once: int,
-) -> Iterator[tuple[int, Result]]:
+) -> Iterator[tuple[int, ResultT]]:
     """Number and result of each job, in the order in which they end.
 
     Args:
@@ -42,7 +42,7 @@ def run_jobs(
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
     loop = asyncio.new_event_loop()
 
-    async def worker(numbers: Iterator[int], opened: Shared) -> None:
+    async def worker(numbers: Iterator[int], opened: SharedT) -> None:
         for number in numbers:
             results.put((number, await work(opened, jobs[number])))
 
@@ -57,9 +57,9 @@ def run_jobs(
             loop.run_until_complete(task)
             results.put(None)
         except BaseExceptionGroup as group:
-            results.put(_Failure(group.exceptions[0]))
+            results.put(_JobError(group.exceptions[0]))
         except BaseException as error:  # the caller's thread raises it
-            results.put(_Failure(error))
+            results.put(_JobError(error))
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
 
@@ -68,7 +68,7 @@ def run_jobs(
     thread.start()
     try:
         while (found := results.get()) is not None:
-            if isinstance(found, _Failure):
+            if isinstance(found, _JobError):
                 raise found.error
             yield found
     finally:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.code_model import Completion, Request, Stop, TokenBits, fitted
-from cpplm.evaluate.sliding_window import Encoded, score_in_windows
+from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition, TokenBits, fit_to_context
+from cpplm.evaluate.sliding_window import EncodedText, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
 from cpplm.generate.sequence import Request as EngineRequest
@@ -28,21 +28,21 @@ class CheckpointModel:
 
     def __init__(
         self, engine: Engine, *, name: str = "", identity: dict[str, Any] | None = None,
-        fills_in: bool = False, rows: int = 8, step: int = -1,
+        supports_fim: bool = False, rows: int = 8, step: int = -1,
     ) -> None:  # fmt: skip
         """Wrap an engine.
 
         Args:
             engine: model and tokenizer.
-            name: see `CodeModel`, as for `identity` and `fills_in`.
+            name: see `CodeModel`, as for `identity` and `supports_fim`.
             identity: needed only where results are kept.
-            fills_in: whether it was trained on rearranged documents.
+            supports_fim: whether it was trained on rearranged documents.
             rows: of a batch, when it scores and when it writes.
             step: of the checkpoint.
         """
         self.engine = engine
-        self.name, self.identity, self.fills_in, self.step = name, identity or {}, fills_in, step
-        self.context = engine.model.config.max_seq_len
+        self.name, self.identity, self.supports_fim, self.step = name, identity or {}, supports_fim, step
+        self.max_context = engine.model.config.max_seq_len
         self._rows = rows
 
     @classmethod
@@ -61,36 +61,36 @@ class CheckpointModel:
                 "tokenizer": engine.tokenizer.hash,
                 "precision": str(engine.model.compute_dtype),
             },
-            fills_in=checkpoint.fills_in,
+            supports_fim=checkpoint.supports_fim,
             rows=rows,
             step=checkpoint.step,
         )
 
     # ---- writing --------------------------------------------------------------------------------------
 
-    def fit(self, request: Request, new_tokens: int) -> Request:
+    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         """Cut a prompt to the context by the run's own tokenizer."""
         tokenizer = self.engine.tokenizer
 
-        def count(cut: Request) -> int:
+        def count(cut: CodePrompt) -> int:
             asked = self._request(cut)
             return len(asked.ids) + len(tokenizer.encode(asked.prefix))
 
-        return fitted(
-            request, count, token_ends(tokenizer), sees_suffix=self.fills_in, context=self.context,
+        return fit_to_context(
+            request, count, token_ends(tokenizer), supports_fim=self.supports_fim, context=self.max_context,
             new_tokens=new_tokens,
         )  # fmt: skip
 
-    def _request(self, request: Request, **more: Any) -> EngineRequest:
-        return self.engine.request(request.prefix, request.suffix if self.fills_in else None, **more)
+    def _request(self, request: CodePrompt, **more: Any) -> EngineRequest:
+        return self.engine.request(request.prefix, request.suffix if self.supports_fim else None, **more)
 
-    def write(
+    def generate(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CodePrompt],
         sampling: SamplingSettings,
         *,
         num_samples: int = 1,
-        stop: Stop | None = None,
+        stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
         """See `CodeModel`."""
         wanted = (
@@ -107,12 +107,16 @@ class CheckpointModel:
         """See `CodeModel`."""
         tokenizer = self.engine.tokenizer
 
-        def encoded(text: str) -> Encoded:
+        def encoded(text: str) -> EncodedText:
             ids = tokenizer.encode(text)
-            return Encoded(ids, np.cumsum(tokenizer.token_bytes[ids], dtype=np.int64))
+            return EncodedText(ids, np.cumsum(tokenizer.token_bytes[ids], dtype=np.int64))
 
         return score_in_windows(
-            map(encoded, texts), self._losses, start_id=BOS, context=context or self.context, rows=self._rows
+            map(encoded, texts),
+            self._losses,
+            start_id=BOS,
+            context=context or self.max_context,
+            rows=self._rows,
         )
 
     @torch.no_grad()

@@ -16,30 +16,35 @@ from numpy.typing import NDArray
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.truncation import TokenEnds, fit, truncate
 
-Stop = Callable[[str], bool]
+StopCondition = Callable[[str], bool]
 """Whether a text that is being written has said all that is wanted: what follows would be cut off."""
 
 
 @dataclass(frozen=True)
-class Request:
+class CodePrompt:
     """What is to be written: what follows `prefix`, or with a `suffix` what belongs between the two."""
 
     prefix: str
     suffix: str | None = None
 
 
-def fitted(
-    request: Request, count: Callable[[Request], int], ends: TokenEnds, *, sees_suffix: bool, context: int,
+def fit_to_context(
+    request: CodePrompt,
+    count: Callable[[CodePrompt], int],
+    ends: TokenEnds,
+    *,
+    supports_fim: bool,
+    context: int,
     new_tokens: int,
-) -> Request:  # fmt: skip
+) -> CodePrompt:
     """`CodeModel.fit` of a model that counts a prompt's tokens by `count` and its text's by `ends`."""
-    suffix = request.suffix if sees_suffix else None
+    suffix = request.suffix if supports_fim else None
 
-    def attempt(room: int) -> tuple[Request, int]:
+    def attempt(room: int) -> tuple[CodePrompt, int]:
         before, behind = (
             part.decode(errors="ignore") for part in truncate(request.prefix, suffix or "", room, ends)
         )
-        cut = Request(before, request.suffix if suffix is None else behind)
+        cut = CodePrompt(before, request.suffix if suffix is None else behind)
         return cut, count(cut)
 
     return fit(context, new_tokens, attempt)[0]
@@ -77,24 +82,24 @@ class CodeModel(Protocol):
     identity: dict[str, Any]
     """Plain JSON that decides its answers (hashes of weights and tokenizer, number format; or address and
     name): the key under which results are kept."""
-    fills_in: bool
+    supports_fim: bool
     """Whether it was trained to see a suffix; a model that was not gets the prefix alone."""
-    context: int
+    max_context: int
     """How many tokens it can have in view, <BOS> or the like included."""
 
-    def fit(self, request: Request, new_tokens: int) -> Request:
+    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         """The same as far as the model can have it in view, cut at its far ends (`generate/truncation.py`).
 
         Unchanged where the context is not known.
         """
 
-    def write(
+    def generate(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CodePrompt],
         sampling: SamplingSettings,
         *,
         num_samples: int = 1,
-        stop: Stop | None = None,
+        stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Number of a request and its samples, each as soon as it is there, in any order.
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
-from cpplm.evaluate.models.code_model import Completion, Request, Stop, TokenBits, fitted
+from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition, TokenBits, fit_to_context
 from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
-from cpplm.evaluate.sliding_window import MOST_BATCH_TOKENS, score_in_windows
+from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import penalise, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.special_tokens import IGNORED
@@ -42,7 +42,7 @@ _CONTEXT_NAMES = (
 
 
 @dataclass(frozen=True)
-class _Job:
+class _SampleJob:
     """One sample to write: of which request, its number there, and what the model reads."""
 
     request: int
@@ -64,7 +64,7 @@ class HfModel:
         self._model, self._tokens, self._rows = model, tokens, rows
         self.name, self.identity = name, identity
         config = model.config.get_text_config(decoder=True)
-        self.context, self._vocab_size = _context(config, name), config.vocab_size
+        self.max_context, self._vocab_size = _context(config, name), config.vocab_size
         bos_ids, eos_ids = _ids(config, "bos_token_id"), _ids(config, "eos_token_id")
         named = [id_ for id_ in (tokens.bos_id, *bos_ids, tokens.eos_id, *eos_ids) if id_ is not None]
         if not named:
@@ -72,7 +72,7 @@ class HfModel:
         self._start_id = named[0]
         self._end_ids = tokens.end_ids.union(eos_ids)
         self._sentinels = tokens.sentinels()
-        self.fills_in = self._sentinels is not None
+        self.supports_fim = self._sentinels is not None
 
     @classmethod
     def load(
@@ -103,30 +103,30 @@ class HfModel:
 
     # ---- writing --------------------------------------------------------------------------------------
 
-    def fit(self, request: Request, new_tokens: int) -> Request:
+    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         """Cut a prompt to the context by the directory's tokenizer."""
-        return fitted(
+        return fit_to_context(
             request, lambda cut: len(self._prompt(cut)), lambda text: self._tokens.encode([text])[0].ends,
-            sees_suffix=self.fills_in, context=self.context, new_tokens=new_tokens,
+            supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens,
         )  # fmt: skip
 
-    def write(
+    def generate(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CodePrompt],
         sampling: SamplingSettings,
         *,
         num_samples: int = 1,
-        stop: Stop | None = None,
+        stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
         """See `CodeModel`. Prompts of similar length are written side by side, padded on the left."""
         jobs = []
         for number, request in enumerate(requests):
             ids = self._prompt(request)
-            if len(ids) >= self.context:
-                why = f"the prompt has {len(ids):,} tokens, the model's context {self.context:,}"
+            if len(ids) >= self.max_context:
+                why = f"the prompt has {len(ids):,} tokens, the model's context {self.max_context:,}"
                 yield number, [Completion("", why)] * num_samples
             else:
-                jobs += [_Job(number, index, ids) for index in range(num_samples)]
+                jobs += [_SampleJob(number, index, ids) for index in range(num_samples)]
         found: dict[int, dict[int, Completion]] = {}
         for batch in self._batches(jobs, sampling.max_new_tokens):
             for job, text in zip(batch, self._generate(batch, sampling, stop), strict=True):
@@ -135,7 +135,7 @@ class HfModel:
                 if len(samples) == num_samples:
                     yield job.request, [samples[index] for index in range(num_samples)]
 
-    def _prompt(self, request: Request) -> list[int]:
+    def _prompt(self, request: CodePrompt) -> list[int]:
         tokens = self._tokens
         (prefix,) = tokens.encode([request.prefix])
         if request.suffix is None or self._sentinels is None:
@@ -143,14 +143,14 @@ class HfModel:
         first, second, third = self._sentinels
         return [self._start_id, first, *prefix.ids, second, *tokens.encode_inside(request.suffix), third]
 
-    def _batches(self, jobs: list[_Job], new_tokens: int) -> Iterator[list[_Job]]:
+    def _batches(self, jobs: list[_SampleJob], new_tokens: int) -> Iterator[list[_SampleJob]]:
         """Jobs by length. Those that may reach the end of the context share a batch with equal lengths only.
 
         Else a longer neighbour would cut a sample short.
         """
-        batch: list[_Job] = []
+        batch: list[_SampleJob] = []
         for job in sorted(jobs, key=lambda job: (len(job.ids), job.request, job.sample)):
-            fits = len(job.ids) + new_tokens <= self.context
+            fits = len(job.ids) + new_tokens <= self.max_context
             if batch and (len(batch) == self._rows or not (fits or len(job.ids) == len(batch[0].ids))):
                 yield batch
                 batch = []
@@ -158,19 +158,21 @@ class HfModel:
         if batch:
             yield batch
 
-    def _generate(self, batch: list[_Job], sampling: SamplingSettings, stop: Stop | None) -> list[str]:
+    def _generate(
+        self, batch: list[_SampleJob], sampling: SamplingSettings, stop: StopCondition | None
+    ) -> list[str]:
         longest = len(batch[-1].ids)
         ids = torch.full((len(batch), longest), self._start_id)
         mask = torch.zeros_like(ids)
         for row, job in enumerate(batch):
             ids[row, longest - len(job.ids) :] = torch.tensor(job.ids)
             mask[row, longest - len(job.ids) :] = 1
-        rows = _Rows(self._tokens, self._end_ids, self._start_id, batch, sampling, stop)
+        rows = _BatchSampler(self._tokens, self._end_ids, self._start_id, batch, sampling, stop)
         self._model.generate(
             input_ids=ids.to(self._model.device),
             attention_mask=mask.to(self._model.device),
-            max_new_tokens=min(sampling.max_new_tokens, self.context - longest),
-            do_sample=False,  # `_Rows` draws
+            max_new_tokens=min(sampling.max_new_tokens, self.max_context - longest),
+            do_sample=False,  # `_BatchSampler` draws
             pad_token_id=self._start_id,
             logits_processor=[rows.choose],
             stopping_criteria=[rows.have_ended],
@@ -185,9 +187,9 @@ class HfModel:
             (self._tokens.encode([text])[0] for text in texts),
             self._losses,
             start_id=self._start_id,
-            context=context or self.context,
+            context=context or self.max_context,
             rows=self._rows,
-            batch_tokens=max(1, min(MOST_BATCH_TOKENS, _MOST_LOGITS // self._vocab_size)),
+            batch_tokens=max(1, min(MAX_BATCH_TOKENS, _MOST_LOGITS // self._vocab_size)),
         )
 
     @torch.no_grad()
@@ -208,15 +210,15 @@ class HfModel:
         return torch.cat(parts, dim=1)
 
 
-class _Rows:
+class _BatchSampler:
     """Chooses the next token of every row, and ends a row by itself.
 
     A row has its own random stream, so that a sample is the same whatever is written beside it.
     """
 
     def __init__(
-        self, tokens: HfTokens, end_ids: frozenset[int], pad_id: int, jobs: list[_Job],
-        sampling: SamplingSettings, stop: Stop | None,
+        self, tokens: HfTokens, end_ids: frozenset[int], pad_id: int, jobs: list[_SampleJob],
+        sampling: SamplingSettings, stop: StopCondition | None,
     ) -> None:  # fmt: skip
         self._tokens, self._end_ids, self._pad_id = tokens, end_ids, pad_id
         self._sampling, self._stop = sampling, stop

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
-from cpplm.evaluate.sliding_window import Encoded
+from cpplm.evaluate.sliding_window import EncodedText
 from cpplm.tokenizer.export import byte_characters
 
 # What stands before the prefix, before the suffix and before what is written.
@@ -83,11 +83,11 @@ class HfTokens:
 
     # ---- text to ids ----------------------------------------------------------------------------------
 
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         """Ids without any special token, and where each of them ends in its text."""
         found = self._encode(texts)
         return [
-            Encoded(encoding.ids, self._ends(text, encoding))
+            EncodedText(encoding.ids, self._ends(text, encoding))
             for text, encoding in zip(texts, found, strict=True)
         ]
 

@@ -18,7 +18,7 @@ def load_model(named: EvaluatedModel) -> CodeModel:
     """
     if named.url:
         return UrlModel.connect(
-            named.url, named.model_name, api_key_env=named.api_key_env, fills_in=named.fills_in,
+            named.url, named.model_name, api_key_env=named.api_key_env, supports_fim=named.supports_fim,
             timeout=named.timeout, at_once=named.eval_batch_size,
         )  # fmt: skip
     if named.hf_dir is not None:

@@ -26,7 +26,7 @@ _MOST_STARTS = 2
 _PLAIN_BITS_PER_BYTE = 8.0
 
 
-def read_echo(text: str, answer: Any) -> TokenBits:
+def parse_prompt_logprobs(text: str, answer: Any) -> TokenBits:
     """How likely each token of a prompt is.
 
     Where no token stands before the first one, servers give that one no probability; it counts as 8 bits a
@@ -50,7 +50,7 @@ def read_echo(text: str, answer: Any) -> TokenBits:
     # Behind the prompt there may be one written token.
     for end in dict.fromkeys((count, len(tokens), len(tokens) - 1)):
         for start in range(_MOST_STARTS + 1 if isinstance(end, int) else 0):
-            edges = spell(text, tokens[start:end])
+            edges = align_tokens(text, tokens[start:end])
             if edges is not None:
                 return _token_bits(edges, logprobs[start:end], start)
     raise ValueError("the tokens that it lists do not spell the prompt")
@@ -67,7 +67,7 @@ def _token_bits(edges: list[int], logprobs: list[Any], start: int) -> TokenBits:
     return TokenBits(ends, bits, np.arange(start, start + len(values), dtype=np.int64))
 
 
-def spell(text: str, tokens: Sequence[str]) -> list[int] | None:
+def align_tokens(text: str, tokens: Sequence[str]) -> list[int] | None:
     """Where each token ends, in bytes of the text; None where the tokens are not those of the text.
 
     Tokens that hold parts of characters and do not name their bytes together make up what stands between
@@ -93,7 +93,7 @@ def _bytes_of(token: str) -> bytes | None:
 
 
 def _places(text: str, tokens: Sequence[str]) -> list[int] | None:
-    """As `spell`, in characters."""
+    """As `align_tokens`, in characters."""
     ends: list[int] = []
     place = number = 0
     while number < len(tokens):

@@ -16,39 +16,39 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.models.code_model import Stop
+from cpplm.evaluate.models.code_model import StopCondition
 
 if TYPE_CHECKING:
     import httpx2
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
-MOST_ANSWER_BYTES = 64 << 20  # of log-probabilities of a long prompt: some 100 bytes a token
+MAX_ANSWER_BYTES = 64 << 20  # of log-probabilities of a long prompt: some 100 bytes a token
 ATTEMPTS = 5
 FIRST_WAIT = 1.0  # seconds before the second attempt; doubles with each
 _LONGEST_WAIT = 60.0  # that a server may ask for
 _WHOLE = 5  # times the limit of silence: what a whole answer may take
-_AGAIN = frozenset({408, 409, 425, 429})  # besides 5xx
+_RETRYABLE = frozenset({408, 409, 425, 429})  # besides 5xx
 _EXCERPT = 300
 
 
-class NoAnswer(Exception):  # noqa: N818  (an outcome to be counted, not a fault of the program)
+class RequestFailed(Exception):  # noqa: N818  (an outcome to be counted, not a fault of the program)
     """Why there is none."""
 
-    def __init__(self, why: str, *, again: bool, status: int = 0, wait: float = 0.0) -> None:
+    def __init__(self, why: str, *, retryable: bool, status: int = 0, wait: float = 0.0) -> None:
         """Say why.
 
         Args:
             why: for people.
-            again: whether a later attempt may succeed.
+            retryable: whether a later attempt may succeed.
             status: of the answer, if there was one.
             wait: seconds that the server asks to wait.
         """
         super().__init__(why)
-        self.again, self.status, self.wait = again, status, wait
+        self.retryable, self.status, self.wait = retryable, status, wait
 
 
-class Server:
+class ApiClient:
     """An address, and how it is talked to."""
 
     def __init__(self, url: str, *, api_key: str = "", timeout: float = 120.0) -> None:
@@ -94,7 +94,7 @@ class Server:
         """
         try:
             answer = await self._once(client, "GET", "/models", None, None)
-        except NoAnswer as found:
+        except RequestFailed as found:
             error = self._without_key(found)
             if error.status in (401, 403):
                 raise UserError(
@@ -109,14 +109,14 @@ class Server:
         return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
 
     async def complete(
-        self, client: httpx2.AsyncClient, body: dict[str, Any], stop: Stop | None = None
+        self, client: httpx2.AsyncClient, body: dict[str, Any], stop: StopCondition | None = None
     ) -> str:
         """The text of a completion, after as many attempts as it takes, up to ATTEMPTS.
 
         With `stop` it is streamed, and the connection closed as soon as there is enough of it.
 
         Raises:
-            NoAnswer: none came, or it is of no use.
+            RequestFailed: none came, or it is of no use.
         """
 
         async def attempt() -> str:
@@ -129,30 +129,30 @@ class Server:
         """As `complete`, with all that the server says.
 
         Raises:
-            NoAnswer: none came.
+            RequestFailed: none came.
         """
         return await self._tried(lambda: self._once(client, "POST", "/completions", body, None))
 
-    async def _tried(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+    async def _tried(self, attempt: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """The result of the first attempt that has one; in between the server has time to recover."""
         number = 1
         while True:
             try:
                 return await attempt()
-            except NoAnswer as error:
-                if not error.again or number == ATTEMPTS:
+            except RequestFailed as error:
+                if not error.retryable or number == ATTEMPTS:
                     raise self._without_key(error) from error
                 backoff = FIRST_WAIT * 2 ** (number - 1) * random.uniform(0.5, 1.0)  # noqa: S311
                 await asyncio.sleep(max(backoff, min(error.wait, _LONGEST_WAIT)))
                 number += 1
 
-    def _without_key(self, error: NoAnswer) -> NoAnswer:
+    def _without_key(self, error: RequestFailed) -> RequestFailed:
         """Some servers repeat the key in what they say."""
         why = str(error).replace(self._key, "***") if self._key else str(error)
-        return NoAnswer(why, again=error.again, status=error.status)
+        return RequestFailed(why, retryable=error.retryable, status=error.status)
 
     async def _once(
-        self, client: httpx2.AsyncClient, method: str, path: str, body: Any, stop: Stop | None
+        self, client: httpx2.AsyncClient, method: str, path: str, body: Any, stop: StopCondition | None
     ) -> dict[str, Any]:
         http = self._http
         try:
@@ -163,23 +163,23 @@ class Server:
                 if response.status_code != 200:
                     raise await _refusal(response)
                 if response.headers.get("content-encoding", "identity") != "identity":
-                    raise NoAnswer("a compressed answer, which was not asked for", again=False)
+                    raise RequestFailed("a compressed answer, which was not asked for", retryable=False)
                 if response.headers.get("content-type", "").startswith("text/event-stream"):
                     return await _streamed(http.EventSource(response), response, stop)
-                return _parsed(await _read(response, MOST_ANSWER_BYTES))
+                return _parsed(await _read(response, MAX_ANSWER_BYTES))
         except (http.TimeoutException, TimeoutError) as error:
-            raise NoAnswer(f"no answer within {self._timeout:g} s", again=True) from error
+            raise RequestFailed(f"no answer within {self._timeout:g} s", retryable=True) from error
         except (http.HTTPError, http.StreamError) as error:
             why = f"the connection failed: {type(error).__name__} {error}".strip()
-            raise NoAnswer(why, again=True) from error
+            raise RequestFailed(why, retryable=True) from error
 
 
-async def _refusal(response: httpx2.Response) -> NoAnswer:
+async def _refusal(response: httpx2.Response) -> RequestFailed:
     """What a status other than 200 means, with the beginning of what the server says."""
     status = response.status_code
     try:
         said = (await _read(response, 1 << 16)).decode("utf-8", "replace")
-    except NoAnswer:
+    except RequestFailed:
         said = ""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         said = str(json.loads(said)["error"]["message"])
@@ -188,8 +188,8 @@ async def _refusal(response: httpx2.Response) -> NoAnswer:
         wait = max(0.0, float(response.headers.get("retry-after", "0")))
     except ValueError:  # a date
         wait = 0.0
-    again = status in _AGAIN or status >= 500
-    return NoAnswer(f"HTTP {status} {said}".strip(), again=again, status=status, wait=wait)
+    retryable = status in _RETRYABLE or status >= 500
+    return RequestFailed(f"HTTP {status} {said}".strip(), retryable=retryable, status=status, wait=wait)
 
 
 async def _read(response: httpx2.Response, most: int) -> bytes:
@@ -197,7 +197,7 @@ async def _read(response: httpx2.Response, most: int) -> bytes:
     async for chunk in response.aiter_raw():
         data += chunk
         if len(data) > most:
-            raise NoAnswer(f"an answer of more than {most:,} bytes", again=False)
+            raise RequestFailed(f"an answer of more than {most:,} bytes", retryable=False)
     return bytes(data)
 
 
@@ -205,9 +205,11 @@ def _parsed(data: bytes | str) -> dict[str, Any]:
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise NoAnswer("the answer is not JSON" if data else "the answer is empty", again=True) from error
+        raise RequestFailed(
+            "the answer is not JSON" if data else "the answer is empty", retryable=True
+        ) from error
     if not isinstance(answer, dict):
-        raise NoAnswer("the answer is not a JSON object", again=True)
+        raise RequestFailed("the answer is not a JSON object", retryable=True)
     return answer
 
 
@@ -215,7 +217,7 @@ def _text_of(answer: dict[str, Any]) -> tuple[str, bool]:
     """The text of the first choice, and whether it is complete; "" of a record without choices.
 
     Raises:
-        NoAnswer: the record is of another kind.
+        RequestFailed: the record is of another kind.
     """
     choices = answer.get("choices")
     if choices == [] and "error" not in answer:
@@ -223,21 +225,23 @@ def _text_of(answer: dict[str, Any]) -> tuple[str, bool]:
     try:
         text, reason = choices[0]["text"], choices[0].get("finish_reason")  # type: ignore[index]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise NoAnswer(f"the answer holds no text: {json.dumps(answer)[:_EXCERPT]}", again=True) from error
+        raise RequestFailed(
+            f"the answer holds no text: {json.dumps(answer)[:_EXCERPT]}", retryable=True
+        ) from error
     if not isinstance(text, str):
-        raise NoAnswer("the answer's text is not a string", again=True)
+        raise RequestFailed("the answer's text is not a string", retryable=True)
     return text.encode("utf-8", "replace").decode(), reason is not None
 
 
 async def _streamed(
-    events: httpx2.EventSource, response: httpx2.Response, stop: Stop | None
+    events: httpx2.EventSource, response: httpx2.Response, stop: StopCondition | None
 ) -> dict[str, Any]:
     """A streamed answer in the form of one that came as a whole."""
     text, complete = "", False
     async with contextlib.aclosing(aiter(events)) as records:  # type: ignore[type-var]
         async for record in records:
-            if response.num_bytes_downloaded > MOST_ANSWER_BYTES:
-                raise NoAnswer(f"an answer of more than {MOST_ANSWER_BYTES:,} bytes", again=False)
+            if response.num_bytes_downloaded > MAX_ANSWER_BYTES:
+                raise RequestFailed(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes", retryable=False)
             if record.data == "[DONE]":
                 complete = True
                 break
@@ -247,7 +251,7 @@ async def _streamed(
                 complete = True
                 break
     if not complete:
-        raise NoAnswer("the answer broke off", again=True)
+        raise RequestFailed("the answer broke off", retryable=True)
     return {"choices": [{"text": text, "finish_reason": "stop"}]}
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.async_jobs import run_jobs
-from cpplm.evaluate.models.code_model import Completion, Request, Stop, TokenBits
-from cpplm.evaluate.models.prompt_logprobs import read_echo
-from cpplm.evaluate.models.server import NoAnswer, Server
+from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition, TokenBits
+from cpplm.evaluate.models.prompt_logprobs import parse_prompt_logprobs
+from cpplm.evaluate.models.server import ApiClient, RequestFailed
 from cpplm.generate.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ class UrlModel:
     """See `CodeModel`."""
 
     def __init__(
-        self, server: Server, model_name: str, *, fills_in: bool = False, context: int = UNKNOWN_CONTEXT,
-        at_once: int = 8,
+        self, server: ApiClient, model_name: str, *, supports_fim: bool = False,
+        context: int = UNKNOWN_CONTEXT, at_once: int = 8,
     ) -> None:  # fmt: skip
         """Name a model of a server; nothing is asked yet."""
         self._server, self._at_once = server, at_once
-        self.name, self.fills_in, self.context = model_name, fills_in, context
-        self.identity: dict[str, Any] = {"url": server.url, "model": model_name, "fills_in": fills_in}
+        self.name, self.supports_fim, self.max_context = model_name, supports_fim, context
+        self.identity: dict[str, Any] = {"url": server.url, "model": model_name, "supports_fim": supports_fim}
 
     @classmethod
     def connect(
-        cls, url: str, model_name: str = "", *, api_key_env: str = "", fills_in: bool = False,
+        cls, url: str, model_name: str = "", *, api_key_env: str = "", supports_fim: bool = False,
         timeout: float = 120.0, at_once: int = 8,
     ) -> UrlModel:  # fmt: skip
         """Look the server up, so that a wrong address, key or name is found before anything is measured.
@@ -57,7 +57,7 @@ class UrlModel:
         key = os.environ.get(api_key_env, "") if api_key_env else ""
         if api_key_env and not key:
             raise UserError(f"the environment variable {api_key_env} (--api_key_env) is not set")
-        server = Server(url, api_key=key, timeout=timeout)
+        server = ApiClient(url, api_key=key, timeout=timeout)
 
         async def look(client: httpx2.AsyncClient, _: None) -> list[dict[str, Any]]:
             return await server.models(client)
@@ -71,22 +71,22 @@ class UrlModel:
             asked = f"no model {model_name!r}" if model_name else "more than one model, or says none"
             raise UserError(f"{server.url} has {asked}", fix=f"Name one with --model_name: {shown}.")
         context = _context(entries.get(model_name, {}))
-        return cls(server, model_name, fills_in=fills_in, context=context, at_once=at_once)
+        return cls(server, model_name, supports_fim=supports_fim, context=context, at_once=at_once)
 
     # ---- writing --------------------------------------------------------------------------------------
 
-    def fit(self, request: Request, new_tokens: int) -> Request:
+    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         """Return the prompt uncut: only the server knows its tokens."""
         del new_tokens
         return request
 
-    def write(
+    def generate(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CodePrompt],
         sampling: SamplingSettings,
         *,
         num_samples: int = 1,
-        stop: Stop | None = None,
+        stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
         """See `CodeModel`. Every sample is a request of its own with its own seed."""
         jobs = [(number, index) for number in range(len(requests)) for index in range(num_samples)]
@@ -99,8 +99,8 @@ class UrlModel:
             body = self._body(requests[job[0]], sampling, job[1])
             try:
                 text = await self._server.complete(client, body, stop)
-            except NoAnswer as error:
-                unanswered += error.again
+            except RequestFailed as error:
+                unanswered += error.retryable
                 return Completion("", str(error))
             unanswered = 0
             return Completion(text)
@@ -113,7 +113,7 @@ class UrlModel:
             if len(samples) == num_samples:
                 yield number, [samples[each] for each in range(num_samples)]
 
-    def _body(self, request: Request, sampling: SamplingSettings, index: int) -> dict[str, Any]:
+    def _body(self, request: CodePrompt, sampling: SamplingSettings, index: int) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.name,
             "prompt": request.prefix,
@@ -121,7 +121,7 @@ class UrlModel:
             "temperature": sampling.temperature,
             "seed": (sampling.seed * 1_000_003 + index) % 2**31,
         }
-        if request.suffix is not None and self.fills_in:
+        if request.suffix is not None and self.supports_fim:
             body["suffix"] = request.suffix
         if sampling.stop:
             body["stop"] = list(sampling.stop)
@@ -148,7 +148,7 @@ class UrlModel:
         first is a short trial. Each begins in the middle of the one before, and the server puts its start
         token before it.
         """
-        length = context or self.context
+        length = context or self.max_context
 
         async def work(client: httpx2.AsyncClient, text: str) -> TokenBits:
             return await self._score(client, text, length)
@@ -187,11 +187,11 @@ class UrlModel:
         body = {"model": self.name, "prompt": text, "max_tokens": 1, "temperature": 0}
         try:
             answer = await self._server.answer(client, {**body, "echo": True, "logprobs": 1})
-            return len(text.encode()), read_echo(text, answer)
-        except NoAnswer as error:
+            return len(text.encode()), parse_prompt_logprobs(text, answer)
+        except RequestFailed as error:
             if error.status in (400, 413, 422) and size > surely:
                 return await self._window(client, data, begin, max(surely, size * 3 // 4), surely)
-            if error.again:
+            if error.retryable:
                 raise UserError(
                     f"{self._server.url}: {error}", fix="Run the same command again when it answers."
                 ) from error

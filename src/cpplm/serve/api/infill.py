@@ -148,13 +148,13 @@ def _request(asked: InfillRequest, planner: Planner, state: _State) -> Request:
         temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, min_p=asked.min_p,
         penalty=asked.repeat_penalty, seed=None if asked.seed == -1 else asked.seed, stops=tuple(asked.stop),
     )  # fmt: skip
-    fills_in = planner.model.fills_in
+    supports_fim = planner.model.supports_fim
     extras = [extra.text for extra in asked.input_extra]
-    prefix, suffix = asked.input_prefix + asked.prompt, asked.input_suffix if fills_in else ""
+    prefix, suffix = asked.input_prefix + asked.prompt, asked.input_suffix if supports_fim else ""
 
     def attempt(room: int) -> tuple[tuple[Request, bool], int]:
         around = surroundings(planner, extras, prefix, suffix, room)
-        if fills_in:
+        if supports_fim:
             request = planner.hole(around.prefix, around.suffix, sampling, checked=False)
         else:
             request = planner.model.engine.request(around.prefix, settings=sampling)

@@ -87,7 +87,7 @@ export const complete = (options) => pieces("v1/completions", options, (choice) 
 export const chat = (options) => pieces("v1/chat/completions", options, (choice) => choice.delta?.content);
 
 /**
- * The model that is served: its `id`, `max_model_len` (tokens of its context), `fills_in` (whether it takes a suffix) and
+ * The model that is served: its `id`, `max_model_len` (tokens of its context), `supports_fim` (whether it takes a suffix) and
  * `stage` (of its training; "base" has seen no conversation).
  */
 export async function servedModel(options) {

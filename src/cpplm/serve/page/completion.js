@@ -119,9 +119,9 @@ export class Completion {
   }
 
   #body({ before, after }) {
-    const { temperature, maxTokens } = this.#settings.values, { id, fills_in } = this.#model();
+    const { temperature, maxTokens } = this.#settings.values, { id, supports_fim } = this.#model();
     const body = { model: id, prompt: lastLines(before, this.#room), temperature, max_tokens: maxTokens };
-    return fills_in && after.trim() ? { ...body, suffix: firstLines(after, this.#room / 4) } : body;
+    return supports_fim && after.trim() ? { ...body, suffix: firstLines(after, this.#room / 4) } : body;
   }
 
   #show() {

@@ -37,11 +37,11 @@ function unsay(text) {
 
 // ---- the model ----------------------------------------------------------------------------------------------
 
-let model = { id: "", max_model_len: Infinity, fills_in: true, stage: "" };
+let model = { id: "", max_model_len: Infinity, supports_fim: true, stage: "" };
 async function lookUpModel() {
   try {
     model = await servedModel({ key: settings.key });
-    element("model").textContent = model.fills_in ? model.id : `${model.id} (does not fill in: completes what is before the cursor)`;
+    element("model").textContent = model.supports_fim ? model.id : `${model.id} (does not fill in: completes what is before the cursor)`;
     element("base").hidden = model.stage !== "base";
     say("");
   } catch (error) {

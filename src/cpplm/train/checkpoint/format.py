@@ -135,7 +135,7 @@ class Checkpoint:
         raise UserError(f"{self.path(record)}: unknown stage {found!r}", fix="Read it with a newer cpplm.")
 
     @property
-    def fills_in(self) -> bool:
+    def supports_fim(self) -> bool:
         """True if documents were rearranged for fill-in-the-middle; False for an imported model."""
         if "settings.json" not in self.files:
             return False

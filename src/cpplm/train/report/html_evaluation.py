@@ -72,7 +72,7 @@ def view(evaluation: Record) -> EvaluationView:
 
 def _bits_tables(bits: Record) -> list[BitsTable]:
     """Those of the known tables that have at least two rows: one row says what the headline says."""
-    in_view = {f"{row['from']:,} to {row['to']:,}": row for row in bits.get("by_tokens_in_view", [])}
+    in_view = {f"{row['from']:,} to {row['to']:,}": row for row in bits.get("by_context_length", [])}
     contexts = {f"{row['context']:,}": row for row in bits.get("shorter_contexts", [])}
     known = {
         "project": bits.get("by_project", {}),
