@@ -34,10 +34,10 @@ from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.core.workers import worker_pool
 from cpplm.export.hf import ENDS, export_to_hf
-from cpplm.generate.load import prepare
+from cpplm.generate.load import prepare_for_inference
 from cpplm.generate.scheduler import Scheduler
-from cpplm.generate.sequence import Request
-from cpplm.generate.settings import Limits, SamplingSettings
+from cpplm.generate.sequence import GenerationRequest
+from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.spec import Remembered
 from cpplm.model.transformer import Transformer
@@ -69,12 +69,12 @@ def our_writer(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) ->
     """Our scheduler, and what it reads per token."""
     model = random_model(config, dtype)
     facts = {**sizes(model, dtype), "cache_bytes": cache_bytes(model.remembered(), config, dtype)}
-    prepare(model)
+    prepare_for_inference(model)
 
     def write(ids_BT: torch.Tensor, count: int) -> None:
-        scheduler = Scheduler(model, tokenizer, Limits(rows=len(ids_BT), kept_tokens=0))
+        scheduler = Scheduler(model, tokenizer, SchedulerLimits(max_batch=len(ids_BT), prefix_cache_tokens=0))
         for ids in ids_BT.tolist():
-            scheduler.submit(Request(tuple(ids), SamplingSettings(count, temperature=0)))
+            scheduler.submit(GenerationRequest(tuple(ids), SamplingSettings(count, temperature=0)))
         written = 0
         while not scheduler.idle:
             written += len(scheduler.step())

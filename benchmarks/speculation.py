@@ -29,8 +29,8 @@ from cpplm.core.errors import UserError
 from cpplm.evaluate.texts import read_texts
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.sequence import Request
-from cpplm.generate.settings import DraftSettings, Limits, ModelSource, SamplingSettings
+from cpplm.generate.sequence import GenerationRequest
+from cpplm.generate.settings import DraftSettings, ModelSource, SamplingSettings, SchedulerLimits
 
 PLAIN = "off"
 
@@ -48,14 +48,14 @@ class Tally:
     texts: list[str] = dataclasses.field(default_factory=list)
 
 
-def write(engine: Engine, request: Request, draft: DraftSettings, tally: Tally) -> None:
+def write(engine: Engine, request: GenerationRequest, draft: DraftSettings, tally: Tally) -> None:
     """One completion; what follows its first token counts."""
-    scheduler = engine.scheduler(Limits(rows=1, kept_tokens=0, draft=draft))
+    scheduler = engine.scheduler(SchedulerLimits(max_batch=1, prefix_cache_tokens=0, draft=draft))
     scheduler.submit(request)
     events = []
     while not events:  # until the prompt is read; that step may write more than one token
         events = scheduler.step()
-    drafted, accepted = scheduler.drafted, scheduler.accepted
+    drafted, accepted = scheduler.num_drafted, scheduler.num_accepted
     wall, cpu = time.perf_counter(), time.process_time()
     while not scheduler.idle:
         new = scheduler.step()
@@ -64,8 +64,8 @@ def write(engine: Engine, request: Request, draft: DraftSettings, tally: Tally) 
         tally.tokens += len(new)
     tally.seconds += time.perf_counter() - wall
     tally.processor_seconds += time.process_time() - cpu
-    tally.drafted += scheduler.drafted - drafted
-    tally.accepted += scheduler.accepted - accepted
+    tally.drafted += scheduler.num_drafted - drafted
+    tally.accepted += scheduler.num_accepted - accepted
     tally.texts.append("".join(event.text for event in events))
 
 
@@ -108,7 +108,7 @@ def contender(text: str) -> DraftSettings:
 
 
 def measure(
-    engine: Engine, requests: Sequence[Request], drafts: dict[str, DraftSettings], turns: int
+    engine: Engine, requests: Sequence[GenerationRequest], drafts: dict[str, DraftSettings], turns: int
 ) -> dict[str, list[Tally]]:
     """Every contender behind every prompt, again and again."""
     for draft in drafts.values():

@@ -69,7 +69,7 @@ def answers(figures: dict[str, Any]) -> list[Any]:
 def test_one_question_one_answer(chat: Chat) -> None:
     text, err, figures = chat("-p", "hello")
     assert (text, err) == ("int é;", "")
-    assert (figures["step"], figures["answer"], figures["reason"]) == (1, "int é;\n", "end")
+    assert (figures["step"], figures["answer"], figures["finish_reason"]) == (1, "int é;\n", "end")
     assert answers(figures) == [LEARNED["hello"]]
 
 
@@ -105,7 +105,7 @@ def test_tools_work_on_the_project(chat: Chat, project: Path) -> None:
 
 def test_an_answer_that_is_cut_off_says_so(chat: Chat) -> None:
     text, err, figures = chat("-p", "12*34?", "--max_new_tokens", "3")
-    assert figures["reason"] == "length"
+    assert figures["finish_reason"] == "length"
     assert "It is".startswith(text[:5])
     assert "Cut off: --max_new_tokens" in err
 
@@ -194,7 +194,7 @@ def test_what_was_said_before_ctrl_c_stays_said(
     session.talk(Questions("12*34?"))  # type: ignore[arg-type]
     (said,) = conversation.messages[-1]["content"]
     assert "It is ".startswith(said["text"])
-    monkeypatch.setattr(chat_module, "write", interrupted)
+    monkeypatch.setattr(chat_module, "generate_with_tools", interrupted)
     session.talk(Questions("hello"))  # type: ignore[arg-type]
     assert [message["role"] for message in conversation.messages] == ["user", "assistant"]  # nothing was said
 

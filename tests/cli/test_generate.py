@@ -58,7 +58,12 @@ def test_a_prompt_and_its_completion_are_printed(engine: Engine, command: Comman
     text, figures = command("-p", "int é = ", "--seed", "1")
     (completion,) = expected(engine, "int é = ", seed=1)
     assert text == f"int é = {completion}\n"
-    assert figures == {"step": 1, "prompt": "int é = ", "completions": [completion], "reasons": ["length"]}
+    assert figures == {
+        "step": 1,
+        "prompt": "int é = ",
+        "completions": [completion],
+        "finish_reasons": ["length"],
+    }
     assert command(stdin="int é = ")[0] == f"int é = {expected(engine, 'int é = ')[0]}\n"
 
 

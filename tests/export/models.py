@@ -17,8 +17,8 @@ from cpplm.export.modeling.configuration_cpplm import CpplmConfig
 from cpplm.export.modeling.modeling_cpplm import CpplmForCausalLM
 from cpplm.export.remote_code import custom_config, custom_weights
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Request
-from cpplm.generate.settings import Limits
+from cpplm.generate.sequence import GenerationRequest
+from cpplm.generate.settings import SchedulerLimits
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS, PAD
@@ -109,8 +109,8 @@ def written_by_our_engine(
     model: Transformer, tokenizer: Tokenizer, rows: list[list[int]], count: int
 ) -> list[list[int]]:
     """Greedy continuations of all rows at once."""
-    requests = [Request(tuple(row), greedy(count)) for row in rows]
-    answers = Engine(model, tokenizer).complete_many(requests, Limits(rows=len(rows)))
+    requests = [GenerationRequest(tuple(row), greedy(count)) for row in rows]
+    answers = Engine(model, tokenizer).complete_many(requests, SchedulerLimits(max_batch=len(rows)))
     found = {answer.number: list(answer.completions[0].ids) for answer in answers}
     return [found[number] for number in range(len(rows))]
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from cpplm.generate.sequence import Completion, Request, Sample, choose
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest, SequenceState, sample_next
 from cpplm.generate.settings import SamplingSettings
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS, EOS
@@ -23,12 +23,14 @@ def naive(model: Transformer, ids: list[int], count: int) -> list[int]:
 
 
 @torch.no_grad()
-def naive_sample(model: Transformer, tokenizer: Tokenizer, request: Request, number: int) -> Completion:
+def naive_sample(
+    model: Transformer, tokenizer: Tokenizer, request: GenerationRequest, number: int
+) -> CompletionOutput:
     """One sample of any request."""
-    sample = Sample(tokenizer, request, number, model.config.max_seq_len - len(request.ids) + 1)
-    while sample.reason is None:
+    sample = SequenceState(tokenizer, request, number, model.config.max_seq_len - len(request.ids) + 1)
+    while sample.finish_reason is None:
         logits = model(torch.tensor([[*request.ids, *sample.ids]]))[:, -1]
-        sample.push(choose(logits, [sample])[0])
+        sample.append(sample_next(logits, [sample])[0])
     return sample.completion()
 
 

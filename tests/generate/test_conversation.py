@@ -8,10 +8,10 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.generate.conversation import Conversation, chat_request
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Completion
+from cpplm.generate.sequence import CompletionOutput
 from cpplm.generate.settings import SamplingSettings
-from cpplm.generate.tools.loop import Answered, Called, Ended, Said, write
-from cpplm.generate.tools.tool_call_format import Call
+from cpplm.generate.tools.loop import Finished, TextDelta, ToolResult, generate_with_tools
+from cpplm.generate.tools.tool_call_format import ToolCall
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.conversations import render_conversation, render_for_completion
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -165,30 +165,30 @@ def test_messages_that_are_refused(engine: Engine, messages: Any, message: str) 
 
 def test_a_conversation_keeps_what_was_said(engine: Engine) -> None:
     conversation = Conversation(engine, GREEDY)
-    for happening in write(engine.scheduler(), conversation.ask("12*34?"), ToolBox()):
-        conversation.hear(happening)
+    for event in generate_with_tools(engine.scheduler(), conversation.add_turn("12*34?"), ToolBox()):
+        conversation.add_event(event)
     assert conversation.messages == [USER, {"role": "assistant", "content": LEARNED["12*34?"]}]
-    request = conversation.ask("hello")
+    request = conversation.add_turn("hello")
     expected = [*conversation.messages[:2], {"role": "user", "content": "hello"}]
     assert list(request.ids) == render_for_completion(engine.tokenizer, {"messages": expected})
 
 
 def test_an_answer_may_be_broken_off_anywhere(engine: Engine) -> None:
-    call = Call("python", "1+", "calculator", ("1+",))
+    call = ToolCall("python", "1+", "calculator", ("1+",))
     heard = [
-        Said("a"),
-        Said("b"),
-        Called(call),
-        Answered(call, "error"),
-        Said("c"),
-        Ended(Completion("", (), "end")),
+        TextDelta("a"),
+        TextDelta("b"),
+        call,
+        ToolResult(call, "error"),
+        TextDelta("c"),
+        Finished(CompletionOutput("", (), "end")),
     ]
     for count in range(len(heard) + 1):
         conversation = Conversation(engine, GREEDY, system="Be brief.")
-        conversation.ask("one")
-        for happening in heard[:count]:
-            conversation.hear(happening)
-        conversation.ask("two")
+        conversation.add_turn("one")
+        for event in heard[:count]:
+            conversation.add_event(event)
+        conversation.add_turn("two")
         assert [message["role"] for message in conversation.messages] == [
             "system",
             *["user", "assistant"] * 2,
@@ -198,17 +198,17 @@ def test_an_answer_may_be_broken_off_anywhere(engine: Engine) -> None:
 
 def test_the_last_question_may_be_taken_back(engine: Engine) -> None:
     conversation = Conversation(engine, GREEDY, system="Be brief.")
-    first = conversation.ask("one")
-    conversation.take_back()
+    first = conversation.add_turn("one")
+    conversation.undo()
     assert conversation.messages == [SYSTEM]
-    assert conversation.ask("one") == first
+    assert conversation.add_turn("one") == first
     conversation.clear()
-    assert conversation.ask("one") == first
+    assert conversation.add_turn("one") == first
     assert first.ids == chat_request(engine, [SYSTEM, {"role": "user", "content": "one"}]).ids
 
 
 def test_a_question_that_is_refused_is_not_kept(engine: Engine) -> None:
     conversation = Conversation(engine, GREEDY)
     with pytest.raises(UserError):
-        conversation.ask(None)  # type: ignore[arg-type]
+        conversation.add_turn(None)  # type: ignore[arg-type]
     assert conversation.messages == []

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.settings import Limits, SamplingSettings
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import naive_sample
@@ -26,11 +26,11 @@ def end(tokenizer: Tokenizer) -> int:
     return tokenizer.encode_special("<|assistant_end|>")
 
 
-def completions(engine: Engine, request: Request) -> list[Completion]:
+def completions(engine: Engine, request: GenerationRequest) -> list[CompletionOutput]:
     """Of all samples; what was streamed is the text."""
-    scheduler = engine.scheduler(Limits(rows=3))
+    scheduler = engine.scheduler(SchedulerLimits(max_batch=3))
     scheduler.submit(request)
-    done: dict[int, Completion] = {}
+    done: dict[int, CompletionOutput] = {}
     shown: dict[int, str] = {}
     while not scheduler.idle:
         for event in scheduler.step():
@@ -43,40 +43,40 @@ def completions(engine: Engine, request: Request) -> list[Completion]:
 
 def test_the_end_is_in_the_ids_and_not_in_the_text(tokenizer: Tokenizer, end: int) -> None:
     tokens = tokenizer.encode("int }")
-    request = Request((BOS,), SamplingSettings(90, stop=("}\n}",)), end_ids=(end,))
+    request = GenerationRequest((BOS,), SamplingSettings(90, stop=("}\n}",)), end_ids=(end,))
     shown, completion = write(tokenizer, request, [*tokens, end, *tokens])
-    assert completion == Completion("int }", (*tokens, end), "end")
+    assert completion == CompletionOutput("int }", (*tokens, end), "end")
     assert "".join(shown) == "int }"
     assert shown[-1] == "}"  # might have begun a stop text
 
 
 def test_it_ends_half_a_character(tokenizer: Tokenizer, end: int) -> None:
     half = tokenizer.ids["é".encode()[:1]]
-    shown, completion = write(tokenizer, Request((BOS,), end_ids=(end,)), [half, end])
+    shown, completion = write(tokenizer, GenerationRequest((BOS,), end_ids=(end,)), [half, end])
     assert shown == ["", "\N{REPLACEMENT CHARACTER}"]
     assert (completion.text, completion.ids) == ("\N{REPLACEMENT CHARACTER}", (half, end))
 
 
 def test_it_wins_over_the_limit_and_a_stop_text_comes_first(tokenizer: Tokenizer, end: int) -> None:
     tokens = tokenizer.encode("int")
-    last = Request((BOS,), SamplingSettings(len(tokens) + 1), end_ids=(end,))
-    assert write(tokenizer, last, [*tokens, end])[1].reason == "end"
-    stopped = Request((BOS,), SamplingSettings(90, stop=("nt",)), end_ids=(end,))
-    assert write(tokenizer, stopped, [*tokens, end])[1] == Completion("i", tuple(tokens), "stop")
+    last = GenerationRequest((BOS,), SamplingSettings(len(tokens) + 1), end_ids=(end,))
+    assert write(tokenizer, last, [*tokens, end])[1].finish_reason == "end"
+    stopped = GenerationRequest((BOS,), SamplingSettings(90, stop=("nt",)), end_ids=(end,))
+    assert write(tokenizer, stopped, [*tokens, end])[1] == CompletionOutput("i", tuple(tokens), "stop")
 
 
 def test_each_sample_ends_at_its_own(engine: Engine) -> None:
     """The same tokens as without, up to the first that ends; so are the probabilities."""
-    request = Request((BOS, 100, 101), SAMPLING, num_samples=5, logprobs=2)
+    request = GenerationRequest((BOS, 100, 101), SAMPLING, num_samples=5, logprobs=2)
     free = completions(engine, request)
     ends = (free[0].ids[7], free[3].ids[20])
     found = completions(engine, dataclasses.replace(request, end_ids=ends))
-    assert {completion.reason for completion in found} >= {"end"}
+    assert {completion.finish_reason for completion in found} >= {"end"}
     for whole, cut in zip(free, found, strict=True):
         place = next((place for place, id_ in enumerate(whole.ids) if id_ in ends), None)
         count = len(whole.ids) if place is None else place + 1
         assert cut.ids == whole.ids[:count]
-        assert cut.reason == (whole.reason if place is None else "end")
+        assert cut.finish_reason == (whole.finish_reason if place is None else "end")
         assert cut.text == engine.tokenizer.decode(whole.ids[:place])
         assert [each.token for each in cut.logprobs] == list(cut.ids)
         for one, other in zip(cut.logprobs, whole.logprobs, strict=False):
@@ -85,11 +85,11 @@ def test_each_sample_ends_at_its_own(engine: Engine) -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 13, 39])
 def test_what_goes_on_is_as_if_written_in_one_go(engine: Engine, cut: int) -> None:
-    request = Request((BOS, 100, 101), SAMPLING, num_samples=4)
+    request = GenerationRequest((BOS, 100, 101), SAMPLING, num_samples=4)
     for number, whole in enumerate(completions(engine, request)):
         (rest,) = completions(
             engine,
-            Request(
+            GenerationRequest(
                 (*request.ids, *whole.ids[:cut]), dataclasses.replace(SAMPLING, max_new_tokens=40 - cut),
                 first_sample=number, written=whole.ids[:cut],
             ),
@@ -98,7 +98,7 @@ def test_what_goes_on_is_as_if_written_in_one_go(engine: Engine, cut: int) -> No
 
 
 def test_the_plain_loop_knows_them_too(engine: Engine) -> None:
-    request = Request(
+    request = GenerationRequest(
         (BOS, 100),
         SAMPLING,
         num_samples=2,

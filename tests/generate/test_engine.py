@@ -8,8 +8,8 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Request
-from cpplm.generate.settings import Limits, SamplingSettings
+from cpplm.generate.sequence import GenerationRequest
+from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.healing import heal
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
@@ -50,7 +50,7 @@ def test_a_prompt_may_end_anywhere(engine: Engine, cut: int) -> None:
             written = engine.tokenizer.decode([*healed.ids, *completion.ids])
             assert written == prompt + completion.text or len(written) < len(prompt)
             spelling = len(completion.ids) - 8
-            assert (completion.reason == "length") == (
+            assert (completion.finish_reason == "length") == (
                 len(engine.tokenizer.decode_bytes(completion.ids[:spelling])) >= len(healed.taken)
             )
 
@@ -93,8 +93,8 @@ def test_a_sample_does_not_depend_on_its_neighbours(engine: Engine) -> None:
 
 
 def test_stops_at_the_context_length(engine: Engine) -> None:
-    (answer,) = engine.complete_many([Request((BOS, *[100] * 40), greedy(100))])
-    assert (answer.completions[0].reason, len(answer.completions[0].ids)) == ("length", 48 - 41 + 1)
+    (answer,) = engine.complete_many([GenerationRequest((BOS, *[100] * 40), greedy(100))])
+    assert (answer.completions[0].finish_reason, len(answer.completions[0].ids)) == ("length", 48 - 41 + 1)
     with pytest.raises(UserError, match="tokens, the model's context 48"):
         engine.complete("int x; " * 40)
     with pytest.raises(UserError, match="tokens, the model's context 48"):
@@ -102,13 +102,13 @@ def test_stops_at_the_context_length(engine: Engine) -> None:
 
 
 def test_ends_at_a_document_end(engine: Engine) -> None:
-    request = Request((BOS, 110), greedy(30))
+    request = GenerationRequest((BOS, 110), greedy(30))
     with torch.no_grad():
         old = engine.model.lm_head.weight[EOS].clone()
         engine.model.lm_head.weight[EOS] = 1e3 * engine.model.hidden_states(torch.tensor([[BOS, 110]]))[0, -1]
         (answer,) = engine.complete_many([request])
         engine.model.lm_head.weight[EOS] = old
-    assert answer.completions[0].reason == "end"
+    assert answer.completions[0].finish_reason == "end"
     assert answer.completions[0].ids == ()
 
 
@@ -121,7 +121,7 @@ def test_many_requests_of_all_kinds(engine: Engine) -> None:
     ]  # fmt: skip
     prompts = [*PROMPTS, "int x; " * 40]
     requests = [engine.request(prompt, **kind) for prompt, kind in itertools.product(prompts, kinds)]
-    limits = Limits(rows=5, chunk=7)
+    limits = SchedulerLimits(max_batch=5, prefill_chunk=7)
     answers = {answer.number: answer for answer in engine.complete_many(iter(requests), limits)}
     assert sorted(answers) == list(range(len(requests)))
     for number, request in enumerate(requests):
@@ -144,7 +144,7 @@ def test_requests_are_taken_as_there_is_room(engine: Engine) -> None:
             taken += 1
             yield engine.request("int", settings=SamplingSettings(4, 1.0, seed=number))
 
-    answers = engine.complete_many(requests(), Limits(rows=4))
+    answers = engine.complete_many(requests(), SchedulerLimits(max_batch=4))
     for done in range(1, 21):
         next(answers)
         assert taken <= done + 2 * 4

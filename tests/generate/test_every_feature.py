@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.settings import Limits
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import SchedulerLimits
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
@@ -31,17 +31,17 @@ def engine_of(config: ModelConfig, tokenizer: Tokenizer, device: str = "cpu") ->
     return Engine(model, tokenizer)
 
 
-def assert_plain(model: Transformer, request: Request, completion: Completion) -> None:
+def assert_plain(model: Transformer, request: GenerationRequest, completion: CompletionOutput) -> None:
     """Each token is the likeliest of the whole pass over those before it: by induction, the plain loop's."""
     ids = torch.tensor([[*request.ids, *completion.ids]], device=model.device)
     with torch.no_grad():
         likeliest = model(ids)[0, len(request.ids) - 1 :].argmax(-1).tolist()
     end = likeliest.pop()
     assert list(completion.ids) == likeliest
-    assert (completion.reason == "end") == (end in (BOS, EOS)) or completion.reason == "length"
+    assert (completion.finish_reason == "end") == (end in (BOS, EOS)) or completion.finish_reason == "length"
 
 
-def requests(tokenizer: Tokenizer, count: int) -> list[Request]:
+def requests(tokenizer: Tokenizer, count: int) -> list[GenerationRequest]:
     """Some begin alike; all are of different lengths."""
     generator = random.Random(count)
 
@@ -50,7 +50,7 @@ def requests(tokenizer: Tokenizer, count: int) -> list[Request]:
 
     header = ids(34)
     return [
-        Request((BOS, *(header if number % 3 else []), *ids(1 + number)), greedy(5 + number % 17))
+        GenerationRequest((BOS, *(header if number % 3 else []), *ids(1 + number)), greedy(5 + number % 17))
         for number in range(count)
     ]
 
@@ -67,7 +67,7 @@ def test_alone(config: ModelConfig, tokenizer: Tokenizer) -> None:
 @EACH
 def test_among_thirty_two(config: ModelConfig, tokenizer: Tokenizer) -> None:
     engine, asked = engine_of(config, tokenizer), requests(tokenizer, 36)
-    answers = list(engine.complete_many(asked, Limits(rows=32, chunk=50)))
+    answers = list(engine.complete_many(asked, SchedulerLimits(max_batch=32, prefill_chunk=50)))
     assert len(answers) == len(asked)
     for answer in answers:
         assert_plain(engine.model, asked[answer.number], answer.completions[0])
@@ -79,5 +79,5 @@ def test_among_thirty_two(config: ModelConfig, tokenizer: Tokenizer) -> None:
 @EACH
 def test_on_a_gpu(config: ModelConfig, tokenizer: Tokenizer) -> None:
     engine, asked = engine_of(config, tokenizer, "cuda"), requests(tokenizer, 40)
-    for answer in engine.complete_many(asked, Limits(rows=32, chunk=50)):
+    for answer in engine.complete_many(asked, SchedulerLimits(max_batch=32, prefill_chunk=50)):
         assert_plain(engine.model, asked[answer.number], answer.completions[0])

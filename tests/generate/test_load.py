@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.load import prepare
+from cpplm.generate.load import prepare_for_inference
 from cpplm.generate.settings import SamplingSettings
 from cpplm.model import block
 from cpplm.model.config import ModelConfig
@@ -34,7 +34,7 @@ def test_a_prepared_model_is_the_same(
         engine = engine_of(config, tokenizer)
         engine.model.compute_dtype = dtype
         if ready:
-            prepare(engine.model)
+            prepare_for_inference(engine.model)
             assert engine.model.embedding.weight.dtype == dtype
             assert isinstance(engine.model.lm_head, PackedLinear) == can_pack(engine.model.device, dtype)
         with torch.no_grad():
@@ -64,7 +64,7 @@ def test_few_tokens_are_what_all_at_once_give(
     used = Mock(side_effect=block.mlp)
     monkeypatch.setattr(block, "mlp", used)
     try:
-        prepare(model)
+        prepare_for_inference(model)
         ids = random_ids(2, 40, config)
         with torch.no_grad():
             together = model(ids)

@@ -27,7 +27,7 @@ def engine_with_context(tokenizer: Tokenizer, max_seq_len: int) -> Engine:
 def test_every_example_is_completed(tokenizer: Tokenizer) -> None:
     samples = example_completions(engine_with_context(tokenizer, 256), SHORT)
     assert [sample["prompt"] for sample in samples] == list(EXAMPLE_PROMPTS)
-    assert all(sample["reason"] in ("end", "length") for sample in samples)
+    assert all(sample["finish_reason"] in ("end", "length") for sample in samples)
 
 
 def test_prompts_that_do_not_fit_are_left_out(tokenizer: Tokenizer) -> None:

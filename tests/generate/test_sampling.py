@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.generate import sampling
-from cpplm.generate.sampling import penalise, random_stream, sample
+from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
 
 
@@ -90,7 +90,7 @@ def test_penalties_and_bias() -> None:
     logits = torch.tensor([2.0, -2.0, 0.0, 1.0])
 
     def changed(**change: Any) -> list[float]:
-        return penalise(logits, SamplingSettings(**change), prompt=[0], written=[1, 3, 3]).tolist()
+        return apply_penalties(logits, SamplingSettings(**change), prompt=[0], written=[1, 3, 3]).tolist()
 
     assert changed() == [2.0, -2.0, 0.0, 1.0]
     assert changed(repetition_penalty=2.0) == [1.0, -4.0, 0.0, 0.5]

@@ -7,9 +7,9 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Event, Scheduler
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.settings import Limits, SamplingSettings
+from cpplm.generate.scheduler import Scheduler, TokenEvent
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.kv_cache.block_pool import BLOCK
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -29,41 +29,47 @@ def ids(count: int, seed: int = 0) -> tuple[int, ...]:
     return (BOS, *(generator.randrange(64, 500) for _ in range(count - 1)))
 
 
-def finish(scheduler: Scheduler) -> dict[tuple[int, int], Completion]:
+def finish(scheduler: Scheduler) -> dict[tuple[int, int], CompletionOutput]:
     done = {}
     while not scheduler.idle:
         for event in scheduler.step():
             if event.completion is not None:
-                done[event.ticket, event.sample] = event.completion
+                done[event.request_id, event.sample] = event.completion
     return done
 
 
-def alone(engine: Engine, request: Request, number: int = 0) -> Completion:
+def alone(engine: Engine, request: GenerationRequest, number: int = 0) -> CompletionOutput:
     return naive_sample(engine.model, engine.tokenizer, request, number)
 
 
 def test_a_long_prompt_does_not_stop_the_others(engine: Engine) -> None:
     """While it is read, a few tokens per step, each step gives those that write a token."""
-    scheduler = engine.scheduler(Limits(chunk=8))
-    writing = scheduler.submit(Request(ids(4), SamplingSettings(60, 1.0, 0, seed=1)))
+    scheduler = engine.scheduler(SchedulerLimits(prefill_chunk=8))
+    writing = scheduler.submit(GenerationRequest(ids(4), SamplingSettings(60, 1.0, 0, seed=1)))
     scheduler.step()
-    long = scheduler.submit(Request(ids(64), greedy(3)))
+    long = scheduler.submit(GenerationRequest(ids(64), greedy(3)))
     for _ in range(64 // 8 - 1):
-        assert [event.ticket for event in scheduler.step()] == [writing]
-    assert long in [event.ticket for event in scheduler.step()]
+        assert [event.request_id for event in scheduler.step()] == [writing]
+    assert long in [event.request_id for event in scheduler.step()]
 
 
 def test_requests_join_and_leave_between_steps(engine: Engine) -> None:
     """Each as if it were alone, whoever is written beside it."""
     requests = {}
-    scheduler, generator, done = engine.scheduler(Limits(rows=4, chunk=20)), random.Random(3), {}
+    scheduler, generator, done = (
+        engine.scheduler(SchedulerLimits(max_batch=4, prefill_chunk=20)),
+        random.Random(3),
+        {},
+    )
     for number in range(8):
         settings = SamplingSettings(generator.randrange(1, 20), 1.0, 0, seed=number)
-        request = Request(ids(generator.randrange(1, 60), seed=number % 5), settings, 1 + number % 3)
+        request = GenerationRequest(
+            ids(generator.randrange(1, 60), seed=number % 5), settings, 1 + number % 3
+        )
         requests[scheduler.submit(request)] = request
         for event in scheduler.step():
             if event.completion is not None:
-                done[event.ticket, event.sample] = event.completion
+                done[event.request_id, event.sample] = event.completion
     done |= finish(scheduler)
     for ticket, request in requests.items():
         for sample in range(request.num_samples):
@@ -72,8 +78,8 @@ def test_requests_join_and_leave_between_steps(engine: Engine) -> None:
 
 
 def test_more_samples_than_rows(engine: Engine) -> None:
-    request = Request(ids(20), SamplingSettings(6, 1.0, 0), num_samples=11)
-    scheduler = engine.scheduler(Limits(rows=4, kept_tokens=0))
+    request = GenerationRequest(ids(20), SamplingSettings(6, 1.0, 0), num_samples=11)
+    scheduler = engine.scheduler(SchedulerLimits(max_batch=4, prefix_cache_tokens=0))
     ticket = scheduler.submit(request)
     done = finish(scheduler)
     assert [done[ticket, n] for n in range(11)] == [alone(engine, request, n) for n in range(11)]
@@ -85,7 +91,7 @@ def test_samples_share_what_was_read(engine: Engine) -> None:
     used = []
     for samples in (1, 8):
         scheduler = engine.scheduler()
-        scheduler.submit(Request(ids(65), SamplingSettings(20, 1.0, 0), samples))
+        scheduler.submit(GenerationRequest(ids(65), SamplingSettings(20, 1.0, 0), samples))
         scheduler.step()
         used.append(scheduler.cache.used_blocks)
     groups = len(scheduler.cache._groups)
@@ -102,14 +108,14 @@ def test_a_shared_beginning_is_read_once(engine: Engine, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(engine.model, "hidden_states", counted)
     header = ids(50)
-    requests = [Request((*header, 100 + number), greedy(1)) for number in range(4)]
+    requests = [GenerationRequest((*header, 100 + number), greedy(1)) for number in range(4)]
     scheduler = engine.scheduler()
     for request in requests:
         scheduler.submit(request)
         finish(scheduler)
     assert read == [51, 3, 3, 3]
     read.clear()
-    forgetful = engine.scheduler(Limits(kept_tokens=0))
+    forgetful = engine.scheduler(SchedulerLimits(prefix_cache_tokens=0))
     for request in requests[:2]:
         forgetful.submit(request)
         finish(forgetful)
@@ -119,11 +125,11 @@ def test_a_shared_beginning_is_read_once(engine: Engine, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("steps", [0, 1, 3, 9])
 def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine, steps: int) -> None:
     """Waiting, half read, or writing; the others go on as if it had never been."""
-    other = Request(ids(5, seed=1), SamplingSettings(30, 1.0, 0))
-    scheduler, twin = engine.scheduler(Limits(chunk=16)), engine.scheduler()
+    other = GenerationRequest(ids(5, seed=1), SamplingSettings(30, 1.0, 0))
+    scheduler, twin = engine.scheduler(SchedulerLimits(prefill_chunk=16)), engine.scheduler()
     kept = scheduler.submit(other)
     twin.submit(other)
-    ticket = scheduler.submit(Request(ids(60), greedy(30), num_samples=3))
+    ticket = scheduler.submit(GenerationRequest(ids(60), greedy(30), num_samples=3))
     for _ in range(1 + steps):
         scheduler.step()
         twin.step()
@@ -138,20 +144,24 @@ def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine, steps: int
 
 def test_random_traffic_loses_no_block(engine: Engine) -> None:
     generator = random.Random(0)
-    scheduler = engine.scheduler(Limits(rows=5, tokens=400, chunk=24, kept_tokens=64))
+    scheduler = engine.scheduler(
+        SchedulerLimits(max_batch=5, cache_tokens=400, prefill_chunk=24, prefix_cache_tokens=64)
+    )
     alive: set[int] = set()
     sizes = []
     for step in range(250):
-        if generator.random() < 0.3 and scheduler.waiting < 4:
+        if generator.random() < 0.3 and scheduler.num_waiting < 4:
             settings = SamplingSettings(generator.randrange(1, 30), 1.0, 0, seed=step)
-            request = Request(ids(generator.randrange(1, 60), step % 4), settings, generator.randrange(1, 5))
+            request = GenerationRequest(
+                ids(generator.randrange(1, 60), step % 4), settings, generator.randrange(1, 5)
+            )
             alive.add(scheduler.submit(request))
         if alive and generator.random() < 0.1:
             ticket = generator.choice(sorted(alive))
             alive.remove(ticket)
             scheduler.cancel(ticket)
-        alive -= {event.ticket for event in scheduler.step() if event.ended}
-        assert scheduler.writing <= 5
+        alive -= {event.request_id for event in scheduler.step() if event.last}
+        assert scheduler.num_running <= 5
         sizes.append(scheduler.cache.bytes)
     finish(scheduler)
     assert scheduler.cache.used_blocks == 0
@@ -163,24 +173,24 @@ def test_random_traffic_loses_no_block(engine: Engine) -> None:
 
 def test_the_cache_has_a_bound(engine: Engine) -> None:
     """Who does not fit waits; what can never fit is refused."""
-    scheduler = engine.scheduler(Limits(rows=8, tokens=7 * BLOCK))
+    scheduler = engine.scheduler(SchedulerLimits(max_batch=8, cache_tokens=7 * BLOCK))
     for seed in range(4):
-        scheduler.submit(Request(ids(30, seed), greedy(20)))  # 2 blocks and 3
+        scheduler.submit(GenerationRequest(ids(30, seed), greedy(20)))  # 2 blocks and 3
     most = 0
     while not scheduler.idle:
         scheduler.step()
-        assert scheduler.writing <= 1
+        assert scheduler.num_running <= 1
         most = max(most, scheduler.cache.used_blocks)
     assert most <= len(scheduler.cache._groups) * 7
     with pytest.raises(UserError, match="do not fit into the cache of 112"):
-        scheduler.submit(Request(ids(60), greedy(90)))
+        scheduler.submit(GenerationRequest(ids(60), greedy(90)))
     assert scheduler.idle
 
 
 def test_events_come_in_the_order_of_writing(engine: Engine) -> None:
     scheduler = engine.scheduler()
     scheduler.submit(engine.request("int", settings=SamplingSettings(10, 1.0, 0), num_samples=2))
-    events: list[Event] = []
+    events: list[TokenEvent] = []
     while not scheduler.idle:
         events += scheduler.step()
     for sample in range(2):
@@ -189,15 +199,15 @@ def test_events_come_in_the_order_of_writing(engine: Engine) -> None:
         assert all(event.completion is None for event in early)
         assert last.completion is not None
         assert "".join(event.text for event in of_sample) == last.completion.text
-    assert [event.ended for event in events] == [False] * (len(events) - 1) + [True]
+    assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
 
 
-@pytest.mark.parametrize("name", ["rows", "chunk"])
+@pytest.mark.parametrize("name", ["max_batch", "prefill_chunk"])
 def test_bad_limits(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} is 0"):
-        Limits(**{name: 0})
+        SchedulerLimits(**{name: 0})
 
 
 def test_no_samples_are_refused(engine: Engine) -> None:
     with pytest.raises(UserError, match="0 samples"):
-        engine.scheduler().submit(Request(ids(3), num_samples=0))
+        engine.scheduler().submit(GenerationRequest(ids(3), num_samples=0))

@@ -6,23 +6,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.generate.sequence import Completion, Request, Sample, choose
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest, SequenceState, sample_next
 from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.special_tokens import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
-def write(tokenizer: Tokenizer, request: Request, tokens: list[int]) -> tuple[list[str], Completion]:
-    sample, shown = Sample(tokenizer, request, 0, room=100), []
+def write(
+    tokenizer: Tokenizer, request: GenerationRequest, tokens: list[int]
+) -> tuple[list[str], CompletionOutput]:
+    sample, shown = SequenceState(tokenizer, request, 0, room=100), []
     for token in tokens:
-        shown.append(sample.push(token))
-        if sample.reason:
+        shown.append(sample.append(token))
+        if sample.finish_reason:
             break
     return shown, sample.completion()
 
 
-def asking(**settings: object) -> Request:
-    return Request((BOS,), SamplingSettings(**{"max_new_tokens": 90, **settings}))  # type: ignore[arg-type]
+def asking(**settings: object) -> GenerationRequest:
+    return GenerationRequest((BOS,), SamplingSettings(**{"max_new_tokens": 90, **settings}))  # type: ignore[arg-type]
 
 
 def split_anywhere(tokenizer: Tokenizer, text: str, cuts: list[int]) -> list[int]:
@@ -51,7 +53,7 @@ def test_stop_texts_across_token_borders(tokenizer: Tokenizer, text, stops, cuts
     tokens = split_anywhere(tokenizer, text, cuts)
     shown, completion = write(tokenizer, asking(stop=tuple(stops)), [*tokens, EOS])
     expected = first_stop(text, tuple(stops))
-    assert completion.reason == ("end" if expected is None else "stop")
+    assert completion.finish_reason == ("end" if expected is None else "stop")
     assert completion.text == (text if expected is None else expected)
     assert "".join(shown) == completion.text
     assert list(completion.ids) == tokens[: len(completion.ids)]
@@ -61,7 +63,7 @@ def test_text_is_shown_as_soon_as_it_is_certain(tokenizer: Tokenizer) -> None:
     tokens = [token for letter in "int }\n};" for token in tokenizer.encode(letter)]
     shown, completion = write(tokenizer, asking(stop=("}\n}\n",)), [*tokens, EOS])
     assert shown == ["i", "n", "t", " ", "", "", "", "}\n};", ""]
-    assert completion.reason == "end"
+    assert completion.finish_reason == "end"
 
 
 def test_half_characters_are_not_shown(tokenizer: Tokenizer) -> None:
@@ -73,26 +75,26 @@ def test_half_characters_are_not_shown(tokenizer: Tokenizer) -> None:
 
 def test_a_function_may_say_when_it_is_enough(tokenizer: Tokenizer) -> None:
     seen: list[str] = []
-    request = Request((BOS,), stop=lambda text: bool(seen.append(text)) or text.count("}") == 2)
+    request = GenerationRequest((BOS,), stop=lambda text: bool(seen.append(text)) or text.count("}") == 2)
     tokens = [token for letter in "{}}}" for token in tokenizer.encode(letter)]
     _, completion = write(tokenizer, request, tokens)
-    assert (completion.text, completion.reason, seen) == ("{}}", "stop", ["{", "{}", "{}}"])
+    assert (completion.text, completion.finish_reason, seen) == ("{}}", "stop", ["{", "{}", "{}}"])
 
 
 def test_what_spells_the_prefix_is_neither_counted_nor_shown(tokenizer: Tokenizer) -> None:
-    request = Request((BOS,), SamplingSettings(max_new_tokens=2), prefix=b"int")
+    request = GenerationRequest((BOS,), SamplingSettings(max_new_tokens=2), prefix=b"int")
     tokens = [tokenizer.ids[bytes([byte])] for byte in b"int x = 1"]
     _, completion = write(tokenizer, request, tokens)
-    assert (completion.text, completion.reason, len(completion.ids)) == (" x", "length", 5)
+    assert (completion.text, completion.finish_reason, len(completion.ids)) == (" x", "length", 5)
 
 
 def test_logprobs_are_those_of_the_model(tokenizer: Tokenizer) -> None:
     """Not of what temperature, filters and penalties make of them."""
     logits = torch.randn(2, tokenizer.vocab_size, generator=torch.Generator().manual_seed(0))
-    request = Request((BOS,), SamplingSettings(5, 0.5, 3, repetition_penalty=1.5), logprobs=4)
-    plain = Request((BOS,), SamplingSettings(5, 0.5, 3))
-    samples = [Sample(tokenizer, each, 0, room=9) for each in (request, plain)]
-    token, _ = choose(logits.clone(), samples)
+    request = GenerationRequest((BOS,), SamplingSettings(5, 0.5, 3, repetition_penalty=1.5), logprobs=4)
+    plain = GenerationRequest((BOS,), SamplingSettings(5, 0.5, 3))
+    samples = [SequenceState(tokenizer, each, 0, room=9) for each in (request, plain)]
+    token, _ = sample_next(logits.clone(), samples)
     (found,) = samples[0].logprobs
     expected = logits[0].log_softmax(-1)
     assert found.token == token
@@ -104,4 +106,4 @@ def test_logprobs_are_those_of_the_model(tokenizer: Tokenizer) -> None:
 
 def test_a_diverged_model_is_named(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="NaN"):
-        choose(torch.full((1, 9), float("nan")), [Sample(tokenizer, asking(), 0, room=9)])
+        sample_next(torch.full((1, 9), float("nan")), [SequenceState(tokenizer, asking(), 0, room=9)])

@@ -9,10 +9,10 @@ import torch
 
 from cpplm.generate.conversation import chat_request
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import DraftSettings, SamplingSettings, SchedulerLimits
 from cpplm.generate.tools.loop import ToolLoop
-from cpplm.generate.tools.tool_call_format import KINDS, marks
+from cpplm.generate.tools.tool_call_format import KINDS, tool_tokens
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL, SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.test_every_feature import engine_of
@@ -40,20 +40,20 @@ def engine(tokenizer: Tokenizer) -> Engine:
     return fond_of(engine, [id_ for id_ in range(NUM_SPECIAL) if id_ not in (BOS, EOS)])
 
 
-def requests(engine: Engine, settings: SamplingSettings) -> Iterator[Request]:
+def requests(engine: Engine, settings: SamplingSettings) -> Iterator[GenerationRequest]:
     """Of every form; the prompts hold special tokens twice, so that a lookup finds them."""
     yield engine.request("int x; int x; int x; in", settings=settings, num_samples=2)  # its end is spelt anew
     for spm in (False, True):
         yield engine.request("int x;", "int x;", settings=settings, spm=spm)
     yield chat_request(engine, HISTORY, settings)
     for id_ in range(NUM_SPECIAL):
-        yield Request((BOS, 80, 81, id_, 80, 81, id_, 80, 81), settings)
+        yield GenerationRequest((BOS, 80, 81, id_, 80, 81, id_, 80, 81), settings)
 
 
-def assert_text(completion: Completion, ends: tuple[int, ...] = ()) -> None:
+def assert_text(completion: CompletionOutput, ends: tuple[int, ...] = ()) -> None:
     *before, last = completion.ids or (BOS,)
     assert all(id_ >= NUM_SPECIAL for id_ in before)
-    assert last >= NUM_SPECIAL or (last in ends and completion.reason == "end") or not completion.ids
+    assert last >= NUM_SPECIAL or (last in ends and completion.finish_reason == "end") or not completion.ids
     assert not any(name in completion.text for name in SPECIAL_TOKENS)
 
 
@@ -71,21 +71,21 @@ def test_none_is_written(
     settings = SamplingSettings(12, **{"temperature": temperature, "top_k": 0, **more})
     asked = list(requests(engine, settings))
     drafted: list[int] = []
-    scheduler = engine.scheduler(Limits(rows=8, draft=draft))
-    draft_of = scheduler._drafter.draft
+    scheduler = engine.scheduler(SchedulerLimits(max_batch=8, draft=draft))
+    draft_of = scheduler._proposer.draft
 
     def seen(*arguments: Any) -> list[list[int]]:
         found = draft_of(*arguments)
         drafted.extend(id_ for row in found for id_ in row)
         return found
 
-    scheduler._drafter.draft = seen  # type: ignore[method-assign]
+    scheduler._proposer.draft = seen  # type: ignore[method-assign]
     tickets = {scheduler.submit(request): request for request in asked}
     written = 0
     while not scheduler.idle:
         for event in scheduler.step():
             if event.completion is not None:
-                assert_text(event.completion, tickets[event.ticket].end_ids)
+                assert_text(event.completion, tickets[event.request_id].end_ids)
                 written += len(event.completion.ids)
     assert written > 500
     assert all(id_ >= NUM_SPECIAL for id_ in drafted)
@@ -101,7 +101,7 @@ def test_the_end_of_each_form_is_written(engine: Engine, temperature: float) -> 
             fond = fond_of(engine_of(with_head(CONFIGS["plain"]), engine.tokenizer), [end])
             (answer,) = fond.complete_many([dataclasses.replace(request, prefix=b"", num_samples=1)])
             (completion,) = answer.completions
-            assert (completion.reason, completion.text) == ("end", "")
+            assert (completion.finish_reason, completion.text) == ("end", "")
             assert completion.ids == ((end,) if end in request.end_ids else ())
         if request.ids[1] == 80:
             break  # the others are alike
@@ -111,31 +111,31 @@ def test_the_end_of_each_form_is_written(engine: Engine, temperature: float) -> 
 def test_calls_begin_and_end_where_they_may(engine: Engine, draft: DraftSettings) -> None:
     """In the text of a chat with tools a call may begin, and in a call its own end may come."""
     tokenizer, parts = engine.tokenizer, set[bool]()
-    each_marks = {kind: marks(tokenizer, kind) for kind in KINDS}
+    each_marks = {kind: tool_tokens(tokenizer, kind) for kind in KINDS}
     starts = {each.start for each in each_marks.values()}
     for seed in range(4):
         request = chat_request(engine, HISTORY, SamplingSettings(40, 1.5, 0, seed=seed))
         loop, open_call = ToolLoop(tokenizer, request, engine.model.config.max_seq_len), None
-        while loop.reason is None:
+        while loop.finish_reason is None:
             if loop.call is not None:
-                loop.answer("6")
+                loop.add_result("6")
                 open_call = None
                 continue
             assert loop.request is not None
-            parts.add(loop.shows)
+            parts.add(loop.in_text)
             calls = starts if open_call is None else {open_call.end}
             assert set(loop.request.end_ids) == {*request.end_ids, *calls}
-            (answer,) = engine.complete_many([loop.request], Limits(draft=draft))
+            (answer,) = engine.complete_many([loop.request], SchedulerLimits(draft=draft))
             assert_text(answer.completions[0], loop.request.end_ids)
             last = answer.completions[0].ids[-1:]
             open_call = next((each for each in each_marks.values() if last == (each.start,)), None)
-            loop.take(answer.completions[0])
+            loop.add_completion(answer.completions[0])
     assert parts == {True, False}
 
 
 def test_probabilities_stay_the_models_own(engine: Engine) -> None:
     """Special tokens have their share in them, though they are never chosen."""
-    request = Request((BOS, 80), SamplingSettings(1, 0), logprobs=3)
+    request = GenerationRequest((BOS, 80), SamplingSettings(1, 0), logprobs=3)
     (answer,) = engine.complete_many([request])
     (found,) = answer.completions[0].logprobs
     with torch.no_grad():

@@ -11,9 +11,9 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
 from cpplm.generate.scheduler import Scheduler
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings
-from cpplm.generate.speculative import Drafter
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import DraftSettings, SamplingSettings, SchedulerLimits
+from cpplm.generate.speculative import Proposer
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.cache import Cache
 from cpplm.tokenizer.special_tokens import BOS, NUM_SPECIAL
@@ -22,7 +22,7 @@ from tests.generate.naive import greedy
 from tests.generate.test_every_feature import EACH, assert_plain, engine_of, requests
 from tests.model.features import CONFIGS, DECODED, random_model
 
-LOOKUP, HEADS = DraftSettings("lookup", tokens=5, rows=32), DraftSettings("heads", tokens=3, rows=32)
+LOOKUP, HEADS = DraftSettings("lookup", tokens=5, max_batch=32), DraftSettings("heads", tokens=3, max_batch=32)
 
 
 PENALTIES: dict[str, Any] = {
@@ -34,12 +34,14 @@ def with_head(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, mtp=CONFIGS["further"].mtp)
 
 
-def answers(engine: Engine, asked: list[Request], limits: Limits) -> list[tuple[Completion, ...]]:
+def answers(
+    engine: Engine, asked: list[GenerationRequest], limits: SchedulerLimits
+) -> list[tuple[CompletionOutput, ...]]:
     done = {answer.number: answer.completions for answer in engine.complete_many(asked, limits)}
     return [done[number] for number in range(len(asked))]
 
 
-def run(scheduler: Scheduler, request: Request) -> tuple[dict[int, Completion], int]:
+def run(scheduler: Scheduler, request: GenerationRequest) -> tuple[dict[int, CompletionOutput], int]:
     scheduler.submit(request)
     done, steps = {}, 0
     while not scheduler.idle:
@@ -60,7 +62,7 @@ def test_greedy_tokens_are_those_of_the_plain_loop(
         for request in requests(tokenizer, 4)
     ]
     for some, rows in ((asked[:1], 1), (asked, 3)):
-        found = answers(engine, some, Limits(rows=rows, chunk=30, draft=draft))
+        found = answers(engine, some, SchedulerLimits(max_batch=rows, prefill_chunk=30, draft=draft))
         for request, completions in zip(some, found, strict=True):
             assert_plain(engine.model, request, completions[0])
 
@@ -76,9 +78,11 @@ def test_samples_are_the_same_token_for_token(tokenizer: Tokenizer, draft: Draft
         for seed, (temperature, kind) in enumerate(itertools.product(
             (1.0,), ({}, PENALTIES, {"stop": (";",)}, {"top_p": 0.7})))
     ]  # fmt: skip
-    plain, drafted = (answers(engine, asked, Limits(rows=4, draft=kind)) for kind in (DraftSettings(), draft))
+    plain, drafted = (
+        answers(engine, asked, SchedulerLimits(max_batch=4, draft=kind)) for kind in (DraftSettings(), draft)
+    )
     for one, other in zip(itertools.chain(*plain), itertools.chain(*drafted), strict=True):
-        assert (one.text, one.ids, one.reason) == (other.text, other.ids, other.reason)
+        assert (one.text, one.ids, one.finish_reason) == (other.text, other.ids, other.finish_reason)
         for a, b in zip(one.logprobs, other.logprobs, strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
@@ -86,14 +90,14 @@ def test_samples_are_the_same_token_for_token(tokenizer: Tokenizer, draft: Draft
 def test_lookup_saves_steps(tokenizer: Tokenizer) -> None:
     """A model that repeats itself writes several tokens per step."""
     engine = engine_of(CONFIGS["plain"], tokenizer)
-    prompt = Request((BOS, 100), greedy(60))
+    prompt = GenerationRequest((BOS, 100), greedy(60))
     plain, steps = run(engine.scheduler(), prompt)
-    scheduler = engine.scheduler(Limits(draft=LOOKUP))
+    scheduler = engine.scheduler(SchedulerLimits(draft=LOOKUP))
     drafted, fewer = run(scheduler, prompt)
     assert drafted == plain
     assert len(set(plain[0].ids)) < 30  # greedy texts of a random model go in circles
-    assert steps - fewer == scheduler.accepted > 10
-    assert scheduler.drafted >= scheduler.accepted
+    assert steps - fewer == scheduler.num_accepted > 10
+    assert scheduler.num_drafted >= scheduler.num_accepted
     assert scheduler.cache.used_blocks == 0
 
 
@@ -111,26 +115,31 @@ def test_a_head_that_knows_the_model_is_always_right(tokenizer: Tokenizer) -> No
         width = config.model_dim
         model.multi_token[0].merge.weight.zero_()
         model.multi_token[0].merge.weight[:, width:].fill_diagonal_(1.0)
-    scheduler = engine.scheduler(Limits(draft=HEADS))
-    done, steps = run(scheduler, Request((BOS, 80, 99, 120), greedy(41), num_samples=2))
-    assert scheduler.accepted == scheduler.drafted
+    scheduler = engine.scheduler(SchedulerLimits(draft=HEADS))
+    done, steps = run(scheduler, GenerationRequest((BOS, 80, 99, 120), greedy(41), num_samples=2))
+    assert scheduler.num_accepted == scheduler.num_drafted
     assert steps == 10  # the first writes five tokens, each of the others four
-    assert done == run(engine.scheduler(), Request((BOS, 80, 99, 120), greedy(41), num_samples=2))[0]
+    assert (
+        done == run(engine.scheduler(), GenerationRequest((BOS, 80, 99, 120), greedy(41), num_samples=2))[0]
+    )
 
 
 def test_the_first_draft_is_what_the_head_says(tokenizer: Tokenizer) -> None:
     """At every place the same as the head over the whole text without a cache."""
     engine = engine_of(with_head(DECODED["all"]), tokenizer)
-    model, asked = engine.model, Request(requests(tokenizer, 3)[2].ids * 2, SamplingSettings(25, 1.0, 0))
-    scheduler, seen = engine.scheduler(Limits(chunk=7, draft=HEADS)), {}
-    draft = scheduler._drafter.draft
+    model, asked = (
+        engine.model,
+        GenerationRequest(requests(tokenizer, 3)[2].ids * 2, SamplingSettings(25, 1.0, 0)),
+    )
+    scheduler, seen = engine.scheduler(SchedulerLimits(prefill_chunk=7, draft=HEADS)), {}
+    draft = scheduler._proposer.draft
 
-    def noted(trails, sequences):
-        found = draft(trails, sequences)
-        seen[tuple(trails[0].ids)] = found[0]
+    def noted(states, sequences):
+        found = draft(states, sequences)
+        seen[tuple(states[0].ids)] = found[0]
         return found
 
-    scheduler._drafter.draft = noted  # type: ignore[method-assign]
+    scheduler._proposer.draft = noted  # type: ignore[method-assign]
     done, _ = run(scheduler, asked)
     ids = torch.tensor([[*asked.ids, *done[0].ids]])
     with torch.no_grad():
@@ -144,7 +153,7 @@ def test_the_first_draft_is_what_the_head_says(tokenizer: Tokenizer) -> None:
 def test_lookup_finds_what_came_last(tokenizer: Tokenizer) -> None:
     model = random_model(CONFIGS["plain"])
     cache = Cache(model.remembered(), device=model.device, dtype=torch.float32)
-    drafter = Drafter(model, cache, DraftSettings("lookup", tokens=3))
+    drafter = Proposer(model, cache, DraftSettings("lookup", tokens=3))
 
     def draft(ids: list[int]) -> list[int]:
         """Ids count from the first that is not special; special ones are negative."""
@@ -158,23 +167,23 @@ def test_lookup_finds_what_came_last(tokenizer: Tokenizer) -> None:
     assert draft([1, 2, 3]) == draft([5]) == []
     assert draft([1, 2, 3, 4, -1, 6, 1, 2, 3]) == [4]  # special tokens are never drafted
     assert draft([1, 2, 3, -1, 5, 6, 1, 2, 3]) == []
-    drafter = Drafter(model, cache, DraftSettings("lookup"))  # two, where nobody says how many
+    drafter = Proposer(model, cache, DraftSettings("lookup"))  # two, where nobody says how many
     assert draft([1, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5]
 
 
 def test_many_samples_are_not_drafted_for(tokenizer: Tokenizer) -> None:
     engine = engine_of(with_head(CONFIGS["plain"]), tokenizer)
     for kind in ("lookup", "heads"):
-        scheduler = engine.scheduler(Limits(draft=DraftSettings(kind, rows=2)))
-        request = Request((BOS, 80), SamplingSettings(8, 1.0, 5), num_samples=3)
+        scheduler = engine.scheduler(SchedulerLimits(draft=DraftSettings(kind, max_batch=2)))
+        request = GenerationRequest((BOS, 80), SamplingSettings(8, 1.0, 5), num_samples=3)
         done, _ = run(scheduler, request)
-        assert scheduler.drafted == 0
+        assert scheduler.num_drafted == 0
         assert done == run(engine.scheduler(), request)[0]
 
 
 def test_a_model_without_heads_is_told_apart(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="no head"):
-        engine_of(CONFIGS["plain"], tokenizer).scheduler(Limits(draft=HEADS))
+        engine_of(CONFIGS["plain"], tokenizer).scheduler(SchedulerLimits(draft=HEADS))
     with pytest.raises(UserError, match="tokens 0"):
         DraftSettings("lookup", tokens=0)
 
@@ -199,10 +208,10 @@ def test_drafts_do_not_change_the_distribution(tokenizer: Tokenizer, draft: Draf
     engine = engine_of_four_tokens(tokenizer, seed=1)
     every_pair = (80, 80, 81, 80, 82, 80, 83, 81, 81, 82, 81, 83, 82, 82, 83, 83, 80)
     prompt, draws = (BOS, *every_pair), 20_000
-    request = Request(prompt, SamplingSettings(4, 1.0, top_k=2), num_samples=draws)
-    scheduler = engine.scheduler(Limits(rows=32, draft=draft))
+    request = GenerationRequest(prompt, SamplingSettings(4, 1.0, top_k=2), num_samples=draws)
+    scheduler = engine.scheduler(SchedulerLimits(max_batch=32, draft=draft))
     done, _ = run(scheduler, request)
-    assert 0.2 < scheduler.accepted / draws < scheduler.drafted / draws - 1  # some kept, some not
+    assert 0.2 < scheduler.num_accepted / draws < scheduler.num_drafted / draws - 1  # some kept, some not
     expected: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(4):
         with torch.no_grad():

@@ -73,7 +73,7 @@ class Served:
 def assert_nothing_held(driver: Driver) -> None:
     scheduler = driver.scheduler
     assert scheduler.idle
-    assert (scheduler.writing, scheduler.waiting) == (0, 0)
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
     assert scheduler.cache.used_blocks == 0
     assert scheduler._free_blocks == scheduler._blocks
     assert not driver._by_ticket

@@ -9,8 +9,8 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.settings import Limits, SamplingSettings
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.serve.async_engine import Cut, Driver, Failed, Overloaded
 from cpplm.tokenizer.special_tokens import BOS
 from tests.serve.served import assert_nothing_held, wait_for
@@ -24,7 +24,7 @@ def driven(
     """Run some work on a driver; afterwards nothing is held."""
 
     async def main() -> Driver:
-        driver = Driver(engine, Limits(rows=rows, chunk=16), most_waiting=most_waiting)
+        driver = Driver(engine, SchedulerLimits(max_batch=rows, prefill_chunk=16), most_waiting=most_waiting)
         driver.start()
         try:
             await asyncio.wait_for(work(driver), 60)
@@ -41,8 +41,8 @@ def driven(
     assert_nothing_held(driver)
 
 
-async def written(driver: Driver, *requests: Request) -> list[list[Completion]]:
-    done: list[dict[int, Completion]] = [{} for _ in requests]
+async def written(driver: Driver, *requests: GenerationRequest) -> list[list[CompletionOutput]]:
+    done: list[dict[int, CompletionOutput]] = [{} for _ in requests]
     async with driver.write(requests) as writing:
         while (news := await writing.next()) is not None:
             if news.event.completion is not None:
@@ -68,13 +68,13 @@ def test_what_is_written_is_the_engines(engine: Engine) -> None:
 
 def test_whoever_leaves_is_cancelled(engine: Engine) -> None:
     async def work(driver: Driver) -> None:
-        async with driver.write([Request((BOS,), LONG, num_samples=3)]) as writing:
+        async with driver.write([GenerationRequest((BOS,), LONG, num_samples=3)]) as writing:
             assert await writing.next() is not None
         await asyncio.to_thread(wait_for, lambda: driver.scheduler.idle)
         assert_nothing_held(driver)
 
         async def leaves_by_cancellation() -> None:
-            await written(driver, Request((BOS,), LONG))
+            await written(driver, GenerationRequest((BOS,), LONG))
 
         task = asyncio.create_task(leaves_by_cancellation())
         await asyncio.sleep(0.05)
@@ -89,30 +89,33 @@ def test_a_refused_request_takes_those_beside_it_along(engine: Engine) -> None:
 
     async def work(driver: Driver) -> None:
         with pytest.raises(UserError, match="the prompt has 256 tokens"):
-            await written(driver, Request((BOS,), LONG), Request((BOS,) * 256, LONG))
-        assert len((await written(driver, Request((BOS,), LONG)))[0]) == 1
+            await written(driver, GenerationRequest((BOS,), LONG), GenerationRequest((BOS,) * 256, LONG))
+        assert len((await written(driver, GenerationRequest((BOS,), LONG)))[0]) == 1
 
     driven(engine, work)
 
 
 def test_too_many_are_told_when_to_come_again(engine: Engine) -> None:
     async def work(driver: Driver) -> None:
-        async with driver.write([Request((BOS,), LONG)]) as first:
+        async with driver.write([GenerationRequest((BOS,), LONG)]) as first:
             await first.next()
-            async with driver.write([Request((BOS,), LONG)]):
+            async with driver.write([GenerationRequest((BOS,), LONG)]):
                 driver._most_waiting = 1
                 with pytest.raises(Overloaded, match=r"^1 request is waiting already; try again in \d+ s$"):
-                    await written(driver, Request((BOS,), LONG))
+                    await written(driver, GenerationRequest((BOS,), LONG))
                 driver._most_waiting = 2
-            async with driver.write([Request((BOS,), LONG)]), driver.write([Request((BOS,), LONG)]):
+            async with (
+                driver.write([GenerationRequest((BOS,), LONG)]),
+                driver.write([GenerationRequest((BOS,), LONG)]),
+            ):
                 with pytest.raises(Overloaded, match="2 requests are waiting") as refused:
-                    await written(driver, Request((BOS,), LONG))
+                    await written(driver, GenerationRequest((BOS,), LONG))
                 assert 1 <= refused.value.seconds <= 60
                 with pytest.raises(Overloaded):
                     await driver.score((BOS, 70), 0)
-                async with driver.write([Request((BOS,), LONG)], admitted=True):
+                async with driver.write([GenerationRequest((BOS,), LONG)], admitted=True):
                     assert driver.waiting == 3
-        await written(driver, Request((BOS,), LONG))
+        await written(driver, GenerationRequest((BOS,), LONG))
 
     driven(engine, work, rows=1, most_waiting=2)
 
@@ -123,8 +126,8 @@ def test_a_failing_step_ends_what_is_under_way_and_no_more(
     hidden_states = engine.model.hidden_states
 
     async def work(driver: Driver) -> None:
-        expected = await written(driver, Request((BOS,), LONG))
-        broken = [asyncio.create_task(written(driver, Request((BOS,), LONG))) for _ in range(3)]
+        expected = await written(driver, GenerationRequest((BOS,), LONG))
+        broken = [asyncio.create_task(written(driver, GenerationRequest((BOS,), LONG))) for _ in range(3)]
         await asyncio.sleep(0.02)
 
         def fails(*_: object) -> torch.Tensor:
@@ -138,7 +141,7 @@ def test_a_failing_step_ends_what_is_under_way_and_no_more(
             "the model failed (RuntimeError)"
         }
         assert driver.failures == 1
-        assert await written(driver, Request((BOS,), LONG)) == expected
+        assert await written(driver, GenerationRequest((BOS,), LONG)) == expected
 
     driven(engine, work)
     assert "secret of the inside" in caplog.text  # for whoever runs the server
@@ -146,7 +149,7 @@ def test_a_failing_step_ends_what_is_under_way_and_no_more(
 
 def test_the_end_cuts_off(engine: Engine) -> None:
     async def work(driver: Driver) -> None:
-        async with driver.write([Request((BOS,), LONG)]) as writing:
+        async with driver.write([GenerationRequest((BOS,), LONG)]) as writing:
             await writing.next()
             driver.cut()
             with pytest.raises(Cut):
@@ -158,11 +161,11 @@ def test_the_end_cuts_off(engine: Engine) -> None:
 
 def test_a_stopped_driver_takes_nothing(engine: Engine) -> None:
     async def main() -> None:
-        driver = Driver(engine, Limits(rows=1), most_waiting=1)
+        driver = Driver(engine, SchedulerLimits(max_batch=1), most_waiting=1)
         driver.start()
         await driver.stop()
         with pytest.raises(Failed):
-            await written(driver, Request((BOS,), LONG))
+            await written(driver, GenerationRequest((BOS,), LONG))
 
     asyncio.run(main())
 
@@ -174,7 +177,7 @@ def test_scores_are_those_of_the_whole_pass(engine: Engine) -> None:
         logprobs = engine.model(torch.tensor([ids]))[0].log_softmax(-1)
 
     async def work(driver: Driver) -> None:
-        async with driver.write([Request((BOS,), LONG)]):
+        async with driver.write([GenerationRequest((BOS,), LONG)]):
             found = await driver.score(ids, 3)
         assert [each.token for each in found] == list(ids[1:])
         for place, each in enumerate(found):

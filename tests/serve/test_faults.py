@@ -81,7 +81,7 @@ def begin(served: Served, body: dict[str, Any]) -> socket.socket:
 def test_clients_that_vanish_in_the_middle_of_a_stream(busy: Served, expected: str) -> None:
     before = busy.metric("cpplm_requests_abandoned_total")
     gone = [begin(busy, LONG) for _ in range(12)]
-    assert busy.driver.scheduler.writing >= 12
+    assert busy.driver.scheduler.num_running >= 12
     with ThreadPoolExecutor(4) as pool:
         others = [pool.submit(busy.complete, **SHORT) for _ in range(4)]
         for connection in gone[:6]:
@@ -116,7 +116,7 @@ def test_clients_that_do_not_wait_for_their_answer(busy: Served) -> None:
         connection = connect(busy)
         connection.sendall(request(path, body))
         gone.append(connection)
-    wait_for(lambda: busy.driver.scheduler.writing >= 9)
+    wait_for(lambda: busy.driver.scheduler.num_running >= 9)
     for connection in gone:
         vanish(connection)
     busy.settle()
@@ -132,7 +132,7 @@ def test_clients_that_vanish_in_the_queue(long_engine: Engine) -> None:
         for connection in waiting:
             vanish(connection)
         wait_for(lambda: served.driver.waiting == 0)
-        assert served.driver.scheduler.writing == 1
+        assert served.driver.scheduler.num_running == 1
         vanish(first)
         served.settle()
 

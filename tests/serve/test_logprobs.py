@@ -3,26 +3,31 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.generate.sequence import Request, Sample, TokenLogprob
+from cpplm.generate.sequence import GenerationRequest, SequenceState, TokenLogprob
 from cpplm.generate.settings import SamplingSettings
 from cpplm.serve.logprobs import Token, TokenTrail, for_chat, for_completions, prompt_tokens
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
-def trailed(tokenizer: Tokenizer, request: Request, ids: list[int]) -> tuple[str, list[Token], bool]:
+def trailed(
+    tokenizer: Tokenizer, request: GenerationRequest, ids: list[int]
+) -> tuple[str, list[Token], bool]:
     """Text and tokens of a continuation, as a server shows them step by step, and whether it has ended."""
-    sample, trail = Sample(tokenizer, request, 0, 1000), TokenTrail(tokenizer, skip=len(request.prefix))
+    sample, trail = (
+        SequenceState(tokenizer, request, 0, 1000),
+        TokenTrail(tokenizer, skip=len(request.prefix)),
+    )
     text, tokens = "", list[Token]()
     for id_ in ids:
-        shown = sample.push(id_)
-        if sample.reason != "end":
+        shown = sample.append(id_)
+        if sample.finish_reason != "end":
             trail.push(TokenLogprob(id_, -1.0, ((id_, -1.0),)))
         text += shown
-        tokens += trail.show(len(shown), last=sample.reason is not None)
-        if sample.reason is not None:
+        tokens += trail.show(len(shown), last=sample.finish_reason is not None)
+        if sample.finish_reason is not None:
             break
-    return text, tokens, sample.reason is not None
+    return text, tokens, sample.finish_reason is not None
 
 
 @given(st.data())
@@ -32,7 +37,7 @@ def test_tokens_spell_the_text(tokenizer: Tokenizer, data: st.DataObject) -> Non
     whole = tokenizer.decode(ids)
     stop = data.draw(st.sampled_from([whole[place : place + 2] for place in range(len(whole))] or ["x"]))
     stops = (stop,) if stop and data.draw(st.booleans()) else ()
-    request = Request((BOS,), SamplingSettings(1000, stop=stops))
+    request = GenerationRequest((BOS,), SamplingSettings(1000, stop=stops))
     text, tokens, stopped = trailed(tokenizer, request, ids)
     spelt = b"".join(token.data for token in tokens).decode("utf-8", "replace")
     if stops and not stopped:  # a token of which a part may begin the stop text is shown with the next one
@@ -49,7 +54,7 @@ def test_tokens_spell_the_text(tokenizer: Tokenizer, data: st.DataObject) -> Non
 
 def test_what_spells_the_prompts_end_is_left_out(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("return value;")
-    request = Request((BOS,), SamplingSettings(100), prefix=b"ret")
+    request = GenerationRequest((BOS,), SamplingSettings(100), prefix=b"ret")
     text, tokens, _ = trailed(tokenizer, request, ids)
     assert text == "urn value;"
     assert b"".join(token.data for token in tokens) == b"urn value;"
@@ -59,7 +64,7 @@ def test_what_spells_the_prompts_end_is_left_out(tokenizer: Tokenizer) -> None:
 def test_parts_of_characters(tokenizer: Tokenizer) -> None:
     """They are named as OpenAI does, and the whole of them is one character of the text."""
     ids = [tokenizer.ids[bytes([value])] for value in "é!".encode()]
-    text, tokens, _ = trailed(tokenizer, Request((BOS,)), ids)
+    text, tokens, _ = trailed(tokenizer, GenerationRequest((BOS,)), ids)
     assert text == "é!"
     assert for_completions(tokens).tokens == ["bytes:\\xc3", "bytes:\\xa9", "!"]
     assert for_completions(tokens).text_offset == [0, 0, 1]

@@ -9,8 +9,8 @@ from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import CodePrompt as CodeRequest
 from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.settings import Limits, SamplingSettings
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.tokenizer.special_tokens import BOS
 from tests.serve.served import NAME, Served, chunks, error_of, serving
 from tests.texts import cpp_document
@@ -23,8 +23,8 @@ def settings(tokens: int, **more: object) -> SamplingSettings:
     return SamplingSettings(tokens, 0.7, 0, seed=5, top_p=0.9, **more)  # type: ignore[arg-type]
 
 
-def by_engine(engine: Engine, request: Request) -> list[Completion]:
-    (answer,) = engine.complete_many([request], Limits(rows=8))
+def by_engine(engine: Engine, request: GenerationRequest) -> list[CompletionOutput]:
+    (answer,) = engine.complete_many([request], SchedulerLimits(max_batch=8))
     return list(answer.completions)
 
 
@@ -68,7 +68,7 @@ def test_a_completion_is_the_engines(client: openai.OpenAI, engine: Engine) -> N
     answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=24, n=3, **SAMPLED)
     assert [choice.text for choice in answer.choices] == [each.text for each in expected]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    reasons = [{"end": "stop"}.get(each.reason, each.reason) for each in expected]
+    reasons = [{"end": "stop"}.get(each.finish_reason, each.finish_reason) for each in expected]
     assert [choice.finish_reason for choice in answer.choices] == reasons
     assert answer.object == "text_completion"
     assert answer.model == NAME
@@ -183,7 +183,7 @@ def test_several_prompts(client: openai.OpenAI, engine: Engine) -> None:
 def test_prompts_as_tokens(client: openai.OpenAI, engine: Engine) -> None:
     """Taken as they are: nothing of them is spelt anew; <BOS> may be there or not."""
     ids = engine.tokenizer.encode("int main() {")
-    (expected,) = by_engine(engine, Request((BOS, *ids), settings(12)))
+    (expected,) = by_engine(engine, GenerationRequest((BOS, *ids), settings(12)))
     for prompt in (ids, [BOS, *ids]):
         answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=12, **SAMPLED)
         assert answer.choices[0].text == expected.text

@@ -439,7 +439,7 @@ def test_texts(run: Path) -> None:
         "filled in, sampled": figures(*write, *hole, "--num_samples", 3),
         "filled in, sampled, suffix first": figures(*write, *hole, "--num_samples", 3, "--spm"),
     }
-    check("texts", {name: [told["completions"], told["reasons"]] for name, told in found.items()})
+    check("texts", {name: [told["completions"], told["finish_reasons"]] for name, told in found.items()})
 
 
 def test_exported_logits(run: Path, tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from cpplm.core.progress import log_info
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.sequence import Completion
-from cpplm.generate.settings import Limits
-from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, write
+from cpplm.generate.sequence import CompletionOutput
+from cpplm.generate.settings import SchedulerLimits
+from cpplm.generate.tools.loop import Finished, TextDelta, ToolLoopEvent, ToolResult, generate_with_tools
+from cpplm.generate.tools.tool_call_format import ToolCall
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.sandbox.sandbox import Sandbox
 
@@ -34,7 +35,7 @@ BLOCK = '"""'
 _WELCOME = f"quit or Ctrl-D: end   clear: begin anew   Ctrl-C: stop an answer   {BLOCK}: several lines"
 _KEPT_QUESTIONS = 1000
 _LINE_BREAK = "\r"  # within a question, in the file with one question per line: a terminal gives none
-_LIMITS = Limits(rows=1)
+_LIMITS = SchedulerLimits(max_batch=1)
 
 
 def chat(settings: ChatSettings) -> Report:
@@ -53,7 +54,7 @@ def chat(settings: ChatSettings) -> Report:
             session.talk(Terminal())
     else:
         completion = session.answer(settings.prompt)
-        figures |= {"answer": completion.text, "reason": completion.reason}
+        figures |= {"answer": completion.text, "finish_reason": completion.finish_reason}
     return Report("", figures | {"messages": session.conversation.messages})
 
 
@@ -80,17 +81,19 @@ class Session:
             elif command:
                 self.answer(text)
 
-    def answer(self, text: str) -> Completion:
+    def answer(self, text: str) -> CompletionOutput:
         """Print the answer piece by piece.
 
         Raises:
             UserError: the model gives no numbers.
         """
-        completion: Completion | None = None
-        for happening in write(self._scheduler, self.conversation.ask(text), self._box.fresh()):
-            self.conversation.hear(happening)
-            self._show(happening)
-            completion = happening.completion if isinstance(happening, Ended) else None
+        completion: CompletionOutput | None = None
+        for event in generate_with_tools(
+            self._scheduler, self.conversation.add_turn(text), self._box.fresh()
+        ):
+            self.conversation.add_event(event)
+            self._show(event)
+            completion = event.completion if isinstance(event, Finished) else None
         assert completion is not None  # noqa: S101  (it is the last that happens)
         return completion
 
@@ -103,22 +106,22 @@ class Session:
                 _LIMITS
             )  # the old one was stopped in the middle of a step
             if len(self.conversation.messages) > before and not self.conversation.messages[-1]["content"]:
-                self.conversation.take_back()
+                self.conversation.undo()
             self._new_line()
             self._aside("Stopped.")
 
-    def _show(self, happening: Happening) -> None:
-        match happening:
-            case Said(text):
+    def _show(self, event: ToolLoopEvent) -> None:
+        match event:
+            case TextDelta(text):
                 print(shown(text), end="", flush=True)
                 self._begun = not text.endswith("\n")
-            case Called(call):
+            case ToolCall() as call:
                 self._aside(f"[{call.name or 'not a call'}] {call.text.strip()}")
-            case Answered(_, result):
+            case ToolResult(_, result):
                 self._aside(result)
-            case Ended(completion):
+            case Finished(completion):
                 self._new_line()
-                if completion.reason == "length":
+                if completion.finish_reason == "length":
                     self._aside("Cut off: --max_new_tokens or the model's context is used up.")
 
     def _aside(self, text: str) -> None:

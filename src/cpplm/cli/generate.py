@@ -15,8 +15,8 @@ from cpplm.core.storage import Storage
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
 from cpplm.generate.samples import example_completions
-from cpplm.generate.sequence import Completion
-from cpplm.generate.settings import DraftSettings, Limits
+from cpplm.generate.sequence import CompletionOutput
+from cpplm.generate.settings import DraftSettings, SchedulerLimits
 
 
 def generate(settings: GenerateSettings) -> Report:
@@ -34,11 +34,11 @@ def generate(settings: GenerateSettings) -> Report:
         "prompt": prefix,
         **({} if suffix is None else {"suffix": suffix}),
         "completions": [completion.text for completion in completions],
-        "reasons": [completion.reason for completion in completions],
+        "finish_reasons": [completion.finish_reason for completion in completions],
         **drafts,
     }
     blocks = [] if len(completions) == 1 else [
-        f"--- sample {number} ({completion.reason}) ---\n"
+        f"--- sample {number} ({completion.finish_reason}) ---\n"
         + shown(prefix) + shown(completion.text, "1") + shown(suffix or "")
         for number, completion in enumerate(completions, 1)
     ]  # fmt: skip
@@ -51,7 +51,7 @@ def _examples(engine: Engine, settings: GenerateSettings, step: int) -> Report:
         raise UserError("no example fits into the model's context", fix="Give a shorter --prompt.")
     if settings.save:
         Storage(run_folder(settings.model.run)).write_json("samples.json", {"step": step, "samples": samples})
-    blocks = [f"--- {s['reason']} ---\n{s['prompt']}{shown(s['completion'], '1')}" for s in samples]
+    blocks = [f"--- {s['finish_reason']} ---\n{s['prompt']}{shown(s['completion'], '1')}" for s in samples]
     return Report("\n".join(blocks), {"step": step, "samples": samples})
 
 
@@ -85,7 +85,7 @@ def _from_stdin() -> str:
 
 def _write(
     engine: Engine, settings: GenerateSettings, prefix: str, suffix: str | None
-) -> tuple[list[Completion], dict[str, Any]]:
+) -> tuple[list[CompletionOutput], dict[str, Any]]:
     """All samples, and how many tokens were drafted; a single sample is printed as it is written.
 
     Raises:
@@ -99,7 +99,7 @@ def _write(
     streams = settings.num_samples == 1
     if streams:
         _print(shown(prefix))
-    done: dict[int, Completion] = {}
+    done: dict[int, CompletionOutput] = {}
     while not scheduler.idle:
         for event in scheduler.step():
             if streams:
@@ -110,7 +110,7 @@ def _write(
         _print(shown(suffix or ""))
         if not (prefix + done[0].text + (suffix or "")).endswith("\n"):
             _print("\n")
-    drafts = {"drafted": scheduler.drafted, "accepted": scheduler.accepted}
+    drafts = {"drafted": scheduler.num_drafted, "accepted": scheduler.num_accepted}
     return [done[number] for number in sorted(done)], drafts if settings.draft != "off" else {}
 
 
@@ -119,8 +119,8 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _limits(settings: GenerateSettings) -> Limits:
+def _limits(settings: GenerateSettings) -> SchedulerLimits:
     """For a scheduler of this one request."""
     rows = settings.num_samples
     draft = DraftSettings(settings.draft, settings.draft_tokens, rows)
-    return Limits(rows=rows, kept_tokens=0, draft=draft)
+    return SchedulerLimits(max_batch=rows, prefix_cache_tokens=0, draft=draft)

@@ -19,10 +19,10 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Request, Stop
+from cpplm.generate.sequence import GenerationRequest, StopCondition
 from cpplm.generate.settings import SamplingSettings
-from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said
-from cpplm.generate.tools.tool_call_format import CALCULATOR, RESULTS, Value, render_call
+from cpplm.generate.tools.loop import Finished, TextDelta, ToolLoopEvent, ToolResult
+from cpplm.generate.tools.tool_call_format import CALCULATOR, RESULTS, ArgumentValue, ToolCall, render_call
 from cpplm.tokenizer.conversations import render_conversation
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -37,9 +37,9 @@ def chat_request(
     settings: SamplingSettings | None = None,
     *,
     num_samples: int = 1,
-    stop: Stop | None = None,
+    stop: StopCondition | None = None,
     logprobs: int | None = None,
-) -> Request:
+) -> GenerationRequest:
     """What the model has to be told to answer the last message, a user's or a tool's.
 
     A conversation that is too long loses its beginning, but for <BOS>, as in `render_for_completion`. At
@@ -51,7 +51,7 @@ def chat_request(
         settings: how tokens are chosen.
         num_samples: answers.
         stop: whether the text so far is enough.
-        logprobs: see `Request`.
+        logprobs: see `GenerationRequest`.
 
     Raises:
         UserError: not such messages; names the first that is wrong.
@@ -63,7 +63,7 @@ def chat_request(
     if len(ids) > most:
         ids = [ids[0], *ids[len(ids) - most + 1 :]]
     ends = tuple(engine.tokenizer.encode_special(name) for name in _ENDS)
-    return Request(tuple(ids), settings, num_samples, b"", stop, logprobs, ends)
+    return GenerationRequest(tuple(ids), settings, num_samples, b"", stop, logprobs, ends)
 
 
 class Conversation:
@@ -79,29 +79,29 @@ class Conversation:
         """Begin anew."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def ask(self, text: str) -> Request:
-        """The request of an answer to what the user says; tell what comes of it to `hear`."""
+    def add_turn(self, text: str) -> GenerationRequest:
+        """The request of an answer to what the user says; tell what comes of it to `add_event`."""
         question = {"role": "user", "content": text}
         request = chat_request(self._engine, [*self.messages, question], self._settings)
         self.messages += [question, {"role": "assistant", "content": []}]
         return request
 
-    def hear(self, happening: Happening) -> None:
+    def add_event(self, event: ToolLoopEvent) -> None:
         """Keep what the assistant said, called and was answered."""
         parts = self.messages[-1]["content"]
-        match happening:
-            case Said(text) if parts and parts[-1]["type"] == "text":
+        match event:
+            case TextDelta(text) if parts and parts[-1]["type"] == "text":
                 parts[-1]["text"] += text
-            case Said(text):
+            case TextDelta(text):
                 parts.append({"type": "text", "text": text})
-            case Called(call):
+            case ToolCall() as call:
                 parts.append({"type": call.kind, "text": call.text})
-            case Answered(call, result):
+            case ToolResult(call, result):
                 parts.append({"type": RESULTS[call.kind], "text": result})
-            case Ended():
+            case Finished():
                 pass
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Forget the last question and what there is of its answer."""
         del self.messages[-2:]
 
@@ -181,7 +181,11 @@ def _call(call: Any, number: int) -> tuple[Any, dict[str, str]]:
             f"message {number} has a call of a tool that is not understood: {call!r:.200}",
             fix='Form: {"id": ..., "function": {"name": ..., "arguments": a JSON object as a string}}.',
         ) from error
-    if not isinstance(id_, str) or not isinstance(name, str) or not all(isinstance(v, Value) for v in values):
+    if (
+        not isinstance(id_, str)
+        or not isinstance(name, str)
+        or not all(isinstance(v, ArgumentValue) for v in values)
+    ):
         raise UserError(f"message {number}: arguments of tools are texts, whole numbers, true and false")
     if name == CALCULATOR:
         return id_, {"type": "python", "text": " ".join(map(str, values))}

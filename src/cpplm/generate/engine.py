@@ -22,8 +22,8 @@ from itertools import islice
 from cpplm.core.errors import UserError
 from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.generate.scheduler import Scheduler
-from cpplm.generate.sequence import Completion, Request, Stop
-from cpplm.generate.settings import Limits, SamplingSettings
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest, StopCondition
+from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.healing import heal
 from cpplm.tokenizer.special_tokens import BOS
@@ -31,12 +31,12 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestResult:
     """What came of one request of many: all its samples, or why there are none."""
 
     number: int
     """Which of the requests, from 0."""
-    completions: tuple[Completion, ...]
+    completions: tuple[CompletionOutput, ...]
     failed: str = ""
 
 
@@ -54,10 +54,10 @@ class Engine:
         *,
         settings: SamplingSettings | None = None,
         num_samples: int = 1,
-        stop: Stop | None = None,
+        stop: StopCondition | None = None,
         logprobs: int | None = None,
         spm: bool = False,
-    ) -> Request:
+    ) -> GenerationRequest:
         """What the model has to be told to write what follows `prefix`, the beginning of a document.
 
         Args:
@@ -66,31 +66,31 @@ class Engine:
             settings: how tokens are chosen.
             num_samples: continuations.
             stop: whether the text so far is enough.
-            logprobs: see `Request`.
+            logprobs: see `GenerationRequest`.
             spm: the suffix comes first, so that what was read of it stays known while the prefix grows.
         """
         settings = settings or SamplingSettings()
         if suffix is not None:
             ids = render_fim_prompt(self.tokenizer, prefix, suffix, spm=spm)
-            return Request(tuple(ids), settings, num_samples, b"", stop, logprobs)
+            return GenerationRequest(tuple(ids), settings, num_samples, b"", stop, logprobs)
         healed = heal(self.tokenizer, prefix)
-        return Request((BOS, *healed.ids), settings, num_samples, healed.taken, stop, logprobs)
+        return GenerationRequest((BOS, *healed.ids), settings, num_samples, healed.taken, stop, logprobs)
 
-    def scheduler(self, limits: Limits | None = None) -> Scheduler:
+    def scheduler(self, limits: SchedulerLimits | None = None) -> Scheduler:
         """For requests that come and go, see `Scheduler`."""
         return Scheduler(self.model, self.tokenizer, limits)
 
     def complete(
         self, prompt: str, settings: SamplingSettings | None = None, num_samples: int = 1
-    ) -> list[Completion]:
+    ) -> list[CompletionOutput]:
         """Samples that follow `prompt`, which is taken as the beginning of a document.
 
         Raises:
             UserError: the prompt leaves no room in the context.
         """
-        scheduler = self.scheduler(Limits(rows=num_samples, kept_tokens=0))
+        scheduler = self.scheduler(SchedulerLimits(max_batch=num_samples, prefix_cache_tokens=0))
         scheduler.submit(self.request(prompt, settings=settings, num_samples=num_samples))
-        done: dict[int, Completion] = {}
+        done: dict[int, CompletionOutput] = {}
         while not scheduler.idle:
             done |= {event.sample: event.completion for event in scheduler.step() if event.completion}
         return [done[number] for number in range(num_samples)]
@@ -101,11 +101,13 @@ class Engine:
         Raises:
             UserError: the prompt leaves no room in the context; at once, not with the first piece.
         """
-        scheduler = self.scheduler(Limits(rows=1, kept_tokens=0))
+        scheduler = self.scheduler(SchedulerLimits(max_batch=1, prefix_cache_tokens=0))
         scheduler.submit(self.request(prompt, settings=settings))
         return _pieces(scheduler)
 
-    def complete_many(self, requests: Iterable[Request], limits: Limits | None = None) -> Iterator[Answer]:
+    def complete_many(
+        self, requests: Iterable[GenerationRequest], limits: SchedulerLimits | None = None
+    ) -> Iterator[RequestResult]:
         """Many requests at once, each answered as soon as it is done, in any order.
 
         Requests are taken from the iterable as there is room, so it may be long. One that cannot be served is
@@ -118,25 +120,25 @@ class Engine:
         """
         scheduler, source = self.scheduler(limits), enumerate(requests)
         numbers: dict[int, int] = {}
-        done: dict[int, dict[int, Completion]] = {}
+        done: dict[int, dict[int, CompletionOutput]] = {}
         while True:
-            taken = list(islice(source, scheduler.limits.rows - scheduler.waiting))
+            taken = list(islice(source, scheduler.limits.max_batch - scheduler.num_waiting))
             for number, request in taken:
                 try:
-                    ticket = scheduler.submit(request)
+                    request_id = scheduler.submit(request)
                 except UserError as error:
-                    yield Answer(number, (), str(error))
+                    yield RequestResult(number, (), str(error))
                     continue
-                numbers[ticket], done[ticket] = number, {}
+                numbers[request_id], done[request_id] = number, {}
             if not taken and scheduler.idle:
                 return
             for event in scheduler.step():
                 if event.completion is not None:
-                    done[event.ticket][event.sample] = event.completion
-                if event.ended:
-                    samples = done.pop(event.ticket)
+                    done[event.request_id][event.sample] = event.completion
+                if event.last:
+                    samples = done.pop(event.request_id)
                     completions = tuple(samples[number] for number in range(len(samples)))
-                    yield Answer(numbers.pop(event.ticket), completions)
+                    yield RequestResult(numbers.pop(event.request_id), completions)
 
 
 def _pieces(scheduler: Scheduler) -> Iterator[str]:

@@ -25,11 +25,11 @@ def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
     device = choose_device(source.device_type)
     checkpoint = open_run(source.run, None if source.step < 0 else source.step)
     model = load_model(checkpoint, device=device, compute_dtype=choose_dtype(source.precision, device))
-    prepare(model)
+    prepare_for_inference(model)
     return Engine(model, checkpoint.tokenizer()), checkpoint
 
 
-def prepare(model: Transformer) -> None:
+def prepare_for_inference(model: Transformer) -> None:
     """Make a model ready to decode, in place; afterwards it cannot be trained.
 
     Matrices and tables are kept in the dtype in which they are used anyway: training keeps them in float32

@@ -26,7 +26,9 @@ def example_completions(engine: Engine, settings: SamplingSettings) -> list[dict
         if len(engine.tokenizer.encode(prompt, prepend=BOS)) > room:
             continue
         completion = engine.complete(prompt, settings)[0]
-        results.append({"prompt": prompt, "completion": completion.text, "reason": completion.reason})
+        results.append(
+            {"prompt": prompt, "completion": completion.text, "finish_reason": completion.finish_reason}
+        )
     return results
 
 

@@ -1,7 +1,7 @@
 """From logits to the next token.
 
 The order is: repetition, frequency and presence penalties, logit bias, temperature, top_k, top_p, min_p;
-what may not come at all has the logit -inf before (`writing.py`). A sample's random numbers come from its
+what may not come at all has the logit -inf before (`sequence.py`). A sample's random numbers come from its
 seed and its number alone, one per token, so that its text does not depend on what is written beside it.
 Logits do, a little: products of other shapes round otherwise, and where two tokens are nearly as likely,
 that can decide.
@@ -29,7 +29,7 @@ def random_stream(seed: int, sample: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, sample], dtype=np.uint64)))
 
 
-def penalise(
+def apply_penalties(
     logits_V: Tensor, settings: SamplingSettings, prompt: Iterable[int], written: Sequence[int]
 ) -> Tensor:
     """Logits with the penalties and the bias that the settings ask for.
@@ -67,7 +67,7 @@ def sample(logits_BV: Tensor, settings: SamplingSettings, uniforms: Sequence[flo
     if logits_BV.device.type == "mps":  # it has no float64
         logits_BV = logits_BV.cpu()
     logits_BV = logits_BV / settings.temperature
-    kept_BV = logits_BV >= _least(logits_BV, settings)
+    kept_BV = logits_BV >= _logit_threshold(logits_BV, settings)
     cumulative_BV = logits_BV.masked_fill(~kept_BV, -math.inf).double().softmax(-1).cumsum(-1)
     # Divided by their own sum they end at 1 exactly: a number below 1 always hits a token that can come.
     cumulative_BV /= cumulative_BV[:, -1:].clone()
@@ -75,7 +75,7 @@ def sample(logits_BV: Tensor, settings: SamplingSettings, uniforms: Sequence[flo
     return torch.searchsorted(cumulative_BV, uniform_B1, right=True).squeeze(1).tolist()
 
 
-def _least(logits_BV: Tensor, settings: SamplingSettings) -> Tensor:
+def _logit_threshold(logits_BV: Tensor, settings: SamplingSettings) -> Tensor:
     """The lowest logit that may be chosen, shape B1; tokens that tie with it may be chosen too."""
     vocab_size = logits_BV.size(-1)
     count = min(settings.top_k or vocab_size, vocab_size)

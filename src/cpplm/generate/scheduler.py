@@ -2,7 +2,7 @@
 
 Each step reads at most `chunk` tokens of prompts, those of the longest waiting request first, so that a long
 prompt does not stop the others; then every sample that writes gets one token, and as many of those drafted
-behind it (`drafting.py`) as it would have written anyway. Samples of one prompt share what was read of it.
+behind it (`speculative.py`) as it would have written anyway. Samples of one prompt share what was read of it.
 Prompts that begin alike are read once, as long as what was read of them is kept.
 
 A request is taken in when there is room for all that it may need, so none has to be put back later. Whoever
@@ -18,9 +18,15 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.generate.sequence import Completion, Request, Sample, TokenLogprob, choose
-from cpplm.generate.settings import Limits
-from cpplm.generate.speculative import Drafter, Trail
+from cpplm.generate.sequence import (
+    CompletionOutput,
+    GenerationRequest,
+    SequenceState,
+    TokenLogprob,
+    sample_next,
+)
+from cpplm.generate.settings import SchedulerLimits
+from cpplm.generate.speculative import DraftState, Proposer
 from cpplm.model.kv_cache.block_pool import BLOCK, CachedSequence
 from cpplm.model.kv_cache.cache import Cache
 from cpplm.model.transformer import Transformer
@@ -28,60 +34,62 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Event:
+class TokenEvent:
     """One token of one sample."""
 
-    ticket: int
+    request_id: int
     """Of the request, as `submit` gave it."""
     sample: int
     text: str
-    """What can be shown now; may be empty."""
-    completion: Completion | None
+    """Text that can be shown now; may be empty."""
+    completion: CompletionOutput | None
     """The whole sample, when it has ended."""
-    ended: bool
-    """Whether that was the request's last one."""
+    last: bool
+    """Whether that ended the request: no sample of it is left."""
     logprob: TokenLogprob | None = None
     """Of the token, where that was asked for."""
-    counts: bool = True
+    is_new: bool = True
     """Whether the token is one of the new ones: it neither spells the prompt's end nor is <EOS>."""
 
 
 @dataclass(eq=False)
-class _Job:
-    """One request on its way, with the blocks that its prompt and each of its samples may take."""
+class _Request:
+    """A submitted request, with the blocks that its prompt and each of its samples may take."""
 
-    ticket: int
-    request: Request
+    id: int
+    spec: GenerationRequest
     prompt_blocks: int
     sample_blocks: int
     sequence: CachedSequence | None = None
-    """What was read of the prompt, until the last sample has begun."""
+    """The prompt as far as it was read, until the last sample has begun."""
     state_C: Tensor | None = None
-    """Of the model, at the end of the prompt."""
-    begun: int = 0
-    ended: int = 0
+    """State of the model at the end of the prompt."""
+    num_begun: int = 0
+    num_ended: int = 0
 
 
 @dataclass(eq=False)
-class _Row:
+class _Running:
     """One sample that writes; the last token it wrote is not in its sequence yet."""
 
-    job: _Job
-    sample: Sample
+    request: _Request
+    state: SequenceState
     sequence: CachedSequence
-    trail: Trail
+    draft_state: DraftState
 
 
 class Scheduler:
     """Runs requests on one model, step by step."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, limits: Limits | None = None) -> None:
-        """Idle.
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, limits: SchedulerLimits | None = None
+    ) -> None:
+        """Begin idle.
 
         Raises:
             UserError: heads are to draft, and the model has none.
         """
-        self.model, self.tokenizer, self.limits = model, tokenizer, limits or Limits()
+        self.model, self.tokenizer, self.limits = model, tokenizer, limits or SchedulerLimits()
         draft = self.limits.draft
         if draft.kind == "heads" and not model.multi_token:
             raise UserError(
@@ -89,161 +97,164 @@ class Scheduler:
             )
         self.cache = Cache(
             model.remembered(heads=int(draft.kind == "heads")), device=model.device,
-            dtype=model.compute_dtype, kept_tokens=self.limits.kept_tokens,
+            dtype=model.compute_dtype, kept_tokens=self.limits.prefix_cache_tokens,
         )  # fmt: skip
-        self._drafter = Drafter(model, self.cache, draft)
-        self._most_drafts = 0 if draft.kind == "off" else draft.tokens
-        self.drafted = self.accepted = 0
+        self._proposer = Proposer(model, self.cache, draft)
+        self._max_drafts = 0 if draft.kind == "off" else draft.tokens
+        self.num_drafted = self.num_accepted = 0
         """Tokens that were drafted so far, and those of them that were written."""
         # Prompt and continuation end in the middle of a block, and one block is copied.
-        most = model.config.max_seq_len + self._most_drafts + 3 * BLOCK
-        tokens = self.limits.tokens or self.limits.rows * most
+        per_sample = model.config.max_seq_len + self._max_drafts + 3 * BLOCK
+        tokens = self.limits.cache_tokens or self.limits.max_batch * per_sample
         self._blocks = self._free_blocks = tokens // BLOCK
-        self._jobs: dict[int, _Job] = {}
-        self._waiting: deque[_Job] = deque()
-        self._rows: list[_Row] = []
-        self._tickets = 0
+        self._requests: dict[int, _Request] = {}
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Running] = []
+        self._next_id = 0
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Requests of which some sample has not begun."""
         return len(self._waiting)
 
     @property
-    def writing(self) -> int:
+    def num_running(self) -> int:
         """Samples that write."""
-        return len(self._rows)
+        return len(self._running)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._jobs
+        return not self._requests
 
-    def submit(self, request: Request) -> int:
-        """Put a request at the end of the queue; returns its ticket.
+    def submit(self, spec: GenerationRequest) -> int:
+        """Put a request at the end of the queue; returns its id.
 
         Raises:
             UserError: the prompt is empty, leaves no room in the context, or never fits into the cache; or a
                 bias is of a token that the model does not have.
         """
-        length, context = len(request.ids), self.model.config.max_seq_len
+        length, context = len(spec.ids), self.model.config.max_seq_len
         if not 0 < length < context:
             raise UserError(
                 f"the prompt has {length} tokens, the model's context {context}",
                 fix="Shorten the prompt." if length else "Begin with <BOS>.",
             )
-        if request.num_samples < 1:
-            raise UserError(f"{request.num_samples} samples were asked for", fix="Ask for 1 at least.")
+        if spec.num_samples < 1:
+            raise UserError(f"{spec.num_samples} samples were asked for", fix="Ask for 1 at least.")
         vocab_size = self.model.config.vocab_size
-        if unknown := [id_ for id_, _ in request.settings.logit_bias if id_ >= vocab_size]:
+        if unknown := [id_ for id_, _ in spec.settings.logit_bias if id_ >= vocab_size]:
             raise UserError(f"logit_bias names token {unknown[0]}, the model has only {vocab_size}")
         # Each byte of the prefix may take a token of its own; the prompt's last block is copied.
-        new = min(len(request.prefix) + request.settings.max_new_tokens, context - length) + self._most_drafts
-        job = _Job(self._tickets, request, -(-length // BLOCK), -(-new // BLOCK) + 1)
-        if job.prompt_blocks + job.sample_blocks > self._blocks:
+        new = min(len(spec.prefix) + spec.settings.max_new_tokens, context - length) + self._max_drafts
+        request = _Request(self._next_id, spec, -(-length // BLOCK), -(-new // BLOCK) + 1)
+        if request.prompt_blocks + request.sample_blocks > self._blocks:
             raise UserError(
                 f"a prompt of {length} tokens and up to {new} new ones do not fit into the cache of "
                 f"{self._blocks * BLOCK}",
                 fix="Lower max_new_tokens, or raise the limit.",
             )
-        self._tickets += 1
-        self._jobs[job.ticket] = job
-        self._waiting.append(job)
-        return job.ticket
+        self._next_id += 1
+        self._requests[request.id] = request
+        self._waiting.append(request)
+        return request.id
 
-    def cancel(self, ticket: int) -> None:
+    def cancel(self, request_id: int) -> None:
         """Forget a request; its memory is free at once. One that has ended already is no error."""
-        job = self._jobs.get(ticket)
-        if job is None:
+        request = self._requests.get(request_id)
+        if request is None:
             return
-        if job in self._waiting:
-            self._waiting.remove(job)
-        for row in [row for row in self._rows if row.job is job]:
-            self._leave(row)
-        self._finish(job)
+        if request in self._waiting:
+            self._waiting.remove(request)
+        for running in [running for running in self._running if running.request is request]:
+            self._release(running)
+        self._finish(request)
 
     @torch.inference_mode()
-    def step(self) -> list[Event]:
+    def step(self) -> list[TokenEvent]:
         """Read a chunk of prompts, write one token of every sample; returns what was written."""
-        events: list[Event] = []
-        budget = self.limits.chunk
+        events: list[TokenEvent] = []
+        budget = self.limits.prefill_chunk
         while budget > 0 and self._waiting and self._fits(self._waiting[0]):
-            job = self._waiting[0]
-            budget -= self._read(job, budget)
-            if job.state_C is None:
+            request = self._waiting[0]
+            budget -= self._prefill(request, budget)
+            if request.state_C is None:
                 break
-            events += self._begin(job, job.state_C)
-            if job.begun == job.request.num_samples:
+            events += self._begin_samples(request, request.state_C)
+            if request.num_begun == request.spec.num_samples:
                 self._waiting.popleft()
-        if self._rows:
-            events += self._write()
+        if self._running:
+            events += self._decode()
         return events
 
-    def _fits(self, job: _Job) -> bool:
+    def _fits(self, request: _Request) -> bool:
         """Whether there is room for the prompt and one sample."""
-        blocks = job.sample_blocks + (job.prompt_blocks if job.sequence is None else 0)
-        return len(self._rows) < self.limits.rows and blocks <= self._free_blocks
+        blocks = request.sample_blocks + (request.prompt_blocks if request.sequence is None else 0)
+        return len(self._running) < self.limits.max_batch and blocks <= self._free_blocks
 
-    def _read(self, job: _Job, most: int) -> int:
+    def _prefill(self, request: _Request, budget: int) -> int:
         """Read the next part of a prompt; returns how many tokens that were."""
-        if job.sequence is None:
-            job.sequence = self.cache.begin(job.request.ids)
-            self._free_blocks -= job.prompt_blocks
-        rest = job.request.ids[job.sequence.length :]
-        ids = rest[:most]
+        if request.sequence is None:
+            request.sequence = self.cache.begin(request.spec.ids)
+            self._free_blocks -= request.prompt_blocks
+        rest = request.spec.ids[request.sequence.length :]
+        ids = rest[:budget]
         if ids:
-            hidden_1TC = self._hidden([job.sequence], [list(ids)])
-            self._drafter.read(job.sequence, rest, hidden_1TC)
-            self.cache.advance(job.sequence, ids)
+            hidden_1TC = self._hidden([request.sequence], [list(ids)])
+            self._proposer.prefill(request.sequence, rest, hidden_1TC)
+            self.cache.advance(request.sequence, ids)
             if len(ids) == len(rest):
-                job.state_C = hidden_1TC[0, -1]
+                request.state_C = hidden_1TC[0, -1]
         return len(ids)
 
-    def _begin(self, job: _Job, state_C: Tensor) -> list[Event]:
+    def _begin_samples(self, request: _Request, state_C: Tensor) -> list[TokenEvent]:
         """Write the first token of as many of the prompt's samples as there is room for."""
-        assert job.sequence is not None  # noqa: S101  (the prompt was read)
-        total = job.request.num_samples
+        assert request.sequence is not None  # noqa: S101  (the prompt was read)
+        total = request.spec.num_samples
         count = min(
-            total - job.begun, self.limits.rows - len(self._rows), self._free_blocks // job.sample_blocks
+            total - request.num_begun,
+            self.limits.max_batch - len(self._running),
+            self._free_blocks // request.sample_blocks,
         )
-        room = self.model.config.max_seq_len - len(job.request.ids) + 1
-        rows = []
+        room = self.model.config.max_seq_len - len(request.spec.ids) + 1
+        begun = []
         for _ in range(count):
-            sample = Sample(self.tokenizer, job.request, job.begun, room)
-            job.begun += 1
-            sequence = job.sequence if job.begun == total else self.cache.fork(job.sequence)
-            rows.append(_Row(job, sample, sequence, self._drafter.begin(job.request.ids)))
-        if job.begun == total:
-            job.sequence = job.state_C = None
-        self._rows += rows
-        self._free_blocks -= count * job.sample_blocks
+            state = SequenceState(self.tokenizer, request.spec, request.num_begun, room)
+            request.num_begun += 1
+            last = request.num_begun == total
+            sequence = request.sequence if last else self.cache.fork(request.sequence)
+            begun.append(_Running(request, state, sequence, self._proposer.begin(request.spec.ids)))
+        if request.num_begun == total:
+            request.sequence = request.state_C = None
+        self._running += begun
+        self._free_blocks -= count * request.sample_blocks
         logits_BV = self.model.logits(state_C).expand(count, -1).contiguous()
-        tokens = choose(logits_BV, [row.sample for row in rows])
-        return [self._push(row, state_C, token) for row, token in zip(rows, tokens, strict=True)]
+        tokens = sample_next(logits_BV, [each.state for each in begun])
+        return [self._append(each, state_C, token) for each, token in zip(begun, tokens, strict=True)]
 
-    def _write(self) -> list[Event]:
+    def _decode(self) -> list[TokenEvent]:
         """One token of every sample, and what was drafted behind it as long as that is what it writes."""
-        rows = self._rows.copy()
+        rows = self._running.copy()
         sequences = [row.sequence for row in rows]
-        drafts = self._drafter.draft([row.trail for row in rows], sequences)
-        ids = [[row.sample.ids[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
+        drafts = self._proposer.draft([row.draft_state for row in rows], sequences)
+        ids = [[row.state.ids[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
         hidden_BTC = self._hidden(sequences, ids)
         logits_BTV = self.model.logits(hidden_BTC)
-        self.drafted += sum(map(len, drafts))
-        events: list[Event] = []
-        going = list(range(len(rows)))
+        self.num_drafted += sum(map(len, drafts))
+        events: list[TokenEvent] = []
+        active = list(range(len(rows)))
         for place in range(hidden_BTC.size(1)):
-            logits_BV = logits_BTV[:, place] if len(going) == len(rows) else logits_BTV[going, place]
-            tokens = choose(logits_BV, [rows[row].sample for row in going])
-            for row, token in zip(going, tokens, strict=True):
+            logits_BV = logits_BTV[:, place] if len(active) == len(rows) else logits_BTV[active, place]
+            tokens = sample_next(logits_BV, [rows[row].state for row in active])
+            for row, token in zip(active, tokens, strict=True):
                 self.cache.advance(rows[row].sequence, ids[row][place : place + 1])
-                events.append(self._push(rows[row], hidden_BTC[row, place], token))
-            going = [
-                row for row, token in zip(going, tokens, strict=True)
-                if rows[row].sample.reason is None and ids[row][place + 1 : place + 2] == [token]
+                events.append(self._append(rows[row], hidden_BTC[row, place], token))
+            active = [
+                row for row, token in zip(active, tokens, strict=True)
+                if rows[row].state.finish_reason is None and ids[row][place + 1 : place + 2] == [token]
             ]  # fmt: skip
-            self.accepted += len(going)
-            if not going:
+            self.num_accepted += len(active)
+            if not active:
                 break
         return events
 
@@ -254,33 +265,33 @@ class Scheduler:
         view = self.cache.view(sequences, counts)
         return self.model.hidden_states(torch.tensor(padded, device=self.model.device), view)
 
-    def _push(self, row: _Row, state_C: Tensor, token: int) -> Event:
-        """Tell a sample its next token, chosen from this state; it leaves when it ends."""
-        job, sample, completion = row.job, row.sample, None
-        written = sample.written
-        text = sample.push(token)
-        self._drafter.extend(row.trail, state_C, token)
-        if sample.reason is not None:
-            completion = sample.completion()
-            self._leave(row)
-        ended = job.ended == job.request.num_samples
-        if ended:
-            self._finish(job)
-        logprob = sample.logprobs[-1] if sample.logprobs else None
-        counts = sample.written > written
-        return Event(job.ticket, sample.number, text, completion, ended, logprob, counts)
+    def _append(self, running: _Running, state_C: Tensor, token: int) -> TokenEvent:
+        """Give a sample its next token, chosen from this state; it is released when it ends."""
+        request, state, completion = running.request, running.state, None
+        num_new = state.num_new
+        text = state.append(token)
+        self._proposer.extend(running.draft_state, state_C, token)
+        if state.finish_reason is not None:
+            completion = state.completion()
+            self._release(running)
+        last = request.num_ended == request.spec.num_samples
+        if last:
+            self._finish(request)
+        logprob = state.logprobs[-1] if state.logprobs else None
+        is_new = state.num_new > num_new
+        return TokenEvent(request.id, state.number, text, completion, last, logprob, is_new)
 
-    def _leave(self, row: _Row) -> None:
+    def _release(self, running: _Running) -> None:
         """Give back what a sample took."""
-        self._rows.remove(row)
-        self.cache.release(row.sequence)
-        self._free_blocks += row.job.sample_blocks
-        row.job.ended += 1
+        self._running.remove(running)
+        self.cache.release(running.sequence)
+        self._free_blocks += running.request.sample_blocks
+        running.request.num_ended += 1
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, request: _Request) -> None:
         """Give back what the prompt took, if it was begun."""
-        del self._jobs[job.ticket]
-        if job.sequence is not None:
-            self.cache.release(job.sequence)
-        if job.sequence is not None or job.begun:
-            self._free_blocks += job.prompt_blocks
+        del self._requests[request.id]
+        if request.sequence is not None:
+            self.cache.release(request.sequence)
+        if request.sequence is not None or request.num_begun:
+            self._free_blocks += request.prompt_blocks

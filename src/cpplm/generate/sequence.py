@@ -1,9 +1,9 @@
 """One continuation while it is written: what it may say next, what of it can be shown, when it ends.
 
 No special token is ever part of what is written, but for those that end it: <EOS>, <BOS> (which begins the
-next document) and `Request.end_ids`. All others are masked, whatever the form of the request: a plain one
-and a hole have no `end_ids`, the answer of a chat ends with its turn (`conversation.py`), and one that may
-call tools also where a call begins or ends (`tools/loop.py`).
+next document) and `GenerationRequest.end_ids`. All others are masked, whatever the form of the request: a
+plain one and a hole have no `end_ids`, the answer of a chat ends with its turn (`conversation.py`), and one
+that may call tools also where a call begins or ends (`tools/loop.py`).
 
 Shapes: B samples, V vocabulary, S special tokens.
 """
@@ -20,21 +20,21 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.generate.sampling import penalise, random_stream, sample
+from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.healing import PrefixConstraint
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.streaming import StreamDecoder
 from cpplm.tokenizer.tokenizer import Tokenizer
 
-Stop = Callable[[str], bool]
+StopCondition = Callable[[str], bool]
 """Whether the text written so far says all that is wanted."""
-Reason = Literal["end", "stop", "length"]
-"""What ended a continuation: the model, a stop text or `Stop`, or a limit."""
+FinishReason = Literal["end", "stop", "length"]
+"""What ended a continuation: the model, a stop text or `StopCondition`, or a limit."""
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerationRequest:
     """What is to be written, as tokens; `Engine.request` makes one of text."""
 
     ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class Request:
     num_samples: int = 1
     prefix: bytes = b""
     """Bytes with which every continuation begins; no part of its text (`cpplm.tokenizer.healing`)."""
-    stop: Stop | None = None
+    stop: StopCondition | None = None
     """Asked after every token."""
     logprobs: int | None = None
     """Also give how likely each token was, and so many likeliest ones beside it."""
@@ -68,23 +68,23 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletionOutput:
     """What was written after a prompt.
 
     `ids` are the tokens that were written; the first of them may spell the end of the prompt, the last ones a
-    stop text or one of `Request.end_ids`, all of which `text` leaves out.
+    stop text or one of `GenerationRequest.end_ids`, all of which `text` leaves out.
     """
 
     text: str
     ids: tuple[int, ...]
-    reason: Reason
+    finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Sample:
+class SequenceState:
     """The state of one continuation."""
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, number: int, room: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, number: int, room: int) -> None:
         """Nothing written yet.
 
         Args:
@@ -96,26 +96,26 @@ class Sample:
         self.request, self.number = request, number
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.reason: Reason | None = None
+        self.finish_reason: FinishReason | None = None
         self._constraint = PrefixConstraint(tokenizer, request.prefix)
         self._decoder = StreamDecoder(tokenizer, skip=len(request.prefix))
         self._random = random_stream(request.settings.seed, request.first_sample + number)
         self._random.random(len(request.written))
         self._left, self._room = request.settings.max_new_tokens, room
-        self._penalised = _penalties(request.settings) != _penalties(SamplingSettings())
+        self._has_penalties = _penalty_settings(request.settings) != _penalty_settings(SamplingSettings())
         self._text = ""
-        self._held = ""  # behind it, what may be the beginning of a stop text
+        self._pending = ""  # behind it, what may be the beginning of a stop text
 
     def uniform(self) -> float:
         """The next of the sample's random numbers."""
         return self._random.random()
 
-    def restrict(self, logits_V: Tensor) -> Tensor:
+    def apply_constraints(self, logits_V: Tensor) -> Tensor:
         """Logits without what does not spell the prefix, with penalties and bias."""
-        if self._penalised:
-            new = self.ids[len(self.ids) - self.written :]  # without what spells the prefix
+        if self._has_penalties:
+            new = self.ids[len(self.ids) - self.num_new :]  # without what spells the prefix
             written = (*self.request.written, *new)
-            logits_V = penalise(logits_V, self.request.settings, self.request.ids, written)
+            logits_V = apply_penalties(logits_V, self.request.settings, self.request.ids, written)
         if not self._constraint.done:
             allowed = torch.from_numpy(self._constraint.allowed()).to(logits_V.device)
             nothing_V = torch.full_like(logits_V, float("-inf"))
@@ -123,17 +123,17 @@ class Sample:
         return logits_V
 
     @property
-    def restricted(self) -> bool:
-        """Whether `restrict` changes anything."""
-        return self._penalised or not self._constraint.done
+    def constrained(self) -> bool:
+        """Whether `apply_constraints` changes anything."""
+        return self._has_penalties or not self._constraint.done
 
     @property
-    def written(self) -> int:
+    def num_new(self) -> int:
         """Tokens behind the prompt's end: what the limit on new tokens counts."""
         return self.request.settings.max_new_tokens - self._left
 
-    def push(self, token: int) -> str:
-        """Take the next token; returns the text that can be shown now. Afterwards `reason` may be set."""
+    def append(self, token: int) -> str:
+        """Take the next token; returns the text that can be shown now. It may set `finish_reason`."""
         if token in (BOS, EOS):
             return self._end("end")
         self._left -= self._constraint.done  # what spells the prefix does not count
@@ -141,38 +141,38 @@ class Sample:
         self.ids.append(token)
         if token in self.request.end_ids:
             return self._end("end")
-        shown = self._show(self._decoder.push(token))
-        if self.reason is not None:
+        shown = self._release(self._decoder.push(token))
+        if self.finish_reason is not None:
             return shown
-        if self.request.stop is not None and self.request.stop(self._text + self._held):
+        if self.request.stop is not None and self.request.stop(self._text + self._pending):
             return shown + self._end("stop")
         if self._left == 0 or len(self.ids) == self._room:
             return shown + self._end("length")
         return shown
 
-    def completion(self) -> Completion:
+    def completion(self) -> CompletionOutput:
         """All of it, once it has ended."""
-        assert self.reason is not None  # noqa: S101  (the caller looked)
-        return Completion(self._text, tuple(self.ids), self.reason, tuple(self.logprobs))
+        assert self.finish_reason is not None  # noqa: S101  (the caller looked)
+        return CompletionOutput(self._text, tuple(self.ids), self.finish_reason, tuple(self.logprobs))
 
-    def _end(self, reason: Reason) -> str:
-        shown = self._show(self._decoder.finish())
-        if self.reason is None:  # what was held back is no stop text
-            self.reason = reason
-            shown, self._text, self._held = shown + self._held, self._text + self._held, ""
+    def _end(self, reason: FinishReason) -> str:
+        shown = self._release(self._decoder.finish())
+        if self.finish_reason is None:  # what was held back is no stop text
+            self.finish_reason = reason
+            shown, self._text, self._pending = shown + self._pending, self._text + self._pending, ""
         return shown
 
-    def _show(self, text: str) -> str:
+    def _release(self, text: str) -> str:
         """What of the text that came is certain to stay, up to the stop text that is complete first."""
-        pending, stops = self._held + text, self.request.settings.stop
+        pending, stops = self._pending + text, self.request.settings.stop
         found = [(pending.index(stop) + len(stop), pending.index(stop)) for stop in stops if stop in pending]
         if found:
-            self.reason, keep = "stop", 0
+            self.finish_reason, keep = "stop", 0
             shown = pending[: min(found)[1]]
         else:
             keep = max((_overlap(pending, stop) for stop in stops), default=0)
             shown = pending[: len(pending) - keep]
-        self._held = pending[len(pending) - keep :]
+        self._pending = pending[len(pending) - keep :]
         self._text += shown
         return shown
 
@@ -183,26 +183,26 @@ def _overlap(text: str, stop: str) -> int:
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
 
 
-_draws = attrgetter("temperature", "top_k", "top_p", "min_p")
+_draw_settings = attrgetter("temperature", "top_k", "top_p", "min_p")
 """The settings that `sample` reads."""
-_penalties = attrgetter("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias")
-"""The settings that `penalise` reads."""
+_penalty_settings = attrgetter("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias")
+"""The settings that `apply_penalties` reads."""
 
 
 @lru_cache(maxsize=256)
-def _masked(end_ids: tuple[int, ...], device: torch.device) -> Tensor:
+def _special_mask(end_ids: tuple[int, ...], device: torch.device) -> Tensor:
     """Mask of the special tokens that a continuation with these ends never holds: bool, shape S."""
-    masked_S = torch.ones(NUM_SPECIAL, dtype=torch.bool)
-    masked_S[[id_ for id_ in (BOS, EOS, *end_ids) if id_ < NUM_SPECIAL]] = False
-    return masked_S.to(device)
+    mask_S = torch.ones(NUM_SPECIAL, dtype=torch.bool)
+    mask_S[[id_ for id_ in (BOS, EOS, *end_ids) if id_ < NUM_SPECIAL]] = False
+    return mask_S.to(device)
 
 
-def choose(logits_BV: Tensor, samples: Sequence[Sample]) -> list[int]:
+def sample_next(logits_BV: Tensor, states: Sequence[SequenceState]) -> list[int]:
     """The next token of each sample; how likely it was is noted where that was asked for.
 
     Args:
         logits_BV: float32, the model's own; overwritten.
-        samples: one per row; not yet told the token.
+        states: one per row; the token is not appended yet.
 
     Raises:
         UserError: the model's logits are no numbers.
@@ -211,26 +211,26 @@ def choose(logits_BV: Tensor, samples: Sequence[Sample]) -> list[int]:
         raise UserError("the model gives no numbers (NaN)", fix="Its training diverged: use an earlier step.")
     logprobs = {
         row: logits_BV[row].log_softmax(-1)
-        for row, each in enumerate(samples) if each.request.logprobs is not None
+        for row, each in enumerate(states) if each.request.logprobs is not None
     }  # fmt: skip
-    masks = [_masked(each.request.end_ids, logits_BV.device) for each in samples]
-    alike_masks = all(mask is masks[0] for mask in masks)
-    logits_BV[:, :NUM_SPECIAL].masked_fill_(masks[0] if alike_masks else torch.stack(masks), float("-inf"))
-    for row, each in enumerate(samples):
-        if each.restricted:
-            logits_BV[row] = each.restrict(logits_BV[row])
+    masks = [_special_mask(each.request.end_ids, logits_BV.device) for each in states]
+    same_mask = all(mask is masks[0] for mask in masks)
+    logits_BV[:, :NUM_SPECIAL].masked_fill_(masks[0] if same_mask else torch.stack(masks), float("-inf"))
+    for row, each in enumerate(states):
+        if each.constrained:
+            logits_BV[row] = each.apply_constraints(logits_BV[row])
     alike: dict[Any, list[int]] = {}  # rows that differ in their seeds or limits alone are drawn together
-    for row, each in enumerate(samples):
-        alike.setdefault(_draws(each.request.settings), []).append(row)
-    tokens = [0] * len(samples)
+    for row, each in enumerate(states):
+        alike.setdefault(_draw_settings(each.request.settings), []).append(row)
+    tokens = [0] * len(states)
     for rows in alike.values():
-        settings = samples[rows[0]].request.settings
-        uniforms = [samples[row].uniform() for row in rows]
-        chosen = sample(logits_BV if len(alike) == 1 else logits_BV[rows], settings, uniforms)
-        for row, token in zip(rows, chosen, strict=True):
+        settings = states[rows[0]].request.settings
+        uniforms = [states[row].uniform() for row in rows]
+        drawn = sample(logits_BV if len(alike) == 1 else logits_BV[rows], settings, uniforms)
+        for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
     for row, logprobs_V in logprobs.items():
-        samples[row].logprobs.append(_logprob(logprobs_V, tokens[row], samples[row].request.logprobs or 0))
+        states[row].logprobs.append(_logprob(logprobs_V, tokens[row], states[row].request.logprobs or 0))
     return tokens
 
 

@@ -99,32 +99,37 @@ class DraftSettings:
     """Repeat what followed the same tokens before (lookup), or ask the model's multi-token head (heads)."""
     tokens: int = 2
     """Tokens drafted at a time, at most: with the last one written as many as a CPU's kernels take."""
-    rows: int = 4
+    max_batch: int = 4
     """With more samples than this none is drafted: reading several tokens of each would take too long."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "rows"):
+        for name in ("tokens", "max_batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"--draft.{name} {getattr(self, name)} must be at least 1")
 
 
 @dataclass(frozen=True)
-class Limits:
+class SchedulerLimits:
     """What a scheduler may use."""
 
-    rows: int = 16
+    max_batch: int = 16
     """Samples that write at the same time."""
-    tokens: int = 0
+    cache_tokens: int = 0
     """Tokens in the cache, of all that is read and written now; 0 for as many as all rows can take."""
-    chunk: int = 512
+    prefill_chunk: int = 512
     """Tokens of prompts read per step."""
-    kept_tokens: int = 8192
+    prefix_cache_tokens: int = 8192
     """Tokens kept beyond these of what has ended, for prompts that begin alike."""
     draft: DraftSettings = field(default_factory=DraftSettings)
     """Tokens guessed ahead."""
 
     def __post_init__(self) -> None:
-        for name, least in {"rows": 1, "tokens": 0, "chunk": 1, "kept_tokens": 0}.items():
+        for name, least in {
+            "max_batch": 1,
+            "cache_tokens": 0,
+            "prefill_chunk": 1,
+            "prefix_cache_tokens": 0,
+        }.items():
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}, it must be at least {least}")
 

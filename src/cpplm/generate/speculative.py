@@ -31,24 +31,23 @@ from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import NUM_SPECIAL
 
 _NGRAMS = (3, 2)  # lengths that are looked up, the most telling first
-_FREQUENT = (
-    8192  # tokens that a head may draft: ids count up from what was merged first, so these come most often
-)
+_FREQUENT = 8192
+"""Tokens that a head may draft: ids count up from what was merged first, so these come most often."""
 
 
 @dataclass
-class Trail:
-    """What drafting knows of one sample."""
+class DraftState:
+    """Tokens and hidden states of one sample that drafts are made from."""
 
     ids: list[int]
     """All tokens, the prompt's too."""
-    states: list[Tensor]
-    """Of the model, shape C each, at the last places of which the head was not told what follows."""
-    after: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """Where that stands which followed some tokens the last time."""
+    hidden: list[Tensor]
+    """States of the model, shape C each, at the last places, which the head has not read yet."""
+    next_index: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """Where the token stands that followed an n-gram the last time."""
 
 
-class Drafter:
+class Proposer:
     """Drafts for the samples of one scheduler."""
 
     def __init__(self, model: Transformer, cache: Cache, settings: DraftSettings) -> None:
@@ -56,7 +55,7 @@ class Drafter:
         self.settings = settings
         self._model, self._cache = model, cache
 
-    def read(self, sequence: CachedSequence, ids: Sequence[int], hidden_1TC: Tensor) -> None:
+    def prefill(self, sequence: CachedSequence, ids: Sequence[int], hidden_1TC: Tensor) -> None:
         """Tell the head what follows some tokens of a prompt, before the cache takes them as read.
 
         Args:
@@ -64,76 +63,76 @@ class Drafter:
             ids: the rest of it.
             hidden_1TC: states of the model at the first of these.
         """
-        told = list(ids[1 : hidden_1TC.size(1) + 1])
-        if self.settings.kind == "heads" and told:
-            view = self._cache.view([sequence], len(told))
-            told_1T = torch.tensor([told], device=hidden_1TC.device)
-            self._model.draft_states(0, hidden_1TC[:, : len(told)], told_1T, view)
+        following = list(ids[1 : hidden_1TC.size(1) + 1])
+        if self.settings.kind == "heads" and following:
+            view = self._cache.view([sequence], len(following))
+            next_1T = torch.tensor([following], device=hidden_1TC.device)
+            self._model.draft_states(0, hidden_1TC[:, : len(following)], next_1T, view)
 
-    def begin(self, ids: Sequence[int]) -> Trail:
+    def begin(self, ids: Sequence[int]) -> DraftState:
         """Of a sample behind a prompt."""
-        trail = Trail([], [])
+        state = DraftState([], [])
         for token in ids:
-            self._append(trail, token)
-        return trail
+            self._append(state, token)
+        return state
 
-    def extend(self, trail: Trail, state_C: Tensor, token: int) -> None:
+    def extend(self, state: DraftState, state_C: Tensor, token: int) -> None:
         """The sample goes on with a token, which was chosen from this state of the model."""
-        self._append(trail, token)
+        self._append(state, token)
         if self.settings.kind == "heads":
-            trail.states.append(state_C)
+            state.hidden.append(state_C)
 
-    def _append(self, trail: Trail, token: int) -> None:
+    def _append(self, state: DraftState, token: int) -> None:
         if self.settings.kind == "lookup":
             for length in _NGRAMS:
-                if len(trail.ids) >= length:
-                    trail.after[tuple(trail.ids[-length:])] = len(trail.ids)
-        trail.ids.append(token)
+                if len(state.ids) >= length:
+                    state.next_index[tuple(state.ids[-length:])] = len(state.ids)
+        state.ids.append(token)
 
-    def draft(self, trails: list[Trail], sequences: list[CachedSequence]) -> list[list[int]]:
+    def draft(self, states: list[DraftState], sequences: list[CachedSequence]) -> list[list[int]]:
         """Guesses of what follows each sample's last token, which its sequence has not read yet.
 
         Special tokens are never guessed: they are masked, or end the sample and need not be read.
         """
-        if self.settings.kind == "off" or len(trails) > self.settings.rows:
-            return [[] for _ in trails]
+        if self.settings.kind == "off" or len(states) > self.settings.max_batch:
+            return [[] for _ in states]
         if self.settings.kind == "lookup":
-            return [self._look_up(trail) for trail in trails]
-        return self._ask_head(trails, sequences)
+            return [self._lookup(state) for state in states]
+        return self._draft_by_head(states, sequences)
 
-    def _look_up(self, trail: Trail) -> list[int]:
+    def _lookup(self, state: DraftState) -> list[int]:
         for length in _NGRAMS:
-            start = trail.after.get(tuple(trail.ids[-length:]))
+            start = state.next_index.get(tuple(state.ids[-length:]))
             if start is not None:
-                found = trail.ids[start : start + self.settings.tokens]
-                return list(takewhile(lambda id_: id_ >= NUM_SPECIAL, found))
+                followers = state.ids[start : start + self.settings.tokens]
+                return list(takewhile(lambda id_: id_ >= NUM_SPECIAL, followers))
         return []
 
-    def _ask_head(self, trails: list[Trail], sequences: list[CachedSequence]) -> list[list[int]]:
-        counts = [len(trail.states) for trail in trails]
-        hidden_BTC = pad_sequence([torch.stack(trail.states) for trail in trails], batch_first=True)
-        told = [torch.tensor(trail.ids[-count:]) for trail, count in zip(trails, counts, strict=True)]
-        told_BT = pad_sequence(told, batch_first=True).to(hidden_BTC.device)
+    def _draft_by_head(self, states: list[DraftState], sequences: list[CachedSequence]) -> list[list[int]]:
+        counts = [len(state.hidden) for state in states]
+        hidden_BTC = pad_sequence([torch.stack(state.hidden) for state in states], batch_first=True)
+        following = [torch.tensor(state.ids[-count:]) for state, count in zip(states, counts, strict=True)]
+        next_BT = pad_sequence(following, batch_first=True).to(hidden_BTC.device)
         ends = [sequence.length for sequence in sequences]
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         last_B = torch.tensor(counts, device=hidden_BTC.device) - 1
         drafts: list[Tensor] = []
         while True:
             view = self._cache.view(sequences, counts, starts)
-            states_BTC = self._model.draft_states(0, hidden_BTC, told_BT, view)
-            hidden_BTC = states_BTC[torch.arange(len(trails)), last_B].unsqueeze(1)
-            told_BT = self._likeliest(hidden_BTC)
-            drafts.append(told_BT)
+            states_BTC = self._model.draft_states(0, hidden_BTC, next_BT, view)
+            hidden_BTC = states_BTC[torch.arange(len(states)), last_B].unsqueeze(1)
+            next_BT = self._most_likely(hidden_BTC)
+            drafts.append(next_BT)
             if len(drafts) == self.settings.tokens:
                 break
             # On from its own state, as if that were the model's at the next place.
-            starts, counts, last_B = ends, [1] * len(trails), torch.zeros_like(last_B)
+            starts, counts, last_B = ends, [1] * len(states), torch.zeros_like(last_B)
             ends = [end + 1 for end in ends]
-        for trail in trails:
-            trail.states.clear()
+        for state in states:
+            state.hidden.clear()
         return torch.cat(drafts, dim=1).tolist()
 
-    def _likeliest(self, hidden_BTC: Tensor) -> Tensor:
+    def _most_likely(self, hidden_BTC: Tensor) -> Tensor:
         """Of the frequent tokens: a product over all of them would take a fifth of a step for each draft."""
         weight = self._model.lm_head.weight[NUM_SPECIAL : min(_FREQUENT, self._model.config.vocab_size)]
         return F.linear(hidden_BTC, weight.to(hidden_BTC.dtype)).argmax(-1) + NUM_SPECIAL

@@ -24,7 +24,9 @@ _SPECIAL = 8  # tokens that are no text
 _STEP = 8  # tokens by which a prompt that is too long after all is shortened once more
 
 
-def fit(context: int, new_tokens: int, attempt: Callable[[int], tuple[Prompt, int]]) -> tuple[Prompt, int]:
+def fit_prompt(
+    context: int, new_tokens: int, attempt: Callable[[int], tuple[Prompt, int]]
+) -> tuple[Prompt, int]:
     """The longest prompt that leaves room for writing, and its tokens; too long only if nothing could be cut.
 
     Args:

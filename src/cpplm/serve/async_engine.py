@@ -27,9 +27,9 @@ from queue import Empty, SimpleQueue
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Event, Scheduler
-from cpplm.generate.sequence import Request, TokenLogprob
-from cpplm.generate.settings import Limits
+from cpplm.generate.scheduler import Scheduler, TokenEvent
+from cpplm.generate.sequence import GenerationRequest, TokenLogprob
+from cpplm.generate.settings import SchedulerLimits
 from cpplm.serve.prompt_scoring import Scoring
 
 _log = logging.getLogger("cpplm.serve")
@@ -60,13 +60,13 @@ class News:
 
     number: int
     """Which, from 0."""
-    event: Event
+    event: TokenEvent
 
 
 class Writing:
     """Some requests under way, all of one client."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         """Not begun."""
         self.requests = tuple(requests)
         self.tickets: dict[int, int] = {}
@@ -93,14 +93,14 @@ class Writing:
         news = await self._news.get()
         if isinstance(news, Exception):
             raise news
-        self._left -= news.event.ended
+        self._left -= news.event.last
         return news
 
 
 class Driver:
     """The thread and its scheduler."""
 
-    def __init__(self, engine: Engine, limits: Limits, *, most_waiting: int) -> None:
+    def __init__(self, engine: Engine, limits: SchedulerLimits, *, most_waiting: int) -> None:
         """Not running yet.
 
         Raises:
@@ -157,7 +157,9 @@ class Driver:
                 future.set_exception(Cut("the server stops"))
 
     @contextlib.asynccontextmanager
-    async def write(self, requests: Sequence[Request], *, admitted: bool = False) -> AsyncIterator[Writing]:
+    async def write(
+        self, requests: Sequence[GenerationRequest], *, admitted: bool = False
+    ) -> AsyncIterator[Writing]:
         """Have requests written, behind those that wait; what is unfinished when the block ends is cancelled.
 
         Args:
@@ -214,7 +216,7 @@ class Driver:
         waiting = self.waiting
         if waiting >= self._most_waiting and not admitted:
             each = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
-            seconds = math.ceil(each * waiting / self._limits.rows)
+            seconds = math.ceil(each * waiting / self._limits.max_batch)
             raise Overloaded(waiting, max(1, min(seconds, _LONGEST_RETRY)))
 
     # ---- in the thread --------------------------------------------------------------------------------
@@ -243,16 +245,16 @@ class Driver:
         if self._scorings:
             self._score(self._scorings[0])
         for event in self.scheduler.step():
-            self.written += event.counts
-            writing = self._by_ticket[event.ticket]
-            self._tell(writing, News(writing.tickets[event.ticket], event))
-            if event.ended:
-                del self._by_ticket[event.ticket]
+            self.written += event.is_new
+            writing = self._by_ticket[event.request_id]
+            self._tell(writing, News(writing.tickets[event.request_id], event))
+            if event.last:
+                del self._by_ticket[event.request_id]
 
     def _score(self, scoring: Scoring) -> None:
         """Read one chunk of a prompt."""
         try:
-            ended = scoring.unwanted or scoring.advance(self._limits.chunk)
+            ended = scoring.unwanted or scoring.advance(self._limits.prefill_chunk)
         except Exception as error:
             _log.exception("a prompt could not be scored")
             scoring.failed, ended = _reason(error), True

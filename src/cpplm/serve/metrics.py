@@ -49,14 +49,15 @@ class Metrics:
         """Numbers that the thread writes and this reads: they may be a step old, never half-written."""
         for name, meaning, look in (
             ("cpplm_requests_waiting", "Requests of which nothing was written yet", lambda: driver.waiting),
-            ("cpplm_samples_writing", "Completions being written", lambda: driver.scheduler.writing),
+            ("cpplm_samples_writing", "Completions being written", lambda: driver.scheduler.num_running),
             ("cpplm_cache_blocks_used", "Blocks of the cache in use",
              lambda: driver.scheduler.cache.used_blocks),
             ("cpplm_cache_blocks_kept", "Blocks kept for requests that begin alike",
              lambda: driver.scheduler.cache.kept_blocks),
             ("cpplm_cache_bytes", "Memory of the cache", lambda: driver.scheduler.cache.bytes),
-            ("cpplm_drafted_tokens", "Tokens drafted", lambda: driver.scheduler.drafted),
-            ("cpplm_accepted_tokens", "Drafted tokens that were written", lambda: driver.scheduler.accepted),
+            ("cpplm_drafted_tokens", "Tokens drafted", lambda: driver.scheduler.num_drafted),
+            ("cpplm_accepted_tokens", "Drafted tokens that were written",
+             lambda: driver.scheduler.num_accepted),
             ("cpplm_model_failures", "Steps of the model that failed", lambda: driver.failures),
             ("cpplm_model_up", "Whether the model's thread runs", lambda: float(driver.alive)),
         ):  # fmt: skip

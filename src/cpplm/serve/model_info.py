@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import Request
+from cpplm.generate.sequence import GenerationRequest
 from cpplm.serve.settings import ServeSettings
 from cpplm.train.checkpoint.format import Checkpoint, Stage
 
@@ -41,6 +41,6 @@ class ServedModel:
         """Tokens that it can have in view, the prompt and what it writes."""
         return self.engine.model.config.max_seq_len
 
-    def prompt_tokens(self, request: Request) -> int:
+    def prompt_tokens(self, request: GenerationRequest) -> int:
         """Tokens of a prompt as it was sent, <BOS> too: also those of its end, which is spelt anew."""
         return len(request.ids) + len(self.engine.tokenizer.encode(request.prefix))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from cpplm.core.errors import UserError
-from cpplm.generate.sequence import Request
+from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import SamplingSettings
 from cpplm.serve.errors import ApiError, too_long
 from cpplm.serve.model_info import ServedModel
@@ -139,14 +139,14 @@ class Planner:
     def prompt(
         self, prompt: str | list[int], sampling: SamplingSettings, *, samples: int, logprobs: int | None,
         exact: bool = False,
-    ) -> Request:  # fmt: skip
+    ) -> GenerationRequest:  # fmt: skip
         """What follows a text, or tokens.
 
         Args:
             prompt: the beginning of a document.
             sampling: how tokens are chosen.
             samples: continuations.
-            logprobs: see `Request`.
+            logprobs: see `GenerationRequest`.
             exact: take the last token as it is; otherwise the end, which may be inside one, is spelt anew.
 
         Raises:
@@ -159,7 +159,7 @@ class Planner:
             )
             return self.checked(request)
         ids = self.ids(prompt)
-        return self.checked(Request(ids, sampling, samples, logprobs=logprobs))
+        return self.checked(GenerationRequest(ids, sampling, samples, logprobs=logprobs))
 
     def ids(self, prompt: str | list[int]) -> tuple[int, ...]:
         """The tokens of a prompt, <BOS> first.
@@ -176,7 +176,7 @@ class Planner:
     def hole(
         self, prefix: str | bytes, suffix: str | bytes, sampling: SamplingSettings, *, samples: int = 1,
         logprobs: int | None = None, checked: bool = True,
-    ) -> Request:  # fmt: skip
+    ) -> GenerationRequest:  # fmt: skip
         """What belongs between two texts; unless `checked`, however long they are.
 
         Raises:
@@ -201,7 +201,7 @@ class Planner:
             least = f"more than {characters * self.model.context // self._most_bytes}"
             raise too_long(least, self.model.context, param)
 
-    def checked(self, request: Request) -> Request:
+    def checked(self, request: GenerationRequest) -> GenerationRequest:
         """The same.
 
         Raises:

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cpplm.core.errors import UserError
-from cpplm.generate.sequence import Reason, Request, TokenLogprob
+from cpplm.generate.sequence import FinishReason, GenerationRequest, TokenLogprob
 from cpplm.serve.async_engine import Cut, Driver, Failed, News, Overloaded
 from cpplm.serve.errors import ApiError
 from cpplm.serve.logprobs import Token, TokenTrail
@@ -22,7 +22,7 @@ from cpplm.serve.response_models import Answer, Ended, Usage
 from cpplm.serve.settings import RequestSettings
 from cpplm.serve.sse import ClientGone, EventStream, record, unless, unless_gone
 
-ENDED: dict[Reason, Ended] = {"end": "stop", "stop": "stop", "length": "length"}
+ENDED: dict[FinishReason, Ended] = {"end": "stop", "stop": "stop", "length": "length"}
 Result = TypeVar("Result")
 
 _READ_PATIENCE = 30.0  # seconds that a client may leave what was sent to it unread
@@ -143,7 +143,7 @@ class Service:
         return asyncio.get_running_loop().time() if before is None else before
 
     async def news(
-        self, requests: Sequence[Request], *, since: float | None = None
+        self, requests: Sequence[GenerationRequest], *, since: float | None = None
     ) -> AsyncGenerator[News, None]:
         """What is written of some requests, token by token, in time.
 
@@ -188,7 +188,7 @@ class Service:
             raise explained(error, begun=True) from error
 
     async def pieces(
-        self, requests: Sequence[Request], tally: Tally, *, offsets: Sequence[int] | None = None
+        self, requests: Sequence[GenerationRequest], tally: Tally, *, offsets: Sequence[int] | None = None
     ) -> Pieces:
         """The same as pieces of choices, the samples of each request behind those of the one before.
 
@@ -213,12 +213,12 @@ class Service:
                             self.model.engine.tokenizer, skip=len(request.prefix), offset=offset
                         )
                         trails[choice] = trail
-                    if event.logprob is not None and not (done and done.reason == "end"):
+                    if event.logprob is not None and not (done and done.finish_reason == "end"):
                         trail.push(event.logprob)
                     tokens = trail.show(len(event.text), last=done is not None)
-                tally.written += event.counts
+                tally.written += event.is_new
                 if event.text or tokens or done:
-                    ended = ENDED[done.reason] if done else None
+                    ended = ENDED[done.finish_reason] if done else None
                     yield Piece(choice, event.text, tokens, ended=ended)
 
     async def respond(

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cpplm.core.errors import UserError
 from cpplm.core.settings import group
 from cpplm.core.storage import require_path
-from cpplm.generate.settings import DraftSettings, Limits, ModelSource, ToolLimits
+from cpplm.generate.settings import DraftSettings, ModelSource, SchedulerLimits, ToolLimits
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -107,13 +107,13 @@ class BatchSettings:
             if getattr(self, name) < value:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least {value}")
 
-    def limits(self) -> Limits:
+    def limits(self) -> SchedulerLimits:
         """As the scheduler takes them."""
-        return Limits(
-            rows=self.max_batch,
-            tokens=self.cache_tokens,
-            chunk=self.prefill_chunk,
-            kept_tokens=self.prefix_cache_tokens,
+        return SchedulerLimits(
+            max_batch=self.max_batch,
+            cache_tokens=self.cache_tokens,
+            prefill_chunk=self.prefill_chunk,
+            prefix_cache_tokens=self.prefix_cache_tokens,
             draft=DraftSettings(self.draft),
         )
 

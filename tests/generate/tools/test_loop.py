@@ -10,10 +10,17 @@ from cpplm.generate.conversation import chat_request
 from cpplm.generate.engine import Engine
 from cpplm.generate.sampling import random_stream, sample
 from cpplm.generate.scheduler import Scheduler
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.settings import DraftSettings, Limits, SamplingSettings, ToolLimits
-from cpplm.generate.tools.loop import Answered, Called, Ended, Happening, Said, ToolLoop, write
-from cpplm.generate.tools.tool_call_format import KINDS, RESULTS, marks, parse_call
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import DraftSettings, SamplingSettings, SchedulerLimits, ToolLimits
+from cpplm.generate.tools.loop import (
+    Finished,
+    TextDelta,
+    ToolLoop,
+    ToolLoopEvent,
+    ToolResult,
+    generate_with_tools,
+)
+from cpplm.generate.tools.tool_call_format import KINDS, RESULTS, ToolCall, parse_call, tool_tokens
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.conversations import render_conversation
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
@@ -26,7 +33,7 @@ from tests.model.features import random_ids
 def caller(tokenizer: Tokenizer) -> Engine:
     """A random model that is fond of calls, sensible ones or not."""
     engine = babbler(tokenizer, context=1024)
-    fond = [id_ for kind in KINDS for id_ in dataclasses.astuple(marks(tokenizer, kind))[:2]]
+    fond = [id_ for kind in KINDS for id_ in dataclasses.astuple(tool_tokens(tokenizer, kind))[:2]]
     digits = [tokenizer.ids[digit.encode()] for digit in "123+*"]
     with torch.no_grad():
         usual_C = engine.model.hidden_states(random_ids(8, 30, engine.model.config)).mean((0, 1))
@@ -36,16 +43,16 @@ def caller(tokenizer: Tokenizer) -> Engine:
 
 
 @torch.no_grad()
-def plain(engine: Engine, request: Request, number: int, box: ToolBox) -> Completion:
+def plain(engine: Engine, request: GenerationRequest, number: int, box: ToolBox) -> CompletionOutput:
     """Token by token, everything read anew; what a tool answers is read as if it had been written."""
     tokenizer, settings = engine.tokenizer, request.settings
     random = random_stream(settings.seed, number)
-    starts = {marks(tokenizer, kind).start: kind for kind in KINDS}
+    starts = {tool_tokens(tokenizer, kind).start: kind for kind in KINDS}
     ids, texts, call, kind = list(request.ids), [[]], [], None
     left, reason = settings.max_new_tokens, None
     while reason is None:
         logits = engine.model(torch.tensor([ids]))[:, -1]
-        calls = starts if kind is None else [marks(tokenizer, kind).end]
+        calls = starts if kind is None else [tool_tokens(tokenizer, kind).end]
         ends = {BOS, EOS, *request.end_ids, *calls}
         logits[:, [id_ for id_ in range(NUM_SPECIAL) if id_ not in ends]] = float("-inf")
         (token,) = sample(logits, settings, [random.random()])
@@ -61,31 +68,31 @@ def plain(engine: Engine, request: Request, number: int, box: ToolBox) -> Comple
             texts.append([])
         elif kind is None:
             texts[-1].append(token)
-        elif token != marks(tokenizer, kind).end:
+        elif token != tool_tokens(tokenizer, kind).end:
             call.append(token)
         elif left > 0:
-            each, result = marks(tokenizer, kind), box.call(parse_call(kind, tokenizer.decode(call)))
+            each, result = tool_tokens(tokenizer, kind), box.call(parse_call(kind, tokenizer.decode(call)))
             ids += [each.result_start, *tokenizer.encode(result), each.result_end]
             kind = None
         if reason is None and left == 0:
             reason = "length"
     text = "".join(tokenizer.decode(part) for part in texts)
-    return Completion(text, tuple(ids[len(request.ids) :]), reason)
+    return CompletionOutput(text, tuple(ids[len(request.ids) :]), reason)
 
 
-def happenings(
-    engine: Engine, request: Request, box: ToolBox, limits: Limits | None = None
-) -> list[Happening]:
-    return list(write(engine.scheduler(limits), request, box))
+def events(
+    engine: Engine, request: GenerationRequest, box: ToolBox, limits: SchedulerLimits | None = None
+) -> list[ToolLoopEvent]:
+    return list(generate_with_tools(engine.scheduler(limits), request, box))
 
 
-def text_of(found: list[Happening]) -> str:
-    return "".join(each.text for each in found if isinstance(each, Said))
+def text_of(found: list[ToolLoopEvent]) -> str:
+    return "".join(each.text for each in found if isinstance(each, TextDelta))
 
 
-def ended(found: list[Happening]) -> Completion:
-    assert isinstance(found[-1], Ended)
-    assert not any(isinstance(each, Ended) for each in found[:-1])
+def ended(found: list[ToolLoopEvent]) -> CompletionOutput:
+    assert isinstance(found[-1], Finished)
+    assert not any(isinstance(each, Finished) for each in found[:-1])
     return found[-1].completion
 
 
@@ -95,9 +102,9 @@ def ended(found: list[Happening]) -> Completion:
 @pytest.mark.parametrize("seed", range(10))
 def test_it_is_as_if_written_in_one_go(caller: Engine, seed: int) -> None:
     settings = SamplingSettings(40, 1.0 if seed else 0, 0, seed=seed)
-    request = Request((BOS, 100 + seed, 101), settings, first_sample=seed % 3, end_ids=(90, 91, 92))
+    request = GenerationRequest((BOS, 100 + seed, 101), settings, first_sample=seed % 3, end_ids=(90, 91, 92))
     expected = plain(caller, request, seed % 3, ToolBox())
-    found = happenings(caller, request, ToolBox())
+    found = events(caller, request, ToolBox())
     assert ended(found) == expected
     assert text_of(found) == expected.text
 
@@ -106,35 +113,37 @@ def test_that_includes_calls_of_both_kinds(caller: Engine) -> None:
     """The test above would prove little otherwise."""
     calls = []
     for seed in range(10):
-        request = Request(
+        request = GenerationRequest(
             (BOS, 100 + seed, 101), SamplingSettings(40, 1.0, 0, seed=seed), end_ids=(90, 91, 92)
         )
-        calls += [each.call for each in happenings(caller, request, ToolBox()) if isinstance(each, Called)]
+        calls += [each for each in events(caller, request, ToolBox()) if isinstance(each, ToolCall)]
     assert {call.kind for call in calls} == set(KINDS)
     assert len(calls) > 12
 
 
 def test_each_sample_of_a_request_is_what_it_is_alone(caller: Engine) -> None:
     """A chain per sample, worked off together as a server does, with what does not fit held back."""
-    request = Request((BOS, 100, 101), SamplingSettings(25, 1.0, 0, seed=5), num_samples=6, logprobs=1)
+    request = GenerationRequest(
+        (BOS, 100, 101), SamplingSettings(25, 1.0, 0, seed=5), num_samples=6, logprobs=1
+    )
     loops = [ToolLoop(caller.tokenizer, request, 512, number) for number in range(6)]
     boxes = [ToolBox() for _ in loops]
-    scheduler = caller.scheduler(Limits(rows=4))
-    while any(loop.reason is None for loop in loops):
-        tickets = {scheduler.submit(loop.request): loop for loop in loops if loop.request is not None}
+    scheduler = caller.scheduler(SchedulerLimits(max_batch=4))
+    while any(loop.finish_reason is None for loop in loops):
+        submitted = {scheduler.submit(loop.request): loop for loop in loops if loop.request is not None}
         while not scheduler.idle:
             for event in scheduler.step():
                 if event.completion is not None:
-                    tickets[event.ticket].take(event.completion)
+                    submitted[event.request_id].add_completion(event.completion)
         for loop, box in zip(loops, boxes, strict=True):
             if loop.call is not None:
-                loop.answer(box.call(loop.call))
+                loop.add_result(box.call(loop.call))
     alone = dataclasses.replace(request, num_samples=1, logprobs=None)
     for number, loop in enumerate(loops):
         completion = loop.completion()
         assert dataclasses.replace(completion, logprobs=()) == plain(caller, alone, number, ToolBox())
         written = [each.token for each in completion.logprobs]
-        assert len(written) >= 25 or completion.reason == "end"
+        assert len(written) >= 25 or completion.finish_reason == "end"
         assert set(written) <= {*completion.ids, BOS, EOS}
 
 
@@ -152,7 +161,7 @@ def box() -> Iterator[ToolBox]:
         yield ToolBox(root)
 
 
-def ask(engine: Engine, question: str, **changes: object) -> Request:
+def ask(engine: Engine, question: str, **changes: object) -> GenerationRequest:
     request = chat_request(engine, messages(question)[:1], GREEDY)
     return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
 
@@ -162,56 +171,56 @@ def ask(engine: Engine, question: str, **changes: object) -> Request:
 def test_it_calls_reads_the_result_and_goes_on(
     engine: Engine, box: ToolBox, question: str, draft: str
 ) -> None:
-    limits = Limits(draft=DraftSettings(draft))  # type: ignore[arg-type]
-    found = happenings(engine, ask(engine, question), box.fresh(), limits)
+    limits = SchedulerLimits(draft=DraftSettings(draft))  # type: ignore[arg-type]
+    found = events(engine, ask(engine, question), box.fresh(), limits)
     parts: list[dict[str, str]] = []
     for each in found:
         match each:
-            case Said(text) if parts and parts[-1]["type"] == "text":
+            case TextDelta(text) if parts and parts[-1]["type"] == "text":
                 parts[-1]["text"] += text
-            case Said(text):
+            case TextDelta(text):
                 parts.append({"type": "text", "text": text})
-            case Called(call):
+            case ToolCall() as call:
                 parts.append({"type": call.kind, "text": call.text})
-            case Answered(call, result):
+            case ToolResult(call, result):
                 parts.append({"type": RESULTS[call.kind], "text": result})
     assert parts == LEARNED[question]
     learned = render_conversation(engine.tokenizer, {"messages": messages(question)}).ids
     completion = ended(found)
     assert [*ask(engine, question).ids, *completion.ids] == learned
-    assert completion.reason == "end"
+    assert completion.finish_reason == "end"
     assert completion.text == "".join(part["text"] for part in parts if part["type"] == "text")
 
 
 def test_text_is_streamed_before_and_behind_a_call(engine: Engine) -> None:
-    found = happenings(engine, ask(engine, "12*34?"), ToolBox())
+    found = events(engine, ask(engine, "12*34?"), ToolBox())
     kinds = [type(each) for each in found]
-    place = kinds.index(Called)
-    assert kinds[place : place + 2] == [Called, Answered]
-    assert kinds[:place].count(Said) > 1
-    assert kinds[place + 2 :].count(Said) > 1
+    place = kinds.index(ToolCall)
+    assert kinds[place : place + 2] == [ToolCall, ToolResult]
+    assert kinds[:place].count(TextDelta) > 1
+    assert kinds[place + 2 :].count(TextDelta) > 1
 
 
 def test_stop_texts_and_functions_see_text_alone(engine: Engine) -> None:
     stopped = dataclasses.replace(GREEDY, stop=("34", "08."))
-    found = happenings(engine, ask(engine, "12*34?", settings=stopped), ToolBox())
-    assert (ended(found).text, ended(found).reason) == ("It is 4", "stop")
+    found = events(engine, ask(engine, "12*34?", settings=stopped), ToolBox())
+    assert (ended(found).text, ended(found).finish_reason) == ("It is 4", "stop")
     seen: list[str] = []
     request = ask(engine, "12*34?", stop=lambda text: bool(seen.append(text)) or text.endswith("is 40"))
-    completion = ended(happenings(engine, request, ToolBox()))
-    assert (completion.text, completion.reason) == ("It is 40", "stop")
+    completion = ended(events(engine, request, ToolBox()))
+    assert (completion.text, completion.finish_reason) == ("It is 40", "stop")
     assert seen[-1] == "It is 40"
     assert all("It is 408.".startswith(text) for text in seen)
 
 
 def test_what_is_written_counts_and_results_do_not(engine: Engine) -> None:
-    whole = ended(happenings(engine, ask(engine, "12*34?"), ToolBox()))
+    whole = ended(events(engine, ask(engine, "12*34?"), ToolBox()))
     learned = render_conversation(engine.tokenizer, {"messages": messages("12*34?")})
     written = sum(learned.mask)
     for count in range(1, written + 1):
         settings = dataclasses.replace(GREEDY, max_new_tokens=count)
-        completion = ended(happenings(engine, ask(engine, "12*34?", settings=settings), ToolBox()))
-        assert completion.reason == ("end" if count == written else "length")
+        completion = ended(events(engine, ask(engine, "12*34?", settings=settings), ToolBox()))
+        assert completion.finish_reason == ("end" if count == written else "length")
         assert completion.ids == whole.ids[: len(completion.ids)]
         assert sum(learned.mask[len(ask(engine, "12*34?").ids) :][: len(completion.ids)]) == count
 
@@ -223,7 +232,7 @@ def work_off(scheduler: Scheduler, loop: ToolLoop) -> None:
         while not scheduler.idle:
             for event in scheduler.step():
                 if event.completion is not None:
-                    loop.take(event.completion)
+                    loop.add_completion(event.completion)
 
 
 @pytest.mark.parametrize("length", [1, 50, 10_000])
@@ -233,28 +242,28 @@ def test_a_result_takes_no_more_than_the_context(engine: Engine, length: int) ->
     work_off(scheduler, loop)
     assert loop.call is not None
     before, result = len(ask(engine, "where?").ids), "a\0" * length
-    loop.answer(result)
+    loop.add_result(result)
     assert loop.request is not None
     read = engine.tokenizer.decode(loop.request.ids[before:])
     assert read.startswith('<QUERY_TOOL>search("area")<CODE_END><TOOL_RESULT>a\0')
     assert read.endswith("\0<CODE_END>" if len(loop.request.ids) < CONTEXT - 1 else "<CODE_END>")
     assert (len(loop.request.ids) == CONTEXT - 1) == (length == 10_000)
     work_off(scheduler, loop)
-    assert loop.reason is not None
+    assert loop.finish_reason is not None
     assert len(loop.completion().ids) + before <= CONTEXT + 1
 
 
 @pytest.mark.parametrize("room", range(1, 8))
 def test_where_there_is_no_room_it_ends(engine: Engine, room: int) -> None:
     """At a call's begin, at its end, or for the marks of its result; never with a prompt that is refused."""
-    request, each = ask(engine, "where?"), marks(engine.tokenizer, "query_tool")
+    request, each = ask(engine, "where?"), tool_tokens(engine.tokenizer, "query_tool")
     loop = ToolLoop(engine.tokenizer, request, len(request.ids) + room)
-    loop.take(Completion("", (each.start,), "end"))
-    if loop.reason is None:
-        loop.take(Completion("", (each.end,), "end"))
+    loop.add_completion(CompletionOutput("", (each.start,), "end"))
+    if loop.finish_reason is None:
+        loop.add_completion(CompletionOutput("", (each.end,), "end"))
         assert loop.call is not None
-        loop.answer("1")
-    assert loop.reason == ("length" if room < 5 else None)
+        loop.add_result("1")
+    assert loop.finish_reason == ("length" if room < 5 else None)
     assert (loop.request is None) == (room < 5)
     if loop.request is not None:
         assert len(loop.request.ids) < len(request.ids) + room
@@ -262,37 +271,37 @@ def test_where_there_is_no_room_it_ends(engine: Engine, room: int) -> None:
 
 
 def test_a_call_that_is_broken_off_is_none(engine: Engine, tokenizer: Tokenizer) -> None:
-    each = marks(tokenizer, "python")
-    for completion in (Completion("1+", (100,), "end"), Completion("1+", (100,), "length")):
+    each = tool_tokens(tokenizer, "python")
+    for completion in (CompletionOutput("1+", (100,), "end"), CompletionOutput("1+", (100,), "length")):
         loop = ToolLoop(tokenizer, ask(engine, "12*34?"), CONTEXT)
-        loop.take(Completion("a", (99, each.start), "end"))
-        assert not loop.shows
-        loop.take(completion)
-        assert (loop.reason, loop.call, loop.request) == (completion.reason, None, None)
-        assert loop.completion() == Completion("a", (99, each.start, 100), completion.reason)
+        loop.add_completion(CompletionOutput("a", (99, each.start), "end"))
+        assert not loop.in_text
+        loop.add_completion(completion)
+        assert (loop.finish_reason, loop.call, loop.request) == (completion.finish_reason, None, None)
+        assert loop.completion() == CompletionOutput("a", (99, each.start, 100), completion.finish_reason)
 
 
 def test_tools_that_are_used_up_are_told_and_it_ends(caller: Engine) -> None:
     """A model that calls for ever ends by the tokens that it writes."""
-    request = Request((BOS, 100), SamplingSettings(60, 1.0, 0, seed=1))
-    found = happenings(caller, request, ToolBox(None, ToolLimits(tool_calls=1)))
-    results = [each.result for each in found if isinstance(each, Answered)]
+    request = GenerationRequest((BOS, 100), SamplingSettings(60, 1.0, 0, seed=1))
+    found = events(caller, request, ToolBox(None, ToolLimits(tool_calls=1)))
+    results = [each.result for each in found if isinstance(each, ToolResult)]
     assert len(results) > 1
     assert set(results[1:]) == {"error: 1 calls are all that an answer may have"}
-    assert ended(found).reason in {"length", "end"}
+    assert ended(found).finish_reason in {"length", "end"}
 
 
 def test_the_prompts_end_is_spelt_before_anything_is_called(caller: Engine) -> None:
     """Token healing: the request's prefix is written first, is no text, and does not count."""
     request = caller.request("int shift_3_1(int", settings=SamplingSettings(20, 1.0, 0, seed=2))
     assert request.prefix
-    starts = tuple(marks(caller.tokenizer, kind).start for kind in KINDS)
+    starts = tuple(tool_tokens(caller.tokenizer, kind).start for kind in KINDS)
     (answer,) = caller.complete_many([dataclasses.replace(request, end_ids=starts)])
     (alone,) = answer.completions
     loop = ToolLoop(caller.tokenizer, request, 512)
     assert loop.request is not None
     assert loop.request.prefix == request.prefix
-    completion = ended(happenings(caller, request, ToolBox(None, ToolLimits(tool_calls=0))))
+    completion = ended(events(caller, request, ToolBox(None, ToolLimits(tool_calls=0))))
     spelt = caller.tokenizer.decode_bytes(completion.ids)
     assert spelt.startswith(request.prefix)
     assert completion.ids[: len(alone.ids)] == alone.ids
@@ -300,14 +309,14 @@ def test_the_prompts_end_is_spelt_before_anything_is_called(caller: Engine) -> N
 
 def test_who_stops_listening_leaves_nothing_behind(engine: Engine, box: ToolBox) -> None:
     scheduler = engine.scheduler()
-    answer = write(scheduler, ask(engine, "12*34?"), box.fresh())
+    answer = generate_with_tools(scheduler, ask(engine, "12*34?"), box.fresh())
     for each in answer:
-        if isinstance(each, Said):
+        if isinstance(each, TextDelta):
             break
     assert isinstance(answer, Iterator)
     answer.close()  # type: ignore[attr-defined]
     assert_free(scheduler)
-    assert text_of(list(write(scheduler, ask(engine, "12*34?"), box.fresh()))) == "It is 408."
+    assert text_of(list(generate_with_tools(scheduler, ask(engine, "12*34?"), box.fresh()))) == "It is 408."
     assert_free(scheduler)
 
 

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.generate.tools.tool_call_format import KINDS, LONGEST, Call, marks, parse_call, render_call
+from cpplm.generate.tools.tool_call_format import (
+    KINDS,
+    LONGEST,
+    ToolCall,
+    parse_call,
+    render_call,
+    tool_tokens,
+)
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 VALUES = st.text() | st.booleans() | st.integers(-(10**17), 10**17)
@@ -28,7 +35,7 @@ VALUES = st.text() | st.booleans() | st.integers(-(10**17), 10**17)
     ],
 )
 def test_calls_are_read_as_cpp(text: str, name: str, arguments: tuple[object, ...]) -> None:
-    assert parse_call("query_tool", text) == Call("query_tool", text, name, arguments)
+    assert parse_call("query_tool", text) == ToolCall("query_tool", text, name, arguments)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +106,16 @@ def test_long_calls_are_read_in_no_time() -> None:
 
 
 def test_the_calculator_gets_what_stands_between_its_marks() -> None:
-    assert parse_call("python", " 1 + 1 ") == Call("python", " 1 + 1 ", "calculator", ("1 + 1",))
+    assert parse_call("python", " 1 + 1 ") == ToolCall("python", " 1 + 1 ", "calculator", ("1 + 1",))
 
 
 def test_marks(tokenizer: Tokenizer) -> None:
-    found = marks(tokenizer, "query_tool")
+    found = tool_tokens(tokenizer, "query_tool")
     names = [
         tokenizer.decode([id_]) for id_ in (found.start, found.end, found.result_start, found.result_end)
     ]
     assert names == ["<QUERY_TOOL>", "<CODE_END>", "<TOOL_RESULT>", "<CODE_END>"]
-    found = marks(tokenizer, "python")
+    found = tool_tokens(tokenizer, "python")
     names = [
         tokenizer.decode([id_]) for id_ in (found.start, found.end, found.result_start, found.result_end)
     ]

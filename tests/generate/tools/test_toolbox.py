@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.generate.settings import ToolLimits
-from cpplm.generate.tools.tool_call_format import Call, parse_call
+from cpplm.generate.tools.tool_call_format import ToolCall, parse_call
 from cpplm.generate.tools.toolbox import ToolBox
 from tests.generate.talker import project
 
@@ -85,7 +85,7 @@ def test_without_a_project_there_is_the_calculator() -> None:
     arguments=st.lists(st.text(max_size=20) | st.booleans() | st.integers(), max_size=4).map(tuple),
 )
 def test_no_call_raises(box: ToolBox, kind: str, name: str, arguments: tuple[object, ...]) -> None:
-    assert isinstance(box.fresh().call(Call(kind, "", name, arguments)), str)  # type: ignore[arg-type]
+    assert isinstance(box.fresh().call(ToolCall(kind, "", name, arguments)), str)  # type: ignore[arg-type]
 
 
 def test_calls_are_counted(box: ToolBox) -> None:

@@ -142,7 +142,7 @@ def test_cancelling_ends_the_work_of_the_server(
     write(page, BEFORE, AFTER)
     page.keyboard.press("Control+Space")
     expect(ghost(page)).not_to_be_empty()
-    assert server.driver.scheduler.writing == 1
+    assert server.driver.scheduler.num_running == 1
     page.keyboard.press("Escape")
     expect(ghost(page)).to_have_count(0)
     wait_for(lambda: abandoned(server) == gone + 1)

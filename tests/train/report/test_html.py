@@ -33,7 +33,7 @@ def charts_of(html: str) -> list[dict[str, Any]]:
 
 
 def evaluated(run: Path) -> None:
-    sample = {"prompt": "int main", "completion": EVIL, "reason": "length"}
+    sample = {"prompt": "int main", "completion": EVIL, "finish_reason": "length"}
     (run / "samples.json").write_text(json.dumps({"step": 8, "samples": [sample]}))
     detail = {"problem": EVIL, "difficulty": "easy", "outcome": "pass", "body": EVIL, "message": EVIL}
     cpp = {
@@ -148,7 +148,7 @@ def test_where_a_page_goes(read_only: bool, tmp_path: Path, monkeypatch: pytest.
 
 def test_sessions_and_samples_over_time(tmp_path: Path) -> None:
     def samples(step: int, text: str) -> dict[str, Any]:
-        one = {"prompt": "int ", "completion": text, "reason": "end"}
+        one = {"prompt": "int ", "completion": text, "finish_reason": "end"}
         return {"event": "samples", "time": step, "step": step, "samples": [one]}
 
     records = [
@@ -178,7 +178,7 @@ def test_a_hundred_thousand_steps_are_a_small_page(tmp_path: Path) -> None:
     records = [session(0, 0), *steps(0, 1, 100_000, of=100_000, mfu=0.4)]
     for number, record in enumerate(records):
         record["loss"] = 3 + (number * 0.618) % 1
-    one = {"prompt": "int main() {\n", "completion": "  return 0;\n" * 30, "reason": "length"}
+    one = {"prompt": "int main() {\n", "completion": "  return 0;\n" * 30, "finish_reason": "length"}
     for step in range(250, 100_001, 250):
         records += [validation(step, step, 1.5)]
         records += [{"event": "samples", "time": step, "step": step, "samples": [one] * 3}]

@@ -14,8 +14,8 @@ from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopConditi
 from cpplm.evaluate.sliding_window import EncodedText, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.sequence import Request as EngineRequest
-from cpplm.generate.settings import Limits, ModelSource, SamplingSettings
+from cpplm.generate.sequence import GenerationRequest as EngineRequest
+from cpplm.generate.settings import ModelSource, SamplingSettings, SchedulerLimits
 from cpplm.generate.truncation import token_ends
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.train.checkpoint.format import Checkpoint
@@ -97,7 +97,7 @@ class CheckpointModel:
             self._request(request, settings=sampling, num_samples=num_samples, stop=stop)
             for request in requests
         )
-        for answer in self.engine.complete_many(wanted, Limits(rows=self._rows)):
+        for answer in self.engine.complete_many(wanted, SchedulerLimits(max_batch=self._rows)):
             failed = [Completion("", answer.failed)] * num_samples
             yield answer.number, [Completion(each.text) for each in answer.completions] or failed
 

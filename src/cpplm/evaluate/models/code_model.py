@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpplm.generate.settings import SamplingSettings
-from cpplm.generate.truncation import TokenEnds, fit, truncate
+from cpplm.generate.truncation import TokenEnds, fit_prompt, truncate
 
 StopCondition = Callable[[str], bool]
 """Whether a text that is being written has said all that is wanted: what follows would be cut off."""
@@ -47,7 +47,7 @@ def fit_to_context(
         cut = CodePrompt(before, request.suffix if suffix is None else behind)
         return cut, count(cut)
 
-    return fit(context, new_tokens, attempt)[0]
+    return fit_prompt(context, new_tokens, attempt)[0]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopConditi
 from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
-from cpplm.generate.sampling import penalise, random_stream, sample
+from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.special_tokens import IGNORED
 
@@ -230,7 +230,7 @@ class _BatchSampler:
     def choose(self, _: Tensor, logits_BV: Tensor) -> Tensor:
         """As a logits processor: all but the chosen token of each row is ruled out."""
         rows = zip(logits_BV.float(), self._read, self._ids, strict=True)
-        possible_BV = torch.stack([penalise(row_V, self._sampling, *ids) for row_V, *ids in rows])
+        possible_BV = torch.stack([apply_penalties(row_V, self._sampling, *ids) for row_V, *ids in rows])
         chosen = sample(possible_BV, self._sampling, [stream.random() for stream in self._streams])
         for row, token in enumerate(chosen):
             if not self._ended[row] and token not in self._end_ids:

@@ -1,11 +1,11 @@
 """Writing with tools: a continuation that stops at each call and goes on behind the result.
 
-    for happening in write(scheduler, request, box):
-        match happening:
-            case Said(text): ...            # text, as soon as it is certain
-            case Called(call): ...          # the model asks for a tool
-            case Answered(call, result): ...
-            case Ended(completion): ...     # last
+    for event in generate_with_tools(scheduler, request, box):
+        match event:
+            case TextDelta(text): ...            # text, as soon as it is certain
+            case ToolCall() as call: ...          # the model asks for a tool
+            case ToolResult(call, result): ...
+            case Finished(completion): ...     # last
 
 One continuation is a chain of requests. Each stops where a call begins or ends; the next one reads all that
 came before, and behind a call also its result, which the model did not write. What was read stays in the
@@ -22,42 +22,41 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from cpplm.generate.scheduler import Scheduler
-from cpplm.generate.sequence import Completion, Reason, Request, Stop, TokenLogprob
-from cpplm.generate.tools.tool_call_format import KINDS, Call, Kind, marks, parse_call
+from cpplm.generate.sequence import (
+    CompletionOutput,
+    FinishReason,
+    GenerationRequest,
+    StopCondition,
+    TokenLogprob,
+)
+from cpplm.generate.tools.tool_call_format import KINDS, Kind, ToolCall, parse_call, tool_tokens
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Said:
+class TextDelta:
     """Text that can be shown."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Called:
-    """The model asks for a tool."""
-
-    call: Call
-
-
-@dataclass(frozen=True)
-class Answered:
+class ToolResult:
     """What the tool answered."""
 
-    call: Call
+    call: ToolCall
     result: str
 
 
 @dataclass(frozen=True)
-class Ended:
+class Finished:
     """That was all."""
 
-    completion: Completion
+    completion: CompletionOutput
 
 
-Happening = Said | Called | Answered | Ended
+ToolLoopEvent = TextDelta | ToolCall | ToolResult | Finished
 
 
 class ToolLoop:
@@ -66,10 +65,12 @@ class ToolLoop:
     Attributes:
         request: what is to be written next; None while a call waits, and at the end.
         call: waits for its result.
-        reason: why it ended; None before.
+        finish_reason: why it ended; None before.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, context: int, sample: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: GenerationRequest, context: int, sample: int = 0
+    ) -> None:
         """Begin with the request itself.
 
         Args:
@@ -80,26 +81,26 @@ class ToolLoop:
         """
         self._tokenizer, self._context = tokenizer, context
         self._first = replace(request, num_samples=1, first_sample=request.first_sample + sample)
-        self._marks = {kind: marks(tokenizer, kind) for kind in KINDS}
-        self._starts: dict[int | None, Kind] = {each.start: kind for kind, each in self._marks.items()}
+        self._tokens = {kind: tool_tokens(tokenizer, kind) for kind in KINDS}
+        self._starts: dict[int | None, Kind] = {each.start: kind for kind, each in self._tokens.items()}
         self._writing: Kind | None = None  # a call of that kind, or text
         self._ids, self._text = list(request.ids), ""
         self._logprobs: list[TokenLogprob] = []
         self._left, self._written = request.settings.max_new_tokens, request.written
-        self.call: Call | None = None
-        self.reason: Reason | None = None
-        self.request: Request | None = self._next(request.prefix)
+        self.call: ToolCall | None = None
+        self.finish_reason: FinishReason | None = None
+        self.request: GenerationRequest | None = self._next(request.prefix)
 
     @property
-    def shows(self) -> bool:
+    def in_text(self) -> bool:
         """Whether what `request` gives is text, and not part of a call."""
         return self._writing is None
 
-    def take(self, completion: Completion) -> None:
+    def add_completion(self, completion: CompletionOutput) -> None:
         """What came of `request`."""
         assert self.request is not None  # noqa: S101  (the caller was given it)
         prefix, written = self.request.prefix, completion.ids
-        last = written[-1] if written and completion.reason == "end" else None
+        last = written[-1] if written and completion.finish_reason == "end" else None
         self._ids += written
         self._written += written
         self._left -= len(written) - _spelling(self._tokenizer, prefix, written)
@@ -109,9 +110,9 @@ class ToolLoop:
             self._text += completion.text
             begins = last in self._starts
         else:
-            finished = last == self._marks[self._writing].end
+            finished = last == self._tokens[self._writing].end
         if not begins and not finished:
-            self._end(completion.reason)
+            self._end(completion.finish_reason)
         elif self._left <= 0:
             self._end("length")
         elif self._writing is not None:
@@ -120,10 +121,10 @@ class ToolLoop:
             self._writing = self._starts[last]
             self._go_on()
 
-    def answer(self, result: str) -> None:
+    def add_result(self, result: str) -> None:
         """The result of `call`; the model gets to read as much of it as there is room for."""
         assert self._writing is not None  # noqa: S101  (there is a call)
-        each, room = self._marks[self._writing], self._context - len(self._ids) - 3
+        each, room = self._tokens[self._writing], self._context - len(self._ids) - 3
         if room < 0:  # the two marks, and a token to write
             self._end("length")
             return
@@ -131,26 +132,26 @@ class ToolLoop:
         self._writing = self.call = None
         self._go_on()
 
-    def completion(self) -> Completion:
+    def completion(self) -> CompletionOutput:
         """All of it: the text without calls and results, the ids with them, logprobs of what was written."""
-        assert self.reason is not None  # noqa: S101  (the caller looked)
+        assert self.finish_reason is not None  # noqa: S101  (the caller looked)
         ids = tuple(self._ids[len(self._first.ids) :])
-        return Completion(self._text, ids, self.reason, tuple(self._logprobs))
+        return CompletionOutput(self._text, ids, self.finish_reason, tuple(self._logprobs))
 
     def _go_on(self) -> None:
         self.request = self._next(b"") if len(self._ids) < self._context else None
         if self.request is None:
             self._end("length")
 
-    def _end(self, reason: Reason) -> None:
-        self.reason, self.request, self.call = reason, None, None
+    def _end(self, reason: FinishReason) -> None:
+        self.finish_reason, self.request, self.call = reason, None, None
 
-    def _next(self, prefix: bytes) -> Request:
+    def _next(self, prefix: bytes) -> GenerationRequest:
         """Text up to where a call begins, or a call up to its end; stop texts are for text alone."""
         if self._writing is None:
-            ends, stops = [each.start for each in self._marks.values()], self._first.settings.stop
+            ends, stops = [each.start for each in self._tokens.values()], self._first.settings.stop
         else:
-            ends, stops = [self._marks[self._writing].end], ()
+            ends, stops = [self._tokens[self._writing].end], ()
         return replace(
             self._first,
             ids=tuple(self._ids),
@@ -161,7 +162,7 @@ class ToolLoop:
             written=self._written,
         )
 
-    def _stop(self) -> Stop | None:
+    def _stop(self) -> StopCondition | None:
         """The request's own, told all of the text."""
         stop, before = self._first.stop, self._text
         return None if stop is None else lambda text: stop(before + text)
@@ -173,7 +174,9 @@ def _spelling(tokenizer: Tokenizer, prefix: bytes, ids: tuple[int, ...]) -> int:
     return sum(before < len(prefix) for before in [0, *spelt][: len(ids)])
 
 
-def write(scheduler: Scheduler, request: Request, box: ToolBox) -> Iterator[Happening]:
+def generate_with_tools(
+    scheduler: Scheduler, request: GenerationRequest, box: ToolBox
+) -> Iterator[ToolLoopEvent]:
     """One continuation with its calls, which are answered on the way.
 
     Args:
@@ -185,28 +188,28 @@ def write(scheduler: Scheduler, request: Request, box: ToolBox) -> Iterator[Happ
         UserError: the prompt leaves no room in the context.
     """
     loop = ToolLoop(scheduler.tokenizer, request, scheduler.model.config.max_seq_len)
-    while loop.reason is None:
+    while loop.finish_reason is None:
         yield from _write(scheduler, loop)
         if loop.call is not None:
             call = loop.call
-            yield Called(call)
+            yield call
             result = box.call(call)
-            loop.answer(result)
-            yield Answered(call, result)
-    yield Ended(loop.completion())
+            loop.add_result(result)
+            yield ToolResult(call, result)
+    yield Finished(loop.completion())
 
 
-def _write(scheduler: Scheduler, loop: ToolLoop) -> Iterator[Said]:
+def _write(scheduler: Scheduler, loop: ToolLoop) -> Iterator[TextDelta]:
     """Work off the loop's request; whoever stops listening cancels it."""
     assert loop.request is not None  # noqa: S101  (neither a call nor the end)
-    ticket, shows = scheduler.submit(loop.request), loop.shows
+    request_id, in_text = scheduler.submit(loop.request), loop.in_text
     try:
         while not scheduler.idle:
             for event in scheduler.step():
-                if shows and event.text:
-                    yield Said(event.text)
+                if in_text and event.text:
+                    yield TextDelta(event.text)
                 if event.completion is not None:
-                    loop.take(event.completion)
+                    loop.add_completion(event.completion)
     except GeneratorExit:
-        scheduler.cancel(ticket)
+        scheduler.cancel(request_id)
         raise

@@ -27,7 +27,7 @@ CALCULATOR = "calculator"
 LONGEST = 1 << 16
 """Characters of a call."""
 
-Value = str | int | bool
+ArgumentValue = str | int | bool
 """An argument."""
 
 _RAW = r'(?:u8|[uUL])?R"(?P<delimiter>[^()\\\s"]{0,16})\((?P<raw>.*?)\)(?P=delimiter)"'
@@ -42,20 +42,20 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A tool that a model asks for."""
 
     kind: Kind
     text: str
     """What it wrote between the marks."""
     name: str = ""
-    arguments: tuple[Value, ...] = ()
+    arguments: tuple[ArgumentValue, ...] = ()
     problem: str = ""
     """Why this is no call; name and arguments are empty then."""
 
 
 @dataclass(frozen=True)
-class Marks:
+class ToolTokens:
     """Special tokens around a call and around its result."""
 
     start: int
@@ -64,31 +64,33 @@ class Marks:
     result_end: int
 
 
-def marks(tokenizer: Tokenizer, kind: Kind) -> Marks:
+def tool_tokens(tokenizer: Tokenizer, kind: Kind) -> ToolTokens:
     """Those of one kind of call."""
     names = (*PARTS[kind][:2], *PARTS[RESULTS[kind]][:2])
-    return Marks(*(tokenizer.encode_special(name) for name in names if name is not None))
+    return ToolTokens(*(tokenizer.encode_special(name) for name in names if name is not None))
 
 
-def parse_call(kind: Kind, text: str) -> Call:
+def parse_call(kind: Kind, text: str) -> ToolCall:
     """Read what a model wrote between the marks of a call; what is no call says why in `problem`."""
     if len(text) > LONGEST:
-        return Call(kind, text, problem=f"a call may have {LONGEST:,} characters, this one has {len(text):,}")
+        return ToolCall(
+            kind, text, problem=f"a call may have {LONGEST:,} characters, this one has {len(text):,}"
+        )
     if kind == "python":
-        return Call(kind, text, CALCULATOR, (text.strip(),))
+        return ToolCall(kind, text, CALCULATOR, (text.strip(),))
     try:
         name, arguments = _read(text)
     except ValueError as error:
-        return Call(kind, text, problem=str(error))
-    return Call(kind, text, name, arguments)
+        return ToolCall(kind, text, problem=str(error))
+    return ToolCall(kind, text, name, arguments)
 
 
-def render_call(name: str, arguments: tuple[Value, ...]) -> str:
+def render_call(name: str, arguments: tuple[ArgumentValue, ...]) -> str:
     """The text of a call, which `parse_call` reads as this name and these arguments."""
     return f"{name}({', '.join(map(_render, arguments))})"
 
 
-def _read(text: str) -> tuple[str, tuple[Value, ...]]:
+def _read(text: str) -> tuple[str, tuple[ArgumentValue, ...]]:
     """Name and arguments of a call.
 
     Raises:
@@ -97,7 +99,7 @@ def _read(text: str) -> tuple[str, tuple[Value, ...]]:
     begin = _NAME.match(text)
     if begin is None:
         raise ValueError('a call reads: name("text", 1, true)')
-    arguments: list[Value] = []
+    arguments: list[ArgumentValue] = []
     place, rest = begin.end(), text.rstrip().removesuffix(";").rstrip()
     if not rest.endswith(")"):
         raise ValueError("the call's bracket is not closed")
@@ -114,7 +116,7 @@ def _read(text: str) -> tuple[str, tuple[Value, ...]]:
     return begin[1], tuple(arguments)
 
 
-def _value(text: str, place: int, end: int) -> tuple[Value, int]:
+def _value(text: str, place: int, end: int) -> tuple[ArgumentValue, int]:
     """One argument and where it ends; texts that follow each other are one."""
     found: list[str] = []
     while match := _VALUE.match(text, place, end):
@@ -148,7 +150,7 @@ def _unescape(text: str) -> str:
     return _ESCAPE.sub(character, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _render(value: Value) -> str:
+def _render(value: ArgumentValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

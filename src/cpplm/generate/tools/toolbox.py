@@ -24,14 +24,14 @@ from cpplm.generate.settings import ToolLimits
 from cpplm.generate.tools.calculator import CalculatorError, calculate
 from cpplm.generate.tools.programs import Programs
 from cpplm.generate.tools.project_files import ProjectFiles, RefusedError
-from cpplm.generate.tools.tool_call_format import CALCULATOR, Call
+from cpplm.generate.tools.tool_call_format import CALCULATOR, ToolCall
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
 DEFAULT_LIMITS = ToolLimits()
 
 
 @dataclass(frozen=True)
-class _Tool:
+class _ServerTool:
     """What is called by a name."""
 
     usage: str
@@ -60,7 +60,9 @@ class ToolBox:
             UserError: no such folder, no sandbox or no compiler in it, or it cannot read the folder.
         """
         self._limits = limits
-        self._tools = {CALCULATOR: _Tool("calculator(1 + 2)", (str,), 1, lambda _, text: calculate(text))}
+        self._tools = {
+            CALCULATOR: _ServerTool("calculator(1 + 2)", (str,), 1, lambda _, text: calculate(text))
+        }
         if root is not None:
             files = ProjectFiles(root)
             self._tools |= _project_tools(files, Programs(sandbox or Sandbox.probe(), files.root))
@@ -78,7 +80,7 @@ class ToolBox:
         box._tools = self._tools
         return box
 
-    def call(self, call: Call) -> str:
+    def call(self, call: ToolCall) -> str:
         """The result, for the model to read. Whatever was wrong with its call, the text says so."""
         if self._left == 0:
             return self._cut(f"error: {self._limits.tool_calls} calls are all that an answer may have")
@@ -95,7 +97,7 @@ class ToolBox:
         finally:
             self._seconds -= time.monotonic() - begin
 
-    def _call(self, call: Call, deadline: float) -> str:
+    def _call(self, call: ToolCall, deadline: float) -> str:
         """Run the tool.
 
         Raises:
@@ -118,13 +120,15 @@ class ToolBox:
         return text if len(text) <= most else f"{text[:most]}\n[{len(text) - most:,} more characters]"
 
 
-def _project_tools(files: ProjectFiles, programs: Programs) -> dict[str, _Tool]:
+def _project_tools(files: ProjectFiles, programs: Programs) -> dict[str, _ServerTool]:
     return {
-        "search": _Tool('search("text"), search("RE2", true, "folder")', (str, bool, str), 1, files.search),
-        "read_file": _Tool(
+        "search": _ServerTool(
+            'search("text"), search("RE2", true, "folder")', (str, bool, str), 1, files.search
+        ),
+        "read_file": _ServerTool(
             'read_file("folder/file.h", 1, 40)', (str, int, int), 1, lambda _, *asked: files.read(*asked)
         ),
-        "compile": _Tool('compile(R"(source)")', (str,), 1, programs.compile),
-        "run": _Tool('run(R"(source)", "input")', (str, str), 1, programs.run),
-        "test": _Tool('test(R"(source)", "assert(a); assert(b);")', (str, str), 2, programs.test),
+        "compile": _ServerTool('compile(R"(source)")', (str,), 1, programs.compile),
+        "run": _ServerTool('run(R"(source)", "input")', (str, str), 1, programs.run),
+        "test": _ServerTool('test(R"(source)", "assert(a); assert(b);")', (str, str), 2, programs.test),
     }

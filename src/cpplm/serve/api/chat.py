@@ -19,9 +19,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cpplm.generate.conversation import chat_request
-from cpplm.generate.sequence import Request
+from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.tools.loop import ToolLoop
-from cpplm.generate.tools.tool_call_format import Call as WrittenCall
+from cpplm.generate.tools.tool_call_format import ToolCall as WrittenCall
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.serve.errors import ApiError, place, too_long
 from cpplm.serve.logprobs import TokenTrail
@@ -71,7 +71,7 @@ class Chat:
         style = ChatStyle(service.model.name, usage=asked.wants_usage)
         return await service.respond(http, pieces, style, tally, stream=bool(asked.stream))
 
-    def _request(self, asked: ChatRequest, functions: Mapping[str, FunctionTool]) -> Request:
+    def _request(self, asked: ChatRequest, functions: Mapping[str, FunctionTool]) -> GenerationRequest:
         self._planner.check_writes(asked)
         if asked.top_logprobs is not None and not asked.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs", code="invalid_value", param="top_logprobs")
@@ -95,21 +95,21 @@ class Chat:
         """One answer: what the model says between its calls."""
         service, box = self._service, self._box.fresh()
         begin, since = service.since(), None
-        while loop.reason is None:
+        while loop.finish_reason is None:
             assert loop.request is not None  # noqa: S101  (neither a call nor the end)
-            shows, asks = loop.shows, loop.request.logprobs is not None
+            shows, asks = loop.in_text, loop.request.logprobs is not None
             trail = TokenTrail(service.model.engine.tokenizer)
             async with contextlib.aclosing(service.news([loop.request], since=since)) as source:
                 async for news in source:
                     event, done = news.event, news.event.completion
-                    if event.logprob is not None and not (done and done.reason == "end"):
+                    if event.logprob is not None and not (done and done.finish_reason == "end"):
                         trail.push(event.logprob)
                     tokens = trail.show(len(event.text), last=done is not None) if asks and shows else None
                     if shows and (event.text or tokens):
                         yield Piece(number, event.text, tokens)
-                    tally.written += event.counts
+                    tally.written += event.is_new
                     if done is not None:
-                        loop.take(done)
+                        loop.add_completion(done)
             since = begin
             if loop.call is not None:
                 call = call_of(loop.call, functions)
@@ -118,8 +118,8 @@ class Chat:
                     return
                 if call is None:
                     call = await service.unless_cut(self._threads.run(partial(box.call, loop.call)))
-                loop.answer(call)
-        yield Piece(number, ended=ENDED[loop.reason])
+                loop.add_result(call)
+        yield Piece(number, ended=ENDED[loop.finish_reason])
 
 
 def add_chat(routes: APIRouter, chat: Chat) -> None:

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cpplm.generate.sequence import Request
+from cpplm.generate.sequence import GenerationRequest
 from cpplm.serve.errors import ApiError, too_long
 from cpplm.serve.logprobs import Token, prompt_tokens
 from cpplm.serve.openapi import answers
@@ -33,7 +33,7 @@ class Prompt:
     """Whether its own tokens are to be listed."""
     says_start: bool = False
     """Whether the client sent <BOS> itself."""
-    request: Request | None = None
+    request: GenerationRequest | None = None
     """None where nothing is to be written."""
 
 
@@ -124,7 +124,7 @@ async def _listed(service: Service, prompt: Prompt, count: int) -> tuple[Token, 
     return (Token(start, 0, None, ()), *tokens) if start else tokens
 
 
-def _hole(asked: FimRequest, planner: Planner) -> Request:
+def _hole(asked: FimRequest, planner: Planner) -> GenerationRequest:
     planner.check_writes(asked)
     sampling = planner.sampling(asked)
     if not asked.suffix:

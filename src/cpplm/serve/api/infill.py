@@ -16,8 +16,8 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from cpplm.generate.sequence import Completion, Request
-from cpplm.generate.truncation import fit, token_ends, truncate
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.truncation import fit_prompt, token_ends, truncate
 from cpplm.serve.api.llama_cpp import generation_settings
 from cpplm.serve.openapi import answers
 from cpplm.serve.request_models import InfillRequest
@@ -82,7 +82,7 @@ class InfillStyle:
 
     ends_with = ""
 
-    def __init__(self, model: str, context: int, request: Request, state: _State) -> None:
+    def __init__(self, model: str, context: int, request: GenerationRequest, state: _State) -> None:
         self._model, self._state = model, state
         self._settings = {"n_ctx": context, **generation_settings(request.settings)}
 
@@ -142,7 +142,7 @@ def add_infill(routes: APIRouter, service: Service, planner: Planner) -> None:
         return JSONResponse(_chosen(bytes(answer.body), asked.response_fields))
 
 
-def _request(asked: InfillRequest, planner: Planner, state: _State) -> Request:
+def _request(asked: InfillRequest, planner: Planner, state: _State) -> GenerationRequest:
     sampling = planner.chosen(
         new_tokens=None if asked.n_predict < 0 else asked.n_predict,
         temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, min_p=asked.min_p,
@@ -152,7 +152,7 @@ def _request(asked: InfillRequest, planner: Planner, state: _State) -> Request:
     extras = [extra.text for extra in asked.input_extra]
     prefix, suffix = asked.input_prefix + asked.prompt, asked.input_suffix if supports_fim else ""
 
-    def attempt(room: int) -> tuple[tuple[Request, bool], int]:
+    def attempt(room: int) -> tuple[tuple[GenerationRequest, bool], int]:
         around = surroundings(planner, extras, prefix, suffix, room)
         if supports_fim:
             request = planner.hole(around.prefix, around.suffix, sampling, checked=False)
@@ -160,7 +160,7 @@ def _request(asked: InfillRequest, planner: Planner, state: _State) -> Request:
             request = planner.model.engine.request(around.prefix, settings=sampling)
         return (request, around.truncated), planner.model.prompt_tokens(request)
 
-    found, state.evaluated = fit(planner.model.context, sampling.max_new_tokens, attempt)
+    found, state.evaluated = fit_prompt(planner.model.context, sampling.max_new_tokens, attempt)
     request, state.truncated = found
     return planner.checked(request)
 
@@ -206,7 +206,7 @@ def surroundings(
 
 
 async def _pieces(
-    service: Service, request: Request, enough: Enough, state: _State, *, reads_only: bool
+    service: Service, request: GenerationRequest, enough: Enough, state: _State, *, reads_only: bool
 ) -> Pieces:
     """The text up to where it is enough."""
     service.metrics.prompt_tokens.inc(state.evaluated)
@@ -218,7 +218,7 @@ async def _pieces(
                 state.stop_type = "limit"
                 yield Piece(0, ended="length")
                 return
-            state.predicted += news.event.counts
+            state.predicted += news.event.is_new
             text += news.event.text
             new = enough.cut(text)[shown:]
             shown += len(new)
@@ -229,10 +229,10 @@ async def _pieces(
                 yield Piece(0, new)
 
 
-def _stop_type(done: Completion, request: Request) -> Literal["eos", "limit", "word"]:
-    if done.reason == "end":
+def _stop_type(done: CompletionOutput, request: GenerationRequest) -> Literal["eos", "limit", "word"]:
+    if done.finish_reason == "end":
         return "eos"
-    return "word" if done.reason == "stop" and request.settings.stop else "limit"
+    return "word" if done.finish_reason == "stop" and request.settings.stop else "limit"
 
 
 def _chosen(body: bytes, paths: Sequence[str]) -> dict[str, Any]:
