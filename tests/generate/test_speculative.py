@@ -22,7 +22,10 @@ from tests.generate.naive import greedy
 from tests.generate.test_every_feature import EACH, assert_plain, engine_of, requests
 from tests.model.features import CONFIGS, DECODED, random_model
 
-LOOKUP, HEADS = DraftSettings("lookup", tokens=5, max_batch=32), DraftSettings("heads", tokens=3, max_batch=32)
+LOOKUP, HEADS = (
+    DraftSettings("lookup", tokens=5, max_batch=32),
+    DraftSettings("heads", tokens=3, max_batch=32),
+)
 
 
 PENALTIES: dict[str, Any] = {
