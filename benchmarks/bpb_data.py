@@ -10,7 +10,7 @@
 
 The corpus decides which files count, by its filters and its removal of copies. A held-out file of which more
 than half of the lines are in training files is left out besides. A text is a whole file as its author wrote
-it, in UTF-8 with LF line ends: comments, licence and order untouched.
+it, in UTF-8 with LF line ends: comments, license and order untouched.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import COMPLETE, SPLITS, ShardReader, Split, write_manifest, write_shard_table
 from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.build import build
-from cpplm.corpus.ingest.discovery import SUFFIXES, Rules, normalise, subfolders
-from cpplm.corpus.ingest.walk import Skips, walk
+from cpplm.corpus.ingest.discovery import SUFFIXES, FileRules, normalize_source, subfolders
+from cpplm.corpus.ingest.walk import SkipCounts, walk
 from cpplm.corpus.settings import CorpusSettings, Mode
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus
@@ -145,9 +145,9 @@ def copy_sample(sample: Sample, out: Path) -> dict[str, int]:
         if root.name in sizes:
             raise UserError(f"two projects are named {root.name}", fix="Rename one, or leave it out.")
         folders: dict[Path, list[Path]] = defaultdict(list)
-        for path in walk(root, Skips(), lambda path: path.suffix.lower() in SUFFIXES):
+        for path in walk(root, SkipCounts(), lambda path: path.suffix.lower() in SUFFIXES):
             usable = path.is_file() and not path.is_symlink()
-            if usable and path.stat().st_size <= Rules().max_file_bytes:
+            if usable and path.stat().st_size <= FileRules().max_file_bytes:
                 folders[path.parent.relative_to(root)].append(path)
         size = 0
         for folder in sorted(folders, key=lambda name: sha256(f"{root.name}/{name.as_posix()}".encode())):
@@ -212,7 +212,7 @@ def raw_texts(data: Data, split: Split) -> dict[str, list[str]]:
     found = {}
     for project in sorted(names):
         paths = (data.work / "files" / project / name for name in names[project])
-        texts = {normalise(path.read_bytes()).decode() for path in paths if path.is_file()}
+        texts = {normalize_source(path.read_bytes()).decode() for path in paths if path.is_file()}
         found[project] = sorted(texts, key=lambda text: sha256(text.encode()))
     return found
 

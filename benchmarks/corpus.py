@@ -105,7 +105,7 @@ def read_and_encode(settings: CorpusSettings, tokenizer: Path) -> dict[str, floa
     encode = Tokenizer.load(tokenizer).encode
     size = tokens = 0
     for _, file in find_sources(settings):
-        if file.documents:
+        if file.makes_documents:
             size += file.size
             tokens += len(encode(read_source(file).decode()))
     return {"source_bytes": size, "tokens": tokens}
@@ -177,7 +177,7 @@ def shares(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 
 def measure_sizes(bench: Bench) -> dict[str, Any]:
     """The same files as one large project and as many small ones; memory of the largest up to 15 MB."""
-    files = [(project, file) for project, file in find_sources(bench.sources) if file.documents]
+    files = [(project, file) for project, file in find_sources(bench.sources) if file.makes_documents]
     total = sum(file.size for _, file in files) / 1e6
     sizes = [size for size in bench.sizes_mb if size <= total] or [total]
     files = files[: prefix(files, sizes[-1])]

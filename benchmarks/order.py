@@ -32,7 +32,7 @@ from measuring import describe_machine, prepare_environment, progress, publish
 from cpplm.core.errors import UserError
 from cpplm.corpus.clang.flags import builtin_headers
 from cpplm.corpus.ingest.discovery import Project, find_files, find_projects
-from cpplm.corpus.project import Discovered, Plan, build_project
+from cpplm.corpus.project import BuildPlan, DiscoveredProject, build_project
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.slicing.placing import components
 from cpplm.cpp.parser import is_c_project, language_of
@@ -215,14 +215,14 @@ def _share(edges: dict[int, set[int]], count: int) -> Share:
     return Share(len(pairs) - within - wrong, wrong, within)
 
 
-def rows_of(project: Project, plan: Plan) -> list[dict[str, Any]]:
+def rows_of(project: Project, plan: BuildPlan) -> list[dict[str, Any]]:
     """The documents of a project, built in this process."""
     files, skips = find_files(project)
-    found = Discovered(project, tuple(files), skips)
+    found = DiscoveredProject(project, tuple(files), skips)
     return [row for rows, _ in build_project(found, plan, map, {}) for row in rows]
 
 
-def measure(project: Project, plan: Plan, sample: int, reader: Reader) -> tuple[Order, int]:
+def measure(project: Project, plan: BuildPlan, sample: int, reader: Reader) -> tuple[Order, int]:
     """The order of up to `sample` documents of a project, spread evenly, and how many those are."""
     rows = [row for row in rows_of(project, plan) if row["kind"] == "compilable"]
     step = max(1, len(rows) // sample)
@@ -258,7 +258,7 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
         UserError: the folder is not what it should be.
     """
     reader, total, projects = Reader(), Order(), {}
-    plan = Plan(arguments.max_bytes, ordered=True, tokenizer=None)
+    plan = BuildPlan(arguments.max_bytes, ordered=True, tokenizer=None)
     for project in find_projects(CorpusSettings(out="unused", projects_dir=arguments.folder)):
         order, documents = measure(project, plan, arguments.sample, reader)
         total.add(order)

@@ -4,7 +4,7 @@
 #   recipes/debian_corpus.sh dev FOLDER       the projects that cpplm was developed on  -> FOLDER/dev
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers for `corpus check`    -> FOLDER/headers
-#   recipes/debian_corpus.sh large FOLDER     60 MB and more, permissive licences       -> FOLDER/large, and
+#   recipes/debian_corpus.sh large FOLDER     60 MB and more, permissive licenses       -> FOLDER/large, and
 #                                             a corpus built from them                  -> FOLDER/corpus
 #   recipes/debian_corpus.sh tokenizer FOLDER  projects to train, choose and measure tokenizers on, 3 GB unpacked
 #                                             -> FOLDER/tok-train, tok-dev, tok-blind, and the tokenizers that come
@@ -128,7 +128,7 @@ headers) headers ;;
 large)
     # shellcheck disable=SC2086
     sources large $LARGE
-    build large "$folder/corpus" --licences permissive
+    build large "$folder/corpus" --licenses permissive
     ;;
 tokenizer)
     # shellcheck disable=SC2086

@@ -39,7 +39,7 @@ def index_of(
 ) -> tuple[list[Unit], Index]:
     """The units of a project, and all its files; text of the unquotable ones may not be borrowed."""
     files = [
-        replace(file, documents=False, quotable=False) if file.name in unquotable else file
+        replace(file, makes_documents=False, may_be_borrowed=False) if file.name in unquotable else file
         for file in find_files(Project("p", (folder,)))[0]
     ]
     scans = {file.name: scan(file) for file in files}
@@ -48,7 +48,7 @@ def index_of(
         for name, texts in scanned.bodies.items():
             bodies.setdefault(name, set()).update(texts)
     includes = Includes(scans)
-    units = make_units([file for file in files if file.documents], includes, merge=ordered)
+    units = make_units([file for file in files if file.makes_documents], includes, merge=ordered)
     return units, Index({file.name: file for file in files}, includes, MacroTable.from_bodies(bodies))
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpplm.cpp.doc_comments import Pair, find_pairs
+from cpplm.cpp.doc_comments import DocPair, find_doc_pairs
 from cpplm.cpp.lexer import lex
 from cpplm.cpp.macros import MacroTable, macro_bodies
 from cpplm.cpp.parser import Language, grammar
-from cpplm.cpp.segmenter import split
-from cpplm.cpp.syntax_spans import PieceSpans, find_spans, whole_groups
+from cpplm.cpp.segmenter import segment_file
+from cpplm.cpp.syntax_spans import PackedSpans, find_spans, whole_groups
 
 
 @dataclass
@@ -18,8 +18,8 @@ class Parsed:
     """One piece: the item's text, and what was found in it by offsets in that text."""
 
     text: bytes
-    spans: PieceSpans
-    pairs: list[Pair]
+    spans: PackedSpans
+    pairs: list[DocPair]
     functions: int
 
     def triples(self) -> list[tuple[int, int, int]]:
@@ -33,7 +33,7 @@ class Parsed:
 def parsed(source: bytes, language: Language = "c++") -> Iterator[Parsed]:
     """Every piece of code of a source."""
     lexed = lex(source)
-    parts = split(lexed, MacroTable.from_bodies(macro_bodies(lexed.directives)))
+    parts = segment_file(lexed, MacroTable.from_bodies(macro_bodies(lexed.directives)))
     assert parts.sound
     rules = grammar(language)
     for piece in parts.pieces:
@@ -44,8 +44,8 @@ def parsed(source: bytes, language: Language = "c++") -> Iterator[Parsed]:
         shift = len(piece.leading)
         whole = whole_groups(piece.directives, piece.start)
         spans, functions = find_spans(rules.parse(plain), rules, shift=shift, whole=whole)
-        found = find_pairs(functions, text, plain, shift=shift, whole=whole)
-        pairs = [Pair(*row) for row in np.frombuffer(found, dtype=np.int32).reshape(-1, 6).tolist()]
+        found = find_doc_pairs(functions, text, plain, shift=shift, whole=whole)
+        pairs = [DocPair(*row) for row in np.frombuffer(found, dtype=np.int32).reshape(-1, 6).tolist()]
         yield Parsed(text, spans, pairs, len(functions))
 
 

@@ -128,7 +128,7 @@ def random_project(random: Random, *, headers: int = 4, sources: int = 3, length
         )
         file = _File(random, counter, visible)
         if random.random() < 0.3:
-            file.lines.append("// Copyright: the licence is no text to learn from.")
+            file.lines.append("// Copyright: the license is no text to learn from.")
         if random.random() < 0.5:
             file.lines += [f"// About this file: {file.mark()}", f"// and more of it: {file.mark()}", ""]
         name = f"h{number}.h" if is_header else f"s{number}.cc"

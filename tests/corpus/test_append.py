@@ -12,7 +12,7 @@ from cpplm.core.shards import ShardReader
 from cpplm.corpus import shard_writer
 from cpplm.corpus.build import build
 from cpplm.corpus.ingest.fingerprints import read_fingerprints
-from cpplm.corpus.reports.stats import figures
+from cpplm.corpus.reports.stats import corpus_totals
 from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, write_files
 from tests.corpus.killing import build_killed_at_change, contents
@@ -38,8 +38,11 @@ def test_documents_keep_their_split_and_new_ones_are_added(tmp_path):
     for split in ("train", "val"):
         assert set(before[split]) < set(after[split]) or before[split] == after[split]
     alone = build(settings(tmp_path / "alone", third, TINYLIB))
-    assert sum(map(len, after.values())) == figures(result)["documents"]
-    assert figures(result)["documents"] == sum(map(len, before.values())) + figures(alone)["documents"]
+    assert sum(map(len, after.values())) == corpus_totals(result)["documents"]
+    assert (
+        corpus_totals(result)["documents"]
+        == sum(map(len, before.values())) + corpus_totals(alone)["documents"]
+    )
     assert set(contents(out)) & old_names == {"_COMPLETE", "manifest.json"}  # the shards have new names
     for split in ("train", "val"):
         texts = [text for _, text in ShardReader(out).texts(split)]
@@ -162,7 +165,7 @@ def test_text_that_is_there_is_not_added_and_held_out_text_not_even_quoted(tmp_p
     out = tmp_path / "out"
     build(settings(out, first, second, near_duplicates=near_duplicates))
     assert {project for project, _ in documents(out)["val"]} == {"aaa"}
-    copies = {name: "// Another licence\n" + text for name, text in (held | trained).items()}
+    copies = {name: "// Another license\n" + text for name, text in (held | trained).items()}
     use = '#include "h.h"\nint used() { return held1_3(4); }\n'
     changed = {f"near_{name}": text.replace("int v7", "int x7") for name, text in (held | trained).items()}
     (third,) = write_projects(tmp_path, ccc=held | trained | {"own.cc": code("own", 1), "use.cc": use})

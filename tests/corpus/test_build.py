@@ -11,8 +11,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.corpus import project_cache, shard_writer
 from cpplm.corpus.build import build
-from cpplm.corpus.reports.inspect_corpus import InspectSettings, inspect
-from cpplm.corpus.reports.stats import build_figures, describe, summary
+from cpplm.corpus.reports.inspect_corpus import InspectSettings, inspect_corpus
+from cpplm.corpus.reports.stats import build_figures, describe, format_summary
 from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, utf8_bytes, write_files
 from tests.corpus.killing import build_killed_at_change, build_with_kills, contents
@@ -151,7 +151,7 @@ def test_running_again_does_nothing_and_another_corpus_is_refused(tmp_path):
     before = contents(tmp_path / "out")
     again = build(CorpusSettings(out=out, projects=given, workers=2))
     assert again["already_complete"]
-    assert "nothing to do" in summary(again, out)
+    assert "nothing to do" in format_summary(again, out)
     with pytest.raises(UserError, match=r"max_bytes was 49152, now 1000.*Choose another --out"):
         build(CorpusSettings(out=out, projects=given, max_bytes=1000))
     with pytest.raises(UserError, match="project project1 is no longer given"):
@@ -252,27 +252,27 @@ def test_many_shards_hold_every_document_once(tmp_path, monkeypatch):
 
 def test_choose_val_never_takes_all_and_is_close_to_the_fraction():
     groups = {(f"p{i}", ""): 100 for i in range(100)}
-    val = shard_writer.choose_val(groups, 0.05)
+    val = shard_writer.choose_validation_groups(groups, 0.05)
     assert len(val) == 5
-    assert len(shard_writer.choose_val({("a", ""): 1, ("b", ""): 1_000}, 0.5)) == 1
-    assert shard_writer.choose_val({("a", ""): 900, ("b", ""): 1_000}, 0.05) == {("a", "")}
-    assert len(shard_writer.choose_val(groups, 0.999)) < 100
+    assert len(shard_writer.choose_validation_groups({("a", ""): 1, ("b", ""): 1_000}, 0.5)) == 1
+    assert shard_writer.choose_validation_groups({("a", ""): 900, ("b", ""): 1_000}, 0.05) == {("a", "")}
+    assert len(shard_writer.choose_validation_groups(groups, 0.999)) < 100
 
 
 def test_inspect_shows_what_was_asked_for(tmp_path):
     out = str(tmp_path / "out")
     write_files(tmp_path / "broken", {"b.cc": "#if X\nint f() { return 1; }\n", "c.cc": "int c;\n"})
     build(CorpusSettings(out=out, projects=(TINYLIB, tmp_path / "broken"), workers=1))
-    manifest, documents = inspect(InspectSettings(out, kind="file", num=5))
+    manifest, documents = inspect_corpus(InspectSettings(out, kind="file", num=5))
     assert [document["files"] for document in documents] == [["b.cc"]]
     assert "broken | file |" in describe(documents[0])
     assert describe(documents[0]).endswith(documents[0]["text"])
-    assert "2 projects" in summary(manifest, out)
-    first = inspect(InspectSettings(out, project="tinylib", num=3, seed=1))[1]
+    assert "2 projects" in format_summary(manifest, out)
+    first = inspect_corpus(InspectSettings(out, project="tinylib", num=3, seed=1))[1]
     assert {document["project"] for document in first} == {"tinylib"}
-    assert first == inspect(InspectSettings(out, project="tinylib", num=3, seed=1))[1]
+    assert first == inspect_corpus(InspectSettings(out, project="tinylib", num=3, seed=1))[1]
     assert all(utf8_bytes(document["text"]) > 0 for document in first)
     with pytest.raises(UserError, match="no project 'nope'"):
-        inspect(InspectSettings(out, project="nope"))
+        inspect_corpus(InspectSettings(out, project="nope"))
     with pytest.raises(UserError, match=r"no documents of kind .chunk.*Kinds: compilable, file"):
-        inspect(InspectSettings(out, project="tinylib", kind="chunk"))
+        inspect_corpus(InspectSettings(out, project="tinylib", kind="chunk"))

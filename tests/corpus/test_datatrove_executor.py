@@ -8,8 +8,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import COMPLETE, ShardReader
 from cpplm.corpus import build as builder
 from cpplm.corpus import datatrove_executor
-from cpplm.corpus.build import build, pipeline
-from cpplm.corpus.datatrove_executor import share
+from cpplm.corpus.build import build, datatrove_pipeline
+from cpplm.corpus.datatrove_executor import jobs_of_task
 from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.killing import contents
 from tests.corpus.test_build import projects
@@ -18,18 +18,18 @@ from tests.corpus.test_build import projects
 def jobs(tmp_path, monkeypatch):
     """The jobs of three projects of different size."""
     monkeypatch.chdir(tmp_path)
-    return pipeline(CorpusSettings(out="out", projects=projects(tmp_path)))[0].jobs
+    return datatrove_pipeline(CorpusSettings(out="out", projects=projects(tmp_path)))[0].jobs
 
 
 def test_every_project_is_in_one_share_and_the_largest_are_apart(tmp_path, monkeypatch):
     given = jobs(tmp_path, monkeypatch)
     for world_size in (1, 2, 3, 5):
-        shares = [share(given, rank, world_size) for rank in range(world_size)]
+        shares = [jobs_of_task(given, rank, world_size) for rank in range(world_size)]
         assert sorted(job.key for one in shares for job in one) == sorted(job.key for job in given)
-        assert shares == [share(given[::-1], rank, world_size) for rank in range(world_size)]
+        assert shares == [jobs_of_task(given[::-1], rank, world_size) for rank in range(world_size)]
     largest, *rest = sorted(given, key=lambda job: -job.item.size)
-    assert share(given, 0, 2) == [largest]
-    assert share(given, 1, 2) == rest
+    assert jobs_of_task(given, 0, 2) == [largest]
+    assert jobs_of_task(given, 1, 2) == rest
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_pipeline_builds_parts_and_the_command_makes_the_corpus(tmp_path, monk
     given = projects(tmp_path)
     out = tmp_path / "out"
     settings = CorpusSettings(out=str(out), projects=given, workers=1)
-    step = pipeline(settings)[0]
+    step = datatrove_pipeline(settings)[0]
     assert not contents(out)
     step(None, 0, 2)  # as the engine calls a task; the other one never ran
     with pytest.raises(UserError, match="no finished documents"):
@@ -64,7 +64,7 @@ def test_a_pipeline_builds_parts_and_the_command_makes_the_corpus(tmp_path, monk
     build(CorpusSettings(out=str(tmp_path / "local"), projects=given, workers=1))
     assert contents(out) == contents(tmp_path / "local")
     with pytest.raises(UserError, match="is complete already"):
-        pipeline(settings)
+        datatrove_pipeline(settings)
 
 
 def test_without_the_package_nothing_is_written(tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def test_without_the_package_nothing_is_written(tmp_path, monkeypatch):
 def test_an_error_in_a_task_is_the_error_of_the_build(tmp_path):
     given = projects(tmp_path, 2)
     settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1, engine="datatrove")
-    monkeypatched = pipeline(settings)[0].jobs
+    monkeypatched = datatrove_pipeline(settings)[0].jobs
     (given[0] / "p0.cc").unlink()  # gone since it was found
     with pytest.raises(OSError, match=r"p0\.cc"):
         datatrove_executor.run_tasks(list(monkeypatched), 1, 1)
@@ -88,4 +88,4 @@ def test_tasks_need_the_engine():
     with pytest.raises(UserError, match="--tasks 4 has no effect"):
         CorpusSettings(out="out", cxx_headers=True, tasks=4)
     with pytest.raises(UserError, match="cannot be unpacked for other machines"):
-        pipeline(CorpusSettings(out="s3://bucket/corpus", jsonl=("a.jsonl",)))
+        datatrove_pipeline(CorpusSettings(out="s3://bucket/corpus", jsonl=("a.jsonl",)))

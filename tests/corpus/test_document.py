@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpplm.corpus.document import Document, Source, chunks, cut, sources_of
+from cpplm.corpus.document import Document, SourceLines, chunk_documents, sources_of, split_text
 from tests.corpus.cpp import documents_of, utf8_bytes, write_files
 from tests.corpus.random_projects import marks, random_project
 
@@ -63,25 +63,25 @@ def test_files_as_they_are_say_all_their_lines(seed):
 def test_sources_are_sorted_and_joined_where_they_touch():
     lines = [("b", 9, 9), ("a", 4, 6), ("b", 2, 3), ("a", 1, 3), ("a", 5, 5), ("a", 9, 9), ("b", 4, 4)]
     assert sources_of(lines) == (
-        Source("a", 1, 6),
-        Source("a", 9, 9),
-        Source("b", 2, 4),
-        Source("b", 9, 9),
+        SourceLines("a", 1, 6),
+        SourceLines("a", 9, 9),
+        SourceLines("b", 2, 4),
+        SourceLines("b", 9, 9),
     )
 
 
 @given(st.text("ab é面\n", max_size=200), st.integers(4, 40))
 def test_cutting_loses_nothing_and_keeps_the_budget(text, budget):
-    pieces = cut(text, budget, utf8_bytes)
+    pieces = split_text(text, budget, utf8_bytes)
     assert "".join(pieces) == text
     assert all(utf8_bytes(piece) <= budget for piece in pieces)
 
 
 @given(st.text("ab\n", max_size=200), st.integers(4, 40), st.integers(1, 9))
 def test_chunks_know_their_lines(text, budget, line):
-    whole = Source("a.cc", line, line + text.count("\n"))
+    whole = SourceLines("a.cc", line, line + text.count("\n"))
     lines = text.split("\n")
-    for chunk in chunks(text, whole, line, budget, utf8_bytes):
+    for chunk in chunk_documents(text, whole, line, budget, utf8_bytes):
         (source,) = chunk.sources
         assert chunk.text.removesuffix("\n") in "\n".join(lines[source.first - line : source.last - line + 1])
         assert (chunk.kind, chunk.files, chunk.size) == ("chunk", ("a.cc",), utf8_bytes(chunk.text))

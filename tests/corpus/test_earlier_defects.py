@@ -312,7 +312,7 @@ def test_rows_say_where_they_come_from(rows, project):
         for source in row["sources"]:
             lines = (project / source["file"]).read_bytes().count(b"\n")
             assert 1 <= source["first"] <= source["last"] <= lines
-    assert {"kind", "licence", "num_functions", "num_tokens"} <= rows[0].keys()
+    assert {"kind", "license", "num_functions", "num_tokens"} <= rows[0].keys()
     assert sum(row["num_functions"] for row in rows) >= 20
 
 

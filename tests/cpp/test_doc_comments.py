@@ -204,7 +204,7 @@ def test_exported_pairs_come_once_with_their_provenance():
         "text": text,
         "id": "1",
         "project": "p",
-        "licence": "MIT",
+        "license": "MIT",
         "spans": b"",
         "docstrings": shift_pairs([(flat, len(prefix.encode()))]),
     }
@@ -215,7 +215,7 @@ def test_exported_pairs_come_once_with_their_provenance():
             "body": "{ return x + 1; }",
             "id": "1",
             "project": "p",
-            "licence": "MIT",
+            "license": "MIT",
         }
     ]
     assert list(export_pairs([{**row, "docstrings": []}])) == []

@@ -2,7 +2,7 @@ import pytest
 
 from cpplm.core.spans import SpanKind
 from cpplm.cpp.doc_comments import shift_pairs
-from cpplm.cpp.items import Kind, read_items
+from cpplm.cpp.items import ItemKind, read_items
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.syntax_spans import join_spans
 
@@ -50,13 +50,13 @@ def items(source: str):
 )  # fmt: skip
 def test_kind_and_declared_names(source, kind, names):
     (item,) = items(source + "\n")
-    assert item.kind == Kind[kind]
+    assert item.kind == ItemKind[kind]
     assert [name.decode() for name in item.names] == names
 
 
 def test_out_of_class_members_have_a_qualifier():
     (item,) = items("template <class T> int ns::Box<T>::size(int a) const { return a; }\n")
-    assert (item.qualifier, item.callable) == (b"Box", b"size")
+    assert (item.qualifier, item.function_name) == (b"Box", b"size")
 
 
 def test_functions_inside_classes_are_counted_and_lambdas_are_not():
@@ -79,7 +79,7 @@ def test_non_ascii_text_shifts_nothing():
 
 def test_a_construct_the_parser_cannot_read_spoils_no_neighbour():
     found = items("int a() { return 1; }\nvoid b() { x = 1 2 3 @ 4; }\nint c() { return 3; }\n")
-    assert [item.callable for item in found] == [b"a", b"b", b"c"]
+    assert [item.function_name for item in found] == [b"a", b"b", b"c"]
 
 
 def test_mentions_leave_out_comments_and_strings_but_not_conditions():

@@ -2,13 +2,13 @@ import pytest
 
 from cpplm.cpp.lexer import lex
 from cpplm.cpp.macros import MacroTable, macro_bodies
-from cpplm.cpp.segmenter import split
+from cpplm.cpp.segmenter import segment_file
 from cpplm.cpp.segments import Condition, Scope
 
 
 def pieces(source: str, macros: str = "") -> list[str]:
     data = source.encode()
-    result = split(lex(data), MacroTable.from_bodies(macro_bodies(lex(macros.encode()).directives)))
+    result = segment_file(lex(data), MacroTable.from_bodies(macro_bodies(lex(macros.encode()).directives)))
     assert result.sound
     return [data[piece.start : piece.end].decode().strip() for piece in result.pieces]
 
@@ -36,15 +36,15 @@ def test_items_end_where_they_end(items):
 
 def test_comments_go_with_what_follows_or_what_they_trail():
     data = b"/* Copyright */\n\n// about a\nint a; // trailing a\n\n/// about f\nvoid f();\n"
-    result = split(lex(data), MacroTable())
+    result = segment_file(lex(data), MacroTable())
     assert [piece.leading for piece in result.pieces] == [b"// about a\n", b"/// about f\n"]
     assert data[result.pieces[0].start : result.pieces[0].end] == b"int a; // trailing a"
-    assert result.header_comment == b""  # a licence is no text to learn from
+    assert result.header_comment == b""  # a license is no text to learn from
 
 
-def test_the_file_comment_is_kept_apart_from_the_licence():
+def test_the_file_comment_is_kept_apart_from_the_license():
     data = b"// Copyright 2020\n\n// What this file is for.\n#include <a>\nint a;\n"
-    assert split(lex(data), MacroTable()).header_comment == b"// What this file is for."
+    assert segment_file(lex(data), MacroTable()).header_comment == b"// What this file is for."
 
 
 def test_stacks_hold_scopes_and_conditions():
@@ -61,7 +61,7 @@ int z;
 inline namespace v1 { int i; }
 extern "C" { int c; }
 """
-    result = split(lex(data), MacroTable())
+    result = segment_file(lex(data), MacroTable())
     assert result.sound
     stacks = [[f.key if isinstance(f, Scope) else f.lines for f in piece.stack] for piece in result.pieces]
     names = [b"namespace a::b {", b"namespace {"]
@@ -78,7 +78,7 @@ extern "C" { int c; }
 
 def test_guarded_extern_c_is_a_scope():
     data = b'#ifdef __cplusplus\nextern "C" {\n#endif\nint f(void);\n#ifdef __cplusplus\n}\n#endif\nint g;\n'
-    result = split(lex(data), MacroTable())
+    result = segment_file(lex(data), MacroTable())
     assert [len(piece.stack) for piece in result.pieces] == [1, 0]
     assert result.pieces[0].stack[0].closer == b"#ifdef __cplusplus\n}\n#endif"
 
@@ -123,7 +123,7 @@ def test_statement_macros_without_semicolon():
     ["int f() {", "}", "namespace x {\n#if A\n}\nint a;\n#else\nint b;\n}\n#endif\n", "#else\nint a;\n"],
 )
 def test_what_does_not_add_up_is_not_taken_apart(source):
-    assert not split(lex(source.encode()), MacroTable()).sound
+    assert not segment_file(lex(source.encode()), MacroTable()).sound
 
 
 def test_conditions_compare_by_their_lines():
@@ -144,7 +144,9 @@ int a;
 void fourth(x) { }
 """
     lexed = lex(source)
-    texts = [source[piece.start : piece.end].split(b"(")[0] for piece in split(lexed, MacroTable()).pieces]
+    texts = [
+        source[piece.start : piece.end].split(b"(")[0] for piece in segment_file(lexed, MacroTable()).pieces
+    ]
     assert texts == [b"int first", b"static void second", b"int third", b"int a;", b"void fourth"]
 
 
@@ -159,4 +161,4 @@ void fourth(x) { }
     ],
 )
 def test_units_of_modules_are_not_taken_apart(source, sound):
-    assert split(lex(source.encode()), MacroTable()).sound == sound
+    assert segment_file(lex(source.encode()), MacroTable()).sound == sound

@@ -42,4 +42,4 @@ def test_the_headers_declare_the_names() -> None:
                 "#endif",
             ]
     verdict = compile_document("\n".join(lines), "c++", Sandbox.probe())
-    assert verdict.compiles, (verdict.first_error, verdict.undeclared)
+    assert verdict.compiles, (verdict.first_error, verdict.undeclared_names)

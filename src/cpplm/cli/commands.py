@@ -34,7 +34,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "corpus check": Command(
         "cli.corpus:check",
-        "corpus.reports.compile_rate:CheckSettings",
+        "corpus.reports.compile_rate:CompileRateSettings",
         "compile a sample of the documents, in the sandbox",
         "corpus check runs/demo/corpus --sample 100",
     ),

@@ -9,7 +9,7 @@ from cpplm.corpus.reports import compile_rate as checker
 from cpplm.corpus.reports import compile_rate_report, stats
 from cpplm.corpus.reports import export_jsonl as exporter
 from cpplm.corpus.reports import inspect_corpus as inspector
-from cpplm.corpus.reports.compile_rate import CheckSettings
+from cpplm.corpus.reports.compile_rate import CompileRateSettings
 from cpplm.corpus.reports.export_jsonl import ExportSettings
 from cpplm.corpus.reports.inspect_corpus import InspectSettings
 from cpplm.corpus.settings import CorpusSettings
@@ -18,29 +18,29 @@ from cpplm.corpus.settings import CorpusSettings
 def build(settings: CorpusSettings) -> Report:
     """Turn projects into training documents."""
     result = builder.build(settings)
-    return Report(stats.summary(result, settings.out), stats.build_figures(result))
+    return Report(stats.format_summary(result, settings.out), stats.build_figures(result))
 
 
 def inspect(settings: InspectSettings) -> Report:
     """Show figures and documents."""
-    manifest, documents = inspector.inspect(settings)
+    manifest, documents = inspector.inspect_corpus(settings)
     where = {} if settings.page is None else {"page": str(settings.page)}
     shown = [f"page       {where['page']}"] if where else ["", *map(stats.describe, documents)]
     return Report(
-        "\n".join([stats.summary(manifest, settings.corpus), *shown]),
-        stats.figures(manifest) | {"shown": [document["id"] for document in documents]} | where,
+        "\n".join([stats.format_summary(manifest, settings.corpus), *shown]),
+        stats.corpus_totals(manifest) | {"shown": [document["id"] for document in documents]} | where,
     )
 
 
-def check(settings: CheckSettings) -> Report:
+def check(settings: CompileRateSettings) -> Report:
     """Compile a sample of the documents."""
-    result = checker.check(settings)
-    return Report(compile_rate_report.table(result), result)
+    result = checker.measure_compile_rate(settings)
+    return Report(compile_rate_report.format_table(result), result)
 
 
 def export(settings: ExportSettings) -> Report:
     """Write documents or docstring pairs as JSON lines."""
-    result = exporter.export(settings)
+    result = exporter.export_corpus(settings)
     pairs = "repeated_pairs" in result
     repeated = f"; {pluralize(result['repeated_pairs'], 'repeated pair')} left out" if pairs else ""
     return Report(

@@ -33,19 +33,19 @@ from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.core.workers import worker_pool
 from cpplm.corpus import datatrove_executor
 from cpplm.corpus.clang.references import plan_semantics
-from cpplm.corpus.compile.labels import Labelling, plan_labels
+from cpplm.corpus.compile.labels import CompileLabeler, plan_labeler
 from cpplm.corpus.ingest import jsonl
-from cpplm.corpus.ingest.curation import Curation, Found, curate
+from cpplm.corpus.ingest.curation import CurationRules, ScannedProject, curate
 from cpplm.corpus.ingest.decontamination import load_problems
-from cpplm.corpus.ingest.discovery import Project, Rules, find_files, find_projects
+from cpplm.corpus.ingest.discovery import FileRules, Project, find_files, find_projects
 from cpplm.corpus.ingest.fingerprints import (
     FINGERPRINTS_NAME,
     KnownFile,
     read_fingerprints,
     write_fingerprints,
 )
-from cpplm.corpus.project import Discovered, Plan
-from cpplm.corpus.project_cache import PARTS, Job, make_jobs, missing_jobs, run_jobs
+from cpplm.corpus.project import BuildPlan, DiscoveredProject
+from cpplm.corpus.project_cache import PARTS, ProjectJob, make_jobs, missing_jobs, run_project_jobs
 from cpplm.corpus.reports.train_val_overlap import train_val_overlap
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.shard_writer import write_splits
@@ -66,8 +66,8 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     """
     started = time.perf_counter()
     if settings.engine == "datatrove":
-        datatrove_executor.require()
-    labels = plan_labels(settings)
+        datatrove_executor.import_executor()
+    labels = plan_labeler(settings)
     with _output(settings.out) as storage, _unpacked(settings, storage) as (unpacked, records):
         work = _prepare(settings, storage, unpacked, labels)
         if work.jobs:
@@ -79,7 +79,7 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     return {**manifest, "already_complete": not work.jobs, "seconds": seconds}
 
 
-def pipeline(settings: CorpusSettings) -> list[datatrove_executor.BuildShare]:
+def datatrove_pipeline(settings: CorpusSettings) -> list[datatrove_executor.BuildStep]:
     """For datatrove's executors: the steps that build the parts of a corpus, any number of tasks wide.
 
     Finds the projects now; the tasks have to see the sources, `out` and the tokenizer under the same paths.
@@ -93,29 +93,29 @@ def pipeline(settings: CorpusSettings) -> list[datatrove_executor.BuildShare]:
             f"records cannot be unpacked for other machines into {settings.out}",
             fix="Use an --out folder that all of them see.",
         )
-    labels = plan_labels(settings)
+    labels = plan_labeler(settings)
     with _output(settings.out) as storage, _unpacked(settings, storage) as (unpacked, _):
         work = _prepare(settings, storage, unpacked, labels)
         if not work.jobs:
             raise UserError(f"{storage.location} is complete already", fix="There is nothing to run.")
         jobs = missing_jobs(storage, work.jobs)
-    return [datatrove_executor.BuildShare(jobs, max(1, settings.workers))]
+    return [datatrove_executor.BuildStep(jobs, max(1, settings.workers))]
 
 
 @dataclass(frozen=True)
-class _Work:
+class _PreparedBuild:
     """The projects that are not in the corpus yet, the corpus that they are added to, the files of both."""
 
     identity: dict[str, Any]
-    found: list[Discovered]
-    jobs: list[Job]
+    found: list[DiscoveredProject]
+    jobs: list[ProjectJob]
     earlier: ShardReader | None
     files: list[KnownFile]
 
 
 def _prepare(
-    settings: CorpusSettings, storage: Storage, unpacked: list[Project], labels: Labelling | None
-) -> _Work:
+    settings: CorpusSettings, storage: Storage, unpacked: list[Project], labels: CompileLabeler | None
+) -> _PreparedBuild:
     """Find the projects and compare them with what `out` holds.
 
     Raises:
@@ -136,7 +136,7 @@ def _prepare(
     if earlier is not None:
         _compare(storage, earlier.manifest, identity, found, append=settings.append)
         found = [item for item in found if item.project.name not in done]
-    plan = Plan(
+    plan = BuildPlan(
         settings.budget,
         settings.mode != "file",
         settings.tokenizer,
@@ -146,12 +146,12 @@ def _prepare(
         max_repeat=settings.max_repeat,
     )
     jobs = make_jobs(storage.location, found, plan, identity)
-    return _Work(identity, found, jobs, earlier, known + files)
+    return _PreparedBuild(identity, found, jobs, earlier, known + files)
 
 
 def discover(
     settings: CorpusSettings, unpacked: list[Project], done: frozenset[str], known: list[KnownFile]
-) -> tuple[list[Discovered], list[KnownFile]]:
+) -> tuple[list[DiscoveredProject], list[KnownFile]]:
     """All projects, sorted by name, and the files of new ones that make documents.
 
     Args:
@@ -168,25 +168,25 @@ def discover(
         if times > 1:
             raise UserError(f"{times} projects are named {name}", fix="Rename one, or leave it out.")
     plans = {project.name: plan_semantics(settings, project) for project in projects}
-    rules = Rules(
+    rules = FileRules(
         settings.max_file_bytes,
         settings.max_include_bytes,
         settings.keep_vendored,
         settings.keep_ignored,
-        settings.licences,
+        settings.licenses,
     )
     record_rules = replace(rules, keep_ignored=True)  # unpacked, they are in no repository
-    curation = Curation(
+    curation = CurationRules(
         load_problems(settings.decontaminate),
         settings.near_duplicates,
         redact=not settings.keep_personal_data,
     )
     found = [
-        Found(project, *find_files(project, record_rules if project in unpacked else rules))
+        ScannedProject(project, *find_files(project, record_rules if project in unpacked else rules))
         for project in projects
     ]
     for item in found:
-        if not any(file.documents for file in item.files) and item.project not in unpacked:
+        if not any(file.makes_documents for file in item.files) and item.project not in unpacked:
             _refuse_empty(item)
     new = [item for item in found if item.project.name not in done]
     if settings.worker_count > 1 and sum(file.size for item in new for file in item.files) > _MUCH_SOURCE:
@@ -195,13 +195,15 @@ def discover(
     else:
         files = curate(new, curation, known=known)
     discovered = [
-        Discovered(item.project, tuple(item.files), item.skips, item.redacted, plans[item.project.name])
+        DiscoveredProject(
+            item.project, tuple(item.files), item.skips, item.redactions, plans[item.project.name]
+        )
         for item in found
     ]
     return discovered, files
 
 
-def _refuse_empty(item: Found) -> NoReturn:
+def _refuse_empty(item: ScannedProject) -> NoReturn:
     counts = sorted(item.skips.counts.items())
     left_out = ", ".join(f"{count} {reason}" for reason, count in counts)
     raise UserError(
@@ -215,7 +217,7 @@ def _compare(
     storage: Storage,
     manifest: dict[str, Any],
     identity: dict[str, Any],
-    found: list[Discovered],
+    found: list[DiscoveredProject],
     *,
     append: bool,
 ) -> None:
@@ -246,24 +248,26 @@ def _compare(
         raise UserError(f"{storage.location} holds another corpus: {'; '.join(differences[:3])}", fix=fix)
 
 
-def _source_digest(item: Discovered) -> str:
+def _source_digest(item: DiscoveredProject) -> str:
     """Changes with a project's files and compiler flags, but not with what other projects decide on them."""
-    lines = "".join(f"{file.digest} {file.licence} {file.name}\n" for file in item.files)
+    lines = "".join(f"{file.digest} {file.license} {file.name}\n" for file in item.files)
     lines += item.semantic.digest if item.semantic is not None else ""
     return sha256(lines.encode("utf-8", "surrogateescape"))
 
 
-def _build_parts(settings: CorpusSettings, storage: Storage, jobs: list[Job]) -> None:
+def _build_parts(settings: CorpusSettings, storage: Storage, jobs: list[ProjectJob]) -> None:
     """Build every project that has no finished parts yet."""
     missing = missing_jobs(storage, jobs)
     if settings.engine == "datatrove":
         datatrove_executor.run_tasks(missing, settings.tasks or settings.worker_count, settings.worker_count)
         return
     with progress_bar(sum(job.item.size for job in missing), "corpus", "B", unit_scale=True) as bar:
-        run_jobs(missing, settings.worker_count, bar.update)
+        run_project_jobs(missing, settings.worker_count, bar.update)
 
 
-def _write_corpus(storage: Storage, work: _Work, val_fraction: float, records: list[dict[str, Any]]) -> None:
+def _write_corpus(
+    storage: Storage, work: _PreparedBuild, val_fraction: float, records: list[dict[str, Any]]
+) -> None:
     """Parts, and the rows of the earlier corpus, to shards; then the manifest."""
     done = {job.item.project.name: storage.read_json(job.record) for job in work.jobs}
     parts = [name for record in done.values() for name in record["parts"]]

@@ -8,11 +8,11 @@ between this machine and a cluster at any time.
 On a cluster, from a script that every node could import:
 
     from datatrove.executor import SlurmPipelineExecutor
-    from cpplm.corpus.build import pipeline
+    from cpplm.corpus.build import datatrove_pipeline
     from cpplm.corpus.settings import CorpusSettings
 
     settings = CorpusSettings(out="/shared/corpus", projects_dir=Path("/shared/projects"))
-    SlurmPipelineExecutor(pipeline=pipeline(settings), tasks=64, time="04:00:00", partition="cpu").run()
+    SlurmPipelineExecutor(pipeline=datatrove_pipeline(settings), tasks=64, time="04:00:00", partition="cpu").run()
 
 and when its tasks have ended, `cpplm corpus build` with the same settings: it finds the parts, builds those
 that are missing, and writes the shards.
@@ -31,10 +31,10 @@ import psutil
 
 from cpplm.core.errors import UserError
 from cpplm.core.partition import partition_by_size
-from cpplm.corpus.project_cache import Job, run_jobs
+from cpplm.corpus.project_cache import ProjectJob, run_project_jobs
 
 
-def require() -> Any:
+def import_executor() -> Any:
     """The module of datatrove's local executor.
 
     Raises:
@@ -48,10 +48,10 @@ def require() -> Any:
         ) from error
 
 
-class BuildShare:
+class BuildStep:
     """A step of a datatrove pipeline: each task builds its share of the projects in `workers` processes."""
 
-    def __init__(self, jobs: list[Job], workers: int = 1) -> None:
+    def __init__(self, jobs: list[ProjectJob], workers: int = 1) -> None:
         self.jobs, self.workers = jobs, workers
 
     def __repr__(self) -> str:  # the engine logs it
@@ -60,17 +60,19 @@ class BuildShare:
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         """Called by the engine; `data` comes from an earlier step of the pipeline, of which there is none."""
         del data
-        run_jobs(share(self.jobs, rank, world_size), self.workers, lambda size: None, quiet=True)
+        run_project_jobs(
+            jobs_of_task(self.jobs, rank, world_size), self.workers, lambda size: None, quiet=True
+        )
 
 
-def share(jobs: list[Job], rank: int, world_size: int) -> list[Job]:
+def jobs_of_task(jobs: list[ProjectJob], rank: int, world_size: int) -> list[ProjectJob]:
     """The jobs of one task, largest first."""
     by_key = {job.key: job for job in jobs}
     sizes = {key: job.item.size for key, job in by_key.items()}
     return [by_key[key] for key in partition_by_size(sizes, world_size)[rank]]
 
 
-class _LocalShare(BuildShare):
+class _LocalBuildStep(BuildStep):
     """The same on this machine, where a task must not outlive the build that it belongs to."""
 
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
@@ -85,17 +87,17 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def run_tasks(jobs: list[Job], tasks: int, workers: int) -> None:
+def run_tasks(jobs: list[ProjectJob], tasks: int, workers: int) -> None:
     """Build on datatrove's local executor: `tasks` shares, `workers` of them at a time.
 
     Every process is spawned. The executor would fork one for its queue, and a fork of a process with threads,
     such as those of the storage library, may hang for ever.
     """
-    local = require()
+    local = import_executor()
     local.multiprocess.set_start_method("spawn", force=True)
     with tempfile.TemporaryDirectory(prefix="cpplm-datatrove-") as logs:
         local.LocalPipelineExecutor(
-            pipeline=[_LocalShare(jobs)],
+            pipeline=[_LocalBuildStep(jobs)],
             tasks=tasks,
             workers=workers,
             logging_dir=logs,

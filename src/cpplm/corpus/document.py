@@ -16,7 +16,7 @@ from cpplm.cpp.syntax_spans import join_spans, whole_groups
 DocumentKind = Literal["compilable", "inlined", "file", "chunk"]
 
 
-class Source(NamedTuple):
+class SourceLines(NamedTuple):
     """Lines of a file, both counted from 1 and included."""
 
     file: str
@@ -37,32 +37,32 @@ class Document:
     files: tuple[str, ...]
     size: int
     functions: int
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceLines, ...] = ()
     spans: bytes = b""  # as the column keeps them, as are `docstrings`
     docstrings: tuple[dict[str, int], ...] = ()
 
 
-def sources_of(lines: Iterable[tuple[str, int, int]]) -> tuple[Source, ...]:
+def sources_of(lines: Iterable[tuple[str, int, int]]) -> tuple[SourceLines, ...]:
     """Line ranges sorted by file, those that touch joined; line 0 stands for no line."""
-    joined: list[Source] = []
+    joined: list[SourceLines] = []
     for file, first, last in sorted(lines):
         if not first:
             continue
         if joined and joined[-1].file == file and first <= joined[-1].last + 1:
-            joined[-1] = Source(file, joined[-1].first, max(last, joined[-1].last))
+            joined[-1] = SourceLines(file, joined[-1].first, max(last, joined[-1].last))
         else:
-            joined.append(Source(file, first, last))
+            joined.append(SourceLines(file, first, last))
     return tuple(joined)
 
 
-class Places(TypedDict):
+class Annotations(TypedDict):
     """The spans and docstrings of a document, by the names of their fields."""
 
     spans: bytes
     docstrings: tuple[dict[str, int], ...]
 
 
-def places_of(parts: Sequence[tuple[Syntax, int]]) -> Places:
+def annotations_of(parts: Sequence[tuple[Syntax, int]]) -> Annotations:
     """What a document keeps of its parts, each with the offset of its text in the document."""
     return {
         "spans": pack(join_spans((syntax.spans, start) for syntax, start in parts)),
@@ -70,7 +70,9 @@ def places_of(parts: Sequence[tuple[Syntax, int]]) -> Places:
     }
 
 
-def chunks(text: str, source: Source, line: int, budget: int, count: Callable[[str], int]) -> list[Document]:
+def chunk_documents(
+    text: str, source: SourceLines, line: int, budget: int, count: Callable[[str], int]
+) -> list[Document]:
     """Text that cannot stand alone as documents within the budget.
 
     Args:
@@ -82,25 +84,25 @@ def chunks(text: str, source: Source, line: int, budget: int, count: Callable[[s
     """
     found: list[Document] = []
     first = source.first
-    for piece in cut(text, budget, count):
+    for piece in split_text(text, budget, count):
         line += piece.count("\n")
         last = min(max(first, line - piece.endswith("\n")), source.last)
         if piece.strip():
-            found.append(_chunk(piece, Source(source.file, first, last), count))
+            found.append(_chunk(piece, SourceLines(source.file, first, last), count))
         first = min(max(first, line), source.last)
     return found
 
 
-def _chunk(text: str, source: Source, count: Callable[[str], int]) -> Document:
+def _chunk(text: str, source: SourceLines, count: Callable[[str], int]) -> Document:
     lexed = lex(text.encode())
     rules = grammar(language_of(source.file, project_is_c=False))
     whole = whole_groups(lexed.directives, 0)
     syntax = read_syntax(rules.parse(lexed.plain), rules, lexed.data, lexed.plain, whole)
-    places = places_of([(syntax, 0)])
+    places = annotations_of([(syntax, 0)])
     return Document(text, "chunk", (source.file,), count(text), syntax.functions, (source,), **places)
 
 
-def cut(text: str, budget: int, count: Callable[[str], int]) -> list[str]:
+def split_text(text: str, budget: int, count: Callable[[str], int]) -> list[str]:
     """Pieces within the budget whose concatenation is `text`: cut at line ends, else between characters."""
     pieces: list[str] = []
     while text:

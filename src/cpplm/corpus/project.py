@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cpplm.corpus.clang.references import SemanticPlan, Semantics, read_semantics
-from cpplm.corpus.compile.labels import LabelFigures, Labelling, label
+from cpplm.corpus.compile.labels import CompileLabeler, LabelCounts, label_columns
 from cpplm.corpus.document import Document
 from cpplm.corpus.ingest.discovery import Project, SourceFile, content_digest, is_utf8
-from cpplm.corpus.ingest.licenses import joint_licence
-from cpplm.corpus.ingest.walk import Skips
+from cpplm.corpus.ingest.licenses import combine
+from cpplm.corpus.ingest.walk import SkipCounts
 from cpplm.corpus.slicing.callees import Callees
 from cpplm.corpus.slicing.closure import Index
 from cpplm.corpus.slicing.documents import Options, build_unit
@@ -42,7 +42,7 @@ _COMPILING = 16
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """What decides the documents of any project; sent to workers."""
 
     budget: int
@@ -50,7 +50,7 @@ class Plan:
     tokenizer: Path | None
     inlined: bool = False
     cross_file_depth: int = 0  # of calls into other source files; 0: their bodies are not looked for
-    labels: Labelling | None = None
+    labels: CompileLabeler | None = None
     max_repeat: float = 8.0
 
     @property
@@ -67,19 +67,19 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Discovered:
+class DiscoveredProject:
     """A project whose files were found and hashed."""
 
     project: Project
     files: tuple[SourceFile, ...]
-    skips: Skips
-    redacted: Skips = field(default_factory=Skips)
+    skips: SkipCounts
+    redactions: SkipCounts = field(default_factory=SkipCounts)
     semantic: SemanticPlan | None = None
 
     @property
     def size(self) -> int:
         """Bytes on disk of the files that become documents."""
-        return sum(file.size for file in self.files if file.documents)
+        return sum(file.size for file in self.files if file.makes_documents)
 
     @property
     def digest(self) -> str:
@@ -88,7 +88,7 @@ class Discovered:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProjectContext:
     """What is known of a project before any document is built; the same in every worker."""
 
     name: str
@@ -100,19 +100,19 @@ class Layout:
     has_paths: bool = True
 
 
-_MEASURES: dict[Plan, Measure] = {}
+_MEASURES: dict[BuildPlan, Measure] = {}
 _INDEXES: dict[str, Index] = {}
 _CALLEES: dict[tuple[str, int], Callees] = {}
 
 
-def _measure(plan: Plan) -> Measure:
+def _measure(plan: BuildPlan) -> Measure:
     """The plan's measure, loaded once per process."""
     if plan not in _MEASURES:
         _MEASURES[plan] = plan.measure()
     return _MEASURES[plan]
 
 
-def _index(layout: Layout) -> Index:
+def _index(layout: ProjectContext) -> Index:
     """The project's index, kept from batch to batch; that of one project at a time."""
     if layout.digest not in _INDEXES:
         _INDEXES.clear()
@@ -123,7 +123,7 @@ def _index(layout: Layout) -> Index:
     return _INDEXES[layout.digest]
 
 
-def _callees(layout: Layout, plan: Plan) -> Callees | None:
+def _callees(layout: ProjectContext, plan: BuildPlan) -> Callees | None:
     """What looks for called functions, kept as long as the index; None when they are not asked for."""
     if not plan.cross_file_depth or not layout.closed:
         return None
@@ -139,7 +139,7 @@ def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _BatchResult:
     """Rows of a batch of units, the function definitions in them, their bytes, and what was repaired."""
 
     rows: list[dict[str, Any]]
@@ -149,7 +149,7 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class _Built:
+class _BuiltUnit:
     """The documents of a unit, the function definitions in its files, and how it was built."""
 
     documents: list[Document]
@@ -157,7 +157,7 @@ class _Built:
     options: Options
 
 
-def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Batch:
+def _build_batch(job: tuple[ProjectContext, list[Unit], BuildPlan, Semantics | None]) -> _BatchResult:
     layout, units, plan, semantics = job
     index = _index(layout)
     index.understand(semantics)
@@ -169,11 +169,11 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Bat
         inlined=plan.inlined and layout.closed,
         callees=_callees(layout, plan),
     )
-    built = [_Built(*build_unit(unit, index, options), options) for unit in units]
-    for shorter in _shorter(options):
-        while chosen := _too_long(units, built, shorter, plan.max_repeat):
+    built = [_BuiltUnit(*build_unit(unit, index, options), options) for unit in units]
+    for shorter in _shorter_options(options):
+        while chosen := _overlong_units(units, built, shorter, plan.max_repeat):
             for number in chosen:
-                built[number] = _Built(*build_unit(units[number], index, shorter), shorter)
+                built[number] = _BuiltUnit(*build_unit(units[number], index, shorter), shorter)
     functions, size = sum(each.functions for each in built), sum(unit.size for unit in units)
     if plan.labels is None:
         rows = [
@@ -181,13 +181,17 @@ def _build_batch(job: tuple[Layout, list[Unit], Plan, Semantics | None]) -> _Bat
             for unit, each in zip(units, built, strict=True)
             for document in each.documents
         ]
-        return _Batch(rows, functions, size, RepairFigures())
-    rows, repairs = _labelled(units, built, layout, plan, plan.labels)
-    return _Batch(rows, functions, size, repairs)
+        return _BatchResult(rows, functions, size, RepairFigures())
+    rows, repairs = _labeled_rows(units, built, layout, plan, plan.labels)
+    return _BatchResult(rows, functions, size, repairs)
 
 
-def _labelled(
-    units: list[Unit], built: list[_Built], layout: Layout, plan: Plan, labels: Labelling
+def _labeled_rows(
+    units: list[Unit],
+    built: list[_BuiltUnit],
+    layout: ProjectContext,
+    plan: BuildPlan,
+    labels: CompileLabeler,
 ) -> tuple[list[dict[str, Any]], RepairFigures]:
     """Rows with labels; what fails is repaired, as far as that was asked for and there is room to repeat."""
     compiler = labels.compiler()
@@ -200,14 +204,14 @@ def _labelled(
     for repaired in done:
         figures.add(repaired)
     rows = [
-        _row(document, unit, layout, plan) | label(verdict)
+        _row(document, unit, layout, plan) | label_columns(verdict)
         for unit, repaired in zip(units, done, strict=True)
         for document, verdict in repaired.version
     ]
     return rows, figures
 
 
-def _too_long(units: list[Unit], built: list[_Built], shorter: Options, most: float) -> list[int]:
+def _overlong_units(units: list[Unit], built: list[_BuiltUnit], shorter: Options, most: float) -> list[int]:
     """The units to be built shorter, of those that are not yet."""
     return to_write_apart(
         [
@@ -218,7 +222,7 @@ def _too_long(units: list[Unit], built: list[_Built], shorter: Options, most: fl
     )
 
 
-def _shorter(options: Options) -> list[Options]:
+def _shorter_options(options: Options) -> list[Options]:
     """How units that repeat too much are built again."""
     if not options.ordered or not options.closed:
         return []
@@ -226,7 +230,7 @@ def _shorter(options: Options) -> list[Options]:
     return [*([plain] if plain != options else []), replace(plain, apart=True)]
 
 
-def _row(document: Document, unit: Unit, layout: Layout, plan: Plan) -> dict[str, Any]:
+def _row(document: Document, unit: Unit, layout: ProjectContext, plan: BuildPlan) -> dict[str, Any]:
     """A document as a row of the corpus."""
     return {
         "text": document.text,
@@ -234,7 +238,7 @@ def _row(document: Document, unit: Unit, layout: Layout, plan: Plan) -> dict[str
         "project": layout.name,
         "files": list(document.files),
         "sources": [source._asdict() for source in document.sources],
-        "licence": joint_licence({layout.by_name[name].licence for name in document.files}),
+        "license": combine({layout.by_name[name].license for name in document.files}),
         "kind": document.kind,
         "num_tokens": -1 if plan.tokenizer is None else document.size,
         "num_functions": document.functions,
@@ -258,8 +262,8 @@ def _batches(items: Iterable[A], size: Callable[[A], int], most: int) -> Iterato
 
 
 def build_project(
-    found: Discovered,
-    plan: Plan,
+    found: DiscoveredProject,
+    plan: BuildPlan,
     run: Mapper[Any, Any],
     figures: dict[str, Any],
     *,
@@ -276,13 +280,13 @@ def build_project(
         workers: processes that parse at one time, where names are resolved by libclang.
         quiet: no progress bar for that.
     """
-    scans, macros, converted = _survey(found, run)
+    scans, macros, converted = _scan_project(found, run)
     includes = Includes(scans)
-    units = make_units([file for file in found.files if file.documents], includes, merge=plan.ordered)
+    units = make_units([file for file in found.files if file.makes_documents], includes, merge=plan.ordered)
     by_name = {file.name: file for file in found.files}
     if plan.inlined and not found.project.bare_headers:
         units = assign_guests(units, includes, by_name)
-    layout = Layout(
+    layout = ProjectContext(
         found.project.name,
         found.digest,
         by_name,
@@ -291,14 +295,14 @@ def build_project(
         closed=not found.project.bare_headers,
         has_paths=found.project.has_paths,
     )
-    semantics = _understand(found, includes, workers, quiet=quiet)
+    semantics = _run_libclang(found, includes, workers, quiet=quiet)
     parts = _batches(units, lambda unit: unit.size, BATCH_BYTES)
-    jobs = [(layout, part, plan, _part(semantics, part, includes, plan)) for part in parts]
-    tally = _Tally()
+    jobs = [(layout, part, plan, _visible_semantics(semantics, part, includes, plan)) for part in parts]
+    tally = _ProjectCounts()
     for built in run(_build_batch, jobs):
         yield tally.fresh_rows(built), built.size
     figures.update(
-        files=sum(file.documents for file in found.files),
+        files=sum(file.makes_documents for file in found.files),
         source_bytes=found.size,
         units=len(units),
         documents=tally.documents,
@@ -307,7 +311,7 @@ def build_project(
         kinds=dict(sorted(tally.kinds.items())),
         duplicate_documents=tally.duplicates,
         skipped=found.skips.to_dict(),
-        redacted=found.redacted.to_dict(),
+        redactions=found.redactions.to_dict(),
         converted=converted.to_dict(),
     )
     if plan.labels is not None:
@@ -318,11 +322,13 @@ def build_project(
         figures["semantic"] = semantics.figures() | found.semantic.figures()
 
 
-def _survey(found: Discovered, run: Mapper[Any, Any]) -> tuple[dict[str, Scan], MacroTable, Skips]:
+def _scan_project(
+    found: DiscoveredProject, run: Mapper[Any, Any]
+) -> tuple[dict[str, Scan], MacroTable, SkipCounts]:
     """The directives of all files, the macros of all together, and which files are not UTF-8."""
     scans: dict[str, Scan] = {}
     bodies: dict[bytes, set[bytes]] = {}
-    converted = Skips()
+    converted = SkipCounts()
     batches = list(_batches(found.files, lambda file: file.size, BATCH_BYTES))
     for batch, scanned in zip(batches, run(_scan_batch, batches), strict=True):
         for file, (result, utf8) in zip(batch, scanned, strict=True):
@@ -335,7 +341,7 @@ def _survey(found: Discovered, run: Mapper[Any, Any]) -> tuple[dict[str, Scan], 
 
 
 @dataclass
-class _Tally:
+class _ProjectCounts:
     """Counts the rows of a project as they come."""
 
     documents: int = 0
@@ -343,11 +349,11 @@ class _Tally:
     text_bytes: int = 0
     functions: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
-    labels: LabelFigures = field(default_factory=LabelFigures)
+    labels: LabelCounts = field(default_factory=LabelCounts)
     repairs: RepairFigures = field(default_factory=RepairFigures)
     _seen: set[str] = field(default_factory=set)
 
-    def fresh_rows(self, built: _Batch) -> list[dict[str, Any]]:
+    def fresh_rows(self, built: _BatchResult) -> list[dict[str, Any]]:
         """The rows that are no copies of earlier ones."""
         fresh = []
         for row in built.rows:
@@ -365,7 +371,9 @@ class _Tally:
         return fresh
 
 
-def _understand(found: Discovered, includes: Includes, workers: int, *, quiet: bool) -> Semantics | None:
+def _run_libclang(
+    found: DiscoveredProject, includes: Includes, workers: int, *, quiet: bool
+) -> Semantics | None:
     """What libclang says about a project; None when it was not asked for."""
     if found.semantic is None:
         return None
@@ -380,7 +388,9 @@ def _understand(found: Discovered, includes: Includes, workers: int, *, quiet: b
     )
 
 
-def _part(semantics: Semantics | None, units: list[Unit], includes: Includes, plan: Plan) -> Semantics | None:
+def _visible_semantics(
+    semantics: Semantics | None, units: list[Unit], includes: Includes, plan: BuildPlan
+) -> Semantics | None:
     """What is needed to build these units: all that they can see; all there is where calls are followed."""
     if semantics is None or plan.cross_file_depth:
         return semantics

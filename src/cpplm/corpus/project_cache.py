@@ -21,8 +21,8 @@ from cpplm.core.shards import write_table
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage, sha256
 from cpplm.core.workers import worker_pool
-from cpplm.corpus.project import Discovered, Plan, build_project
-from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN, Pair
+from cpplm.corpus.project import BuildPlan, DiscoveredProject, build_project
+from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN, DocPair
 
 PARTS = "_parts"
 PART_SCHEMA = pa.schema(
@@ -35,7 +35,7 @@ PART_SCHEMA = pa.schema(
             "sources",
             pa.list_(pa.struct([("file", pa.string()), ("first", pa.int32()), ("last", pa.int32())])),
         ),
-        ("licence", pa.string()),
+        ("license", pa.string()),
         ("kind", pa.string()),
         ("num_tokens", pa.int64()),
         ("num_functions", pa.int64()),
@@ -43,7 +43,7 @@ PART_SCHEMA = pa.schema(
         ("compiles", pa.bool_()),
         ("first_error", pa.string()),
         (SPANS_COLUMN, pa.binary()),
-        (DOCSTRINGS_COLUMN, pa.list_(pa.struct([(name, pa.int32()) for name in Pair._fields]))),
+        (DOCSTRINGS_COLUMN, pa.list_(pa.struct([(name, pa.int32()) for name in DocPair._fields]))),
     ]
 )
 PART_BYTES = 8_000_000
@@ -52,12 +52,12 @@ _SMALL_PROJECT = 1_000_000
 
 
 @dataclass(frozen=True)
-class Job:
+class ProjectJob:
     """One project to build: `key` changes with its files, its name and the settings."""
 
     location: str
-    item: Discovered
-    plan: Plan
+    item: DiscoveredProject
+    plan: BuildPlan
     key: str
 
     @property
@@ -71,7 +71,9 @@ class Job:
         return f"{PARTS}/{self.key}.json"
 
 
-def make_jobs(location: str, found: list[Discovered], plan: Plan, identity: dict[str, Any]) -> list[Job]:
+def make_jobs(
+    location: str, found: list[DiscoveredProject], plan: BuildPlan, identity: dict[str, Any]
+) -> list[ProjectJob]:
     """One job per project.
 
     Args:
@@ -82,7 +84,7 @@ def make_jobs(location: str, found: list[Discovered], plan: Plan, identity: dict
     """
     decisive = sorted((name, value) for name, value in identity.items() if name != "val_fraction")
     return [
-        Job(
+        ProjectJob(
             location,
             item,
             plan,
@@ -92,7 +94,7 @@ def make_jobs(location: str, found: list[Discovered], plan: Plan, identity: dict
     ]
 
 
-def missing_jobs(storage: Storage, jobs: list[Job]) -> list[Job]:
+def missing_jobs(storage: Storage, jobs: list[ProjectJob]) -> list[ProjectJob]:
     """The jobs that are not done; parts of anything else are deleted."""
     there = [name for name in storage.names(PARTS) if name.count("/") == 1]
     keys = {job.key for job in jobs}
@@ -100,8 +102,8 @@ def missing_jobs(storage: Storage, jobs: list[Job]) -> list[Job]:
     return [job for job in jobs if job.record not in there]
 
 
-def run_jobs(
-    jobs: list[Job], workers: int, report: Callable[[float], object], *, quiet: bool = False
+def run_project_jobs(
+    jobs: list[ProjectJob], workers: int, report: Callable[[float], object], *, quiet: bool = False
 ) -> None:
     """Build in this process, or in `workers` of them.
 
@@ -118,7 +120,9 @@ def run_jobs(
         _run_in_workers(jobs, workers, report, quiet=quiet)
 
 
-def _run_in_workers(jobs: list[Job], workers: int, report: Callable[[float], object], *, quiet: bool) -> None:
+def _run_in_workers(
+    jobs: list[ProjectJob], workers: int, report: Callable[[float], object], *, quiet: bool
+) -> None:
     """Small projects go to a worker each; large ones are cut into batches for all of them."""
     with worker_pool(workers) as pool:
         small = [job for job in jobs if job.cost <= _SMALL_PROJECT]
@@ -132,7 +136,7 @@ def _run_in_workers(jobs: list[Job], workers: int, report: Callable[[float], obj
 
 
 def write_parts(
-    job: Job,
+    job: ProjectJob,
     *,
     run: Callable[..., Iterable[Any]] = map,
     report: Callable[[float], object] = lambda size: None,

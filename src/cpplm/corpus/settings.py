@@ -35,7 +35,7 @@ class CorpusSettings:
     cxx_headers: bool = False
     """Use the C++ standard library headers of this machine's g++, as one project named libstdc++."""
     jsonl: tuple[Path, ...] = ()
-    """Files of JSON lines, also .gz and .zst: {"text": ...}, with path, project and licence where known."""
+    """Files of JSON lines, also .gz and .zst: {"text": ...}, with path, project and license where known."""
     append: bool = False
     """Add the projects to the finished corpus in --out; its documents stay, each in its split."""
     tokenizer: Path | None = None
@@ -74,8 +74,8 @@ class CorpusSettings:
     """Also learn from third_party, vendor and such folders, and from well-known single-file libraries."""
     keep_ignored: bool = False
     """Also learn from build folders and from what .gitignore files leave out."""
-    licences: tuple[str, ...] = ("any",)
-    """Licences to learn from: any; permissive; or SPDX identifiers. Unknown ones count for any only."""
+    licenses: tuple[str, ...] = ("any",)
+    """Licenses to learn from: any; permissive; or SPDX identifiers. Unknown ones count for any only."""
     keep_personal_data: bool = False
     """Leave e-mail addresses and secrets (keys, tokens, passwords in URLs) as they are."""
     near_duplicates: float = 0.85
@@ -114,7 +114,7 @@ class CorpusSettings:
                 "--max_include_bytes is below --max_file_bytes",
                 fix="A file that makes documents is read, too: raise it.",
             )
-        check_names(self.licences)
+        check_names(self.licenses)
         if self.near_duplicates and not 0.5 <= self.near_duplicates <= 1:
             raise UserError(
                 f"--near_duplicates {self.near_duplicates} is not a similarity from 0.5 to 1",

@@ -21,10 +21,10 @@ from cpplm.core.storage import Storage, sha256
 
 SHARD_BYTES = 64_000_000
 # Text in memory while rows are dealt out.
-DEAL_BYTES = 32_000_000
+FLUSH_BYTES = 32_000_000
 # Columns of parts that only decide where a row goes.
-PLACING_COLUMNS = ("unit",)
-Group = tuple[str, str]
+PLACEMENT_COLUMNS = ("unit",)
+SplitGroup = tuple[str, str]
 Bucket = tuple[Split, int]
 
 
@@ -33,7 +33,7 @@ class _Assignment:
     """Which groups (a project, or a unit of it) are held out, and how many shards each split has."""
 
     by: str
-    val: frozenset[Group]
+    val: frozenset[SplitGroup]
     shards: Mapping[Split, int]
 
     def split_of(self, project: str, unit: str) -> Split:
@@ -62,7 +62,7 @@ def write_splits(
         UserError: there is too little code for two splits, or a shard of `earlier` is damaged.
     """
     assignment = _assign(storage, parts, val_fraction, earlier)
-    buckets = _deal(storage, scratch, _rows(storage, parts, assignment, earlier), assignment)
+    buckets = _bucket_rows(storage, scratch, _rows(storage, parts, assignment, earlier), assignment)
     shards = []
     with progress_bar(len(buckets), "shards", "shard") as bar:
         for split in SPLITS:
@@ -86,8 +86,8 @@ def _assign(
     storage: Storage, parts: list[str], val_fraction: float, earlier: ShardReader | None
 ) -> _Assignment:
     """Decide by the bytes of each project, or of each unit where there is only one project."""
-    projects: dict[Group, int] = defaultdict(int)
-    units: dict[Group, int] = defaultdict(int)
+    projects: dict[SplitGroup, int] = defaultdict(int)
+    units: dict[SplitGroup, int] = defaultdict(int)
     for name in parts:
         table = read_table(storage, name, ["project", "unit", "text"])
         table = table.append_column("bytes", pc.binary_length(table["text"])).drop_columns(["text"])
@@ -98,15 +98,15 @@ def _assign(
             units.clear()
     held = {split: sum(s.bytes for s in earlier.shards(split)) if earlier else 0 for split in SPLITS}
     by, groups = ("project", projects) if earlier or len(projects) > 1 else ("unit", units)
-    val = choose_val(groups, val_fraction, train_bytes=held["train"], val_bytes=held["val"])
+    val = choose_validation_groups(groups, val_fraction, train_bytes=held["train"], val_bytes=held["val"])
     for group, size in groups.items():
         held["val" if group in val else "train"] += size
     return _Assignment(by, val, {split: max(1, -(-held[split] // SHARD_BYTES)) for split in SPLITS})
 
 
-def choose_val(
-    groups: dict[Group, int], fraction: float, *, train_bytes: int = 0, val_bytes: int = 0
-) -> frozenset[Group]:
+def choose_validation_groups(
+    groups: dict[SplitGroup, int], fraction: float, *, train_bytes: int = 0, val_bytes: int = 0
+) -> frozenset[SplitGroup]:
     """The groups to hold out: in the order of a stable hash, those that still fit.
 
     `train_bytes` and `val_bytes` are there already. Where they are not, at least one group is held out, and
@@ -122,7 +122,7 @@ def choose_val(
         )
     wanted = fraction * (sum(groups.values()) + train_bytes + val_bytes)
     ordered = sorted(groups, key=lambda group: sha256("\0".join(group).encode("utf-8", "replace")))
-    val: set[Group] = set()
+    val: set[SplitGroup] = set()
     for group in ordered:
         if val_bytes + groups[group] <= wanted:
             val.add(group)
@@ -143,10 +143,10 @@ def _rows(
         table = read_table(storage, name)
         groups = zip(table["project"].to_pylist(), table["unit"].to_pylist(), strict=True)
         splits = [assignment.split_of(project, unit) for project, unit in groups]
-        yield table.drop_columns(list(PLACING_COLUMNS)), splits
+        yield table.drop_columns(list(PLACEMENT_COLUMNS)), splits
 
 
-def _deal(
+def _bucket_rows(
     storage: Storage, scratch: str, rows: Iterator[tuple[pa.Table, list[Split]]], assignment: _Assignment
 ) -> dict[Bucket, list[str]]:
     """Each row to the bucket of its shard; returns the files of each bucket."""
@@ -172,7 +172,7 @@ def _deal(
             places[assignment.bucket(split, identifier)].append(row)
         tables.append(table)
         held += table.nbytes
-        if held >= DEAL_BYTES:
+        if held >= FLUSH_BYTES:
             deal()
     if tables:
         deal()

@@ -24,7 +24,7 @@ _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
 _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
 
 
-class Kind(IntEnum):
+class ItemKind(IntEnum):
     """What an item is, in the order in which documents present them."""
 
     COMMENT = 0
@@ -44,26 +44,26 @@ class Kind(IntEnum):
 
 
 @dataclass(slots=True)
-class Declared:
+class Declaration:
     """What a piece declares, by the fields of `items.Item`; `needed` is an operator that has to be there."""
 
-    kind: Kind = Kind.OTHER
+    kind: ItemKind = ItemKind.OTHER
     names: tuple[bytes, ...] = ()
     qualifier: bytes = b""
-    callable: bytes = b""
-    evaluated: bool = False
+    function_name: bytes = b""
+    body_required: bool = False
     functions: int = 0
     needed: bytes = b""
 
 
-def read_declaration(root: tree_sitter.Node, code: bytes) -> Declared:
+def read_declaration(root: tree_sitter.Node, code: bytes) -> Declaration:
     """What a piece declares.
 
     Args:
         root: of its tree.
         code: its text, with comments, directives, macros and the insides of strings blank.
     """
-    found = Declared()
+    found = Declaration()
     node = _significant(root)
     unreadable = node is None or node.type == "ERROR" or (root.has_error and _is_class(code))
     if unreadable or node is None or _INSTANTIATION.match(code):
@@ -90,7 +90,7 @@ def _is_class(code: bytes) -> bool:
     return bool(_CLASS_HEAD.search(code, 0, code.find(b"{") + 1))
 
 
-def _classify(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
+def _classify(found: Declaration, node: tree_sitter.Node, code: bytes) -> None:
     kind = node.type
     if kind == "function_definition" and _is_class(code):
         _guess(found, code)
@@ -104,28 +104,30 @@ def _classify(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
         body = next((c for c in node.children if c.type in _CLASS_TYPES), None)
         if body is not None:
             _type(found, body)
-        found.kind = Kind.TYPE if body is not None and body.child_by_field_name("body") else Kind.ALIAS
+        found.kind = (
+            ItemKind.TYPE if body is not None and body.child_by_field_name("body") else ItemKind.ALIAS
+        )
         found.names += _declared(node)
     elif kind in ("using_declaration", "namespace_alias_definition"):
         _using(found, node, code)
     elif kind == "namespace_definition" and not IDENTIFIER.search(code, code.find(b"{")):
-        found.kind = Kind.FORWARD
+        found.kind = ItemKind.FORWARD
         found.names = tuple(
             name for name in IDENTIFIER.findall(code) if name not in (b"inline", b"namespace")
         )
     elif kind == "concept_definition":
-        found.kind = Kind.TYPE
+        found.kind = ItemKind.TYPE
         found.names = _text(node.child_by_field_name("name"))
     elif kind in ("expression_statement", "call_expression") and not code.lstrip().startswith(
         (b"asm", b"__asm")
     ):
-        found.kind = Kind.CALL
+        found.kind = ItemKind.CALL
     else:
-        found.kind = Kind.OTHER
+        found.kind = ItemKind.OTHER
 
 
-def _using(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
-    found.kind = Kind.USING
+def _using(found: Declaration, node: tree_sitter.Node, code: bytes) -> None:
+    found.kind = ItemKind.USING
     if node.type == "namespace_alias_definition":
         found.names = _text(node.child_by_field_name("name"))
         return
@@ -143,17 +145,17 @@ def _text(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
     return (found.group(),) if found else ()
 
 
-def _function(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
-    found.kind = Kind.FUNCTION
+def _function(found: Declaration, node: tree_sitter.Node, code: bytes) -> None:
+    found.kind = ItemKind.FUNCTION
     found.functions = int(node.child_by_field_name("body") is not None)
     declarator = node.child_by_field_name("declarator")
     type_ = node.child_by_field_name("type")
     _name_function(found, declarator, type_.text or b"" if type_ is not None else b"")
     head = code[: code.find(b"{")] if b"{" in code else code
-    found.evaluated = bool(_CONSTANT.search(head))
+    found.body_required = bool(_CONSTANT.search(head))
 
 
-def _name_function(found: Declared, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
+def _name_function(found: Declaration, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
     """Split `ns::Class<T>::method` into name and qualifier; a conversion has no name to call it by.
 
     `type_` is the text before the declarator: of `constexpr C::operator bool()` the parser takes
@@ -186,7 +188,7 @@ def _name_function(found: Declared, declarator: tree_sitter.Node | None, type_: 
     name = b"".join(operator.group().split()) if operator else parts[-1]
     name = name.removeprefix(b'operator""')  # `1.5_km` mentions `_km`
     scope = [part for part in parts[:-1] if part]
-    found.callable = name
+    found.function_name = name
     if scope:
         found.qualifier = scope[-1]
     elif name:
@@ -200,9 +202,9 @@ def _class_name(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
     return _text(node)
 
 
-def _type(found: Declared, node: tree_sitter.Node) -> None:
+def _type(found: Declaration, node: tree_sitter.Node) -> None:
     body = node.child_by_field_name("body")
-    found.kind = Kind.TYPE if body is not None else Kind.FORWARD
+    found.kind = ItemKind.TYPE if body is not None else ItemKind.FORWARD
     name = node.child_by_field_name("name")
     found.names = _class_name(name)
     if name is not None and name.type == "qualified_identifier":
@@ -234,7 +236,7 @@ def _declared(node: tree_sitter.Node) -> tuple[bytes, ...]:
     return tuple(names)
 
 
-def _declaration(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
+def _declaration(found: Declaration, node: tree_sitter.Node, code: bytes) -> None:
     body = next((c for c in node.children if c.type in _CLASS_TYPES and c.child_by_field_name("body")), None)
     declarators = node.children_by_field_name("declarator")
     if body is not None:
@@ -242,11 +244,11 @@ def _declaration(found: Declared, node: tree_sitter.Node, code: bytes) -> None:
         found.names += _declared(node)
         return
     if any(_is_function_declarator(declarator) for declarator in declarators):
-        found.kind = Kind.PROTOTYPE
+        found.kind = ItemKind.PROTOTYPE
         _name_function(found, declarators[0])
-        found.callable = b""
+        found.function_name = b""
         return
-    found.kind = Kind.VARIABLE
+    found.kind = ItemKind.VARIABLE
     found.names = _declared(node)
 
 
@@ -260,33 +262,33 @@ def _is_function_declarator(node: tree_sitter.Node | None) -> bool:
     )
 
 
-def _guess(found: Declared, code: bytes) -> None:
+def _guess(found: Declaration, code: bytes) -> None:
     """Kind and name by shape alone, for what the parser cannot read."""
     stripped = code.strip()
     if _is_class(code):
-        found.kind = Kind.TYPE
+        found.kind = ItemKind.TYPE
         head = code[: code.find(b"{")]
         while _TEMPLATE_ARGUMENTS.search(head):
             head = _TEMPLATE_ARGUMENTS.sub(b"", head)
         words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
         found.names = tuple([word for word in words if word != b"final"][-1:])
     elif re.match(rb"(?:typedef|using)\b", stripped):
-        found.kind = Kind.ALIAS
+        found.kind = ItemKind.ALIAS
         found.names = tuple(
             IDENTIFIER.findall(code)[1:2] if stripped.startswith(b"using") else IDENTIFIER.findall(code)[-1:]
         )
     elif _INSTANTIATION.match(code):
-        found.kind = Kind.OTHER
+        found.kind = ItemKind.OTHER
     elif b"(" in stripped:
-        found.kind = Kind.FUNCTION if stripped.endswith(b"}") else Kind.PROTOTYPE
-        found.functions = int(found.kind == Kind.FUNCTION)
-        found.evaluated = True
+        found.kind = ItemKind.FUNCTION if stripped.endswith(b"}") else ItemKind.PROTOTYPE
+        found.functions = int(found.kind == ItemKind.FUNCTION)
+        found.body_required = True
         words = IDENTIFIER.findall(stripped[: stripped.index(b"(")])
         found.names = tuple(words[-1:])
-        found.callable = words[-1] if words and found.kind == Kind.FUNCTION else b""
+        found.function_name = words[-1] if words and found.kind == ItemKind.FUNCTION else b""
     else:
-        found.kind = Kind.VARIABLE if stripped.endswith(b";") else Kind.CALL
+        found.kind = ItemKind.VARIABLE if stripped.endswith(b";") else ItemKind.CALL
         found.names = tuple(IDENTIFIER.findall(code)[-1:])
 
 
-__all__ = ["Declared", "Kind", "read_declaration"]
+__all__ = ["Declaration", "ItemKind", "read_declaration"]

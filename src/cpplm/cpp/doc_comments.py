@@ -2,7 +2,7 @@
 
 A pair is three stretches of a document: the comment, the signature (with `template <...>` and masked macros
 such as export attributes) and the body in braces. Only offsets are kept, so that no text is stored twice.
-A comment counts when it ends on the line before the signature and says something: licences, separators,
+A comment counts when it ends on the line before the signature and says something: licenses, separators,
 commented-out code and remarks below three words are passed over.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import tree_sitter
 
 from cpplm.core.spans import SPANS_COLUMN
-from cpplm.cpp.syntax_spans import Function, Whole
+from cpplm.cpp.syntax_spans import FunctionNode, SpanPredicate
 
 DOCSTRINGS_COLUMN = "docstrings"
 # All columns that are no provenance.
@@ -27,12 +27,12 @@ _CONTENTS = frozenset({"text", SPANS_COLUMN, DOCSTRINGS_COLUMN})
 MIN_WORDS = 3
 MAX_DOC_BYTES = 4_000
 MAX_BODY_BYTES = 10_000
-# Six offsets of each pair, in the order of `Pair`, as int32 in a row.
-PiecePairs = bytes
+# Six offsets of each pair, in the order of `DocPair`, as int32 in a row.
+PackedPairs = bytes
 
 _COMMENT = re.compile(rb"//(?:\\\n|[^\n])*|/\*.*?\*/", re.DOTALL)
 _DIRECTIVE = re.compile(rb"^[ \t]*#", re.MULTILINE)
-_LICENCE = re.compile(rb"copyright|licen[sc]e|warrant|SPDX-", re.IGNORECASE)
+_LICENSE = re.compile(rb"copyright|licen[sc]e|warrant|SPDX-", re.IGNORECASE)
 # Letters of one- and two-byte scripts make words; every character of three bytes or more counts as one.
 _WORD = re.compile(rb"(?:[A-Za-z]|[\xc3-\xdf][\x80-\xbf])+|[\xe1-\xf4][\x80-\xbf]{2,3}")
 _LINE_MARK = re.compile(r"^[ \t]*//[/!]?<?", re.MULTILINE)
@@ -52,7 +52,7 @@ _CODE_LINE = re.compile(
 _CODE_SHARE, _CODE_SHARE_AFTER_PROSE = 0.5, 0.7
 
 
-class Pair(NamedTuple):
+class DocPair(NamedTuple):
     """One documented function, as offsets in a text; ends are exclusive."""
 
     doc_start: int
@@ -63,9 +63,14 @@ class Pair(NamedTuple):
     body_end: int
 
 
-def find_pairs(
-    functions: Iterable[Function], text: bytes, plain: bytes, *, shift: int = 0, whole: Whole | None = None
-) -> PiecePairs:
+def find_doc_pairs(
+    functions: Iterable[FunctionNode],
+    text: bytes,
+    plain: bytes,
+    *,
+    shift: int = 0,
+    whole: SpanPredicate | None = None,
+) -> PackedPairs:
     """The documented functions of a piece.
 
     Args:
@@ -78,7 +83,7 @@ def find_pairs(
     Returns:
         Offsets in `text`, in its order.
     """
-    found: list[Pair] = []
+    found: list[DocPair] = []
     for function in functions:
         before = _code_end(plain, function.start)
         gap = text[before + shift if before else 0 : function.start + shift]
@@ -96,7 +101,7 @@ def find_pairs(
 
 def _pair(
     node: tree_sitter.Node, gap: bytes, plain: bytes, gap_end: int, shift: int, *, follows_code: bool
-) -> Pair | None:
+) -> DocPair | None:
     """A function with the comment that ends the gap before it; None when there is none, or no body."""
     body = node.child_by_field_name("body")
     if body is None or body.type != "compound_statement":  # `try` as a body
@@ -109,7 +114,7 @@ def _pair(
         return None
     doc_start, doc_end, signature_start = (gap_end - len(gap) + offset for offset in comment)
     signature_end = shift + len(plain[:start].rstrip())
-    return Pair(doc_start, doc_end, signature_start, signature_end, shift + start, shift + end)
+    return DocPair(doc_start, doc_end, signature_start, signature_end, shift + start, shift + end)
 
 
 def _code_end(plain: bytes, end: int) -> int:
@@ -149,7 +154,7 @@ def _comment_before(gap: bytes, *, follows_code: bool) -> tuple[int, int, int] |
 
 def is_description(comment: bytes) -> bool:
     """Whether a comment, markers included, says something about code in words."""
-    if len(comment) > MAX_DOC_BYTES or _LICENCE.search(comment):
+    if len(comment) > MAX_DOC_BYTES or _LICENSE.search(comment):
         return False
     prose = _ASIDE.sub("", clean_comment(comment.decode("utf-8", "replace")))
     lines = [line for line in prose.split("\n") if line.strip()]
@@ -185,14 +190,14 @@ def _is_rule(line: str) -> bool:
     )
 
 
-def shift_pairs(parts: Iterable[tuple[PiecePairs, int]]) -> list[dict[str, int]]:
+def shift_pairs(parts: Iterable[tuple[PackedPairs, int]]) -> list[dict[str, int]]:
     """The pairs of a document, as its row keeps them.
 
     Args:
         parts: for each item its pairs, and the offset of the item's text in the document, in bytes.
     """
     return [
-        Pair(*pair)._asdict()
+        DocPair(*pair)._asdict()
         for pairs, offset in parts
         if pairs
         for pair in (np.frombuffer(pairs, dtype=np.int32).reshape(-1, 6) + offset).tolist()
@@ -213,7 +218,7 @@ def export_pairs(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         text = row["text"].encode()
         provenance = {name: value for name, value in row.items() if name not in _CONTENTS}
         for offsets in row[DOCSTRINGS_COLUMN]:
-            pair = Pair(**offsets)
+            pair = DocPair(**offsets)
             written = text[pair.doc_start : pair.body_end]
             digest = blake2b(written, digest_size=16).digest()
             if digest in seen:

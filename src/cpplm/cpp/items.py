@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import tree_sitter
 
-from cpplm.cpp.declarations import Kind, read_declaration
-from cpplm.cpp.doc_comments import PiecePairs, find_pairs
-from cpplm.cpp.lexer import IDENTIFIER, Directive, Lexed, lex, names_in
+from cpplm.cpp.declarations import ItemKind, read_declaration
+from cpplm.cpp.doc_comments import PackedPairs, find_doc_pairs
+from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, lex, names_in
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import Grammar, Language, grammar
-from cpplm.cpp.segmenter import split
-from cpplm.cpp.segments import Condition, Frame, Piece, Scope, Split
-from cpplm.cpp.syntax_spans import PieceSpans, Whole, find_spans, whole_groups
+from cpplm.cpp.segmenter import segment_file
+from cpplm.cpp.segments import Condition, Frame, Scope, SegmentedFile, SourceSegment
+from cpplm.cpp.syntax_spans import PackedSpans, SpanPredicate, find_spans, whole_groups
 
 # Each alternative begins with a byte of its own, so that the engine skips what begins with none of them.
 _PREFIXED = re.compile(rb"(\.[A-Za-z_]\w*|->[A-Za-z_]\w*|s(?<!\ws)td::[A-Za-z_]\w*)")
@@ -34,13 +34,13 @@ _TRAILING_TYPE = re.compile(rb"\)[\s\w]*->([A-Za-z_]\w*)\s*[{;<:&*]")
 class Item:
     """One top-level declaration or directive of a unit.
 
-    `text` is exact, with its leading comments; `names` are what it declares for plain lookup; `callable` is
-    the name of a function and `qualifier` its class when it is defined out of it; `mentions` are all
-    identifiers in it and in the conditions around it but for those behind `.` or `->`, which are `accesses`;
-    `evaluated`: users need its body (constexpr, auto).
+    `text` is exact, with its leading comments; `names` are what it declares for plain lookup;
+    `function_name` is the name of a function and `qualifier` its class when it is defined out of it;
+    `mentions` are all identifiers in it and in the conditions around it but for those behind `.` or `->`,
+    which are `accesses`; `body_required`: users need its body (constexpr, auto).
     """
 
-    kind: Kind
+    kind: ItemKind
     text: bytes
     stack: tuple[Frame, ...]
     mentions: frozenset[bytes]
@@ -50,11 +50,11 @@ class Item:
     accesses: frozenset[bytes] = frozenset()
     names: tuple[bytes, ...] = ()
     qualifier: bytes = b""
-    callable: bytes = b""
-    evaluated: bool = False
+    function_name: bytes = b""
+    body_required: bool = False
     functions: int = 0
-    spans: PieceSpans = b""  # by offsets in `text`, as are `pairs`, the documented functions
-    pairs: PiecePairs = b""
+    spans: PackedSpans = b""  # by offsets in `text`, as are `pairs`, the documented functions
+    pairs: PackedPairs = b""
     origin: int = 0  # where `text` would begin in the file if its comments stood directly before it
     directives: tuple[Directive, ...] = ()
     local: bool = False  # an include that may need what stands before it: of the project, or quoted
@@ -64,8 +64,8 @@ class Item:
 class Syntax(NamedTuple):
     """What one tree says beside declarations: see `spans` and `docstrings`."""
 
-    spans: PieceSpans = b""
-    pairs: PiecePairs = b""
+    spans: PackedSpans = b""
+    pairs: PackedPairs = b""
     functions: int = 0
 
 
@@ -74,7 +74,7 @@ class FileItems:
     """All items of one file; `sound` is False when it could not be taken apart."""
 
     items: list[Item]
-    lexed: Lexed
+    lexed: LexedSource
     sound: bool
     header_comment: bytes
     error_bytes: int
@@ -100,7 +100,7 @@ def read_items(
         defines_std: whether `std::name` may be a name of the project.
     """
     lexed = lex(data)
-    parts = split(lexed, table)
+    parts = segment_file(lexed, table)
     rules = grammar(language)
     syntax = Syntax()
     items: list[Item] = []
@@ -124,7 +124,13 @@ def read_items(
 
 
 def read_syntax(
-    root: tree_sitter.Node, rules: Grammar, text: bytes, plain: bytes, whole: Whole | None, *, shift: int = 0
+    root: tree_sitter.Node,
+    rules: Grammar,
+    text: bytes,
+    plain: bytes,
+    whole: SpanPredicate | None,
+    *,
+    shift: int = 0,
 ) -> Syntax:
     """Spans, documented functions and the number of functions of a parsed piece.
 
@@ -137,11 +143,18 @@ def read_syntax(
         shift: see `text`.
     """
     spans, functions = find_spans(root, rules, shift=shift, whole=whole)
-    return Syntax(spans, find_pairs(functions, text, plain, shift=shift, whole=whole), len(functions))
+    return Syntax(spans, find_doc_pairs(functions, text, plain, shift=shift, whole=whole), len(functions))
 
 
 def _item(
-    piece: Piece, line: int, lexed: Lexed, parts: Split, file: int, *, table: MacroTable, rules: Grammar
+    piece: SourceSegment,
+    line: int,
+    lexed: LexedSource,
+    parts: SegmentedFile,
+    file: int,
+    *,
+    table: MacroTable,
+    rules: Grammar,
 ) -> tuple[Item, int]:
     """One piece, which begins on `line`, as an item, and how many of its bytes the parser could not read."""
     data = lexed.data
@@ -154,7 +167,7 @@ def _item(
     pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])
     mentions |= pasted
     item = Item(
-        kind=Kind.OTHER,
+        kind=ItemKind.OTHER,
         text=piece.leading + data[piece.start : piece.end],
         stack=piece.stack,
         mentions=frozenset(mentions),
@@ -169,14 +182,14 @@ def _item(
         _directive_item(item)
         return item, 0
     if piece.sort == "region":
-        item.kind = Kind.REGION
+        item.kind = ItemKind.REGION
         _add_syntax(item, rules.parse(plain), rules, piece, plain)
         inner = data[piece.directives[0].end : piece.directives[-1].start]
         inside = read_items(inner, table).items
-        item.names = tuple(name for part in inside for name in (*part.names, part.callable) if name)
+        item.names = tuple(name for part in inside for name in (*part.names, part.function_name) if name)
         return item, 0
     errors = _code_item(item, code, plain, piece, rules)
-    if item.kind == Kind.CALL:
+    if item.kind == ItemKind.CALL:
         item.names = tuple(sorted(pasted))
     return item, errors
 
@@ -209,37 +222,39 @@ def mentioned_in(text: bytes) -> frozenset[bytes]:
 def _directive_item(item: Item) -> None:
     keywords = {directive.keyword for directive in item.directives}
     if keywords & {b"include", b"include_next", b"import"}:
-        item.kind = Kind.INCLUDE
+        item.kind = ItemKind.INCLUDE
         item.local = any(directive.argument.startswith(b'"') for directive in item.directives)
     elif keywords & {b"define", b"undef"}:
-        item.kind = Kind.MACRO
+        item.kind = ItemKind.MACRO
     else:
-        item.kind = Kind.PRAGMA
+        item.kind = ItemKind.PRAGMA
 
 
-def _add_syntax(item: Item, root: tree_sitter.Node, rules: Grammar, piece: Piece, plain: bytes) -> None:
+def _add_syntax(
+    item: Item, root: tree_sitter.Node, rules: Grammar, piece: SourceSegment, plain: bytes
+) -> None:
     whole = whole_groups(piece.directives, piece.start)
     syntax = read_syntax(root, rules, item.text, plain, whole, shift=len(piece.leading))
     item.spans, item.pairs, item.functions = syntax
 
 
-def _code_item(item: Item, code: bytes, plain: bytes, piece: Piece, rules: Grammar) -> int:
+def _code_item(item: Item, code: bytes, plain: bytes, piece: SourceSegment, rules: Grammar) -> int:
     """Fill in kind and names; returns the length of the item when the parser stumbled over it, else 0."""
     if not plain.strip():  # an empty scope opened and closed by macros
-        item.kind = Kind.FORWARD
+        item.kind = ItemKind.FORWARD
         return 0
     root = rules.parse(plain)
     found = read_declaration(root, code)
-    item.kind, item.names, item.callable, item.qualifier = (
+    item.kind, item.names, item.function_name, item.qualifier = (
         found.kind,
         found.names,
-        found.callable,
+        found.function_name,
         found.qualifier,
     )
-    item.evaluated = found.evaluated
+    item.body_required = found.body_required
     item.mentions |= {found.needed} - {b""}
     _add_syntax(item, root, rules, piece, plain)
-    if item.kind not in (Kind.TYPE, Kind.OTHER):
+    if item.kind not in (ItemKind.TYPE, ItemKind.OTHER):
         item.functions = found.functions  # one that is a function counts as one, whatever is in it
     return _error_bytes(root) if root.has_error else 0
 
@@ -256,4 +271,4 @@ def _error_bytes(node: tree_sitter.Node) -> int:
     return total
 
 
-__all__ = ["FileItems", "Item", "Kind", "Scope", "Syntax", "read_items", "read_syntax"]
+__all__ = ["FileItems", "Item", "ItemKind", "Scope", "Syntax", "read_items", "read_syntax"]

@@ -80,11 +80,11 @@ class Branch(NamedTuple):
 
 
 @dataclass(slots=True)
-class Group:
+class ConditionalGroup:
     """`#if` to `#endif`: branch k lies between directive k and directive k + 1."""
 
     directives: list[Directive] = field(default_factory=list)
-    children: list[Group] = field(default_factory=list)
+    children: list[ConditionalGroup] = field(default_factory=list)
 
     @property
     def start(self) -> int:
@@ -112,14 +112,14 @@ class Group:
 
 
 @dataclass(slots=True)
-class Lexed:
+class LexedSource:
     """One file taken apart; `balanced` is False when `#if` and `#endif` do not match."""
 
     data: bytes
     names: bytes
     plain: bytes
     directives: list[Directive]
-    groups: list[Group]
+    groups: list[ConditionalGroup]
     balanced: bool
     comments: list[tuple[int, int]] = field(default_factory=list)
     guard: bytes = b""
@@ -161,7 +161,7 @@ def blank(data: bytes) -> bytes:
     return data.translate(_BLANK)
 
 
-def lex(data: bytes) -> Lexed:
+def lex(data: bytes) -> LexedSource:
     """Take a file (LF line ends, no byte order mark) apart."""
     names: list[bytes] = []
     plain: list[bytes] = []
@@ -207,7 +207,7 @@ def lex(data: bytes) -> Lexed:
     names.append(data[position:])
     plain.append(data[position:])
     groups, balanced = _group(directives)
-    lexed = Lexed(data, b"".join(names), b"".join(plain), directives, groups, balanced, comments)
+    lexed = LexedSource(data, b"".join(names), b"".join(plain), directives, groups, balanced, comments)
     _find_guard(lexed)
     return lexed
 
@@ -223,14 +223,14 @@ def _is_separator(data: bytes, start: int) -> bool:
 _DEEPEST_GROUP = 256
 
 
-def _group(directives: list[Directive]) -> tuple[list[Group], bool]:
+def _group(directives: list[Directive]) -> tuple[list[ConditionalGroup], bool]:
     """The tree of conditional groups, and whether every one of them is closed and none absurdly deep."""
-    roots: list[Group] = []
-    open_groups: list[Group] = []
+    roots: list[ConditionalGroup] = []
+    open_groups: list[ConditionalGroup] = []
     balanced = True
     for directive in directives:
         if directive.keyword in (b"if", b"ifdef", b"ifndef"):
-            group = Group([directive])
+            group = ConditionalGroup([directive])
             (open_groups[-1].children if open_groups else roots).append(group)
             open_groups.append(group)
             balanced = balanced and len(open_groups) <= _DEEPEST_GROUP
@@ -244,7 +244,7 @@ def _group(directives: list[Directive]) -> tuple[list[Group], bool]:
     return roots, balanced and not open_groups
 
 
-def _find_guard(lexed: Lexed) -> None:
+def _find_guard(lexed: LexedSource) -> None:
     """Recognise `#ifndef X`, `#define X` ... `#endif` around all the code of the file.
 
     The `#define` may come later; one that gives X a value stays, since it may be asked for. There may be an
@@ -271,7 +271,7 @@ def _find_guard(lexed: Lexed) -> None:
             return
 
 
-def defined_in(group: Group, macro: bytes, directives: Iterable[Directive]) -> Directive | None:
+def defined_in(group: ConditionalGroup, macro: bytes, directives: Iterable[Directive]) -> Directive | None:
     """The one `#define` of a macro that stands directly in a group; None when it is changed elsewhere."""
     changes = [
         d

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from cpplm.cpp.lexer import IDENTIFIER, Directive, Group, Lexed, blank
+from cpplm.cpp.lexer import IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
 
 OPEN, CLOSE = b"\x01", b"\x02"
 Mask = Literal["blank", "blank_call", "open", "close", "statement", "unwrap"]
@@ -186,7 +186,7 @@ def _only_specifiers(body: bytes) -> bool:
     return all(word in _SPECIFIERS for word in rest.split())
 
 
-def mask(lexed: Lexed, table: MacroTable) -> tuple[bytes, bytes]:
+def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
     """The views `code` (strings blank) and `plain` (strings kept, for the parser), macros masked in both."""
     spans: list[tuple[int, int, bytes]] = []
     done = 0
@@ -250,12 +250,12 @@ def balance(code: bytes) -> tuple[int, int]:
     return braces, code.count(b"(") - code.count(b")")
 
 
-def _dead_branches(lexed: Lexed, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
     """Where the branches of a group do not balance one by one, only one of them may be read."""
     dead: list[tuple[int, int, bytes]] = []
     code = bytearray(_fill(lexed.names, spans))
 
-    def visit(group: Group) -> None:
+    def visit(group: ConditionalGroup) -> None:
         branches = group.branches()
         if len(branches) < 2 or all(balance(bytes(code[a:b])) == (0, 0) for a, b in branches):
             return
@@ -276,7 +276,7 @@ def _dead_branches(lexed: Lexed, spans: list[tuple[int, int, bytes]]) -> list[tu
     return dead
 
 
-def _inner_first(groups: list[Group]) -> list[Group]:
+def _inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:
     """All groups, each after those inside it; not by recursion, since they may be nested a thousand deep."""
     found, waiting = [], list(groups)
     while waiting:

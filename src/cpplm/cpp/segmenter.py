@@ -2,8 +2,8 @@
 
 Boundaries come from brackets, not from a grammar: at namespace scope a declaration ends at `;` or at the
 brace that closes its body, whatever the macros between. So one construct that a parser cannot read never
-spoils its neighbours. `Split.sound` is False where even the brackets do not add up; such a file is not
-taken apart.
+spoils its neighbours. `SegmentedFile.sound` is False where even the brackets do not add up; such a
+file is not taken apart.
 
 Every byte of code lies in exactly one piece, scope opener or scope closer; comments go with what follows
 them, or with what they trail on the same line.
@@ -14,14 +14,14 @@ from __future__ import annotations
 import bisect
 import re
 
-from cpplm.cpp.lexer import IDENTIFIER, Directive, Group, Lexed, defined_in
+from cpplm.cpp.lexer import IDENTIFIER, ConditionalGroup, Directive, LexedSource, defined_in
 from cpplm.cpp.macros import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, mask
-from cpplm.cpp.segments import Condition, Frame, Piece, Scope, Sort, Split
+from cpplm.cpp.segments import Condition, Frame, Scope, SegmentCategory, SegmentedFile, SourceSegment
 
 # An `#if` group of directives only is one item, unless it is longer than this: parts of it may do then.
 _MOST_TOGETHER = 2_000
 _COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
-_LICENCE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
+_LICENSE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
 _NONBLANK = re.compile(rb"\S")
 _BRACKET = re.compile(rb"[{}()\[\];\x02]")
 _NAMESPACE = re.compile(rb"(?:inline\s+)?namespace\b[^;{}=()]*\{")
@@ -49,28 +49,28 @@ class _UnsoundError(Exception):
     """Brackets and conditionals do not nest."""
 
 
-def split(lexed: Lexed, table: MacroTable) -> Split:
+def segment_file(lexed: LexedSource, table: MacroTable) -> SegmentedFile:
     """Cut a file into its top-level pieces."""
     code, plain = mask(lexed, table)
-    splitter = _Splitter(lexed, code, table)
+    splitter = _Segmenter(lexed, code, table)
     sound = lexed.balanced and not _MODULE.search(code)
     if sound:
         try:
             splitter.run()
         except _UnsoundError:
             sound = False
-    return Split(splitter.pieces, code, plain, splitter.header_comment, sound)
+    return SegmentedFile(splitter.pieces, code, plain, splitter.header_comment, sound)
 
 
-class _Splitter:
+class _Segmenter:
     """Walks one file from boundary to boundary, keeping the stack of open scopes and conditions."""
 
-    def __init__(self, lexed: Lexed, code: bytes, table: MacroTable) -> None:
+    def __init__(self, lexed: LexedSource, code: bytes, table: MacroTable) -> None:
         self.lexed = lexed
         self.data = lexed.data
         self.code = code
         self.table = table
-        self.pieces: list[Piece] = []
+        self.pieces: list[SourceSegment] = []
         self.header_comment = b""
         self.pending_names: set[bytes] = set()  # masked macros among them
         self.pending = b""  # comments that stood before a scope was opened or closed
@@ -79,12 +79,12 @@ class _Splitter:
         self.passed = set(lexed.guard_directives)  # directives that need not be kept
         self.opened: list[tuple[int, int]] = []  # for each open scope: its offset, the pieces before it
         self.mark = 0  # all before this offset belongs to something
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, ConditionalGroup] = {}
         self._collect(lexed.groups)
         self.group_starts = sorted(self.groups)
         self.directive_starts = [directive.start for directive in lexed.directives]
 
-    def _collect(self, groups: list[Group]) -> None:
+    def _collect(self, groups: list[ConditionalGroup]) -> None:
         waiting = list(groups)
         while waiting:
             group = waiting.pop()
@@ -131,17 +131,17 @@ class _Splitter:
         return end
 
     def _head(self, comments: bytes, *, is_directive: bool) -> bytes:
-        """Keep the licence and the file's own comment apart; what is left belongs to the first item."""
-        cut = licence = 0
+        """Keep the license and the file's own comment apart; what is left belongs to the first item."""
+        cut = license = 0
         for found in _COMMENT.finditer(comments):
             following = _NONBLANK.search(comments, found.end())
             gap = comments[found.end() : following.start() if following else len(comments)]
             if gap.count(b"\n") > 1 or (is_directive and following is None):
                 cut = found.end()
-            if _LICENCE.search(found.group()):
-                licence = found.end()
-        cut = max(cut, licence)
-        self.header_comment = comments[licence:cut].strip()
+            if _LICENSE.search(found.group()):
+                license = found.end()
+        cut = max(cut, license)
+        self.header_comment = comments[license:cut].strip()
         return comments[cut:]
 
     def _leading(self, start: int) -> tuple[bytes, frozenset[bytes]]:
@@ -165,13 +165,17 @@ class _Splitter:
             return end
         return line_end if rest.startswith(b"//") or rest.endswith(b"*/") else end
 
-    def _add(self, start: int, end: int, sort: Sort, directives: tuple[Directive, ...] = ()) -> int:
+    def _add(
+        self, start: int, end: int, sort: SegmentCategory, directives: tuple[Directive, ...] = ()
+    ) -> int:
         line_start = self._line_start(start)
         leading, names = self._leading(line_start)
         end = self._with_trailing_comment(end)
         leading_start = self.pending_start if leading else line_start
         stack = tuple(self.stack)
-        self.pieces.append(Piece(line_start, end, leading, leading_start, stack, sort, directives, names))
+        self.pieces.append(
+            SourceSegment(line_start, end, leading, leading_start, stack, sort, directives, names)
+        )
         self.mark = end
         return end
 
@@ -210,7 +214,7 @@ class _Splitter:
             return self._skip(directive.start, directive.end)
         return self._add(directive.start, directive.end, "directive", (directive,))
 
-    def _open_group(self, group: Group) -> int:
+    def _open_group(self, group: ConditionalGroup) -> int:
         """An `#if` group at a boundary holds directives only, scopes only, whole items, or none of these."""
         start, end = group.start, group.end
         inside = tuple(d for d in self.lexed.directives if start <= d.start < end)
@@ -232,12 +236,12 @@ class _Splitter:
             return self._skip(start, group.directives[0].end)
         return self._enter(group)
 
-    def _enter(self, group: Group) -> int:
+    def _enter(self, group: ConditionalGroup) -> int:
         """Go on inside the first branch of a group."""
         self.stack.append(Condition((group.directives[0].line,)))
         return self._skip(group.start, group.directives[0].end)
 
-    def _is_guard(self, group: Group) -> bool:
+    def _is_guard(self, group: ConditionalGroup) -> bool:
         """`#ifndef X` around a part of a file that defines X: within one document it always holds."""
         opening = group.directives[0]
         return (

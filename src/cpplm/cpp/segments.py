@@ -7,7 +7,7 @@ from typing import Literal
 
 from cpplm.cpp.lexer import Directive
 
-Sort = Literal["code", "directive", "directives", "region"]
+SegmentCategory = Literal["code", "directive", "directives", "region"]
 
 
 class Scope:
@@ -43,7 +43,7 @@ Frame = Scope | Condition
 
 
 @dataclass(slots=True)
-class Piece:
+class SourceSegment:
     """One top-level declaration or directive: `data[start:end]`, with the comments before it in `leading`.
 
     Blank lines, scopes and directives may lie between those: they begin at `leading_start`.
@@ -54,16 +54,16 @@ class Piece:
     leading: bytes
     leading_start: int
     stack: tuple[Frame, ...]
-    sort: Sort
+    sort: SegmentCategory
     directives: tuple[Directive, ...] = ()
     leading_names: frozenset[bytes] = frozenset()
 
 
 @dataclass(slots=True)
-class Split:
+class SegmentedFile:
     """The pieces of a file in order; `sound` is False when brackets or conditionals do not add up."""
 
-    pieces: list[Piece]
+    pieces: list[SourceSegment]
     code: bytes
     plain: bytes
     header_comment: bytes

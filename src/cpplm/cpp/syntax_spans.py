@@ -22,30 +22,30 @@ from cpplm.cpp.lexer import Directive
 from cpplm.cpp.parser import Grammar
 
 # Triples of start, end and kind as int32 in a row: a tenth of what tuples take.
-PieceSpans = bytes
-Whole = Callable[[int, int], bool]
+PackedSpans = bytes
+SpanPredicate = Callable[[int, int], bool]
 
 _OPENING = (b"if", b"ifdef", b"ifndef")
 _FOLLOWING = (b"else", b"elif", b"elifdef", b"elifndef", b"endif")
 
 
-class Function(NamedTuple):
+class FunctionNode(NamedTuple):
     """A function definition: its node, and where the `template <...>` before it starts, else the node."""
 
     node: tree_sitter.Node
     start: int
 
 
-class Found(NamedTuple):
+class SpansAndFunctions(NamedTuple):
     """What one walk found: spans in no particular order, function definitions with a body in any order."""
 
-    spans: PieceSpans
-    functions: list[Function]
+    spans: PackedSpans
+    functions: list[FunctionNode]
 
 
 def find_spans(
-    root: tree_sitter.Node, grammar: Grammar, *, shift: int = 0, whole: Whole | None = None
-) -> Found:
+    root: tree_sitter.Node, grammar: Grammar, *, shift: int = 0, whole: SpanPredicate | None = None
+) -> SpansAndFunctions:
     """The spans and functions of a piece.
 
     Args:
@@ -60,7 +60,7 @@ def find_spans(
         their offsets in the piece.
     """
     triples: list[int] = []
-    functions: list[Function] = []
+    functions: list[FunctionNode] = []
     errors = root.has_error
     common, below, containers = grammar.roles, grammar.roles_below, grammar.containers
     function_role = SpanKind.FUNCTION
@@ -80,17 +80,17 @@ def find_spans(
             if role is function_role:
                 if node.child_by_field_name("body") is None:  # `= default`
                     continue
-                functions.append(Function(node, start))
+                functions.append(FunctionNode(node, start))
             if is_long or number in containers:
                 stack.append((node, start if number == grammar.template else -1))
             if role is None or not is_long or end - start > MAX_BYTES or (errors and node.has_error):
                 continue
             if whole is None or whole(start, end):
                 triples += (start + shift, end + shift, role)
-    return Found(array("i", triples).tobytes(), functions)
+    return SpansAndFunctions(array("i", triples).tobytes(), functions)
 
 
-def whole_groups(directives: Sequence[Directive], origin: int) -> Whole | None:
+def whole_groups(directives: Sequence[Directive], origin: int) -> SpanPredicate | None:
     """A test for pairs of offsets in a piece: does `text[start:end]` hold each of its `#if` groups whole?
 
     Args:
@@ -121,7 +121,7 @@ def whole_groups(directives: Sequence[Directive], origin: int) -> Whole | None:
     return whole
 
 
-def join_spans(parts: Iterable[tuple[PieceSpans, int]]) -> SpanTable:
+def join_spans(parts: Iterable[tuple[PackedSpans, int]]) -> SpanTable:
     """The spans of a document, ready to be packed.
 
     Args:

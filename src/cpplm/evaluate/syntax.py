@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 from tree_sitter import Node
 
-from cpplm.cpp.lexer import Lexed, lex
+from cpplm.cpp.lexer import LexedSource, lex
 from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
 
@@ -21,7 +21,7 @@ def parser_version() -> str:
     return f"tree-sitter-cpp {version('tree-sitter-cpp')}"
 
 
-def parse(text: str) -> tuple[Lexed, Node]:
+def parse(text: str) -> tuple[LexedSource, Node]:
     """Lex a text and parse it. For one thread at a time.
 
     Offsets in both are bytes of the text's UTF-8.

@@ -13,8 +13,8 @@ from cpplm.corpus.compile.compiler import (
     MAX_ERRORS,
     compile_document,
     compile_file,
-    own_file,
-    read_result,
+    main_source,
+    parse_diagnostics,
 )
 from cpplm.cpp.parser import Language
 from cpplm.sandbox.limits import Result
@@ -63,8 +63,8 @@ def public_folder() -> Iterator[Path]:
 def test_undeclared_names(sandbox: Sandbox, text: str, names: list[str]) -> None:
     verdict = compile_document(text, "c++", sandbox, standards=("c++17",))
     assert not verdict.compiles
-    assert list(verdict.undeclared) == names
-    assert verdict.incomplete == verdict.missing_headers == ()
+    assert list(verdict.undeclared_names) == names
+    assert verdict.incomplete_types == verdict.missing_headers == ()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_undeclared_names(sandbox: Sandbox, text: str, names: list[str]) -> None
 def test_undeclared_names_in_c(sandbox: Sandbox, text: str, names: list[str]) -> None:
     verdict = compile_document(text, "c", sandbox)
     assert not verdict.compiles
-    assert list(verdict.undeclared) == names
+    assert list(verdict.undeclared_names) == names
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
@@ -100,8 +100,8 @@ def test_undeclared_names_in_c(sandbox: Sandbox, text: str, names: list[str]) ->
 def test_incomplete_types(sandbox: Sandbox, text: str, language: str) -> None:
     verdict = compile_document(text, language, sandbox, standards=("c++17",))
     assert not verdict.compiles
-    assert verdict.incomplete == ("Box",)
-    assert verdict.undeclared == ()
+    assert verdict.incomplete_types == ("Box",)
+    assert verdict.undeclared_names == ()
 
 
 def test_incomplete_types_of_cpp_alone(sandbox: Sandbox) -> None:
@@ -116,14 +116,14 @@ def test_incomplete_types_of_cpp_alone(sandbox: Sandbox) -> None:
 
 def test_a_column_counts_characters(sandbox: Sandbox) -> None:
     text = "/* \u00e9 */\tstruct Ship : Vessel {};\n"
-    assert compile_document(text, "c++", sandbox, standards=("c++17",)).undeclared == ("Vessel",)
+    assert compile_document(text, "c++", sandbox, standards=("c++17",)).undeclared_names == ("Vessel",)
 
 
 def test_the_first_missing_header(sandbox: Sandbox) -> None:
     verdict = compile_document("#include <a/b.h>\n#include <c.h>\n", "c++", sandbox)
     assert verdict.missing_headers == ("a/b.h",)
     assert verdict.first_error == "a/b.h: No such file or directory"
-    assert verdict.undeclared == ()
+    assert verdict.undeclared_names == ()
 
 
 def test_headers_that_are_given(sandbox: Sandbox, public_folder: Path) -> None:
@@ -217,13 +217,13 @@ def test_errors_are_bounded(sandbox: Sandbox) -> None:
     text = "".join(f"int a{number} = b{number};\n" for number in range(100))
     verdict = compile_document(text, "c++", sandbox, standards=("c++17",))
     assert verdict.errors == MAX_ERRORS
-    assert verdict.undeclared == tuple(f"b{number}" for number in range(MAX_ERRORS))
+    assert verdict.undeclared_names == tuple(f"b{number}" for number in range(MAX_ERRORS))
     assert verdict.first_error.startswith("'b0' was not declared")
 
 
 def test_a_limit_is_a_reason() -> None:
     for reason in ("timeout", "memory", "output limit"):
-        verdict = read_result(Result(reason, None, None, b"", b"", 1.0, 1.0))
+        verdict = parse_diagnostics(Result(reason, None, None, b"", b"", 1.0, 1.0))
         assert not verdict.compiles
         assert (verdict.errors, verdict.first_error) == (0, f"the compiler was ended: {reason}")
 
@@ -234,8 +234,8 @@ def test_what_an_old_compiler_or_a_crash_says() -> None:
         b"document:1:1: error: 'x' was not declared in this scope\n"
         b"document:1:1: note: error: not one\n"
     )
-    verdict = read_result(Result("exit", 4, None, b"", message, 1.0, 1.0))
-    assert verdict.undeclared == ("x",)
+    verdict = parse_diagnostics(Result("exit", 4, None, b"", message, 1.0, 1.0))
+    assert verdict.undeclared_names == ("x",)
     assert verdict.errors == 2
     assert verdict.first_error.startswith("Segmentation fault")
 
@@ -255,9 +255,9 @@ def test_a_file_in_its_place(sandbox: Sandbox, public_folder: Path) -> None:
 
 
 def test_the_file_that_a_document_stands_for() -> None:
-    assert own_file(["include/a.h", "src/a.cc", "src/b.cc"]) == "src/a.cc"
-    assert own_file(["src/a.cc", "include/a.h"]) == "src/a.cc"
-    assert own_file(["a.h", "b.cc"]) == "a.h"
+    assert main_source(["include/a.h", "src/a.cc", "src/b.cc"]) == "src/a.cc"
+    assert main_source(["src/a.cc", "include/a.h"]) == "src/a.cc"
+    assert main_source(["a.h", "b.cc"]) == "a.h"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_headers_that_the_compiler_suggests(
     ],
 )
 def test_macros_that_errors_demand(sandbox: Sandbox, text: str, macros: list[str]) -> None:
-    assert list(compile_document(text, "c++", sandbox).demanded_macros) == macros
+    assert list(compile_document(text, "c++", sandbox).required_macros) == macros
 
 
 def test_incomplete_types_behind_an_alias(sandbox: Sandbox) -> None:

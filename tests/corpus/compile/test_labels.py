@@ -16,8 +16,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.corpus.build import build
 from cpplm.corpus.compile import labels
-from cpplm.corpus.compile.labels import plan_labels
-from cpplm.corpus.reports.stats import figures, summary
+from cpplm.corpus.compile.labels import plan_labeler
+from cpplm.corpus.reports.stats import corpus_totals, format_summary
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.sandbox.backends import Backend
 from cpplm.sandbox.limits import Result
@@ -63,8 +63,8 @@ def test_no_label_unless_asked(folder: Path, tmp_path: Path) -> None:
     assert {(row["compiles"], row["first_error"]) for row in rows(tmp_path / "out").values()} == {
         (None, None)
     }
-    assert "labels" not in figures(result)
-    assert "compile" not in summary(result, "out")
+    assert "labels" not in corpus_totals(result)
+    assert "compile" not in format_summary(result, "out")
 
 
 def test_every_row_has_its_label(folder: Path, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_every_row_has_its_label(folder: Path, tmp_path: Path) -> None:
     assert {name: row["text"] for name, row in rows(tmp_path / "plain").items()} == {
         name: row["text"] for name, row in rows(tmp_path / "out").items()
     }
-    totals = figures(result)
+    totals = corpus_totals(result)
     assert totals["labels"]["compile_rate"] == round(3 / 7, 4)
     assert totals["labels"]["by_kind"] == {"compilable": {"documents": 7, "compile": 3}}
     assert totals["labels"]["reasons"]["a header was not found"] == 1
@@ -92,7 +92,7 @@ def test_every_row_has_its_label(folder: Path, tmp_path: Path) -> None:
         "reasons": {"implicit declaration of function ...": 1},
     }
     assert "repair" not in totals
-    text = summary(result, "out")
+    text = format_summary(result, "out")
     assert "compile    42.9% (3 of 7 compilable)" in text
     assert "1  a header was not found" in text
 
@@ -103,14 +103,16 @@ def test_headers_and_repairs(folder: Path, tmp_path: Path) -> None:
     assert {name for name, row in found.items() if not row["compiles"]} == {"bad.cc"}
     assert "struct Hull" in found["crane.h"]["text"]
     assert found["b.c"]["text"].startswith("int f(int a);\n")
-    totals = figures(result)
+    totals = corpus_totals(result)
     assert totals["labels"]["compile"] == 6
     assert totals["repair"] == {
         "units": 2,
         "better": 2,
         "reasons": {"an undeclared name": {"tried": 2, "better": 2}},
     }
-    assert "repair     2 of 2 units that were tried (an undeclared name 2 of 2)" in summary(result, "out")
+    assert "repair     2 of 2 units that were tried (an undeclared name 2 of 2)" in format_summary(
+        result, "out"
+    )
 
 
 def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(folder: Path, tmp_path: Path) -> None:
@@ -156,11 +158,11 @@ def test_without_a_compiler_nothing_begins(
 
 def test_a_worker_makes_its_own_sandbox(folder: Path) -> None:
     settings = CorpusSettings(out="x", projects=(folder,), label=True)
-    plan = plan_labels(settings)
+    plan = plan_labeler(settings)
     assert plan is not None
     assert isinstance(plan.backend, Backend)
     assert plan.compiler()("int f() { return 1; }\n", "c++").compiles
-    assert plan_labels(CorpusSettings(out="x", projects=(folder,))) is None
+    assert plan_labeler(CorpusSettings(out="x", projects=(folder,))) is None
 
 
 @pytest.mark.parametrize(

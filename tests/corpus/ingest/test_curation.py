@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from cpplm.corpus.ingest.curation import Curation, Found, curate
+from cpplm.corpus.ingest.curation import CurationRules, ScannedProject, curate
 from cpplm.corpus.ingest.decontamination import load_problems
 from cpplm.corpus.ingest.discovery import Project, find_files, read_source
 from tests.corpus.cpp import write_files
 
-RULES = Curation(load_problems([]))
+RULES = CurationRules(load_problems([]))
 
 
 def code(seed: int, lines: int = 40) -> str:
@@ -23,13 +23,13 @@ int count_in_band(const std::vector<double>& values, double low, double high);
 FOLDERS = {
     "one": {
         "a.cc": code(1),
-        "b.cc": "// A licence\r\n" + code(2).replace("\n", "\r\n"),
+        "b.cc": "// A license\r\n" + code(2).replace("\n", "\r\n"),
         "mail.cc": code(3) + "// ann@corp.com\n// bob@corp.com\n",
         "made.cc": "// @generated\n" + code(4),
     },
     "two": {
-        "b.cc": "// A licence\n" + code(2),
-        "near.cc": "// Another licence\n" + code(1).replace("* 21;", "* 9;"),
+        "b.cc": "// A license\n" + code(2),
+        "near.cc": "// Another license\n" + code(1).replace("* 21;", "* 9;"),
         "made.cc": code(4),
         "asked.cc": PROBLEM + code(5),
         "asked_too.cc": PROBLEM + code(5),
@@ -38,15 +38,15 @@ FOLDERS = {
 }
 
 
-def found(tmp_path, order=("one", "two")) -> list[Found]:
+def found(tmp_path, order=("one", "two")) -> list[ScannedProject]:
     for name, files in FOLDERS.items():
         write_files(tmp_path / name, files)
     projects = [Project(name, (tmp_path / name,)) for name in order]
-    return [Found(project, *find_files(project)) for project in projects]
+    return [ScannedProject(project, *find_files(project)) for project in projects]
 
 
-def documents(projects: list[Found]) -> dict[str, list[str]]:
-    return {p.project.name: sorted(f.name for f in p.files if f.documents) for p in projects}
+def documents(projects: list[ScannedProject]) -> dict[str, list[str]]:
+    return {p.project.name: sorted(f.name for f in p.files if f.makes_documents) for p in projects}
 
 
 def test_copies_and_problems_make_no_documents_and_are_named(tmp_path):
@@ -80,7 +80,7 @@ def test_the_order_of_projects_decides_who_stays(tmp_path):
 def test_files_are_preferred_by_name_not_by_folder(tmp_path):
     write_files(tmp_path, {"z.cc": code(1), "a/x.cc": code(1)})
     project = Project("p", (tmp_path,))
-    item = Found(project, *find_files(project))
+    item = ScannedProject(project, *find_files(project))
     assert [file.name for file in item.files] == ["z.cc", "a/x.cc"]
     curate([item], RULES)
     assert documents([item]) == {"p": ["a/x.cc"]}
@@ -90,7 +90,7 @@ def test_redaction_is_counted_and_only_files_with_findings_are_redacted_again(tm
     projects = found(tmp_path)
     curate(projects, RULES)
     lines = code(3).count("\n")
-    assert projects[0].redacted.to_dict() == {
+    assert projects[0].redactions.to_dict() == {
         "e-mail address": {
             "files": 2, "bytes": 0, "examples": [f"mail.cc:{lines + 1}", f"mail.cc:{lines + 2}"],
         }
@@ -103,7 +103,7 @@ def test_redaction_is_counted_and_only_files_with_findings_are_redacted_again(tm
 def test_personal_data_can_be_kept(tmp_path):
     projects = found(tmp_path)
     curate(projects, replace(RULES, redact=False))
-    assert projects[0].redacted.counts == {}
+    assert projects[0].redactions.counts == {}
     assert any(b"ann@corp.com" in read_source(file) for file in projects[0].files)
 
 

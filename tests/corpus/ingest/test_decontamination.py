@@ -4,8 +4,8 @@ import re
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.ingest.decontamination import Hit, contaminated, load_problems
-from cpplm.corpus.ingest.ngram_hash import words_of
+from cpplm.corpus.ingest.decontamination import ProblemMatch, contaminated_files, load_problems
+from cpplm.corpus.ingest.ngram_hash import hash_words
 
 PROMPT = """#include <vector>
 
@@ -27,8 +27,8 @@ def write(path, *rows):
     return path
 
 
-def hits(problems, text: str) -> list[Hit]:
-    return problems.hits(text.encode(), words_of(text.encode()))
+def matches(problems, text: str) -> list[ProblemMatch]:
+    return problems.matches(text.encode(), hash_words(text.encode()))
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def problems(tmp_path):
     ],
 )
 def test_a_copy_is_found_however_it_is_laid_out(problems, text):
-    found = hits(problems, text)
+    found = matches(problems, text)
     assert found
-    assert {hit.problem for hit in found} == {"mine.jsonl: walker"}
+    assert {match.problem for match in found} == {"mine.jsonl: walker"}
     assert len(found[0].words.split()) >= 10
     assert found[0].words.split()[0] in text
 
@@ -65,7 +65,7 @@ def test_a_copy_is_found_however_it_is_laid_out(problems, text):
     ],
 )
 def test_other_code_is_clean(problems, text):
-    assert hits(problems, text) == []
+    assert matches(problems, text) == []
 
 
 def test_the_problems_that_come_with_cpplm_are_always_there():
@@ -73,8 +73,8 @@ def test_the_problems_that_come_with_cpplm_are_always_there():
     assert len(set(builtin.owners)) >= 20
     text = "int count = 0;\n for (double value : values) {\n if (value >= low) {\n ++count;\n"
     prompt = "Returns how many values lie in the half-open band: low <= value < high. int count_in_band(const"
-    assert not hits(builtin, text)
-    assert hits(builtin, prompt)[0].problem == "cpp_small.jsonl: count_in_band"
+    assert not matches(builtin, text)
+    assert matches(builtin, prompt)[0].problem == "cpp_small.jsonl: count_in_band"
 
 
 TABLE = ", ".join(str(i) for i in range(40))
@@ -91,27 +91,27 @@ LOOP = "for (int i = 0; i < n; i++) for (int j = 0; j < n; j++) for (int k = 0; 
 )
 def test_boilerplate_proves_nothing(tmp_path, boilerplate):
     problems = load_problems([write(tmp_path / "p.jsonl", {"prompt": boilerplate})])
-    assert hits(problems, boilerplate) == []
+    assert matches(problems, boilerplate) == []
 
 
 def test_what_several_problems_share_is_a_template(tmp_path):
     shared = "int main int argc char argv set up logger read flags open window run loop close all"
     rows = [{"name": f"p{i}", "prompt": f"{shared} task {i}"} for i in range(3)]
-    assert hits(load_problems([write(tmp_path / "three.jsonl", *rows)]), shared) == []
-    assert hits(load_problems([write(tmp_path / "one.jsonl", rows[0])]), shared)
+    assert matches(load_problems([write(tmp_path / "three.jsonl", *rows)]), shared) == []
+    assert matches(load_problems([write(tmp_path / "one.jsonl", rows[0])]), shared)
     both = [
         write(tmp_path / "a.jsonl", rows[0]),
         write(tmp_path / "b.jsonl", rows[0]),
         tmp_path / "one.jsonl",
     ]
-    assert hits(load_problems(both), shared), "the same problem in several files is no template"
+    assert matches(load_problems(both), shared), "the same problem in several files is no template"
 
 
 def test_a_run_in_many_files_is_habit():
-    common, rare = Hit(1, "p", "a"), Hit(2, "p", "b")
-    assert contaminated([[common]] * 10) == dict.fromkeys(range(10), common)
-    assert contaminated([[common]] * 11) == {}
-    assert contaminated([[common]] * 11 + [[], [common, rare]]) == {12: rare}
+    common, rare = ProblemMatch(1, "p", "a"), ProblemMatch(2, "p", "b")
+    assert contaminated_files([[common]] * 10) == dict.fromkeys(range(10), common)
+    assert contaminated_files([[common]] * 11) == {}
+    assert contaminated_files([[common]] * 11 + [[], [common, rare]]) == {12: rare}
 
 
 def test_fields_of_other_formats_and_lists(tmp_path):
@@ -119,7 +119,7 @@ def test_fields_of_other_formats_and_lists(tmp_path):
     for row in ({"task_id": "X/1", "test": words}, {"id": 7, "test": words}, {"tests": [words, 3]}):
         problems = load_problems([write(tmp_path / "p.jsonl", row)])
         name = next((str(row[key]) for key in ("task_id", "id") if key in row), "line 1")
-        assert hits(problems, words)[0].problem == f"p.jsonl: {name}"
+        assert matches(problems, words)[0].problem == f"p.jsonl: {name}"
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.corpus.ingest.dedup import (
-    RUN,
+    SHINGLE_WORDS,
     Fingerprint,
-    exact_twins,
+    exact_duplicates,
     fingerprint,
     jaccard,
-    near_twins,
-    resemblance,
+    near_duplicates,
     rows_per_band,
     shingles,
+    sketch_similarity,
 )
-from cpplm.corpus.ingest.ngram_hash import words_of
+from cpplm.corpus.ingest.ngram_hash import hash_words
 
 WORDS = [f"w{i}" for i in range(5_000)]
 
@@ -32,9 +32,9 @@ def changed(words: list[str], share: float, seed: int = 0) -> list[str]:
 
 
 def twins(texts: list[list[str]], threshold: float = 0.85) -> dict[int, int]:
-    found = [shingles(words_of(" ".join(words).encode()), 0) for words in texts]
+    found = [shingles(hash_words(" ".join(words).encode()), 0) for words in texts]
     prints = [fingerprint(str(i).encode(), each, threshold) for i, each in enumerate(found)]
-    return near_twins(prints, threshold, lambda position: found[position])
+    return near_duplicates(prints, threshold, lambda position: found[position])
 
 
 def test_near_copies_are_found_and_the_first_stays():
@@ -51,7 +51,7 @@ def test_nothing_goes_for_being_like_a_file_that_went():
     one = text(1, 1_000)
     two = changed(one, 0.06, seed=5)
     three = changed(two[::-1], 0.06, seed=6)[::-1]  # changed at its other end
-    found = [np.unique(shingles(words_of(" ".join(each).encode()), 0)) for each in (one, two, three)]
+    found = [np.unique(shingles(hash_words(" ".join(each).encode()), 0)) for each in (one, two, three)]
     assert jaccard(found[0], found[1]) > 0.85 < jaccard(found[1], found[2])
     assert jaccard(found[0], found[2]) < 0.85
     assert twins([one, two, three]) == {1: 0}
@@ -63,7 +63,7 @@ def test_the_decision_is_the_exact_similarity():
     for seed in range(60):
         one = text(seed, 400)
         two = changed(one, 0.04 + 0.001 * seed, seed)
-        found = [np.unique(shingles(words_of(" ".join(each).encode()), 0)) for each in (one, two)]
+        found = [np.unique(shingles(hash_words(" ".join(each).encode()), 0)) for each in (one, two)]
         similar = jaccard(*found) >= 0.85
         decided = bool(twins([one, two]))
         assert similar or not decided
@@ -74,23 +74,23 @@ def test_the_decision_is_the_exact_similarity():
 @given(st.integers(0, 2**32), st.integers(40, 4_000), st.floats(0, 1))
 def test_sketches_estimate_the_similarity(seed, length, share):
     one = text(seed, length)
-    found = [shingles(words_of(" ".join(each).encode()), 0) for each in (one, changed(one, share, seed))]
+    found = [shingles(hash_words(" ".join(each).encode()), 0) for each in (one, changed(one, share, seed))]
     prints = [fingerprint(b"", each, 0.85) for each in found]
     exact = jaccard(*map(np.unique, found))
     short = max(len(each) for each in found) <= 512
-    assert resemblance(*prints) == pytest.approx(exact, abs=1e-9 if short else 5 * (0.25 / 512) ** 0.5)
+    assert sketch_similarity(*prints) == pytest.approx(exact, abs=1e-9 if short else 5 * (0.25 / 512) ** 0.5)
 
 
 def test_known_files_stay_and_are_compared_by_their_sketches():
     one, two = text(1), text(2)
-    found = [shingles(words_of(" ".join(each).encode()), 0) for each in (one, changed(one, 0.03), one, two)]
+    found = [shingles(hash_words(" ".join(each).encode()), 0) for each in (one, changed(one, 0.03), one, two)]
     prints = [fingerprint(bytes([i]), each, 0.85) for i, each in enumerate(found)]
 
     def read(position):
         assert position >= 2, "the text of a known file is not at hand"
         return found[position]
 
-    assert near_twins(prints, 0.85, read, num_known=2) == {2: 0}
+    assert near_duplicates(prints, 0.85, read, num_known=2) == {2: 0}
 
 
 def test_short_files_are_left_alone():
@@ -99,38 +99,38 @@ def test_short_files_are_left_alone():
 
 
 def test_zero_switches_it_off():
-    found = shingles(words_of(" ".join(text(1)).encode()), 0)
+    found = shingles(hash_words(" ".join(text(1)).encode()), 0)
     assert fingerprint(b"a", found, 0.0) == Fingerprint(b"a")
-    assert near_twins([Fingerprint(b"a", b"")] * 2, 0.0, lambda position: found) == {}
+    assert near_duplicates([Fingerprint(b"a", b"")] * 2, 0.0, lambda position: found) == {}
 
 
 def test_the_comments_at_the_head_do_not_count():
-    licence = "// " + " ".join(text(9, 400)) + "\n"
-    bodies = [f"{licence}{' '.join(text(seed, 50))}" for seed in (1, 2)]
-    whole = [np.unique(shingles(words_of(body.encode()), 0)) for body in bodies]
-    behind = [np.unique(shingles(words_of(body.encode()), len(licence))) for body in bodies]
+    license = "// " + " ".join(text(9, 400)) + "\n"
+    bodies = [f"{license}{' '.join(text(seed, 50))}" for seed in (1, 2)]
+    whole = [np.unique(shingles(hash_words(body.encode()), 0)) for body in bodies]
+    behind = [np.unique(shingles(hash_words(body.encode()), len(license))) for body in bodies]
     assert jaccard(*whole) > 0.7
     assert jaccard(*behind) == 0
-    assert len(behind[0]) == 50 - RUN + 1
+    assert len(behind[0]) == 50 - SHINGLE_WORDS + 1
 
 
 def test_many_copies_are_compared_with_the_first_only():
     reads = []
-    one = shingles(words_of(" ".join(text(1)).encode()), 0)
+    one = shingles(hash_words(" ".join(text(1)).encode()), 0)
     prints = [fingerprint(b"", one, 0.85)] * 200
 
     def read(position: int):
         reads.append(position)
         return one
 
-    assert near_twins(prints, 0.85, read) == dict.fromkeys(range(1, 200), 0)
+    assert near_duplicates(prints, 0.85, read) == dict.fromkeys(range(1, 200), 0)
     assert len(reads) == 200
 
 
 def test_exact_copies():
     prints = [Fingerprint(digest, b"") for digest in (b"a", b"b", b"a", b"b", b"a", b"c")]
-    assert exact_twins(prints) == {2: 0, 3: 1, 4: 0}
-    assert near_twins(prints, 0.85, lambda position: np.empty(0, dtype=np.uint64)) == {}
+    assert exact_duplicates(prints) == {2: 0, 3: 1, 4: 0}
+    assert near_duplicates(prints, 0.85, lambda position: np.empty(0, dtype=np.uint64)) == {}
 
 
 @pytest.mark.parametrize(("threshold", "rows"), [(0.85, 8), (0.7, 4), (0.5, 2), (0.95, 16), (1.0, 32)])

@@ -7,25 +7,25 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.corpus.ingest import discovery
 from cpplm.corpus.ingest.discovery import (
+    FileRules,
     Project,
-    Rules,
     content_digest,
     find_files,
     find_projects,
-    normalise,
+    normalize_source,
     read_source,
 )
 from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import needs_gxx, write_files
 
 ANY = "int a;\n"
-SMALL = Rules(max_file_bytes=1_000, max_include_bytes=2_000)
+SMALL = FileRules(max_file_bytes=1_000, max_include_bytes=2_000)
 
 
-def found(folder: Path, rules: Rules = SMALL, **options) -> tuple[list[str], dict[str, int]]:
+def found(folder: Path, rules: FileRules = SMALL, **options) -> tuple[list[str], dict[str, int]]:
     """Names of the files that make documents, and the skips by reason."""
     files, skips = find_files(Project("p", (folder,), **options), rules)
-    return [file.name for file in files if file.documents], dict(skips.counts)
+    return [file.name for file in files if file.makes_documents], dict(skips.counts)
 
 
 def test_files_are_found_in_sorted_order_by_suffix(tmp_path):
@@ -87,17 +87,17 @@ def test_vendored_code_counts_where_it_is_wanted_or_all_there_is(tmp_path):
     assert found(tmp_path / "both")[0] == ["third_party/lib.cc"], "generated code is no code of its own"
     write_files(tmp_path / "own", {**vendored, "a.cc": ANY})
     assert found(tmp_path / "own")[0] == ["a.cc"]
-    names, counts = found(tmp_path / "own", Rules(keep_vendored=True))
+    names, counts = found(tmp_path / "own", FileRules(keep_vendored=True))
     assert (sorted(names), counts) == (["a.cc", "deps/json.hpp", "third_party/lib.cc"], {})
 
 
-def test_licences_are_found_and_filtered(tmp_path):
+def test_licenses_are_found_and_filtered(tmp_path):
     tag = "// SPDX-License-Identifier: "
     write_files(tmp_path, {"a.cc": f"{tag}MIT\nint a;\n", "b.cc": f"{tag}GPL-3.0-only\n", "c.cc": "int c;\n"})
     files, _ = find_files(Project("p", (tmp_path,)))
-    assert {file.name: file.licence for file in files} == {"a.cc": "MIT", "b.cc": "GPL-3.0-only", "c.cc": ""}
-    assert found(tmp_path, Rules(licences=("permissive",))) == (
-        ["a.cc"], {"licence GPL-3.0-only": 1, "licence unknown": 1},
+    assert {file.name: file.license for file in files} == {"a.cc": "MIT", "b.cc": "GPL-3.0-only", "c.cc": ""}
+    assert found(tmp_path, FileRules(licenses=("permissive",))) == (
+        ["a.cc"], {"license GPL-3.0-only": 1, "license unknown": 1},
     )  # fmt: skip
 
 
@@ -111,15 +111,15 @@ def test_sources_are_read_normalised_and_redacted(tmp_path):
 def test_the_digest_of_a_project_follows_what_is_decided(tmp_path):
     (file,), _ = find_files(Project("p", (write_files(tmp_path, {"a.cc": ANY}),)))
     variants = [
-        replace(file, documents=False), replace(file, redact=False), replace(file, licence="MIT"),
+        replace(file, makes_documents=False), replace(file, redact=False), replace(file, license="MIT"),
         replace(file, name="b.cc"), replace(file, digest="0" * 64),
     ]  # fmt: skip
     assert len({content_digest([each]) for each in (file, *variants)}) == 6
 
 
 def test_latin1_is_read_and_lines_are_normalised():
-    assert normalise("// é\r\nint a;\r".encode("latin-1")) == "// é\nint a;\n".encode()
-    assert normalise(b"\xef\xbb\xbfint a;\n") == b"int a;\n"
+    assert normalize_source("// é\r\nint a;\r".encode("latin-1")) == "// é\nint a;\n".encode()
+    assert normalize_source(b"\xef\xbb\xbfint a;\n") == b"int a;\n"
 
 
 def test_links_are_not_followed_twice(tmp_path):
@@ -204,7 +204,7 @@ def test_no_compiler_names_the_package(monkeypatch):
         ({"cxx_headers": True, "workers": -1}, "negative"),
         ({"cxx_headers": True, "max_file_bytes": 0}, "leaves no file"),
         ({"cxx_headers": True, "max_include_bytes": 10}, "below --max_file_bytes"),
-        ({"cxx_headers": True, "licences": ("MTI",)}, "SPDX knows no"),
+        ({"cxx_headers": True, "licenses": ("MTI",)}, "SPDX knows no"),
         ({"cxx_headers": True, "near_duplicates": 0.2}, "from 0.5 to 1"),
     ],
 )

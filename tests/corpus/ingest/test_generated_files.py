@@ -1,11 +1,11 @@
 import pytest
 
 from cpplm.corpus.ingest.generated_files import (
-    head_of,
     in_vendor_folder,
     is_data,
     is_generated,
     is_known_copy,
+    read_head,
 )
 
 GENERATED = {
@@ -45,27 +45,27 @@ WRITTEN = {
 def test_generated_files_are_known_by_their_head(name):
     text = GENERATED[name].encode()
     text += b"*/\n" if text.count(b"/*") > text.count(b"*/") else b""
-    assert is_generated(text + b"int a;\n", head_of(text + b"int a;\n"))
+    assert is_generated(text + b"int a;\n", read_head(text + b"int a;\n"))
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_people_write_stays(name):
     text = WRITTEN[name].encode()
-    assert not is_generated(text, head_of(text))
+    assert not is_generated(text, read_head(text))
 
 
 def test_the_head_ends_where_code_begins():
     text = b"// a\n/* b\n */\n#pragma once\n\n  // c\n#include <d>\n// e\n"
-    head = head_of(text)
+    head = read_head(text)
     assert head.comments == b"// a\n/* b\n */\n// c"
     assert text[head.end :] == b"#include <d>\n// e\n"
-    assert head_of(b"").end == 0
+    assert read_head(b"").end == 0
 
 
 def test_a_head_is_bounded():
     text = b"// a line of comment\n" * 100_000
-    assert head_of(text).end <= 8_000
-    assert len(head_of(text).comments) <= 8_000
+    assert read_head(text).end <= 8_000
+    assert len(read_head(text).comments) <= 8_000
 
 
 CODE = b"static int add_one(int value) {\n    return value + 1;  // the next one\n}\n" * 200
@@ -133,4 +133,4 @@ def test_other_folders(name):
     ],
 )
 def test_well_known_single_files(name, head, project, copy):
-    assert is_known_copy(name, head_of(head.encode()), project) is copy
+    assert is_known_copy(name, read_head(head.encode()), project) is copy

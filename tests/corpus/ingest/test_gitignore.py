@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from cpplm.corpus.ingest.gitignore import GitIgnore, gitignores_above
-from cpplm.corpus.ingest.walk import Skips, walk
+from cpplm.corpus.ingest.walk import SkipCounts, walk
 from tests.corpus.cpp import write_files
 
 FOLDERS = ["a", "b", "src", "build"]
@@ -61,11 +61,11 @@ def test_as_git_reads_it(tmp_path, part):
         random_tree(Random(seed), root)
         listed = git("-C", str(root), "ls-files", "-o", "--exclude-standard")
         wanted = {name for name in listed if not name.endswith(".gitignore")}
-        skips = Skips()
+        skips = SkipCounts()
         found = {path.relative_to(root).as_posix() for path in walk(root, skips, is_visible)}
         rules = {str(p.relative_to(root)): p.read_text() for p in root.rglob(".gitignore")}
         assert found == wanted, (seed, rules)
-        everything = list(walk(root, Skips(), is_visible, keep_ignored=True))
+        everything = list(walk(root, SkipCounts(), is_visible, keep_ignored=True))
         assert skips.counts["ignored by .gitignore"] == len(everything) - len(found)
 
 
@@ -80,7 +80,7 @@ def test_the_repository_around_a_project_counts_unless_it_ignores_the_project(tm
     )  # fmt: skip
 
     def names(folder: Path) -> list[str]:
-        return [path.relative_to(folder).as_posix() for path in walk(folder, Skips(), is_visible)]
+        return [path.relative_to(folder).as_posix() for path in walk(folder, SkipCounts(), is_visible)]
 
     assert names(tmp_path / "lib") == ["a.h", "own.gen.h"]
     assert names(tmp_path / "hidden") == ["a.h", "b.gen.h", "own.gen.h", "out/c.h"]

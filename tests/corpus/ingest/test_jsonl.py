@@ -16,7 +16,7 @@ from cpplm.core.shards import ShardReader
 from cpplm.corpus.build import build
 from cpplm.corpus.ingest import jsonl
 from cpplm.corpus.ingest.jsonl import guess_suffix, safe_path, unpack
-from cpplm.corpus.reports.stats import summary
+from cpplm.corpus.reports.stats import format_summary
 from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.killing import build_with_kills, contents
 
@@ -43,11 +43,11 @@ def files_of(folder: Path, *paths: Path) -> dict[str, dict[str, str]]:
 def test_records_become_files_of_projects(tmp_path):
     path = write_lines(
         tmp_path / "code.jsonl",
-        {"text": "int a;", "path": "src/a.c", "project": "one", "licence": "MIT"},
+        {"text": "int a;", "path": "src/a.c", "project": "one", "license": "MIT"},
         {"text": "int b;", "file": "b.hpp", "repo": "owner/two", "license": "Apache-2.0 OR MIT"},
         {"text": "int c;", "filepath": "x/c"},
         {"text": "class D {};"},
-        {"text": "int e;", "path": None, "project": 7, "licence": "none\nof that"},
+        {"text": "int e;", "path": None, "project": 7, "license": "none\nof that"},
     )
     assert files_of(tmp_path / "u", path) == {
         "one": {"src/a.c": "int a;", "src/a.c.license": "SPDX-License-Identifier: MIT\n"},
@@ -202,7 +202,7 @@ def licensed(folder: Path) -> Path:
     """Four records of which two are under MIT."""
     names = ("MIT", "GPL-3.0-only", None, "Apache-2.0 OR MIT")
     records = [
-        {"text": f"int l{n}() {{ return {n}; }}", "licence": name, "path": f"{n}.c"}
+        {"text": f"int l{n}() {{ return {n}; }}", "license": name, "path": f"{n}.c"}
         for n, name in enumerate(names)
     ]
     return write_lines(folder / "licensed.jsonl", *records)
@@ -227,10 +227,10 @@ def test_a_corpus_from_json_lines(tmp_path):
     assert {name.split(".")[0] for name in contents(out)} == {
         "_COMPLETE", "fingerprints_00000", "manifest", "train_00000", "val_00000",
     }  # fmt: skip
-    shown = summary(result, "out")
+    shown = format_summary(result, "out")
     assert "records    41 from 1 JSONL file" in shown
     wanted = CorpusSettings(
-        out=str(tmp_path / "mit"), jsonl=(licensed(tmp_path),), licences=("MIT",), workers=1
+        out=str(tmp_path / "mit"), jsonl=(licensed(tmp_path),), licenses=("MIT",), workers=1
     )
     left_out = build(wanted)["projects"]["licensed"]
     assert left_out["files"] == 2 and sum(entry["files"] for entry in left_out["skipped"].values()) == 2

@@ -1,7 +1,14 @@
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.ingest.licenses import PERMISSIVE, LicenceFiles, check_names, is_allowed, recognise, tag
+from cpplm.corpus.ingest.licenses import (
+    PERMISSIVE,
+    LicenseFiles,
+    check_names,
+    detect_license,
+    is_allowed,
+    spdx_tag,
+)
 from tests.corpus.cpp import write_files
 
 MIT = """Permission is hereby granted, free of charge, to any person obtaining a copy
@@ -67,8 +74,8 @@ def comment(text: str) -> bytes:
     ],
 )
 def test_notices_and_texts_are_recognised(text, expression):
-    assert recognise(text.encode()) == expression
-    assert recognise(comment(text)) == expression
+    assert detect_license(text.encode()) == expression
+    assert detect_license(comment(text)) == expression
 
 
 @pytest.mark.parametrize(
@@ -82,7 +89,7 @@ def test_notices_and_texts_are_recognised(text, expression):
     ],
 )
 def test_other_words_are_unknown(text):
-    assert recognise(text.encode()) == ""
+    assert detect_license(text.encode()) == ""
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_other_words_are_unknown(text):
     ],
 )
 def test_tags(line, expression):
-    assert tag(line.encode()) == expression
+    assert spdx_tag(line.encode()) == expression
 
 
 def test_the_closest_word_decides(tmp_path):
@@ -120,7 +127,7 @@ def test_the_closest_word_decides(tmp_path):
             "license.cc": BSD,
         },
     )
-    files = LicenceFiles(root)
+    files = LicenseFiles(root)
     apache, none = b"// Licensed under the Apache License, Version 2.0", b"// ours"
     assert files.of_file(root / "a.cc", b"// SPDX-License-Identifier: ISC\n" + apache) == "ISC"
     assert files.of_file(root / "a.cc", apache) == "Apache-2.0"
@@ -133,13 +140,13 @@ def test_the_closest_word_decides(tmp_path):
 
 def test_nothing_above_the_project_is_read(tmp_path):
     root = write_files(tmp_path, {"LICENSE": MIT, "p/a.cc": "int a;"}) / "p"
-    assert LicenceFiles(root).of_file(root / "a.cc", b"") == ""
+    assert LicenseFiles(root).of_file(root / "a.cc", b"") == ""
 
 
-def test_an_unreadable_licence_file_is_unknown(tmp_path):
+def test_an_unreadable_license_file_is_unknown(tmp_path):
     (tmp_path / "LICENSE").symlink_to(tmp_path / "LICENSE")
     (tmp_path / "COPYING").mkdir()
-    assert LicenceFiles(tmp_path).nearest(tmp_path) == ""
+    assert LicenseFiles(tmp_path).nearest(tmp_path) == ""
 
 
 @pytest.mark.parametrize(
@@ -178,5 +185,5 @@ def test_the_permissive_ones_are_spdx_identifiers():
 
 @pytest.mark.parametrize("names", [(), ("any", "MIT"), ("MTI",), ("MIT OR ISC",), ("",), ("(MIT",)])
 def test_allow_lists_that_cannot_be_meant(names):
-    with pytest.raises(UserError, match="--licences"):
+    with pytest.raises(UserError, match="--licenses"):
         check_names(names)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpplm.corpus.ingest.discovery import Project, Rules, find_files
+from cpplm.corpus.ingest.discovery import FileRules, Project, find_files
 from cpplm.corpus.ingest.walk import BUILD_FOLDER
 from tests.corpus.cpp import write_files
 
@@ -32,7 +32,7 @@ def test_build_trees_are_left_out_and_counted(tmp_path, tree):
     entry = skips.to_dict()[BUILD_FOLDER]
     assert (entry["examples"], entry["files"]) == (written, len(written))
     assert entry["bytes"] == sum(len(BUILD_TREES[tree][name]) for name in written)
-    everything, none = find_files(Project("p", (root,)), Rules(keep_ignored=True))
+    everything, none = find_files(Project("p", (root,)), FileRules(keep_ignored=True))
     assert ({file.name for file in everything}, none.counts) == ({"src/own.cc", *written}, {})
 
 

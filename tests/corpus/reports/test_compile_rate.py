@@ -11,7 +11,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.corpus.build import build
-from cpplm.corpus.reports.compile_rate import CheckSettings, check
+from cpplm.corpus.reports.compile_rate import CompileRateSettings, measure_compile_rate
 from cpplm.corpus.settings import CorpusSettings
 
 SOURCES = {
@@ -51,7 +51,7 @@ def corpus(folder: Path) -> str:
 
 
 def test_two_conditions_side_by_side(corpus: str, folder: Path) -> None:
-    result = check(CheckSettings(corpus, headers=(folder / "headers",)))
+    result = measure_compile_rate(CompileRateSettings(corpus, headers=(folder / "headers",)))
     assert result["documents"] == len(SOURCES)
     failing = {"undeclared.cpp", "nowhere.cpp", "vendor.cpp"}
     assert result["as_is"]["compile"] == len(SOURCES) - len(failing)
@@ -70,8 +70,8 @@ def test_two_conditions_side_by_side(corpus: str, folder: Path) -> None:
 
 
 def test_the_standard_that_is_asked_for(corpus: str) -> None:
-    both = check(CheckSettings(corpus))
-    older = check(CheckSettings(corpus, std=("c++17",)))
+    both = measure_compile_rate(CompileRateSettings(corpus))
+    older = measure_compile_rate(CompileRateSettings(corpus, std=("c++17",)))
     assert older["as_is"]["compile"] == both["as_is"]["compile"] - 1
     assert older["as_is"]["later_standard"] == 0
     assert older["standards"] == ["c++17"]
@@ -88,35 +88,37 @@ def test_files_in_their_projects(folder: Path) -> None:
     (project / "src" / "bad.cpp").write_text("int bad() { return absent; }\n")
     out = str(folder / "lone-corpus")
     build(CorpusSettings(out=out, projects=(project,), mode="file", workers=1))
-    result = check(CheckSettings(out, projects=(project,)))
+    result = measure_compile_rate(CompileRateSettings(out, projects=(project,)))
     assert result["as_is"]["compile"] == 1
     own = result["in_project"]
     assert (own["documents"], own["compile"]) == (3, 2)
     assert (own["documents_rate"], own["share"]) == (pytest.approx(1 / 3, abs=1e-4), 0.5)
-    assert check(CheckSettings(out, projects_dir=folder / "lone"))["in_project"] == own
+    assert measure_compile_rate(CompileRateSettings(out, projects_dir=folder / "lone"))["in_project"] == own
 
 
 def test_projects_that_are_only_partly_given(corpus: str, folder: Path) -> None:
-    result = check(CheckSettings(corpus, projects=(folder / "projects" / "plainc",)))
+    result = measure_compile_rate(CompileRateSettings(corpus, projects=(folder / "projects" / "plainc",)))
     assert result["in_project"]["documents"] == result["by_project"]["plainc"]["documents"] == 3
     assert result["by_project"]["harbour"]["in_project"]["compile_rate"] is None
 
 
 def test_projects_that_are_others(corpus: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of the projects given is in the corpus"):
-        check(CheckSettings(corpus, projects=(tmp_path,)))
+        measure_compile_rate(CompileRateSettings(corpus, projects=(tmp_path,)))
     changed = folder / "changed" / "plainc"
     shutil.copytree(folder / "projects" / "plainc", changed)
     (changed / "a.c").unlink()
     with pytest.raises(UserError, match=r"has no file a\.c"):
-        check(CheckSettings(corpus, projects=(changed,)))
+        measure_compile_rate(CompileRateSettings(corpus, projects=(changed,)))
 
 
 def test_the_sample_follows_the_seed(corpus: str) -> None:
-    first = check(CheckSettings(corpus, sample=3, seed=1, project="harbour"))
+    first = measure_compile_rate(CompileRateSettings(corpus, sample=3, seed=1, project="harbour"))
     assert first["documents"] == 3
     assert set(first["by_project"]) == {"harbour"}
-    assert first == check(CheckSettings(corpus, sample=3, seed=1, project="harbour", workers=1))
+    assert first == measure_compile_rate(
+        CompileRateSettings(corpus, sample=3, seed=1, project="harbour", workers=1)
+    )
 
 
 def test_reads_nothing_outside_the_sandbox(folder: Path) -> None:
@@ -129,7 +131,7 @@ def test_reads_nothing_outside_the_sandbox(folder: Path) -> None:
     (project / "linked.h").symlink_to(secret)
     out = str(folder / "spy-corpus")
     build(CorpusSettings(out=out, projects=(project,), mode="file", workers=1))
-    result = check(CheckSettings(out, projects=(project,)))
+    result = measure_compile_rate(CompileRateSettings(out, projects=(project,)))
     assert result["as_is"]["compile"] == 0
     assert result["in_project"]["compile"] == 0
     assert [each["reason"] for each in result["reasons"]] == ["a header was not found"]
@@ -138,10 +140,10 @@ def test_reads_nothing_outside_the_sandbox(folder: Path) -> None:
 def test_bad_settings(corpus: str, tmp_path: Path) -> None:
     for change in ({"sample": 0}, {"workers": -1}, {"std": ()}, {"headers": (tmp_path / "none",)}):
         with pytest.raises(UserError, match=next(iter(change))):
-            CheckSettings(corpus, **change)
+            CompileRateSettings(corpus, **change)
     with pytest.raises(UserError, match="no project 'nobody'"):
-        check(CheckSettings(corpus, project="nobody"))
+        measure_compile_rate(CompileRateSettings(corpus, project="nobody"))
     with pytest.raises(UserError, match="no such folder"):
-        check(CheckSettings(str(tmp_path / "none")))
+        measure_compile_rate(CompileRateSettings(str(tmp_path / "none")))
     with pytest.raises(UserError, match=r"c\+\+1998"):
-        check(CheckSettings(corpus, std=("c++17", "c++1998")))
+        measure_compile_rate(CompileRateSettings(corpus, std=("c++17", "c++1998")))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from cpplm.corpus.compile.compiler import Verdict
-from cpplm.corpus.reports.compile_rate_report import Checked, rate, report, table
+from cpplm.corpus.compile.compiler import CompileResult
+from cpplm.corpus.reports.compile_rate_report import CompiledDocument, format_table, rate, summarize
 
-GOOD, BAD = Verdict(True, "c++17"), Verdict(False, "c++17", 1, "'x' was not declared in this scope")
+GOOD, BAD = (
+    CompileResult(True, "c++17"),
+    CompileResult(False, "c++17", 1, "'x' was not declared in this scope"),
+)
 PROJECTS = {"p": {"source_bytes": 100, "text_bytes": 150}, "q": {"source_bytes": 300, "text_bytes": 300}}
 
 
-def checked(number: int, project: str, tokens: int, **verdicts: Verdict | None) -> Checked:
+def checked(number: int, project: str, tokens: int, **verdicts: CompileResult | None) -> CompiledDocument:
     document = {
         "id": f"{number:064x}",
         "project": project,
@@ -19,7 +22,7 @@ def checked(number: int, project: str, tokens: int, **verdicts: Verdict | None) 
         "num_tokens": tokens,
         "text": "abc",
     }
-    return Checked(document, verdicts)
+    return CompiledDocument(document, verdicts)
 
 
 def test_interval_of_wilson() -> None:
@@ -31,13 +34,15 @@ def test_interval_of_wilson() -> None:
 
 
 def test_names_are_taken_out_of_reasons() -> None:
-    assert Verdict(False, "c", 1, "'a' has no member named \"b\"").reason == "... has no member named ..."
-    missing = Verdict(False, "c", 1, "a.h: No such file or directory", missing_headers=("a.h",))
+    assert (
+        CompileResult(False, "c", 1, "'a' has no member named \"b\"").reason == "... has no member named ..."
+    )
+    missing = CompileResult(False, "c", 1, "a.h: No such file or directory", missing_headers=("a.h",))
     assert missing.reason == "a header was not found"
 
 
 def test_groups_sizes_and_repetition() -> None:
-    result = report(
+    result = summarize(
         [
             checked(0, "p", 10, as_is=GOOD),
             checked(1, "q", 20, as_is=BAD),
@@ -55,18 +60,18 @@ def test_groups_sizes_and_repetition() -> None:
 
 
 def test_sizes_without_a_tokenizer_are_bytes() -> None:
-    assert report([checked(0, "p", -1, as_is=GOOD)], PROJECTS)["median_bytes"] == 3
+    assert summarize([checked(0, "p", -1, as_is=GOOD)], PROJECTS)["median_bytes"] == 3
 
 
 def test_reasons_are_those_with_headers() -> None:
-    missing = Verdict(False, "c++17", 1, "a.h: No such file or directory", missing_headers=("a.h",))
-    result = report([checked(0, "p", 1, as_is=missing, with_headers=BAD)], PROJECTS)
+    missing = CompileResult(False, "c++17", 1, "a.h: No such file or directory", missing_headers=("a.h",))
+    result = summarize([checked(0, "p", 1, as_is=missing, with_headers=BAD)], PROJECTS)
     assert [each["reason"] for each in result["reasons"]] == ["... was not declared in this scope"]
     assert result["missing_headers"] == {}
 
 
 def test_documents_and_their_files_are_compared_where_both_are_known() -> None:
-    result = report(
+    result = summarize(
         [
             checked(0, "p", 1, as_is=GOOD, in_project=GOOD),
             checked(1, "p", 1, as_is=BAD, in_project=GOOD),
@@ -77,13 +82,13 @@ def test_documents_and_their_files_are_compared_where_both_are_known() -> None:
     assert result["as_is"]["compile_rate"] == pytest.approx(2 / 3, abs=1e-4)
     assert result["in_project"]["documents"] == 2
     assert (result["in_project"]["documents_rate"], result["in_project"]["share"]) == (0.5, 0.5)
-    nothing = report([checked(0, "p", 1, as_is=BAD, in_project=BAD)], PROJECTS)
+    nothing = summarize([checked(0, "p", 1, as_is=BAD, in_project=BAD)], PROJECTS)
     assert nothing["in_project"]["share"] is None
 
 
 def test_the_table_has_each_figure() -> None:
-    result = report([checked(0, "p", 1_234, as_is=GOOD, in_project=GOOD)], PROJECTS)
-    text = table(result | {"compiler": "g++ 1", "sandbox": "walls", "standards": ["c++17", "c++20"]})
+    result = summarize([checked(0, "p", 1_234, as_is=GOOD, in_project=GOOD)], PROJECTS)
+    text = format_table(result | {"compiler": "g++ 1", "sandbox": "walls", "standards": ["c++17", "c++20"]})
     for words in ("1,234", "as is", "in project", "100.0%", "1.12 bytes", "g++ 1", "walls", "c++20"):
         assert words in text
     assert "with headers" not in text

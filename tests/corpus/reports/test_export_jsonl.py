@@ -11,8 +11,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import write_manifest, write_shard
 from cpplm.core.storage import Storage
 from cpplm.corpus.reports import export_jsonl as module
-from cpplm.corpus.reports.export_jsonl import ExportSettings, export
-from cpplm.cpp.doc_comments import Pair
+from cpplm.corpus.reports.export_jsonl import ExportSettings, export_corpus
+from cpplm.cpp.doc_comments import DocPair
 from tests.commands import assert_one_line_error, cpplm
 
 SCHEMA = pa.schema(
@@ -21,11 +21,11 @@ SCHEMA = pa.schema(
         ("id", pa.string()),
         ("project", pa.string()),
         ("files", pa.list_(pa.string())),
-        ("licence", pa.string()),
+        ("license", pa.string()),
         ("spans", pa.binary()),
     ]
 )
-PAIRS = ("docstrings", pa.list_(pa.struct([(name, pa.int32()) for name in Pair._fields])))
+PAIRS = ("docstrings", pa.list_(pa.struct([(name, pa.int32()) for name in DocPair._fields])))
 
 
 def row(number: int, function: str) -> dict[str, object]:
@@ -33,13 +33,13 @@ def row(number: int, function: str) -> dict[str, object]:
     text = f"// é {number}\n\n{doc}\n{signature} {body}\n"
     data = text.encode()
     places = [(data.index(part.encode()), len(part.encode())) for part in (doc, signature, body)]
-    offsets = Pair(*(offset for start, length in places for offset in (start, start + length)))
+    offsets = DocPair(*(offset for start, length in places for offset in (start, start + length)))
     return {
         "text": text,
         "id": str(number),
         "project": "p",
         "files": [f"{function}.cpp"],
-        "licence": "MIT",
+        "license": "MIT",
         "spans": b"\0" * 7,
         "docstrings": [offsets._asdict()],
     }
@@ -68,7 +68,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_documents_with_their_provenance(documented, tmp_path):
     to = tmp_path / "new" / "documents.jsonl"
-    result = export(ExportSettings(documented, to=str(to)))
+    result = export_corpus(ExportSettings(documented, to=str(to)))
     written = lines(to)
     assert (result["documents"], result["lines"], result["bytes"]) == (301, 301, to.stat().st_size)
     wanted = {name: value for name, value in row(0, "f0").items() if name not in ("spans", "docstrings")}
@@ -80,7 +80,7 @@ def test_documents_with_their_provenance(documented, tmp_path):
 
 def test_each_pair_once(documented, tmp_path):
     to = tmp_path / "pairs.jsonl"
-    result = export(ExportSettings(documented, to=str(to), what="docstrings"))
+    result = export_corpus(ExportSettings(documented, to=str(to), what="docstrings"))
     assert (result["lines"], result["repeated_pairs"]) == (4, 297)
     assert lines(to)[-1] == {
         "docstring": "größer: adds one",
@@ -89,14 +89,14 @@ def test_each_pair_once(documented, tmp_path):
         "id": "300",
         "project": "p",
         "files": ["only_here.cpp"],
-        "licence": "MIT",
+        "license": "MIT",
         "split": "val",
     }
 
 
 def test_one_split(documented, tmp_path):
     to = tmp_path / "val.jsonl"
-    assert export(ExportSettings(documented, to=str(to), split="val"))["documents"] == 1
+    assert export_corpus(ExportSettings(documented, to=str(to), split="val"))["documents"] == 1
     assert [line["id"] for line in lines(to)] == ["300"]
 
 
@@ -104,7 +104,7 @@ def test_compressed_in_several_portions(documented, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PORTION_BYTES", 1_000)
     plain, zipped, zstd = (tmp_path / f"a.jsonl{ending}" for ending in ("", ".gz", ".zst"))
     for path in (plain, zipped, zstd):
-        export(ExportSettings(documented, to=str(path)))
+        export_corpus(ExportSettings(documented, to=str(path)))
     assert gzip.decompress(zipped.read_bytes()) == plain.read_bytes()
     with pa.CompressedInputStream(pa.OSFile(str(zstd)), "zstd") as stream:
         assert stream.read() == plain.read_bytes()
@@ -117,16 +117,16 @@ def test_nothing_stays_of_an_export_that_fails(documented, tmp_path, monkeypatch
     monkeypatch.setattr(module, "_PORTION_BYTES", 1_000)
     monkeypatch.setattr(module, "_compress", lambda portion, name: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        export(ExportSettings(documented, to=str(to)))
+        export_corpus(ExportSettings(documented, to=str(to)))
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.jsonl": "what was there\n"}
 
 
 def test_a_corpus_without_pairs_says_so(tmp_path):
     older = corpus(tmp_path / "older", schema=SCHEMA)
     with pytest.raises(UserError, match=r"no docstring pairs.*Build the corpus again"):
-        export(ExportSettings(older, to=str(tmp_path / "a.jsonl"), what="docstrings"))
+        export_corpus(ExportSettings(older, to=str(tmp_path / "a.jsonl"), what="docstrings"))
     assert not (tmp_path / "a.jsonl").exists()
-    assert export(ExportSettings(older, to=str(tmp_path / "a.jsonl")))["lines"] == 301
+    assert export_corpus(ExportSettings(older, to=str(tmp_path / "a.jsonl")))["lines"] == 301
 
 
 def test_places_that_cannot_be_written_to(documented, tmp_path):
@@ -138,7 +138,7 @@ def test_places_that_cannot_be_written_to(documented, tmp_path):
         ("file/a.jsonl", "cannot use"),
     ):
         with pytest.raises(UserError, match=message):
-            export(ExportSettings(documented, to=str(tmp_path / name)))
+            export_corpus(ExportSettings(documented, to=str(tmp_path / name)))
 
 
 def test_command_line(documented, tmp_path):

@@ -11,7 +11,7 @@ from cpplm.core.shards import ShardReader, write_manifest, write_shard_table
 from cpplm.core.storage import Storage
 from cpplm.corpus.build import build
 from cpplm.corpus.reports.html_report import SHOWN_CHARACTERS, collect
-from cpplm.corpus.reports.inspect_corpus import InspectSettings, inspect
+from cpplm.corpus.reports.inspect_corpus import InspectSettings, inspect_corpus
 from cpplm.corpus.settings import CorpusSettings
 from tests.browser import headless_browser
 from tests.corpus.cpp import TINYLIB, write_files
@@ -44,7 +44,7 @@ class Tags(HTMLParser):
 
 def page_of(tmp_path, corpus, **options):
     path = tmp_path / "page.html"
-    manifest, documents = inspect(InspectSettings(str(corpus), page=path, **options))
+    manifest, documents = inspect_corpus(InspectSettings(str(corpus), page=path, **options))
     return Tags(path.read_text()), manifest, documents, path.read_text()
 
 
@@ -145,4 +145,6 @@ def test_num_and_page_are_checked(tmp_path):
         InspectSettings("corpus", num=-1)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot"):
-        inspect(InspectSettings(str(hostile_corpus(tmp_path / "c")), page=tmp_path / "file" / "p.html"))
+        inspect_corpus(
+            InspectSettings(str(hostile_corpus(tmp_path / "c")), page=tmp_path / "file" / "p.html")
+        )

@@ -190,7 +190,7 @@ def test_a_system_include_in_the_middle_reaches_every_part(tmp_path):
 @pytest.mark.parametrize("closed", [True, False])
 def test_files_without_code_make_no_documents(tmp_path, closed):
     files = {
-        "only_licence.h": "// Copyright 2020, all rights reserved\n",
+        "only_license.h": "// Copyright 2020, all rights reserved\n",
         "only_comment.h": "// What is this?\n\n",
         "only_guard.h": "#ifndef G_H\n#define G_H\n#endif\n",
         "only_own.h": '#pragma once\n#include "only_own.inl"\n',

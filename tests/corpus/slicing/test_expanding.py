@@ -131,12 +131,12 @@ def test_a_header_that_a_build_writes_is_left_out(tmp_path):
     assert inlined(tmp_path, files) == "int x;\n"
 
 
-def test_a_licence_is_there_once(tmp_path):
-    licence = "// Copyright {} Someone. All rights reserved.\n// Use is governed by the LICENSE file.\n\n"
+def test_a_license_is_there_once(tmp_path):
+    license = "// Copyright {} Someone. All rights reserved.\n// Use is governed by the LICENSE file.\n\n"
     files = {
-        "a.h": licence.format("2011-12") + "// About a.\n#pragma once\nint a();\n",
+        "a.h": license.format("2011-12") + "// About a.\n#pragma once\nint a();\n",
         "b.h": "/* Copyright Another. */\n#pragma once\nint b();\n",
-        "main.cc": licence.format(2020) + '// About main.\n#include "a.h"\n#include "b.h"\nint main() {}\n',
+        "main.cc": license.format(2020) + '// About main.\n#include "a.h"\n#include "b.h"\nint main() {}\n',
     }
     text = inlined(tmp_path, files)
     assert text.count("Someone") == 1

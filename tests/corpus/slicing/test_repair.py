@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.corpus.compile.compiler import Verdict, compile_document
+from cpplm.corpus.compile.compiler import CompileResult, compile_document
 from cpplm.corpus.document import Document
 from cpplm.corpus.slicing.documents import Options, build_unit
 from cpplm.corpus.slicing.packing import Measure
@@ -31,7 +31,7 @@ class Compiler:
         self.sandbox = sandbox
         self.texts: list[str] = []
 
-    def __call__(self, text: str, language: Language) -> Verdict:
+    def __call__(self, text: str, language: Language) -> CompileResult:
         self.texts.append(text)
         return compile_document(text, language, self.sandbox)
 
@@ -207,7 +207,10 @@ def test_parts_that_stay_the_same_are_not_compiled_again(tmp_path: Path, sandbox
 
 
 def version(*texts: str) -> Version:
-    return [(Document(text, "compilable", ("a.cc",), len(text), 0), Verdict(True, "c++17")) for text in texts]
+    return [
+        (Document(text, "compilable", ("a.cc",), len(text), 0), CompileResult(True, "c++17"))
+        for text in texts
+    ]
 
 
 def test_repairs_that_grow_most_are_undone_where_there_is_no_room() -> None:

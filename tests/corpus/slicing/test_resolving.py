@@ -9,7 +9,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.corpus import project_cache
 from cpplm.corpus.build import build
-from cpplm.corpus.reports.stats import figures, summary
+from cpplm.corpus.reports.stats import corpus_totals, format_summary
 from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import compile_errors, in_order, needs_gxx, write_files
 from tests.corpus.killing import build_killed_at_change, contents
@@ -125,10 +125,10 @@ def test_files_that_fall_back_to_names_are_counted_and_named(built):
     found = result["projects"]["project"]["semantic"]
     assert found["parsed"] == len(PROJECT) - 1
     assert found["incomplete"]["parsed with errors"]["files"] == 1
-    text = summary(result, "out")
+    text = format_summary(result, "out")
     assert f"semantics  {len(PROJECT) - 1} of {len(PROJECT)} files parsed without an error" in text
     assert 'by name    1 parsed with errors, such as "project: broken.cc: line 2:' in text
-    assert figures(result)["semantic"]["parsed"] == len(PROJECT) - 1
+    assert corpus_totals(result)["semantic"]["parsed"] == len(PROJECT) - 1
 
 
 def test_a_call_brings_the_body_that_is_meant(tmp_path):
@@ -169,7 +169,7 @@ def test_flags_decide_and_a_change_of_them_is_noticed(tmp_path):
     text = documents(tmp_path / "out")["use.cc"]
     assert "struct Foot" in text and "struct Metre" not in text
     assert result["projects"]["one"]["semantic"]["database"] == "build/compile_commands.json"
-    assert "flags      1 flag -fplugin" in summary(result, "out")
+    assert "flags      1 flag -fplugin" in format_summary(result, "out")
     assert build(settings)["already_complete"]
     database = projects[0] / "build" / "compile_commands.json"
     database.write_text(database.read_text().replace("-DWIDE", "-DNARROW"))

@@ -6,7 +6,7 @@ import pytest
 
 from cpplm.corpus.document import Document
 from cpplm.corpus.slicing.shortening import Detail, Shortener, without_comments
-from cpplm.cpp.items import Item, Kind, read_items
+from cpplm.cpp.items import Item, ItemKind, read_items
 from cpplm.cpp.lexer import lex
 from cpplm.cpp.macros import MacroTable, macro_bodies
 from tests.corpus.cpp import compile_errors, documents_of, in_order, needs_gxx, write_files
@@ -78,7 +78,7 @@ def test_bodies_that_the_compiler_needs_stay(source):
 def test_a_shortened_function_is_a_prototype_that_mentions_less():
     (item,), shortener = items("// about\nBig make(Small a) { return helper(a); }\n")
     short = shortener.shorten(item, Detail.DECLARATIONS)
-    assert (short.kind, short.functions, short.callable) == (Kind.PROTOTYPE, 0, b"")
+    assert (short.kind, short.functions, short.function_name) == (ItemKind.PROTOTYPE, 0, b"")
     assert {b"Big", b"Small", b"make"} <= short.mentions
     assert b"helper" not in short.mentions
     assert short.names == (b"make",)

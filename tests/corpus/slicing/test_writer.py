@@ -1,10 +1,10 @@
 from cpplm.corpus.slicing.writer import opening_line, render
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.segments import Condition, Frame, Scope
 
 
 def item(text: str, *stack: Frame) -> Item:
-    return Item(Kind.FUNCTION, text.encode(), stack, frozenset(), 0, 0, 0)
+    return Item(ItemKind.FUNCTION, text.encode(), stack, frozenset(), 0, 0, 0)
 
 
 A, B = Scope(b"namespace a {", b"}  // a"), Scope(b"namespace b {", b"}  // b")

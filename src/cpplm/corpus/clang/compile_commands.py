@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.ingest.walk import Skips
+from cpplm.corpus.ingest.walk import SkipCounts
 
 NAME = "compile_commands.json"
 _PLACES = ("", "build*/", "cmake-build*/", "out/", "out/*/")
@@ -67,7 +67,7 @@ class Database:
     path: Path
     flags: dict[Path, tuple[str, ...]]
     named: bool = False
-    skips: Skips = field(default_factory=Skips)
+    skips: SkipCounts = field(default_factory=SkipCounts)
 
     def digest(self, root: Path) -> str:
         """Changes with any flag; the same when the project is moved as a whole."""
@@ -182,7 +182,9 @@ def split_command(command: str, *, windows: bool = False) -> list[str]:
     return arguments if word is None else [*arguments, "".join(word)]
 
 
-def _expand(arguments: list[str], directory: Path, allowed: tuple[Path, ...], skips: Skips) -> Iterator[str]:
+def _expand(
+    arguments: list[str], directory: Path, allowed: tuple[Path, ...], skips: SkipCounts
+) -> Iterator[str]:
     """Response files replaced by what stands in them."""
     waiting = [(argument, 0) for argument in reversed(arguments)]
     opened = 0
@@ -207,7 +209,7 @@ def _expand(arguments: list[str], directory: Path, allowed: tuple[Path, ...], sk
         waiting += [(each, depth + 1) for each in reversed(inner)]
 
 
-def _keep(arguments: list[str], directory: Path, source: Path, skips: Skips) -> Iterator[str]:
+def _keep(arguments: list[str], directory: Path, source: Path, skips: SkipCounts) -> Iterator[str]:
     """The flags that libclang gets: without compiler, source, outputs and whatever is not known."""
     queue = list(reversed(arguments))
     compiler = _pop_compiler(queue)

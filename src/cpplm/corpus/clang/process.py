@@ -23,7 +23,7 @@ from typing import Any
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.corpus.clang.flags import INSTALL
-from cpplm.corpus.clang.protocol import Answer, Failure, Job, Setup
+from cpplm.corpus.clang.protocol import ParseFailure, ParseJob, ParseResult, WorkerSetup
 
 _COMMAND = (sys.executable, "-P", "-m", "cpplm.corpus.clang.worker")
 # What Python needs to start; CPATH, CCC_OVERRIDE_OPTIONS, DEPENDENCIES_OUTPUT and their like stay out.
@@ -36,7 +36,7 @@ _END_SECONDS = 5.0
 class WorkerProcess:
     """One worker and the conversation with it."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         """Start it; the process takes jobs when the compiler's headers were found.
 
         Raises:
@@ -64,12 +64,12 @@ class WorkerProcess:
         if "Landlock" not in hello["walls"]:
             _warn_of_open_walls()
 
-    def ask(self, job: Job) -> Answer | Failure:
+    def ask(self, job: ParseJob) -> ParseResult | ParseFailure:
         """Have one file parsed; after a `fatal` failure the worker is gone."""
         answer = self._converse(job, job["cpu_seconds"] * _REAL_TIME_FACTOR)
         return {"failed": self.close(), "fatal": True} if answer is None else answer
 
-    def _converse(self, request: Setup | Job, seconds: float) -> Any:
+    def _converse(self, request: WorkerSetup | ParseJob, seconds: float) -> Any:
         """Send a line and return the answer; None when the process ended, or was ended for its slowness."""
         assert self._process.stdin is not None  # noqa: S101  (for the type checker: both are pipes)
         assert self._process.stdout is not None  # noqa: S101
@@ -119,9 +119,9 @@ def _warn_of_open_walls() -> None:
     )
 
 
-def run_jobs(
-    jobs: Sequence[Job], setup: Setup, *, workers: int, report: Callable[[int], object]
-) -> list[Answer | Failure]:
+def run_parse_jobs(
+    jobs: Sequence[ParseJob], setup: WorkerSetup, *, workers: int, report: Callable[[int], object]
+) -> list[ParseResult | ParseFailure]:
     """Answers in the order of the jobs, whichever worker gave them.
 
     Args:
@@ -133,7 +133,7 @@ def run_jobs(
     Raises:
         UserError: the compiler's own headers were not found.
     """
-    answers: dict[int, Answer | Failure] = {}
+    answers: dict[int, ParseResult | ParseFailure] = {}
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(jobs)):
         waiting.put(number)

@@ -1,6 +1,6 @@
 """What the libclang workers are told and what they answer: plain types, sent as JSON.
 
-Files are numbers, their places in `Setup.files`; lines count from 0.
+Files are numbers, their places in `WorkerSetup.files`; lines count from 0.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NotRequired, TypedDict, final
 
 
-class Setup(TypedDict):
+class WorkerSetup(TypedDict):
     """The first line to a worker: what every job has in common."""
 
     files: list[str]
@@ -26,7 +26,7 @@ class Setup(TypedDict):
     """A program that includes some of those headers."""
 
 
-class Job(TypedDict):
+class ParseJob(TypedDict):
     """One translation unit."""
 
     file: int
@@ -51,7 +51,7 @@ class References(TypedDict):
 
 
 @final
-class Answer(References):
+class ParseResult(References):
     """What became of a job."""
 
     seen: list[int]
@@ -63,7 +63,7 @@ class Answer(References):
 
 
 @final
-class Failure(TypedDict):
+class ParseFailure(TypedDict):
     """Nothing became of it; `fatal` when the worker is gone with it."""
 
     failed: str

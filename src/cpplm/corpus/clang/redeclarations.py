@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from cpplm.corpus.clang.protocol import Answer
+from cpplm.corpus.clang.protocol import ParseResult
 
 Target = tuple[str, int]
 """A file of the project and a line in it, counted from 0."""
@@ -22,7 +22,7 @@ _Place = tuple[str, int, int]  # name of what is declared, number of the file, l
 class Redeclarations:
     """Disjoint sets of places (Tarjan 1975), each with the name that is declared there."""
 
-    def __init__(self, answers: Sequence[Answer], files: Sequence[str]) -> None:
+    def __init__(self, answers: Sequence[ParseResult], files: Sequence[str]) -> None:
         """Link all places.
 
         Args:
@@ -44,12 +44,12 @@ class Redeclarations:
             members[self._root(place)].add((files[place[1]], place[2]))
         self._members = {root: frozenset(sorted(targets)) for root, targets in members.items()}
 
-    def targets(self, answer: Answer) -> list[frozenset[Target]]:
+    def targets(self, answer: ParseResult) -> list[frozenset[Target]]:
         """For each entity of an answer, where the project declares and defines it; empty: nowhere."""
         none: frozenset[Target] = frozenset()
         return [self._members[self._root(places[0])] if places else none for places in self._places(answer)]
 
-    def _places(self, answer: Answer) -> Iterator[list[_Place]]:
+    def _places(self, answer: ParseResult) -> Iterator[list[_Place]]:
         """Of each entity of an answer, definitions in other units among them."""
         names: dict[int, str] = {}
         for flat in answer["references"].values():

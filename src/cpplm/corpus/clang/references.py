@@ -24,11 +24,11 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
 from cpplm.corpus.clang.compile_commands import Database, find_database, read_database
 from cpplm.corpus.clang.flags import ClangFlags, builtin_headers, libclang_version
-from cpplm.corpus.clang.process import run_jobs
-from cpplm.corpus.clang.protocol import Answer, Job, Setup
+from cpplm.corpus.clang.process import run_parse_jobs
+from cpplm.corpus.clang.protocol import ParseJob, ParseResult, WorkerSetup
 from cpplm.corpus.clang.redeclarations import Redeclarations, Target
 from cpplm.corpus.ingest.discovery import Project, SourceFile
-from cpplm.corpus.ingest.walk import Skips
+from cpplm.corpus.ingest.walk import SkipCounts
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
 from cpplm.sandbox.backends import toolchain_paths
@@ -131,7 +131,7 @@ class Semantics:
 
     def figures(self) -> dict[str, Any]:
         """Counts, and the files that were not or not wholly understood with their first errors."""
-        skips = Skips()
+        skips = SkipCounts()
         for reason, errors in (("parsed with errors", self.partly), ("not parsed", self.failed)):
             for name, error in sorted(errors.items()):
                 skips.add(reason, f"{name}: {error}")
@@ -201,7 +201,7 @@ def read_semantics(
     Raises:
         UserError: libclang, the compiler's own headers or the standard library are not installed.
     """
-    reader = _Reader(project, files, includes, database, workers=workers, cpu_seconds=cpu_seconds)
+    reader = _ReferenceReader(project, files, includes, database, workers=workers, cpu_seconds=cpu_seconds)
     with progress_bar(None, f"libclang {project.name}", "file", disable=quiet) as bar:
         for share in (reader.by_sources, reader.by_includers, reader.alone):
             reader.run(share(), bar)
@@ -212,7 +212,7 @@ _Rank = tuple[bool, bool]  # whether the file, and whether the unit has an error
 _UNREAD = (True, True, True)
 
 
-class _Reader:
+class _ReferenceReader:
     """Rounds of jobs, until each file was read or failed."""
 
     def __init__(
@@ -231,11 +231,11 @@ class _Reader:
         self._flags = ClangFlags(project, files, database)
         self._workers = workers
         self._cpu_seconds = cpu_seconds
-        self._answers: list[tuple[Job, Answer]] = []
+        self._answers: list[tuple[ParseJob, ParseResult]] = []
         self._left = set(range(len(files)))
         self._failed: dict[int, str] = {}
         builtin = builtin_headers()
-        self._setup: Setup = {
+        self._setup: WorkerSetup = {
             "files": [str(file.path.resolve()) for file in files],
             "digests": [file.digest for file in files],
             "roots": [str(root.resolve()) for root in project.roots],
@@ -308,7 +308,7 @@ class _Reader:
 
     def run(self, share: dict[int, list[int]], bar: Any) -> None:
         """One round: parse, and note what was read and what failed."""
-        jobs: list[Job] = [
+        jobs: list[ParseJob] = [
             {
                 "file": start,
                 "flags": self._flags.of(self._files[start]),
@@ -318,7 +318,7 @@ class _Reader:
             for start, walk in share.items()
         ]
         bar.total = (bar.total or 0) + len(jobs)
-        answers = run_jobs(jobs, self._setup, workers=self._workers, report=bar.update)
+        answers = run_parse_jobs(jobs, self._setup, workers=self._workers, report=bar.update)
         for job, answer in zip(jobs, answers, strict=True):
             if "failed" in answer:
                 self._failed.setdefault(job["file"], answer["failed"])
@@ -348,7 +348,7 @@ class _Reader:
         )
 
 
-def _file_references(answer: Answer, key: str, targets: list[frozenset[Target]]) -> FileReferences:
+def _file_references(answer: ParseResult, key: str, targets: list[frozenset[Target]]) -> FileReferences:
     """One file of an answer, with tables of its own, so that it can be sent alone.
 
     Left open are the lines with an error, where the parser may have made up a declaration, and in a unit with

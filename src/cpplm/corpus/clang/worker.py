@@ -1,10 +1,10 @@
 """Parses files with libclang and tells what their identifiers refer to; a process of its own.
 
 Started as `python -P -m cpplm.corpus.clang.worker`. It reads a request per line of stdin and answers with
-a line on stdout, both JSON: first a `Setup`, then jobs. libclang runs nothing of what it parses, but the code
-is not trusted: libclang follows its `#include`s and may crash, hang or swell on it. So this process takes
-limits on processor time and memory and, on Linux, gives up writing, opening sockets, and reading anything but
-the project, the toolchain and the folders it is told of. Where the kernel has no Landlock it says so; an
+a line on stdout, both JSON: first a `WorkerSetup`, then jobs. libclang runs nothing of what it parses, but
+the code is not trusted: libclang follows its `#include`s and may crash, hang or swell on it. So this process
+takes limits on processor time and memory and, on Linux, gives up writing, opening sockets, and reading
+anything but the project, the toolchain and the folders it is told of. Where the kernel has no Landlock it says so; an
 `#include "/etc/passwd"` can then leak into the diagnostic that the report shows.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from clang import cindex
 
-from cpplm.corpus.clang.protocol import Answer, Failure, Job, Setup
+from cpplm.corpus.clang.protocol import ParseFailure, ParseJob, ParseResult, WorkerSetup
 from cpplm.corpus.clang.translation_unit import Walker, load_library, parse
 from cpplm.sandbox import isolation, seccomp
 from cpplm.sandbox.request import Request
@@ -31,10 +31,10 @@ _MOST_DIAGNOSTICS = 2_000
 _LONGEST_MESSAGE = 300
 
 
-class ProjectFiles:
+class FileNumbers:
     """Numbers of the project's files by any path that leads to one of them, or to a copy of one."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         """Know the files by path and by contents."""
         self.paths = setup["files"]
         self._numbers = {path: number for number, path in enumerate(self.paths)}
@@ -58,9 +58,9 @@ class ProjectFiles:
 class Worker:
     """Answers jobs one after the other."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         """Choose the compiler's headers and build the walls; raises nothing, `hello` tells."""
-        self._files = ProjectFiles(setup)
+        self._files = FileNumbers(setup)
         self._index = cindex.Index.create()
         self._library = load_library()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -80,7 +80,7 @@ class Worker:
         unit = self._index.parse("probe.cpp", args=[*_FLAGS, *flags], unsaved_files=[("probe.cpp", program)])
         return next((each.spelling for each in unit.diagnostics if each.severity >= each.Error), "")
 
-    def answer(self, job: Job) -> Answer | Failure:
+    def answer(self, job: ParseJob) -> ParseResult | ParseFailure:
         """Parse and walk one file."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         spent = int(used.ru_utime + used.ru_stime) + 1

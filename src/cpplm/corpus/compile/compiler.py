@@ -84,7 +84,7 @@ _NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CompileResult:
     """What the compiler said. Names are as in its messages, in order, each once."""
 
     compiles: bool
@@ -96,15 +96,15 @@ class Verdict:
     """With straight quotes; empty when it compiles."""
     place: tuple[int, int] = (0, 0)
     """Line and column of the document that the first error is at, or that includes or uses what is."""
-    undeclared: tuple[str, ...] = ()
+    undeclared_names: tuple[str, ...] = ()
     """Names without a declaration; `scope::name` where it is the scope, or a class, that lacks it."""
-    incomplete: tuple[str, ...] = ()
+    incomplete_types: tuple[str, ...] = ()
     """Types that are declared, where their definition is needed."""
     missing_headers: tuple[str, ...] = ()
     """As in the include; the compiler stops at the first."""
     suggested_headers: tuple[str, ...] = ()
     """Of the standard library, for undeclared names: `<cstddef>`."""
-    demanded_macros: tuple[str, ...] = ()
+    required_macros: tuple[str, ...] = ()
     """Those without which an `#error` stands in the text."""
     later_standard: bool = False
     """Whether it compiled, and not under the first standard."""
@@ -135,7 +135,7 @@ def require_standards(sandbox: Sandbox, standards: Sequence[str] = STANDARDS) ->
     return compiler
 
 
-def own_file(files: Sequence[str]) -> str:
+def main_source(files: Sequence[str]) -> str:
     """The file that a document stands for: its first, or the source of the same name."""
     stem = PurePosixPath(files[0]).stem
     sources = (name for name in files if PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES)
@@ -148,7 +148,7 @@ def compile_document(
     sandbox: Sandbox,
     headers: Sequence[Path] = (),
     standards: Sequence[str] = STANDARDS,
-) -> Verdict:
+) -> CompileResult:
     """Compile one text on its own.
 
     Args:
@@ -173,7 +173,7 @@ def compile_file(
     standards: Sequence[str] = STANDARDS,
     project: Path | None = None,
     options: Sequence[str] = (),
-) -> Verdict:
+) -> CompileResult:
     """Compile a file, in its place in a project where one is given.
 
     Args:
@@ -191,11 +191,11 @@ def compile_file(
     files = {} if project else {name: text.encode()}
     if project:
         folders["project"], name = project, f"project/{name}"
-    tried: list[Verdict] = []
+    tried: list[CompileResult] = []
     for standard in standards if language == "c++" else ("c",):
         command = _C if language == "c" else (*_CXX, f"-std={standard}")
         result = sandbox.run(files, [*command, *_COMMON, *options, *system, name], _LIMITS, folders=folders)
-        verdict = replace(read_result(result, text, name), standard=standard)
+        verdict = replace(parse_diagnostics(result, text, name), standard=standard)
         if verdict.compiles:
             return replace(verdict, later_standard=bool(tried))
         tried.append(verdict)
@@ -205,13 +205,13 @@ def compile_file(
     return max(tried, key=lambda verdict: verdict.place)
 
 
-def _lacks_a_name(verdict: Verdict) -> bool:
+def _lacks_a_name(verdict: CompileResult) -> bool:
     """Whether the first error is the want of a header or a name that no later standard brings."""
     name = _undeclared_name(verdict.first_error)
     return bool(verdict.missing_headers) or not (name in ("", *_LATER_WORDS) or name.startswith("std::"))
 
 
-def read_result(result: Result, text: str = "", file: str = "document") -> Verdict:
+def parse_diagnostics(result: Result, text: str = "", file: str = "document") -> CompileResult:
     """The verdict in what the compiler wrote.
 
     Args:
@@ -220,7 +220,7 @@ def read_result(result: Result, text: str = "", file: str = "document") -> Verdi
         file: the name under which it was compiled.
     """
     if result.succeeded:
-        return Verdict(compiles=True, standard="")
+        return CompileResult(compiles=True, standard="")
     message = result.message().translate(_STRAIGHT_QUOTES)
     lines = text.splitlines()
     undeclared: dict[str, None] = {}
@@ -245,17 +245,17 @@ def read_result(result: Result, text: str = "", file: str = "document") -> Verdi
     for note in _FORWARD_NOTE.finditer(message):
         if found := _INCOMPLETE.match(note[1]):
             incomplete[_bare(found[4])] = None
-    return Verdict(
+    return CompileResult(
         compiles=False,
         standard="",
         errors=len(errors),
         first_error=errors[0]["text"] if errors else f"the compiler was ended: {result.reason}",
         place=_first_place(message, file),
-        undeclared=tuple(name for name in undeclared if name),
-        incomplete=tuple(name for name in incomplete if name),
+        undeclared_names=tuple(name for name in undeclared if name),
+        incomplete_types=tuple(name for name in incomplete if name),
         missing_headers=tuple(missing),
         suggested_headers=tuple(dict.fromkeys(a or b for a, b in _SUGGESTED.findall(message))),
-        demanded_macros=tuple(name for name in demanded if name),
+        required_macros=tuple(name for name in demanded if name),
     )
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.compile.compiler import Verdict, compile_document, require_standards
+from cpplm.corpus.compile.compiler import CompileResult, compile_document, require_standards
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.parser import Language
 from cpplm.sandbox.backends import Backend
 from cpplm.sandbox.compiler import require_folders
 from cpplm.sandbox.sandbox import Sandbox
 
-Compile = Callable[[str, Language], Verdict]
+Compile = Callable[[str, Language], CompileResult]
 
 
 @dataclass(frozen=True)
-class Labelling:
+class CompileLabeler:
     """How documents are compiled; sent to workers.
 
     Attributes:
@@ -45,7 +45,7 @@ class Labelling:
         return lambda text, language: compile_document(text, language, sandbox, self.headers)
 
 
-def plan_labels(settings: CorpusSettings) -> Labelling | None:
+def plan_labeler(settings: CorpusSettings) -> CompileLabeler | None:
     """How to compile the documents, tried out; None when that is not asked for.
 
     Raises:
@@ -60,16 +60,16 @@ def plan_labels(settings: CorpusSettings) -> Labelling | None:
     sandbox = Sandbox.probe(unsafe=settings.unsafe)
     compiler = require_standards(sandbox)
     require_folders(sandbox, headers)
-    return Labelling(sandbox.backend, compiler, headers, settings.repair)
+    return CompileLabeler(sandbox.backend, compiler, headers, settings.repair)
 
 
-def label(verdict: Verdict) -> dict[str, Any]:
+def label_columns(verdict: CompileResult) -> dict[str, Any]:
     """The columns of the label; the error is without names."""
     return {"compiles": verdict.compiles, "first_error": verdict.reason}
 
 
 @dataclass
-class LabelFigures:
+class LabelCounts:
     """Labels of one project, counted."""
 
     compile: Counter[str] = field(default_factory=Counter)

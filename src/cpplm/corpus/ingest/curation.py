@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cpplm.corpus.ingest.decontamination import Hit, Problems, contaminated
-from cpplm.corpus.ingest.dedup import Fingerprint, exact_twins, fingerprint, near_twins, shingles
-from cpplm.corpus.ingest.discovery import Project, SourceFile, normalise, read_source
+from cpplm.corpus.ingest.decontamination import ProblemMatch, Problems, contaminated_files
+from cpplm.corpus.ingest.dedup import Fingerprint, exact_duplicates, fingerprint, near_duplicates, shingles
+from cpplm.corpus.ingest.discovery import Project, SourceFile, normalize_source, read_source
 from cpplm.corpus.ingest.fingerprints import KnownFile
-from cpplm.corpus.ingest.generated_files import head_of
-from cpplm.corpus.ingest.ngram_hash import Hashes, words_of
-from cpplm.corpus.ingest.pii import Finding, redact
-from cpplm.corpus.ingest.walk import Skips
+from cpplm.corpus.ingest.generated_files import read_head
+from cpplm.corpus.ingest.ngram_hash import Hashes, hash_words
+from cpplm.corpus.ingest.pii import PiiFinding, redact
+from cpplm.corpus.ingest.walk import SkipCounts
 
 # As `map`, in this process or in others.
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -28,17 +28,17 @@ _BATCH_BYTES = 1_000_000
 
 
 @dataclass
-class Found:
+class ScannedProject:
     """A project with its files, what was left out of it, and what was redacted in it."""
 
     project: Project
     files: list[SourceFile]
-    skips: Skips
-    redacted: Skips = field(default_factory=Skips)
+    skips: SkipCounts
+    redactions: SkipCounts = field(default_factory=SkipCounts)
 
 
 @dataclass(frozen=True)
-class Curation:
+class CurationRules:
     """How to curate.
 
     `near_duplicates` is the least similarity of twins, 0 for exact ones only.
@@ -50,22 +50,22 @@ class Curation:
 
 
 @dataclass(frozen=True)
-class _Examined:
+class _ScannedFile:
     """What is kept of a file; `fingerprint` is None for one that makes no documents anyway."""
 
-    findings: list[Finding]
+    findings: list[PiiFinding]
     fingerprint: Fingerprint | None
-    hits: list[Hit]
+    matches: list[ProblemMatch]
 
 
 @dataclass(frozen=True)
 class _Candidate:
     """A file that makes documents unless it is found to be a copy."""
 
-    project: Found
+    project: ScannedProject
     index: int
     fingerprint: Fingerprint
-    hits: list[Hit]
+    matches: list[ProblemMatch]
 
     @property
     def file(self) -> SourceFile:
@@ -77,18 +77,18 @@ class _Candidate:
     def shingles(self) -> Hashes:
         """Read anew: they are not kept."""
         text = read_source(self.file)
-        return shingles(words_of(text), head_of(text).end)
+        return shingles(hash_words(text), read_head(text).end)
 
-    def leave_out(self, reason: str, why: str, *, quotable: bool = True) -> None:
+    def leave_out(self, reason: str, why: str, *, may_be_borrowed: bool = True) -> None:
         """Count the file and make no documents of it."""
         self.project.skips.add(reason, f"{self.file.name} ({why})", self.file.size)
         self.project.files[self.index] = replace(
-            self.file, documents=False, quotable=quotable and self.file.quotable
+            self.file, makes_documents=False, may_be_borrowed=may_be_borrowed and self.file.may_be_borrowed
         )
 
 
 def curate(
-    projects: list[Found], rules: Curation, *, known: Sequence[KnownFile] = (), run: Run = map
+    projects: list[ScannedProject], rules: CurationRules, *, known: Sequence[KnownFile] = (), run: Run = map
 ) -> list[KnownFile]:
     """Decide on every file of the projects, in place; returns those that make documents.
 
@@ -98,23 +98,23 @@ def curate(
         known: files of the corpus that the projects are added to; they stay.
         run: how to map over batches of files.
     """
-    examined = _examine_all(projects, rules, run)
+    examined = _scan_files(projects, rules, run)
     candidates: list[_Candidate] = []
     for project in projects:
         results = {file.name: (index, next(examined)) for index, file in enumerate(project.files)}
         for name, (index, result) in sorted(results.items()):
             for finding in result.findings:
-                project.redacted.add(finding.kind, f"{name}:{finding.line}")
+                project.redactions.add(finding.kind, f"{name}:{finding.line}")
             project.files[index] = replace(project.files[index], redact=bool(result.findings))
             if result.fingerprint is not None:
-                candidates.append(_Candidate(project, index, result.fingerprint, result.hits))
-    stay = _leave_out_copies(candidates, known, rules.near_duplicates)
+                candidates.append(_Candidate(project, index, result.fingerprint, result.matches))
+    stay = _drop_copies(candidates, known, rules.near_duplicates)
     return [KnownFile(each.project.project.name, each.file.name, each.fingerprint) for each in stay]
 
 
-def _examine_all(projects: list[Found], rules: Curation, run: Run) -> Iterator[_Examined]:
+def _scan_files(projects: list[ScannedProject], rules: CurationRules, run: Run) -> Iterator[_ScannedFile]:
     jobs = [(batch, rules) for batch in _batches(file for project in projects for file in project.files)]
-    for results in run(_examine_batch, jobs):
+    for results in run(_scan_batch, jobs):
         yield from results
 
 
@@ -131,53 +131,53 @@ def _batches(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
         yield batch
 
 
-def _examine_batch(job: tuple[list[SourceFile], Curation]) -> list[_Examined]:
+def _scan_batch(job: tuple[list[SourceFile], CurationRules]) -> list[_ScannedFile]:
     files, rules = job
-    return [_examine(file, rules) for file in files]
+    return [_scan_file(file, rules) for file in files]
 
 
-def _examine(file: SourceFile, rules: Curation) -> _Examined:
-    text = normalise(file.path.read_bytes())
-    findings: list[Finding] = []
+def _scan_file(file: SourceFile, rules: CurationRules) -> _ScannedFile:
+    text = normalize_source(file.path.read_bytes())
+    findings: list[PiiFinding] = []
     if rules.redact:
         text, findings = redact(text)
-    if not file.documents:
-        return _Examined(findings, None, [])
-    words = words_of(text)
-    found = shingles(words, head_of(text).end)
+    if not file.makes_documents:
+        return _ScannedFile(findings, None, [])
+    words = hash_words(text)
+    found = shingles(words, read_head(text).end)
     digest = hashlib.sha256(text).digest()
-    return _Examined(
-        findings, fingerprint(digest, found, rules.near_duplicates), rules.problems.hits(text, words)
+    return _ScannedFile(
+        findings, fingerprint(digest, found, rules.near_duplicates), rules.problems.matches(text, words)
     )
 
 
-def _leave_out_copies(
+def _drop_copies(
     candidates: list[_Candidate], known: Sequence[KnownFile], threshold: float
 ) -> list[_Candidate]:
     """Leave out contaminated files first, so that no clean file goes for being like one; then copies.
 
     Returns the candidates that stay.
     """
-    shown = contaminated([candidate.hits for candidate in candidates])
-    for position, hit in shown.items():
+    shown = contaminated_files([candidate.matches for candidate in candidates])
+    for position, match in shown.items():
         candidates[position].leave_out(
-            "holds an evaluation problem", f"{hit.problem}: {hit.words}", quotable=False
+            "holds an evaluation problem", f"{match.problem}: {match.words}", may_be_borrowed=False
         )
     clean = [candidate for position, candidate in enumerate(candidates) if position not in shown]
 
     prints = [each.fingerprint for each in known]
-    exact = exact_twins(prints + [each.fingerprint for each in clean])
-    single = _without_twins("copy", "as", known, clean, exact)
-    near = near_twins(
+    exact = exact_duplicates(prints + [each.fingerprint for each in clean])
+    single = _drop_duplicates("copy", "as", known, clean, exact)
+    near = near_duplicates(
         prints + [each.fingerprint for each in single],
         threshold,
         lambda position: single[position - len(known)].shingles(),
         num_known=len(known),
     )
-    return _without_twins("nearly a copy", "like", known, single, near)
+    return _drop_duplicates("nearly a copy", "like", known, single, near)
 
 
-def _without_twins(
+def _drop_duplicates(
     what: str, how: str, known: Sequence[KnownFile], candidates: list[_Candidate], twins: dict[int, int]
 ) -> list[_Candidate]:
     """Leave out the candidates that have a twin; positions count the known files first."""
@@ -187,6 +187,6 @@ def _without_twins(
         candidates[position - len(known)].leave_out(
             f"{what} of {'held-out text' if held_out else 'another file'}",
             f"{how} {other}",
-            quotable=not held_out,
+            may_be_borrowed=not held_out,
         )
     return [each for position, each in enumerate(candidates, len(known)) if position not in twins]

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.ingest.ngram_hash import Hashes, Words, runs, words_of
+from cpplm.corpus.ingest.ngram_hash import Hashes, WordHashes, hash_words, ngram_hashes
 
-RUN = 13
+NGRAM_WORDS = 13
 _FEWEST_DIFFERENT = 5
 # A run in more problems than this comes from a template, one in more files than this from habit.
 _MOST_PROBLEMS = 2
@@ -47,10 +47,10 @@ _BOILERPLATE = re.compile(r"^[ \t]*(?:#.*|using namespace \w+;)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Hit:
+class ProblemMatch:
     """A run of words that a file shares with a problem."""
 
-    run: int
+    ngram: int
     problem: str
     words: str
 
@@ -59,31 +59,31 @@ class Hit:
 class Problems:
     """The runs of all evaluation problems, sorted, with the problem that each is from."""
 
-    runs: Hashes
+    ngram_hashes: Hashes
     owners: tuple[str, ...]
 
     @cached_property
     def _table(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which leading bits occur: dismisses nearly every run of a file with one look-up."""
         table = np.zeros(1 << _TABLE_BITS, dtype=np.bool_)
-        table[self.runs >> np.uint64(64 - _TABLE_BITS)] = True
+        table[self.ngrams >> np.uint64(64 - _TABLE_BITS)] = True
         return table
 
-    def hits(self, text: bytes, words: Words) -> list[Hit]:
+    def matches(self, text: bytes, words: WordHashes) -> list[ProblemMatch]:
         """The runs that `text`, with these words, shares with a problem; each once, in order."""
-        found = runs(words.hashes, RUN)
-        if not len(found) or not len(self.runs):
+        found = ngram_hashes(words.hashes, NGRAM_WORDS)
+        if not len(found) or not len(self.ngrams):
             return []
         places = np.flatnonzero(self._table[found >> np.uint64(64 - _TABLE_BITS)])
-        at = np.minimum(np.searchsorted(self.runs, found[places]), len(self.runs) - 1)
-        hits: dict[int, Hit] = {}
+        at = np.minimum(np.searchsorted(self.ngrams, found[places]), len(self.ngrams) - 1)
+        matches: dict[int, ProblemMatch] = {}
         for place, index in zip(places, at, strict=True):
-            if self.runs[index] != found[place] or int(index) in hits:
+            if self.ngrams[index] != found[place] or int(index) in matches:
                 continue
-            span = text[words.starts[place] : words.ends[place + RUN - 1]]
+            span = text[words.starts[place] : words.ends[place + NGRAM_WORDS - 1]]
             shown = " ".join(span.decode("utf-8", "replace").split())
-            hits[int(index)] = Hit(int(index), self.owners[index], shown)
-        return list(hits.values())
+            matches[int(index)] = ProblemMatch(int(index), self.owners[index], shown)
+        return list(matches.values())
 
 
 def load_problems(extra: Sequence[Path]) -> Problems:
@@ -107,10 +107,10 @@ def load_problems(extra: Sequence[Path]) -> Problems:
             ) from error
     owners: dict[int, str] = {}
     for source, text in texts:
-        for run, name in _runs_of_set(_parse(text, source)).items():
-            owners.setdefault(run, f"{source}: {name}")
+        for ngram, name in _problem_ngrams(_parse(text, source)).items():
+            owners.setdefault(ngram, f"{source}: {name}")
     ordered = sorted(owners)
-    return Problems(np.array(ordered, dtype=np.uint64), tuple(owners[run] for run in ordered))
+    return Problems(np.array(ordered, dtype=np.uint64), tuple(owners[ngram] for ngram in ordered))
 
 
 def _parse(text: str, source: str) -> list[tuple[str, list[str]]]:
@@ -147,41 +147,41 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _runs_of_set(problems: Iterable[tuple[str, list[str]]]) -> dict[int, str]:
+def _problem_ngrams(problems: Iterable[tuple[str, list[str]]]) -> dict[int, str]:
     """The telling runs of one set of problems, each with the first problem that has it."""
     owners: dict[int, str] = {}
     problems_with: Counter[int] = Counter()
     for name, texts in problems:
         found: set[int] = set()
         for text in texts:
-            found |= _telling_runs(_BOILERPLATE.sub("", text).encode())
-        for run in found:
-            owners.setdefault(run, name)
+            found |= _distinctive_ngrams(_BOILERPLATE.sub("", text).encode())
+        for ngram in found:
+            owners.setdefault(ngram, name)
         problems_with.update(found)
-    return {run: name for run, name in owners.items() if problems_with[run] <= _MOST_PROBLEMS}
+    return {ngram: name for ngram, name in owners.items() if problems_with[ngram] <= _MOST_PROBLEMS}
 
 
-def _telling_runs(text: bytes) -> set[int]:
+def _distinctive_ngrams(text: bytes) -> set[int]:
     """Runs with enough different words of three letters and more."""
-    words = words_of(text)
+    words = hash_words(text)
     spans = zip(words.starts.tolist(), words.ends.tolist(), words.hashes.tolist(), strict=True)
     names = [0 if end - start < 3 or text[start : start + 1].isdigit() else key for start, end, key in spans]
     return {
-        run
-        for place, run in enumerate(runs(words.hashes, RUN).tolist())
-        if len({*names[place : place + RUN], 0}) > _FEWEST_DIFFERENT
+        ngram
+        for place, ngram in enumerate(ngram_hashes(words.hashes, NGRAM_WORDS).tolist())
+        if len({*names[place : place + NGRAM_WORDS], 0}) > _FEWEST_DIFFERENT
     }
 
 
-def contaminated(hits: Sequence[Sequence[Hit]]) -> dict[int, Hit]:
-    """Position of each contaminated file to the first hit that shows it; `hits` are those of every file."""
+def contaminated_files(matches: Sequence[Sequence[ProblemMatch]]) -> dict[int, ProblemMatch]:
+    """Position of each contaminated file to the first match that shows it; `matches` are those of every file."""
     files: dict[int, set[int]] = defaultdict(set)
-    for position, found in enumerate(hits):
-        for hit in found:
-            files[hit.run].add(position)
-    telling = {run for run, where in files.items() if len(where) <= _MOST_FILES}
+    for position, found in enumerate(matches):
+        for match in found:
+            files[match.ngram].add(position)
+    telling = {ngram for ngram, where in files.items() if len(where) <= _MOST_FILES}
     first = {
-        position: next((hit for hit in found if hit.run in telling), None)
-        for position, found in enumerate(hits)
+        position: next((match for match in found if match.ngram in telling), None)
+        for position, found in enumerate(matches)
     }
-    return {position: hit for position, hit in first.items() if hit is not None}
+    return {position: match for position, match in first.items() if match is not None}

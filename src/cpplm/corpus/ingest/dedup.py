@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rensa import RMinHash
 
-from cpplm.corpus.ingest.ngram_hash import Hashes, Words, combine, runs
+from cpplm.corpus.ingest.ngram_hash import Hashes, WordHashes, combine, ngram_hashes
 
-RUN = 5
+SHINGLE_WORDS = 5
 _PERMUTATIONS = 128
 _SEED = 1
 # Below this a file has too little text to be judged: forwarding headers, a class with one member.
@@ -57,9 +57,9 @@ class Fingerprint:
     sketch: bytes = b""
 
 
-def shingles(words: Words, head_end: int) -> Hashes:
+def shingles(words: WordHashes, head_end: int) -> Hashes:
     """The runs of a text behind the comments at its head, repeats included."""
-    return runs(words.after(head_end).hashes, RUN)
+    return ngram_hashes(words.after(head_end).hashes, SHINGLE_WORDS)
 
 
 def rows_per_band(threshold: float) -> int:
@@ -87,7 +87,7 @@ def jaccard(one: Hashes, two: Hashes) -> float:
     return common / (len(one) + len(two) - common) if common else 0.0
 
 
-def resemblance(one: Fingerprint, two: Fingerprint) -> float:
+def sketch_similarity(one: Fingerprint, two: Fingerprint) -> float:
     """The Jaccard similarity of two files by their sketches."""
     first, second = (np.frombuffer(each.sketch, dtype=np.uint32) for each in (one, two))
     union = np.union1d(first, second)
@@ -97,7 +97,7 @@ def resemblance(one: Fingerprint, two: Fingerprint) -> float:
     return float(np.count_nonzero(common <= union[-1]) / len(union)) if len(union) else 0.0
 
 
-def exact_twins(fingerprints: Sequence[Fingerprint]) -> dict[int, int]:
+def exact_duplicates(fingerprints: Sequence[Fingerprint]) -> dict[int, int]:
     """Position of each file with the same text as an earlier one, to that one's position."""
     first: dict[bytes, int] = {}
     twins = {}
@@ -107,7 +107,7 @@ def exact_twins(fingerprints: Sequence[Fingerprint]) -> dict[int, int]:
     return twins
 
 
-def near_twins(
+def near_duplicates(
     fingerprints: Sequence[Fingerprint],
     threshold: float,
     read: Callable[[int], Hashes],
@@ -128,7 +128,7 @@ def near_twins(
 
     def similarity(position: int, other: int) -> float:
         if other < num_known:
-            return resemblance(fingerprints[position], fingerprints[other])
+            return sketch_similarity(fingerprints[position], fingerprints[other])
         return jaccard(distinct(position), distinct(other))
 
     for position in sorted(groups):

@@ -20,16 +20,16 @@ from pathlib import Path
 
 from cpplm.core.errors import UserError
 from cpplm.corpus.ingest.generated_files import (
-    Head,
-    head_of,
+    HeadComments,
     in_vendor_folder,
     is_data,
     is_generated,
     is_known_copy,
+    read_head,
 )
-from cpplm.corpus.ingest.licenses import LicenceFiles, is_allowed
+from cpplm.corpus.ingest.licenses import LicenseFiles, is_allowed
 from cpplm.corpus.ingest.pii import redact
-from cpplm.corpus.ingest.walk import Skips, relative_name, walk
+from cpplm.corpus.ingest.walk import SkipCounts, relative_name, walk
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
 
@@ -52,32 +52,32 @@ class Project:
 
 
 @dataclass(frozen=True)
-class Rules:
+class FileRules:
     """Which files of a project make documents, apart from what several files decide together."""
 
     max_file_bytes: int = 500_000
     max_include_bytes: int = 10_000_000
     keep_vendored: bool = False
     keep_ignored: bool = False
-    licences: tuple[str, ...] = ("any",)
+    licenses: tuple[str, ...] = ("any",)
 
 
 @dataclass(frozen=True)
 class SourceFile:
     """One file of a project: its name within the project, and the hash of its bytes.
 
-    `licence` is an SPDX expression, "" where none was found. Without `documents` the file serves includes and
-    macro definitions only, and not even the documents of other files quote it unless it is `quotable`. With
-    `redact` personal data and secrets are replaced when it is read.
+    `license` is an SPDX expression, "" where none was found. Without `makes_documents` the file serves
+    includes and macro definitions only, and not even the documents of other files quote it unless it
+    `may_be_borrowed`. With `redact` personal data and secrets are replaced when it is read.
     """
 
     name: str
     path: Path
     size: int
     digest: str
-    licence: str = ""
-    documents: bool = True
-    quotable: bool = True
+    license: str = ""
+    makes_documents: bool = True
+    may_be_borrowed: bool = True
     redact: bool = True
 
 
@@ -175,18 +175,18 @@ def find_cxx_headers() -> list[Path]:
     return found
 
 
-def find_files(project: Project, rules: Rules | None = None) -> tuple[list[SourceFile], Skips]:
+def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[SourceFile], SkipCounts]:
     """The C++ files of a project in a fixed order, and what was left out or makes no documents.
 
     Reads every file once; each is judged by itself, copies of one another are not looked for here.
     """
-    rules = rules or Rules()
-    skips = Skips()
+    rules = rules or FileRules()
+    skips = SkipCounts()
     files: list[SourceFile] = []
     reasons: dict[str, str] = {}
     taken: set[str] = set()
     for number, root in enumerate(project.roots):
-        licences = LicenceFiles(root)
+        licenses = LicenseFiles(root)
         is_cpp = functools.partial(_is_cpp, bare_headers=project.bare_headers)
         for path in walk(root, skips, is_cpp, keep_ignored=rules.keep_ignored):
             name = relative_name(path, root)
@@ -196,10 +196,10 @@ def find_files(project: Project, rules: Rules | None = None) -> tuple[list[Sourc
             data = _read(path, root, name, rules.max_include_bytes, skips)
             if data is None:
                 continue
-            text = normalise(data)
-            head = head_of(text)
-            licence = licences.of_file(path, head.comments)
-            files.append(SourceFile(name, path, len(data), hashlib.sha256(data).hexdigest(), licence))
+            text = normalize_source(data)
+            head = read_head(text)
+            license = licenses.of_file(path, head.comments)
+            files.append(SourceFile(name, path, len(data), hashlib.sha256(data).hexdigest(), license))
             reasons[name] = next(_reasons(text, head, project.name, files[-1], rules), "")
     if not rules.keep_vendored:
         _leave_out_vendored(files, reasons)
@@ -209,14 +209,16 @@ def find_files(project: Project, rules: Rules | None = None) -> tuple[list[Sourc
     return [
         replace(
             file,
-            documents=not reasons[file.name],
-            quotable=is_allowed(file.licence, rules.licences) and not is_template(file.name),
+            makes_documents=not reasons[file.name],
+            may_be_borrowed=is_allowed(file.license, rules.licenses) and not is_template(file.name),
         )
         for file in files
     ], skips
 
 
-def _reasons(text: bytes, head: Head, project: str, file: SourceFile, rules: Rules) -> Iterator[str]:
+def _reasons(
+    text: bytes, head: HeadComments, project: str, file: SourceFile, rules: FileRules
+) -> Iterator[str]:
     """Why a file makes no documents: what it is comes before what is allowed."""
     if file.size > rules.max_file_bytes:
         yield f"larger than {rules.max_file_bytes:,} bytes"
@@ -230,8 +232,8 @@ def _reasons(text: bytes, head: Head, project: str, file: SourceFile, rules: Rul
         yield "minified or data"
     if not rules.keep_vendored and is_known_copy(file.name, head, project):
         yield "copy of a library"
-    if not is_allowed(file.licence, rules.licences):
-        yield f"licence {file.licence}" if file.licence else "licence unknown"
+    if not is_allowed(file.license, rules.licenses):
+        yield f"license {file.license}" if file.license else "license unknown"
 
 
 def _leave_out_vendored(files: list[SourceFile], reasons: dict[str, str]) -> None:
@@ -256,7 +258,7 @@ def is_template(name: str) -> bool:
     return any(Path(stem).suffix.lower() in HEADER_SUFFIXES for stem in stems)
 
 
-def _read(path: Path, root: Path, name: str, max_bytes: int, skips: Skips) -> bytes | None:
+def _read(path: Path, root: Path, name: str, max_bytes: int, skips: SkipCounts) -> bytes | None:
     """The raw bytes of a file that is source; None, counted, otherwise."""
     try:
         if path.is_symlink():
@@ -310,7 +312,7 @@ def is_utf8(data: bytes) -> bool:
     return True
 
 
-def normalise(data: bytes) -> bytes:
+def normalize_source(data: bytes) -> bytes:
     """UTF-8 without byte order mark, with LF line ends: what every later offset refers to."""
     text = _decode(data)
     if text is None:
@@ -326,14 +328,15 @@ def read_source(file: SourceFile) -> bytes:
     Raises:
         OSError: it went away or became unreadable since it was found.
     """
-    text = normalise(file.path.read_bytes())
+    text = normalize_source(file.path.read_bytes())
     return redact(text)[0] if file.redact else text
 
 
 def content_digest(files: Iterable[SourceFile]) -> str:
     """A hash of a project's names and contents, and of what was decided on each file."""
     lines = "".join(
-        f"{file.digest} {file.documents:d}{file.quotable:d}{file.redact:d} {file.licence} {file.name}\n"
+        f"{file.digest} {file.makes_documents:d}{file.may_be_borrowed:d}{file.redact:d} "
+        f"{file.license} {file.name}\n"
         for file in files
     )
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

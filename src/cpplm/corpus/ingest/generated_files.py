@@ -21,14 +21,14 @@ _OPENING = re.compile(
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadComments:
     """The comments at the head of a file, one per line group, and where the first other thing starts."""
 
     comments: bytes
     end: int
 
 
-def head_of(text: bytes) -> Head:
+def read_head(text: bytes) -> HeadComments:
     """Read the opening comments of normalised text, at most 8,000 bytes in."""
     position = 0
     comments: list[bytes] = []
@@ -36,7 +36,7 @@ def head_of(text: bytes) -> Head:
         if match["comment"]:
             comments.append(match[0])
         position = match.end()
-    return Head(b"\n".join(comments), position)
+    return HeadComments(b"\n".join(comments), position)
 
 
 # What the tools write, in lower case, blanks single; ^ is the start of a line of comment without decoration.
@@ -77,7 +77,7 @@ _LIKELY = (
 _LINE_OF_GRAMMAR = re.compile(rb'\s*#(?:line)? \d+ "[^"\n]*\.(?:rl|re|l|ll|y|yy|ypp|lex|pyx|g4|gperf)"')
 
 
-def is_generated(text: bytes, head: Head) -> bool:
+def is_generated(text: bytes, head: HeadComments) -> bool:
     """Whether the comments at the head say that a program wrote the file."""
     if _LINE_OF_GRAMMAR.match(text):
         return True
@@ -148,7 +148,7 @@ def in_vendor_folder(name: str) -> bool:
     return any(_VENDOR_FOLDERS.fullmatch(part) for part in name.lower().split("/")[:-1])
 
 
-def is_known_copy(name: str, head: Head, project: str) -> bool:
+def is_known_copy(name: str, head: HeadComments, project: str) -> bool:
     """Whether the file is a well-known library of one file, in a project that is not that library's own."""
     base = PurePosixPath(name).name.lower()
     return any(

@@ -1,8 +1,8 @@
 """JSON lines to projects: each record becomes a file, so that everything after that is the same for both.
 
 One JSON object per line: `text`, and optionally `path` (or `file`, `filepath`), `project` (or `repo`) and
-`licence` (or `license`). Records without a project form one named after the JSONL file; for those without a
-path a name is made up and the language guessed. A licence is written beside its file as `NAME.license`, the
+`license`. Records without a project form one named after the JSONL file; for those without a
+path a name is made up and the language guessed. A license is written beside its file as `NAME.license`, the
 way of the REUSE specification (version 3.3, https://reuse.software/spec-3.3/).
 
     FOLDER/KEY/PROJECT/...   the files; KEY hashes the names and contents of the JSONL files
@@ -29,7 +29,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.ingest.discovery import SUFFIXES, Project
-from cpplm.corpus.ingest.walk import Skips
+from cpplm.corpus.ingest.walk import SkipCounts
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 LONGEST_LINE = 64_000_000
@@ -40,7 +40,7 @@ _FILES_PER_FOLDER = 1_000
 # Raised when the same records give other files.
 _FORMAT = 2
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+=,()@ -]")
-_LICENCE = re.compile(r"[A-Za-z0-9.+-]+(?:[ ()]+[A-Za-z0-9.+-]+)*\)*")
+_LICENSE = re.compile(r"[A-Za-z0-9.+-]+(?:[ ()]+[A-Za-z0-9.+-]+)*\)*")
 
 # Characters by which the language of a record without a path is guessed.
 _OPENING = 20_000
@@ -149,7 +149,7 @@ class _Unpacker:
         Raises:
             UserError: it cannot be read, or no line of it is usable.
         """
-        skips = Skips()
+        skips = SkipCounts()
         records = 0
         with progress_bar(None, path.name, "record") as bar:
             for number, line in _lines(path):
@@ -190,7 +190,7 @@ class _Unpacker:
         self.projects[place] = project
         if safe_path(path) is not None:
             self.with_paths.add(place)
-        self._write(self._folder / place, name, data, _licence(record))
+        self._write(self._folder / place, name, data, _license(record))
         return ""
 
     def _name(self, path: str, text: str) -> PurePosixPath | None:
@@ -204,7 +204,7 @@ class _Unpacker:
             return name.with_name(name.name + guess_suffix(text))
         return name if name.suffix.lower() in SUFFIXES else None
 
-    def _write(self, project: Path, name: PurePosixPath, data: bytes, licence: str) -> None:
+    def _write(self, project: Path, name: PurePosixPath, data: bytes, license: str) -> None:
         """Write a file under its name, or under a new one where that is taken; no path begins with `$`."""
         again = f"$again/{self._serial // _FILES_PER_FOLDER:06d}/{self._serial:09d}_{name.name}"
         for path in (project / name, project / again):
@@ -214,8 +214,8 @@ class _Unpacker:
                     stream.write(data)
             except (FileExistsError, NotADirectoryError):
                 continue
-            if licence:
-                path.with_name(f"{path.name}.license").write_text(f"SPDX-License-Identifier: {licence}\n")
+            if license:
+                path.with_name(f"{path.name}.license").write_text(f"SPDX-License-Identifier: {license}\n")
             return
 
 
@@ -246,10 +246,10 @@ def _printable(name: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:200]
 
 
-def _licence(record: dict[str, Any]) -> str:
+def _license(record: dict[str, Any]) -> str:
     """An SPDX expression, or nothing."""
-    text = _first_text(record, "licence", "license").strip()
-    return text if len(text) < 200 and _LICENCE.fullmatch(text) else ""
+    text = _first_text(record, "license").strip()
+    return text if len(text) < 200 and _LICENSE.fullmatch(text) else ""
 
 
 def safe_path(path: str) -> PurePosixPath | None:

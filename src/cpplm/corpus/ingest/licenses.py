@@ -1,8 +1,8 @@
-"""Which licence a file is under, as an SPDX expression, and whether that is one the user wants to learn from.
+"""Which license a file is under, as an SPDX expression, and whether that is one the user wants to learn from.
 
-What is closest to the code decides: the file's own SPDX tag, then the licence named by the comments at its
+What is closest to the code decides: the file's own SPDX tag, then the license named by the comments at its
 head, then the nearest LICENSE or COPYING file upward, at most to the project's root. Texts are recognised by
-the phrases that set them apart; where several licences are named and nothing says that one may choose, all of
+the phrases that set them apart; where several licenses are named and nothing says that one may choose, all of
 them apply (AND). "" means unknown. Names as in https://spdx.org/licenses/.
 """
 
@@ -70,12 +70,12 @@ PERMISSIVE = frozenset(
 )
 _TAG = re.compile(rb"SPDX-License-Identifier:[ \t]*([^\n\r]{1,200})")
 _TAG_END = re.compile(r"\s*(?:\*/|-->|\"|'|\\n).*$")
-_NAMED_LIKE_A_LICENCE = re.compile(
+_NAMED_LIKE_A_LICENSE = re.compile(
     r"(?:un)?licen[cs]es?(?:[-_.].*)?|copying(?:[-_.].*)?|copyright(?:\.(?:txt|md))?|mit-licen[cs]e(?:\.txt)?",
     re.IGNORECASE,
 )
 _NO_TEXT = frozenset({".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".py", ".pl", ".sh", ".js", ".cmake"})
-_LONGEST_LICENCE = 200_000
+_LONGEST_LICENSE = 200_000
 _WORTH_READING = re.compile(rb"icen[sc]e|LICEN[SC]E|ermission|PERMISSION|edistribution|unencumbered")
 
 _ISC = (
@@ -149,7 +149,7 @@ _CHOICE = re.compile(
 )
 
 
-def tag(text: bytes) -> str:
+def spdx_tag(text: bytes) -> str:
     """The expression of the first SPDX tag; "" without one, as it is when it breaks SPDX's rules."""
     found = _TAG.search(text)
     if found is None:
@@ -174,18 +174,18 @@ def _parse(expression: str) -> Expression | None:
         return None
 
 
-def recognise(text: bytes) -> str:
-    """The licence that a notice or a licence text speaks of, as an SPDX expression; "" when none is known."""
+def detect_license(text: bytes) -> str:
+    """The license that a notice or a license text speaks of, as an SPDX expression; "" when none is known."""
     if not _WORTH_READING.search(text):
         return ""
-    return _recognise(re.sub(rb"[^a-z0-9.+]+", b" ", text.lower()).decode("ascii"))
+    return _detect_in_words(re.sub(rb"[^a-z0-9.+]+", b" ", text.lower()).decode("ascii"))
 
 
 @functools.lru_cache(maxsize=4_096)
-def _recognise(words: str) -> str:
+def _detect_in_words(words: str) -> str:
     title = _GNU.search(words[:400])
     if title and re.match(r" (?:version )?\d", words[title.end() :]) and " preamble " in words[:5_000]:
-        return _gnu(words, title, whole_text=True)[0]  # such a text speaks of its sister licences, too
+        return _gnu(words, title, whole_text=True)[0]  # such a text speaks of its sister licenses, too
     names = [
         next((name for phrase, name in family if phrase.search(words)), "")
         for family in _COMPILED
@@ -196,7 +196,7 @@ def _recognise(words: str) -> str:
 
 
 def _gnu_names(words: str) -> list[str]:
-    """One expression per GNU licence that is named, from the first mention that has a version."""
+    """One expression per GNU license that is named, from the first mention that has a version."""
     found: dict[str, tuple[bool, str]] = {}
     for match in _GNU.finditer(words):
         name, versioned = _gnu(words, match)
@@ -212,7 +212,7 @@ def _gnu_names(words: str) -> list[str]:
 
 
 def _gnu(words: str, match: re.Match[str], *, whole_text: bool = False) -> tuple[str, bool]:
-    """A GNU licence, and whether a version is named near by; without one any version may be chosen."""
+    """A GNU license, and whether a version is named near by; without one any version may be chosen."""
     name = _GNU_NAMES[(match[1] or "").strip()]
     near = words[match.end() : match.end() + 250]
     version = re.search(r"\b(?:version|v) ?(\d(?:\.\d)?)", near)
@@ -234,8 +234,8 @@ def _dotted(version: str) -> str:
     return version if "." in version else f"{version}.0"
 
 
-class LicenceFiles:
-    """The licence files of one project, each folder read once."""
+class LicenseFiles:
+    """The license files of one project, each folder read once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -243,7 +243,7 @@ class LicenceFiles:
         self._beside: dict[Path, frozenset[str]] = {}
 
     def of_file(self, path: Path, head: bytes) -> str:
-        """The licence of a file, given the comments at its head.
+        """The license of a file, given the comments at its head.
 
         A file named as it is with `.license` at the end speaks for it (https://reuse.software). A head that
         only points to another file ("see LICENSE") leaves the word to that.
@@ -252,11 +252,11 @@ class LicenceFiles:
         if folder not in self._beside:
             self._beside[folder] = frozenset(each.name for each in folder.glob("*.license"))
         named = f"{path.name}.license"
-        beside = tag(_read(folder / named)) if named in self._beside[folder] else ""
-        return beside or tag(head) or recognise(head) or self.nearest(folder)
+        beside = spdx_tag(_read(folder / named)) if named in self._beside[folder] else ""
+        return beside or spdx_tag(head) or detect_license(head) or self.nearest(folder)
 
     def nearest(self, folder: Path) -> str:
-        """The expression that holds for a folder: its own licence files', else its parent's."""
+        """The expression that holds for a folder: its own license files', else its parent's."""
         if folder not in self._by_folder:
             found = self._in_folder(folder)
             if not found and folder != self._root and self._root in folder.parents:
@@ -266,25 +266,25 @@ class LicenceFiles:
 
     @staticmethod
     def _in_folder(folder: Path) -> str:
-        named = sorted(path for path in folder.glob("*") if _NAMED_LIKE_A_LICENCE.fullmatch(path.name))
+        named = sorted(path for path in folder.glob("*") if _NAMED_LIKE_A_LICENSE.fullmatch(path.name))
         texts = [_read(path) for path in named if path.suffix.lower() not in _NO_TEXT]
-        found = list(dict.fromkeys(tag(text[:2_000]) or recognise(text) for text in texts))
+        found = list(dict.fromkeys(spdx_tag(text[:2_000]) or detect_license(text) for text in texts))
         return _joined([expression for expression in found if expression], " AND ")
 
 
 def _read(path: Path) -> bytes:
-    """What a licence file says; nothing when it cannot be read: the licence is then unknown."""
+    """What a license file says; nothing when it cannot be read: the license is then unknown."""
     try:
         if not path.is_file():
             return b""
         with path.open("rb") as file:
-            return file.read(_LONGEST_LICENCE)
+            return file.read(_LONGEST_LICENSE)
     except OSError:
         return b""
 
 
-def joint_licence(expressions: Iterable[str]) -> str:
-    """The licence of a text taken from files under these; NOASSERTION stands for unknown ones among known."""
+def combine(expressions: Iterable[str]) -> str:
+    """The license of a text taken from files under these; NOASSERTION stands for unknown ones among known."""
     names = sorted(set(expressions))
     return _joined([name or "NOASSERTION" for name in names], " AND ") if any(names) else ""
 
@@ -309,24 +309,24 @@ def check_names(names: tuple[str, ...]) -> None:
     """
     fix = "Use any, permissive, or identifiers such as MIT, Apache-2.0, GPL-3.0-or-later."
     if not names:
-        raise UserError("--licences names none", fix=fix)
+        raise UserError("--licenses names none", fix=fix)
     if "any" in names and len(names) > 1:
-        raise UserError("--licences any leaves nothing for other names to do", fix="Leave the others out.")
+        raise UserError("--licenses any leaves nothing for other names to do", fix="Leave the others out.")
     for name in names:
         if name in ("any", "permissive") or name.startswith("LicenseRef-"):
             continue
         parsed = _parse(name)
         if not isinstance(parsed, LicenseSymbol | LicenseWithExceptionSymbol):
-            raise UserError(f"--licences {name!r} is not an SPDX identifier", fix=fix)
+            raise UserError(f"--licenses {name!r} is not an SPDX identifier", fix=fix)
         if _licensing().unknown_license_keys(parsed):
-            raise UserError(f"--licences: SPDX knows no {name!r}", fix=fix)
+            raise UserError(f"--licenses: SPDX knows no {name!r}", fix=fix)
 
 
 def is_allowed(expression: str, names: tuple[str, ...]) -> bool:
     """Whether a file under `expression` may be learned from when `names` are allowed.
 
-    Of licences joined by OR one has to be allowed, of those joined by AND all; WITH adds permissions, so the
-    licence alone suffices. Unknown ("" or no valid expression) is allowed by `any` only.
+    Of licenses joined by OR one has to be allowed, of those joined by AND all; WITH adds permissions, so the
+    license alone suffices. Unknown ("" or no valid expression) is allowed by `any` only.
     """
     if names == ("any",):
         return True

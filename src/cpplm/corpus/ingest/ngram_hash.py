@@ -42,20 +42,20 @@ _BYTE_VALUES = _mix(np.arange(1, 257, dtype=np.uint64) * _STEP)
 
 
 @dataclass(frozen=True)
-class Words:
+class WordHashes:
     """The words of a text: a hash each, and where they start and end."""
 
     hashes: Hashes
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
-    def after(self, position: int) -> Words:
+    def after(self, position: int) -> WordHashes:
         """Those that start at `position` or later."""
         first = int(np.searchsorted(self.starts, position))
-        return Words(self.hashes[first:], self.starts[first:], self.ends[first:])
+        return WordHashes(self.hashes[first:], self.starts[first:], self.ends[first:])
 
 
-def words_of(text: bytes) -> Words:
+def hash_words(text: bytes) -> WordHashes:
     """Hash the words of a text; of a word longer than 256 KB, each piece of that length is one."""
     blocks = [_words_of_block(text[start:end], start) for start, end in _blocks(text)]
     if len(blocks) == 1:
@@ -63,7 +63,7 @@ def words_of(text: bytes) -> Words:
     joined = [
         np.concatenate(parts) for parts in zip(*((b.hashes, b.starts, b.ends) for b in blocks), strict=True)
     ]
-    return Words(*joined) if joined else _words_of_block(b"", 0)
+    return WordHashes(*joined) if joined else _words_of_block(b"", 0)
 
 
 def _blocks(text: bytes) -> list[tuple[int, int]]:
@@ -79,7 +79,7 @@ def _blocks(text: bytes) -> list[tuple[int, int]]:
     return pieces
 
 
-def _words_of_block(text: bytes, offset: int) -> Words:
+def _words_of_block(text: bytes, offset: int) -> WordHashes:
     data = np.frombuffer(text, dtype=np.uint8)
     inside = np.zeros(len(data) + 2, dtype=np.int8)
     inside[1:-1] = _IS_WORD[data]
@@ -88,10 +88,10 @@ def _words_of_block(text: bytes, offset: int) -> Words:
     sums = np.zeros(len(data) + 1, dtype=np.uint64)
     np.cumsum(_BYTE_VALUES[data] * _POWERS[: len(data)], out=sums[1:])
     hashes = _mix((sums[ends] - sums[starts]) * _INVERSES[starts])
-    return Words(hashes, starts + offset, ends + offset)
+    return WordHashes(hashes, starts + offset, ends + offset)
 
 
-def runs(hashes: Hashes, length: int) -> Hashes:
+def ngram_hashes(hashes: Hashes, length: int) -> Hashes:
     """A hash of every `length` successive words; empty when there are fewer."""
     count = len(hashes) - length + 1
     if count < 1:

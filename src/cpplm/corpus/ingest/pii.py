@@ -2,7 +2,7 @@
 
 Linear in the text and cheap where it holds none: each rule starts from a literal that `bytes.find` looks for.
 A replacement never adds or removes a line, a quote or a backslash, so code that compiled still compiles; a
-second call changes nothing. Names in copyright notices stay: licences ask for them. The token forms are those
+second call changes nothing. Names in copyright notices stay: licenses ask for them. The token forms are those
 that their issuers document. (detect-secrets, tried for this, took 2.9 s per MB and reports lines, not spans.)
 """
 
@@ -20,7 +20,7 @@ Span = tuple[int, int, bytes]  # start, end, what stands there instead
 
 
 @dataclass(frozen=True)
-class Finding:
+class PiiFinding:
     """What was replaced and on which line (from 1); never the value itself."""
 
     kind: str
@@ -76,12 +76,12 @@ _COMPILED = tuple(
 )
 
 
-def redact(text: bytes) -> tuple[bytes, list[Finding]]:
+def redact(text: bytes) -> tuple[bytes, list[PiiFinding]]:
     """The text without e-mail addresses and secrets, and what was replaced, in order.
 
     The same object comes back when nothing was found. Lines and everything outside the replaced spans stay.
     """
-    findings: list[Finding] = []
+    findings: list[PiiFinding] = []
     while found := _find(text):  # again, since a replacement may end a word that had hidden a token
         text, more = _replace(text, found)
         findings += more
@@ -103,11 +103,11 @@ def _find(text: bytes) -> list[tuple[str, Span]]:
     return found
 
 
-def _replace(text: bytes, found: list[tuple[str, Span]]) -> tuple[bytes, list[Finding]]:
+def _replace(text: bytes, found: list[tuple[str, Span]]) -> tuple[bytes, list[PiiFinding]]:
     """Put the replacements in; of two spans that overlap the first one wins, then the longer one."""
     newlines = [match.start() for match in re.finditer(rb"\n", text)]
     parts: list[bytes] = []
-    findings: list[Finding] = []
+    findings: list[PiiFinding] = []
     end = 0
     for kind, (start, stop, instead) in sorted(found, key=lambda one: (one[1][0], -one[1][1])):
         if start < end:
@@ -115,7 +115,7 @@ def _replace(text: bytes, found: list[tuple[str, Span]]) -> tuple[bytes, list[Fi
         parts += (text[end:start], instead)
         end = stop
         if kind:
-            findings.append(Finding(kind, bisect.bisect_left(newlines, start) + 1))
+            findings.append(PiiFinding(kind, bisect.bisect_left(newlines, start) + 1))
     return b"".join((*parts, text[end:])), findings
 
 

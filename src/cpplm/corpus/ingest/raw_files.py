@@ -1,7 +1,7 @@
 """The C++ files and the documentation of projects as they are, to train or measure a tokenizer on.
 
 C++ files are found and skipped as by `cpplm corpus build`, but for what it decides by reading all of them:
-near copies, licences, personal data. Documentation is what teaches a vocabulary prose. Of equal files the
+near copies, licenses, personal data. Documentation is what teaches a vocabulary prose. Of equal files the
 first stays.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
-from cpplm.corpus.ingest.discovery import Project, Rules, find_files, subfolders
+from cpplm.corpus.ingest.discovery import FileRules, Project, find_files, subfolders
 from cpplm.corpus.ingest.generated_files import in_vendor_folder
-from cpplm.corpus.ingest.walk import Skips, walk
+from cpplm.corpus.ingest.walk import SkipCounts, walk
 from cpplm.tokenizer.pretoken_counts import FileBatch
 
 PROSE_SUFFIXES = frozenset({".md", ".rst"})
@@ -24,7 +24,7 @@ _BATCH_BYTES = 8_000_000
 
 
 @dataclass(frozen=True)
-class _File:
+class _RawFile:
     path: Path
     size: int
     digest: str
@@ -61,21 +61,21 @@ def find_batches(
     return batches, sha256("".join(sorted(seen)).encode())
 
 
-def _code(folder: Path) -> Iterator[_File]:
-    files, _ = find_files(Project(folder.name, (folder,)), Rules())
-    return (_File(file.path, file.size, file.digest) for file in files if file.documents)
+def _code(folder: Path) -> Iterator[_RawFile]:
+    files, _ = find_files(Project(folder.name, (folder,)), FileRules())
+    return (_RawFile(file.path, file.size, file.digest) for file in files if file.makes_documents)
 
 
-def _prose(folder: Path) -> Iterator[_File]:
-    for path in walk(folder, Skips(), lambda path: path.suffix.lower() in PROSE_SUFFIXES):
+def _prose(folder: Path) -> Iterator[_RawFile]:
+    for path in walk(folder, SkipCounts(), lambda path: path.suffix.lower() in PROSE_SUFFIXES):
         if path.is_symlink() or in_vendor_folder(path.relative_to(folder).as_posix()):
             continue
         data = path.read_bytes()
-        if 0 < len(data) <= Rules().max_file_bytes:
-            yield _File(path, len(data), sha256(data))
+        if 0 < len(data) <= FileRules().max_file_bytes:
+            yield _RawFile(path, len(data), sha256(data))
 
 
-def _sample(files: dict[str, _File], max_bytes: int) -> list[_File]:
+def _sample(files: dict[str, _RawFile], max_bytes: int) -> list[_RawFile]:
     """Files in their order, without those of the greatest digests when they are too much together."""
     size = 0
     kept = set()
@@ -87,8 +87,8 @@ def _sample(files: dict[str, _File], max_bytes: int) -> list[_File]:
     return [file for digest, file in files.items() if digest in kept]
 
 
-def _batches(project: str, files: Iterable[_File]) -> Iterator[FileBatch]:
-    waiting: list[_File] = []
+def _batches(project: str, files: Iterable[_RawFile]) -> Iterator[FileBatch]:
+    waiting: list[_RawFile] = []
     for file in files:
         waiting.append(file)
         if sum(each.size for each in waiting) >= _BATCH_BYTES:
@@ -98,5 +98,5 @@ def _batches(project: str, files: Iterable[_File]) -> Iterator[FileBatch]:
         yield _batch(project, waiting)
 
 
-def _batch(project: str, files: list[_File]) -> FileBatch:
+def _batch(project: str, files: list[_RawFile]) -> FileBatch:
     return FileBatch(project, tuple(file.path for file in files), sum(file.size for file in files))

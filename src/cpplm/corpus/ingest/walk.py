@@ -22,7 +22,7 @@ _NAMED_SKIPS = 5
 
 
 @dataclass
-class Skips:
+class SkipCounts:
     """Counts the files that are left out, by reason, with their bytes and the first few names."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Skips:
 
 
 def walk(
-    root: Path, skips: Skips, is_wanted: Callable[[Path], bool], *, keep_ignored: bool = False
+    root: Path, skips: SkipCounts, is_wanted: Callable[[Path], bool], *, keep_ignored: bool = False
 ) -> Iterator[Path]:
     """The wanted files below `root`, sorted, without hidden ones and linked folders.
 

@@ -27,16 +27,16 @@ from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.workers import available_cores
 from cpplm.corpus.compile.compiler import (
     STANDARDS,
-    Verdict,
+    CompileResult,
     compile_document,
     compile_file,
-    own_file,
+    main_source,
     require_standards,
 )
 from cpplm.corpus.compile.include_paths import IncludePaths
 from cpplm.corpus.document import DocumentKind
 from cpplm.corpus.ingest.discovery import find_projects
-from cpplm.corpus.reports.compile_rate_report import Checked, report
+from cpplm.corpus.reports.compile_rate_report import CompiledDocument, summarize
 from cpplm.corpus.reports.sample import sample_documents
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.parser import Language, is_c_project, language_of
@@ -45,7 +45,7 @@ from cpplm.sandbox.sandbox import Sandbox
 
 
 @dataclass(frozen=True)
-class CheckSettings:
+class CompileRateSettings:
     """Settings of `cpplm corpus check`."""
 
     corpus: Annotated[str, Argument("CORPUS", positional=True)]
@@ -85,7 +85,7 @@ class CheckSettings:
                 )
 
 
-def check(settings: CheckSettings) -> dict[str, Any]:
+def measure_compile_rate(settings: CompileRateSettings) -> dict[str, Any]:
     """Compile a sample; returns rates by condition, kind and project, and the most frequent errors.
 
     Raises:
@@ -102,17 +102,17 @@ def check(settings: CheckSettings) -> dict[str, Any]:
     require_folders(sandbox, headers)
     roots = _project_roots(settings, reader.manifest["projects"])
     require_folders(sandbox, roots.values())
-    work = _Work(settings, sandbox, headers, _c_projects(reader))
-    conditions: dict[str, list[Verdict | None]] = {"as_is": work.as_is(documents)}
+    work = _SampleCompiler(settings, sandbox, headers, _c_projects(reader))
+    conditions: dict[str, list[CompileResult | None]] = {"as_is": work.as_is(documents)}
     if headers:
         conditions["with_headers"] = work.with_headers(documents, conditions["as_is"])
     if roots:
         conditions["in_project"] = work.in_project(documents, roots)
     checked = [
-        Checked(document, dict(zip(conditions, verdicts, strict=True)))
+        CompiledDocument(document, dict(zip(conditions, verdicts, strict=True)))
         for document, *verdicts in zip(documents, *conditions.values(), strict=True)
     ]
-    return report(checked, reader.manifest["projects"]) | {
+    return summarize(checked, reader.manifest["projects"]) | {
         "compiler": compiler,
         "sandbox": sandbox.name,
         "standards": list(settings.std),
@@ -121,21 +121,21 @@ def check(settings: CheckSettings) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _SampleCompiler:
     """What every compilation needs."""
 
-    settings: CheckSettings
+    settings: CompileRateSettings
     sandbox: Sandbox
     headers: tuple[Path, ...]
     c_projects: frozenset[str]
 
-    def as_is(self, documents: list[dict[str, Any]]) -> list[Verdict | None]:
+    def as_is(self, documents: list[dict[str, Any]]) -> list[CompileResult | None]:
         return self._all("compile", documents, lambda document: self._compile(document, ()))
 
     def with_headers(
-        self, documents: list[dict[str, Any]], before: list[Verdict | None]
-    ) -> list[Verdict | None]:
-        def again(pair: tuple[dict[str, Any], Verdict]) -> Verdict:
+        self, documents: list[dict[str, Any]], before: list[CompileResult | None]
+    ) -> list[CompileResult | None]:
+        def again(pair: tuple[dict[str, Any], CompileResult]) -> CompileResult:
             document, verdict = pair
             if verdict.missing_headers or "__has_include" in document["text"]:
                 return self._compile(document, self.headers)
@@ -143,11 +143,13 @@ class _Work:
 
         return self._all("with headers", list(zip(documents, before, strict=True)), again)
 
-    def in_project(self, documents: list[dict[str, Any]], roots: dict[str, Path]) -> list[Verdict | None]:
+    def in_project(
+        self, documents: list[dict[str, Any]], roots: dict[str, Path]
+    ) -> list[CompileResult | None]:
         """The verdicts on the documents' files; None for documents of other projects."""
         system = include_folders(self.sandbox)
         paths = {name: IncludePaths(root, system) for name, root in sorted(roots.items())}
-        files = [(document["project"], own_file(document["files"])) for document in documents]
+        files = [(document["project"], main_source(document["files"])) for document in documents]
         wanted = sorted({(project, name) for project, name in files if project in roots})
         for project, name in wanted:
             if name not in paths[project]:
@@ -156,7 +158,7 @@ class _Work:
                     fix="Give the folders that the corpus was built from, unchanged.",
                 )
 
-        def compile_there(place: tuple[str, str]) -> Verdict:
+        def compile_there(place: tuple[str, str]) -> CompileResult:
             project, name = place
             return compile_file(
                 name,
@@ -172,21 +174,23 @@ class _Work:
         verdicts = dict(zip(wanted, self._all("in their projects", wanted, compile_there), strict=True))
         return [verdicts.get(place) for place in files]
 
-    def _compile(self, document: dict[str, Any], headers: tuple[Path, ...]) -> Verdict:
-        language = self._language(document["project"], own_file(document["files"]))
+    def _compile(self, document: dict[str, Any], headers: tuple[Path, ...]) -> CompileResult:
+        language = self._language(document["project"], main_source(document["files"]))
         return compile_document(document["text"], language, self.sandbox, headers, self.settings.std)
 
     def _language(self, project: str, name: str) -> Language:
         return language_of(name, project in self.c_projects)
 
-    def _all(self, what: str, jobs: list[Any], work: Callable[[Any], Verdict]) -> list[Verdict | None]:
+    def _all(
+        self, what: str, jobs: list[Any], work: Callable[[Any], CompileResult]
+    ) -> list[CompileResult | None]:
         """Map in threads, under a progress bar."""
         with (
             ThreadPoolExecutor(self.settings.workers or available_cores()) as pool,
             progress_bar(len(jobs), what, "document") as bar,
         ):
 
-            def counted(job: Any) -> Verdict:
+            def counted(job: Any) -> CompileResult:
                 verdict = work(job)
                 bar.update()
                 return verdict
@@ -206,7 +210,7 @@ def _c_projects(reader: ShardReader) -> frozenset[str]:
     return frozenset(project for project, names in files.items() if is_c_project(names))
 
 
-def _project_roots(settings: CheckSettings, known: Iterable[str]) -> dict[str, Path]:
+def _project_roots(settings: CompileRateSettings, known: Iterable[str]) -> dict[str, Path]:
     """The folders of the corpus's projects, as far as they are given.
 
     Raises:

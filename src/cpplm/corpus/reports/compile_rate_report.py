@@ -9,21 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cpplm.corpus.compile.compiler import Verdict
+from cpplm.corpus.compile.compiler import CompileResult
 
 TOP_REASONS = 8
 _EXAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Checked:
+class CompiledDocument:
     """A document (a row of the corpus) and its verdict under each condition; None where there was none."""
 
     document: dict[str, Any]
-    verdicts: dict[str, Verdict | None]
+    verdicts: dict[str, CompileResult | None]
 
 
-def report(checked: list[Checked], projects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summarize(checked: list[CompiledDocument], projects: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """All figures.
 
     Args:
@@ -52,14 +52,16 @@ def _text_per_source(projects: list[dict[str, Any]]) -> float:
     return round(sum(project["text_bytes"] for project in projects) / max(sources, 1), 3)
 
 
-def _grouped(checked: list[Checked], key: Callable[[Checked], str]) -> dict[str, dict[str, Any]]:
-    groups: dict[str, list[Checked]] = defaultdict(list)
+def _grouped(
+    checked: list[CompiledDocument], key: Callable[[CompiledDocument], str]
+) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[CompiledDocument]] = defaultdict(list)
     for each in checked:
         groups[key(each)].append(each)
     return {name: _group(groups[name]) for name in sorted(groups)}
 
 
-def _group(checked: list[Checked]) -> dict[str, Any]:
+def _group(checked: list[CompiledDocument]) -> dict[str, Any]:
     """Sizes, and the rate under each condition; `in_project` also compares like with like."""
     figures: dict[str, Any] = {"documents": len(checked), **_sizes([each.document for each in checked])}
     for condition in checked[0].verdicts:
@@ -87,7 +89,7 @@ def _sizes(documents: list[dict[str, Any]]) -> dict[str, Any]:
     return {f"mean_{unit}": round(statistics.mean(sizes)), f"median_{unit}": round(statistics.median(sizes))}
 
 
-def rate(verdicts: list[Verdict]) -> dict[str, Any]:
+def rate(verdicts: list[CompileResult]) -> dict[str, Any]:
     """Compile rate with the 95 % interval of Wilson (1927), which holds for small samples too.
 
     `later_standard` counts those that needed another standard than the first.
@@ -107,7 +109,7 @@ def rate(verdicts: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def reasons(judged: list[tuple[Checked, Verdict | None]]) -> list[dict[str, Any]]:
+def reasons(judged: list[tuple[CompiledDocument, CompileResult | None]]) -> list[dict[str, Any]]:
     """The most frequent reasons, each with a few documents and what the compiler said of them."""
     examples: dict[str, list[dict[str, str]]] = defaultdict(list)
     counts: Counter[str] = Counter()
@@ -123,13 +125,13 @@ def reasons(judged: list[tuple[Checked, Verdict | None]]) -> list[dict[str, Any]
     return [{"reason": why, "documents": count, "examples": examples[why]} for why, count in ranked]
 
 
-def _missing_headers(verdicts: list[Verdict | None]) -> dict[str, int]:
+def _missing_headers(verdicts: list[CompileResult | None]) -> dict[str, int]:
     """Headers that were not found, by the number of documents they stopped."""
     counts = Counter(name for verdict in verdicts if verdict is not None for name in verdict.missing_headers)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOP_REASONS])
 
 
-def table(result: dict[str, Any]) -> str:
+def format_table(result: dict[str, Any]) -> str:
     """The report for people."""
     conditions = [name for name in ("as_is", "with_headers", "in_project") if name in result]
     unit = "tokens" if "median_tokens" in result else "bytes"

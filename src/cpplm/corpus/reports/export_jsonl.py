@@ -46,7 +46,7 @@ class ExportSettings:
             raise UserError(f"--to {self.to} ends in none of {', '.join(ENDINGS)}", fix="Rename it.")
 
 
-def export(settings: ExportSettings) -> dict[str, Any]:
+def export_corpus(settings: ExportSettings) -> dict[str, Any]:
     """Write the lines; returns the documents read, the lines and bytes written, and the pairs left out.
 
     Raises:
@@ -61,7 +61,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
     documents = sum(shard.documents for _, shard in shards)
     lines = size = 0
     with progress_bar(documents, "export", "document") as bar, storage.writing(name) as file:
-        rows = _Rows(reader, shards, bar.update)
+        rows = _RowReader(reader, shards, bar.update)
         records = export_pairs(rows) if settings.what == "docstrings" else map(_document, rows)
         for portion, number in _portions(records):
             compressed = _compress(portion, name)
@@ -95,7 +95,7 @@ def _place(to: str) -> tuple[str, str]:
     return str(path.parent), path.name
 
 
-class _Rows:
+class _RowReader:
     """The rows of some shards with their split; counts the docstring pairs that went by."""
 
     def __init__(

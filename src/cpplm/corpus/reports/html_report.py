@@ -23,7 +23,7 @@ from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage
 from cpplm.core.text import format_bytes
-from cpplm.corpus.reports.stats import FilterResult, figures, filter_results, held_out
+from cpplm.corpus.reports.stats import FilterResult, corpus_totals, describe_overlap, filter_results
 from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN
 from cpplm.cpp.highlight import highlight
 
@@ -39,7 +39,7 @@ _NOT_PROVENANCE = frozenset({"text", "kind", "project", "split", SPANS_COLUMN, D
 
 
 @dataclass(frozen=True)
-class Box:
+class BarPart:
     """One kind's piece of a bar; lengths in units of the chart's view box."""
 
     kind: int
@@ -53,7 +53,7 @@ class Bar:
 
     x: float
     remark: str
-    boxes: list[Box]
+    boxes: list[BarPart]
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,20 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Kind:
+class KindTotals:
     """What there is of one kind of documents; `tokens` is 0 where they were not counted."""
 
     documents: int = 0
     size: int = 0
     tokens: int = 0
 
-    def plus(self, size: int, tokens: int) -> Kind:
+    def plus(self, size: int, tokens: int) -> KindTotals:
         """One document more."""
-        return Kind(self.documents + 1, self.size + size, self.tokens + tokens)
+        return KindTotals(self.documents + 1, self.size + size, self.tokens + tokens)
 
 
 @dataclass(frozen=True)
-class PageData:
+class CorpusPage:
     """What the template shows."""
 
     name: str
@@ -90,7 +90,7 @@ class PageData:
     manifest: dict[str, Any]
     totals: dict[str, Any]
     tiles: list[tuple[str, str, str]]
-    kinds: dict[str, Kind]
+    kinds: dict[str, KindTotals]
     counted: bool
     charts: list[Chart]
     filters: list[FilterResult]
@@ -109,16 +109,16 @@ def write_page(reader: ShardReader, documents: list[dict[str, Any]], path: Path)
     Storage(path.parent, create=True).write(path.name, html.encode("utf-8", "replace"))
 
 
-def collect(reader: ShardReader, documents: list[dict[str, Any]]) -> PageData:
+def collect(reader: ShardReader, documents: list[dict[str, Any]]) -> CorpusPage:
     """Read what the page shows; every shard is read once."""
-    totals = figures(reader.manifest)
+    totals = corpus_totals(reader.manifest)
     kinds, documents_by_length, text_by_length, splits = _measure(reader)
     counted = any(kind.tokens for kind in kinds.values())
     unit = "tokens" if counted else "bytes"
     projects = sorted(
         reader.manifest["projects"].items(), key=lambda item: (-item[1]["source_bytes"], item[0])
     )
-    return PageData(
+    return CorpusPage(
         name=reader.storage.location.rstrip("/").rsplit("/", 1)[-1],
         version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M"),
@@ -133,16 +133,16 @@ def collect(reader: ShardReader, documents: list[dict[str, Any]]) -> PageData:
         ],
         filters=filter_results(reader.manifest, _SHOWN_EXAMPLES),
         projects=[(name, project, sorted(splits[name])) for name, project in projects[:_SHOWN_PROJECTS]],
-        documents=[_shown(document) for document in documents],
+        documents=[_document_view(document) for document in documents],
     )
 
 
 ByLength = dict[int, Counter[str]]
 
 
-def _measure(reader: ShardReader) -> tuple[dict[str, Kind], ByLength, ByLength, dict[str, set[str]]]:
+def _measure(reader: ShardReader) -> tuple[dict[str, KindTotals], ByLength, ByLength, dict[str, set[str]]]:
     """Sums by kind; documents and text by length and kind; and the splits that each project is in."""
-    kinds: dict[str, Kind] = defaultdict(Kind)
+    kinds: dict[str, KindTotals] = defaultdict(KindTotals)
     documents: ByLength = defaultdict(Counter)
     text: ByLength = defaultdict(Counter)
     splits: dict[str, set[str]] = defaultdict(set)
@@ -175,7 +175,7 @@ def _chart(title: str, what: str, counts: ByLength, kinds: list[str]) -> Chart:
         for index, kind in enumerate(kinds):
             height = 170 * counter[kind] / top
             y -= height
-            boxes.append(Box(index, round(y, 2), round(height, 2)))
+            boxes.append(BarPart(index, round(y, 2), round(height, 2)))
         low, high = (math.ceil(2 ** (edge / _BARS_PER_DOUBLING)) for edge in (place, place + 1))
         x = round(8 + number * width, 2)
         bars.append(Bar(x, f"{low:,} to {high - 1:,}: {counter.total():,} {what}", boxes))
@@ -192,7 +192,7 @@ def _short(number: float) -> str:
     return f"{number:g}"
 
 
-def _tiles(totals: dict[str, Any], kinds: dict[str, Kind]) -> list[tuple[str, str, str]]:
+def _tiles(totals: dict[str, Any], kinds: dict[str, KindTotals]) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
     tokens = sum(kind.tokens for kind in kinds.values())
     source, text = totals["source_bytes"], totals["text_bytes"]
@@ -213,7 +213,7 @@ def _tiles(totals: dict[str, Any], kinds: dict[str, Kind]) -> list[tuple[str, st
     return tiles
 
 
-def _shown(document: dict[str, Any]) -> dict[str, Any]:
+def _document_view(document: dict[str, Any]) -> dict[str, Any]:
     """A document as the template wants it."""
     text = document["text"]
     provenance = {
@@ -243,7 +243,7 @@ def _words(value: Any) -> str:
     return str(value)
 
 
-def render(page: PageData) -> str:
+def render(page: CorpusPage) -> str:
     """The page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cpplm.corpus.reports", "templates"),
@@ -252,5 +252,5 @@ def render(page: PageData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(bytes=format_bytes, held_out=held_out)
+    environment.filters.update(bytes=format_bytes, held_out=describe_overlap)
     return environment.get_template("corpus.html.jinja").render(page=page)

@@ -39,7 +39,7 @@ class InspectSettings:
             raise UserError(f"--page {self.page} is no .html file", fix="Name it page.html, say.")
 
 
-def inspect(settings: InspectSettings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def inspect_corpus(settings: InspectSettings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The manifest and the chosen documents, each with its columns and its split; writes the page, if any.
 
     Raises:

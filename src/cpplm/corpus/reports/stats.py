@@ -18,7 +18,7 @@ _PER_PROJECT = 12
 _TOP_REASONS = 8
 
 
-def figures(manifest: dict[str, Any]) -> dict[str, Any]:
+def corpus_totals(manifest: dict[str, Any]) -> dict[str, Any]:
     """Totals over all projects and shards of a manifest."""
     projects = list(manifest["projects"].values())
     kinds: Counter[str] = Counter()
@@ -107,7 +107,7 @@ def _repairs(projects: list[dict[str, Any]]) -> dict[str, Any]:
 
 def build_figures(result: dict[str, Any]) -> dict[str, Any]:
     """The totals of a build with its time and rate."""
-    totals = figures(result)
+    totals = corpus_totals(result)
     seconds = result["seconds"]
     rate = 0.0 if result["already_complete"] else totals["source_bytes"] / 1e6 / max(seconds, 1e-9)
     return totals | {
@@ -117,9 +117,9 @@ def build_figures(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def summary(result: dict[str, Any], location: str) -> str:
+def format_summary(result: dict[str, Any], location: str) -> str:
     """A short table about a corpus; `result` is a manifest, or what `build` returned."""
-    totals = figures(result)
+    totals = corpus_totals(result)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in totals["kinds"].items())
     lines = [
         f"corpus     {location}",
@@ -130,7 +130,7 @@ def summary(result: dict[str, Any], location: str) -> str:
         f"val {totals['val_documents']:,} ({format_bytes(totals['val_bytes'])}), by {totals['split_by']}",
     ]
     if "validation" in totals:
-        lines.append(f"held out   {held_out(totals['validation'])}")
+        lines.append(f"held out   {describe_overlap(totals['validation'])}")
     records = result.get("records", [])
     if records:
         number = sum(file["records"] for file in records)
@@ -158,7 +158,7 @@ def summary(result: dict[str, Any], location: str) -> str:
     return "\n".join(lines)
 
 
-def held_out(validation: dict[str, Any]) -> str:
+def describe_overlap(validation: dict[str, Any]) -> str:
     """A line on the overlap of validation and training text."""
     number, shared = validation["projects"], validation["projects_in_train"]
     whose = (

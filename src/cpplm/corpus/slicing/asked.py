@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import Directive
 
 
@@ -47,19 +47,19 @@ class Asked:
         """The definitions and includes, as items of this file that stand on no line of it."""
         found = []
         for kind, keyword, arguments in (
-            (Kind.MACRO, b"define", self.macros),
-            (Kind.INCLUDE, b"include", self.headers),
+            (ItemKind.MACRO, b"define", self.macros),
+            (ItemKind.INCLUDE, b"include", self.headers),
         ):
             for argument in sorted(arguments):
                 directive = Directive(0, 0, keyword, argument)
-                names = frozenset({argument} if kind == Kind.MACRO else ())
+                names = frozenset({argument} if kind == ItemKind.MACRO else ())
                 text = b"#" + keyword + b" " + argument
                 found.append(Item(kind, text, (), names, file, -1, -1, directives=(directive,)))
         return found
 
     def lookup(self) -> Item:
         """An item of no file that mentions the names."""
-        return Item(Kind.COMMENT, b"", (), self.names, -1, -1, -1)
+        return Item(ItemKind.COMMENT, b"", (), self.names, -1, -1, -1)
 
 
 NOTHING = Asked()

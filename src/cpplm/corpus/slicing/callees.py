@@ -23,12 +23,14 @@ from cpplm.corpus.slicing.packing import Measure
 from cpplm.corpus.slicing.shortening import Detail
 from cpplm.corpus.slicing.units import shared_folders
 from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.parser import language_of
 
 _SOURCE_ENDINGS = tuple(sorted(SOURCE_SUFFIXES))
 # What may call a function.
-_CALLERS = frozenset({Kind.FUNCTION, Kind.TYPE, Kind.VARIABLE, Kind.OTHER, Kind.CALL, Kind.REGION})
+_CALLERS = frozenset(
+    {ItemKind.FUNCTION, ItemKind.TYPE, ItemKind.VARIABLE, ItemKind.OTHER, ItemKind.CALL, ItemKind.REGION}
+)
 # The sum over items is a little less than what their document takes.
 _SURELY_FITS = 0.95
 _Place = tuple[int, int, int]  # file, line and offset: what an item keeps when it is shortened
@@ -96,11 +98,16 @@ class Callees:
         found: dict[bytes, list[Key]] = defaultdict(list)
         for number, name in enumerate(self.index.names):
             is_source = self._by_name or name.lower().endswith(_SOURCE_ENDINGS)
-            if not is_source or not self.index.files[name].documents or not self.index.read(name).sound:
+            if not is_source or not self.index.files[name].makes_documents or not self.index.read(name).sound:
                 continue  # what is not worth a document is not worth its place in another
             for position, item in enumerate(self.index.read(name).items):
-                if item.kind == Kind.FUNCTION and item.callable and item.functions and not is_local(item):
-                    found[item.callable].append((number, position))
+                if (
+                    item.kind == ItemKind.FUNCTION
+                    and item.function_name
+                    and item.functions
+                    and not is_local(item)
+                ):
+                    found[item.function_name].append((number, position))
         return found
 
     def _called(self, caller: Item, draft: Draft) -> Iterator[Key]:
@@ -137,7 +144,7 @@ class Callees:
 
     def _declaring(self, caller: Item, body: Item, draft: Draft) -> int | None:
         """The file of what declares a definition to its caller; None when nothing does."""
-        name, owner = body.callable, body.qualifier
+        name, owner = body.function_name, body.qualifier
         scope = scope_of(body.stack)
         for type_ in draft.types.get(owner, ()) if owner else ():
             around = scope_of(type_.stack)
@@ -199,7 +206,9 @@ class Callees:
         """The macros by which a file tells the headers that it includes after them what to be."""
         if number not in self._configured:
             items = self.index.read(self.index.names[number]).items
-            first = (item for item in items if item.kind == Kind.MACRO and self.index.before_include(item))
+            first = (
+                item for item in items if item.kind == ItemKind.MACRO and self.index.before_include(item)
+            )
             self._configured[number] = {d.macro for item in first for d in item.directives}
         return self._configured[number]
 
@@ -214,7 +223,7 @@ class Callees:
             walk.chosen[body] = items[0]
         walk.follow(items)
         for user in [
-            item for item in walk.chosen.values() if item.file == home and item.kind == Kind.FUNCTION
+            item for item in walk.chosen.values() if item.file == home and item.kind == ItemKind.FUNCTION
         ]:
             walk.complete(user, draft.types_of(user))
         if not self._by_name:
@@ -243,10 +252,10 @@ class _Needs(Walk):
         item = self.index.item(key)
         if key[0] != self.home:
             return super().taken(key)
-        if item.kind != Kind.FUNCTION or is_local(item):
+        if item.kind != ItemKind.FUNCTION or is_local(item):
             return item
-        declared = (self.index.item(other) for other in self.candidates(item.callable))
-        return None if any(each.kind == Kind.PROTOTYPE for each in declared) else super().taken(key)
+        declared = (self.index.item(other) for other in self.candidates(item.function_name))
+        return None if any(each.kind == ItemKind.PROTOTYPE for each in declared) else super().taken(key)
 
     def complete(self, user: Item, names: Set[bytes]) -> None:
         """Take the definitions of types of these names that a function reaches into."""
@@ -254,7 +263,7 @@ class _Needs(Walk):
             name
             for name in names & self.index.declared.keys()
             for key in self.candidates(name)
-            if self.index.item(key).kind == Kind.TYPE
+            if self.index.item(key).kind == ItemKind.TYPE
             and not user.accesses.isdisjoint(self.index.item(key).mentions)
         }
         self.follow([replace(user, mentions=frozenset(wanted))])
@@ -270,7 +279,7 @@ class _Needs(Walk):
     @staticmethod
     def _is_seen(item: Item) -> bool:
         """Whether an item defines something that other files may mean."""
-        return item.kind not in WEAK and not (item.kind == Kind.FUNCTION and is_local(item))
+        return item.kind not in WEAK and not (item.kind == ItemKind.FUNCTION and is_local(item))
 
 
 def _place(item: Item) -> _Place:
@@ -279,7 +288,7 @@ def _place(item: Item) -> _Place:
 
 def _calls(caller: Item, member: Item, draft: Draft) -> bool:
     """Whether an item that names a member may mean that of this class."""
-    name, owner = member.callable, member.qualifier
+    name, owner = member.function_name, member.qualifier
     if name == owner:
         made = rb"\bnew\s+%b\b|\b%b\s*[({]|<\s*%b\s*>\s*\(|\b%b\s+\w+\s*[;({]" % (owner, owner, owner, owner)
         return re.search(made, caller.text) is not None

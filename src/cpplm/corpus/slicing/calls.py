@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import lex
 
 # What stands before the name, the name, its template arguments, and a variable of that class: `Value v(1);`.
@@ -34,7 +34,7 @@ class Call(NamedTuple):
     foreign: bool
 
 
-class Callable(NamedTuple):
+class FunctionSignature(NamedTuple):
     """What a function takes: how many parameters, or any number from that on."""
 
     item: Item
@@ -54,7 +54,7 @@ def called(items: Sequence[Item], members: Iterable[int], *, foreign: bool) -> d
     functions = {index: found for index in members if (found := _read(items[index])) is not None}
     by_name: dict[bytes, list[int]] = defaultdict(list)
     for index, function in functions.items():
-        by_name[function.item.callable].append(index)
+        by_name[function.item.function_name].append(index)
     edges: dict[int, set[int]] = {}
     for index, function in functions.items():
         edges[index] = set()
@@ -65,17 +65,19 @@ def called(items: Sequence[Item], members: Iterable[int], *, foreign: bool) -> d
     return edges
 
 
-def _read(item: Item) -> Callable | None:
+def _read(item: Item) -> FunctionSignature | None:
     """The parameters and the rest of a function; None for what is none, or has no name."""
-    if item.kind != Kind.FUNCTION or not item.callable:
+    if item.kind != ItemKind.FUNCTION or not item.function_name:
         return None
     text = lex(item.text).names
-    head = re.search(re.escape(item.callable) + rb"\s*\(", text)
+    head = re.search(re.escape(item.function_name) + rb"\s*\(", text)
     if head is None:
         return None
     end, parameters = _arguments(text, head.end() - 1)
     inside = text[head.end() : end - 1].strip()
-    return Callable(item, 0 if inside == b"void" else parameters, inside.endswith(b"..."), text[end:])
+    return FunctionSignature(
+        item, 0 if inside == b"void" else parameters, inside.endswith(b"..."), text[end:]
+    )
 
 
 def _arguments(text: bytes, start: int) -> tuple[int, int]:
@@ -109,7 +111,9 @@ def _calls(body: bytes, names: Iterable[bytes]) -> list[Call]:
     return calls
 
 
-def _meant(call: Call, caller: Item, functions: dict[int, Callable], candidates: list[int]) -> set[int]:
+def _meant(
+    call: Call, caller: Item, functions: dict[int, FunctionSignature], candidates: list[int]
+) -> set[int]:
     """The candidates that a call may mean: those with just as many parameters, else those with more."""
     near = [index for index in candidates if _in_scope(call, caller, functions[index].item)]
     exact = {index for index in near if functions[index].parameters == call.arguments}
@@ -119,7 +123,7 @@ def _meant(call: Call, caller: Item, functions: dict[int, Callable], candidates:
 
 
 def _in_scope(call: Call, caller: Item, callee: Item) -> bool:
-    if callee.callable == callee.qualifier:  # a constructor, called by the name of its class
+    if callee.function_name == callee.qualifier:  # a constructor, called by the name of its class
         return not call.foreign
     if call.foreign:
         return bool(callee.qualifier)

@@ -25,7 +25,7 @@ from cpplm.corpus.slicing.shortening import Detail, Shortener, without_comments
 from cpplm.corpus.slicing.units import Includes, Unit
 from cpplm.corpus.slicing.writer import render
 from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
-from cpplm.cpp.items import FileItems, Item, Kind, condition_names, read_items
+from cpplm.cpp.items import FileItems, Item, ItemKind, condition_names, read_items
 from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import is_c_project, language_of
@@ -102,9 +102,9 @@ class Index:
         for position, item in enumerate(items):
             for directive in item.directives:
                 target = self.includes.edges[name].get(directive.argument.decode("utf-8", "replace"))
-                if target is None or not self.files[target].quotable or depth > _DEEPEST_FRAGMENT:
+                if target is None or not self.files[target].may_be_borrowed or depth > _DEEPEST_FRAGMENT:
                     continue
-                if item.kind == Kind.INCLUDE and not is_fragment(target):
+                if item.kind == ItemKind.INCLUDE and not is_fragment(target):
                     continue
                 inside = read_items(read_source(self.files[target]), self.macros)
                 if inside.sound:
@@ -114,7 +114,7 @@ class Index:
     def answered(self, name: str) -> set[bytes]:
         """The include arguments of a file that lead to files whose text may be borrowed."""
         edges = self.includes.edges[name]
-        answered = {argument for argument, target in edges.items() if self.files[target].quotable}
+        answered = {argument for argument, target in edges.items() if self.files[target].may_be_borrowed}
         return {argument.encode() for argument in answered | self.includes.generated[name]}
 
     def reach(self, file: int) -> int:
@@ -171,7 +171,7 @@ class Index:
             for name, conditions in self.includes.visible(starts).items()
             if name not in own
             and not is_fragment(name)
-            and self.files[name].quotable
+            and self.files[name].may_be_borrowed
             and self.read(name).sound
         }
         self._last_visible = (key, found)
@@ -190,10 +190,10 @@ class Index:
         """What counts without being named: each include that leads out of the project, `using namespace`."""
         opened = {scope for item in [*own, *chosen] for scope in _scopes(item)} | {b"std"}
         found: dict[Key, Item] = {}
-        seen = {(item.text.strip(), item.stack) for item in own if item.kind == Kind.INCLUDE}
+        seen = {(item.text.strip(), item.stack) for item in own if item.kind == ItemKind.INCLUDE}
         for number, conditions in visible.items():
             for key, item in self._general_items(self.names[number]):
-                if item.kind == Kind.USING and item.names[0] not in opened:
+                if item.kind == ItemKind.USING and item.names[0] not in opened:
                     continue
                 placed = _under(item, conditions)
                 if (item.text.strip(), placed.stack) not in seen:
@@ -209,13 +209,13 @@ class Index:
         targets = self.answered(name)
         for position, item in enumerate(self._parsed[name].items):
             kept: list[Item] = []
-            if item.kind == Kind.INCLUDE:
+            if item.kind == ItemKind.INCLUDE:
                 kept = without_includes(
                     [replace(item, text=without_comments(item.text), local=False)], targets
                 )
-            elif item.kind == Kind.USING and b"namespace" in item.mentions:
+            elif item.kind == ItemKind.USING and b"namespace" in item.mentions:
                 kept = [replace(item, names=(IDENTIFIER.findall(item.text)[-1],))]
-            elif item.kind == Kind.MACRO and any(
+            elif item.kind == ItemKind.MACRO and any(
                 d.macro.startswith(_FEATURE_MACROS) for d in item.directives
             ):
                 kept = [item]
@@ -256,7 +256,7 @@ class Walk:
                 for name in fresh & self.index.declared.keys()
                 for key in self.near(item.file, self.candidates(name))
             ]
-            if item.kind in (Kind.TYPE, Kind.FORWARD):
+            if item.kind in (ItemKind.TYPE, ItemKind.FORWARD):
                 keys += [key for name in item.names if name in attached for key in attached[name]]
             for key in keys:
                 if key[0] in self.visible and key not in self.chosen:
@@ -294,7 +294,7 @@ class Walk:
             return found
         reach = self.index.reach(file)
         near = [key for key in found if reach >> key[0] & 1]
-        is_open = all(self.index.item(key).kind == Kind.FORWARD for key in near)
+        is_open = all(self.index.item(key).kind == ItemKind.FORWARD for key in near)
         return found if is_open else near
 
     def _meant(self, item: Item) -> tuple[list[Key], frozenset[bytes]]:
@@ -319,7 +319,7 @@ def _with_fragment(item: Item, argument: bytes, inside: FileItems) -> Item:
     text = render(inside.items)[0] if inside.sound else inside.lexed.data
     return replace(
         item,
-        kind=Kind.REGION if item.kind == Kind.INCLUDE else item.kind,
+        kind=ItemKind.REGION if item.kind == ItemKind.INCLUDE else item.kind,
         text=re.sub(line, lambda _: text.strip(b"\n") + b"\n", item.text),
         mentions=item.mentions.union(*(part.mentions for part in inside.items)),
         names=item.names + tuple(name for part in inside.items for name in part.names),
@@ -343,7 +343,7 @@ def without_includes(items: Iterable[Item], arguments: Set[bytes]) -> list[Item]
     """The items without the includes that have one of these arguments."""
     rest: list[Item] = []
     for item in items:
-        if item.kind != Kind.INCLUDE or not any(
+        if item.kind != ItemKind.INCLUDE or not any(
             directive.argument in arguments for directive in item.directives
         ):
             rest.append(item)
@@ -364,20 +364,20 @@ def _declared(item: Item) -> set[bytes]:
     """The names by which an item is found."""
     names = set(item.names)
     names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
-    if item.kind == Kind.CALL:  # it declares something made of its arguments
+    if item.kind == ItemKind.CALL:  # it declares something made of its arguments
         names |= item.mentions
-    if item.qualifier and item.evaluated and item.callable:
-        names.add(item.callable)
+    if item.qualifier and item.body_required and item.function_name:
+        names.add(item.function_name)
     names.discard(b"")
     return names
 
 
 def _attached(item: Item) -> frozenset[bytes]:
     """The types whose users need an item without naming it: free operators, specialisations."""
-    is_operator = item.kind in (Kind.FUNCTION, Kind.PROTOTYPE) and any(
+    is_operator = item.kind in (ItemKind.FUNCTION, ItemKind.PROTOTYPE) and any(
         n.startswith(b"operator") for n in item.names
     )
     is_special = (
-        item.kind == Kind.TYPE and item.text.find(b"template <>") + item.text.find(b"template<>") > -2
+        item.kind == ItemKind.TYPE and item.text.find(b"template <>") + item.text.find(b"template<>") > -2
     )
     return item.mentions if is_operator or is_special else frozenset()

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from cpplm.corpus.slicing.resolving import Names
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.segments import Scope
 from cpplm.cpp.standard_headers import KEYWORDS
@@ -21,7 +21,7 @@ from cpplm.cpp.standard_headers import KEYWORDS
 _ENUM = re.compile(rb"\benum\b")
 _MACRO_CALL = re.compile(rb"^(\w+)\s*\(([^{]*)", re.MULTILINE)
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
-_CALLABLE = (Kind.FUNCTION, Kind.PROTOTYPE)
+_CALLABLE = (ItemKind.FUNCTION, ItemKind.PROTOTYPE)
 
 
 class Declarations:
@@ -46,7 +46,7 @@ class Declarations:
         ordered, needed = self._mentioned(index, again, own)
         # TYPED_TEST(Suite, ...) needs TYPED_TEST_SUITE(Suite, ...)
         needed.update(call for name in arguments for call in self._calls.get(name, ()))
-        if item.kind == Kind.CALL and arguments:
+        if item.kind == ItemKind.CALL and arguments:
             self._calls[arguments[0]].append(index)
         for name in self._names.declared[index]:
             if name not in again:
@@ -57,7 +57,7 @@ class Declarations:
                 self._declare(name, index)
         if item.qualifier:
             self._members[item.qualifier].append(index)
-            if item.evaluated:  # a constexpr or auto member is needed before its first use
+            if item.body_required:  # a constexpr or auto member is needed before its first use
                 self._latest.update(dict.fromkeys(self._names.callables[index], index))
         scopes = (names_in(frame.opener) for frame in item.stack if isinstance(frame, Scope))
         for name in itertools.chain(arguments, *scopes):  # if nothing else declares it
@@ -73,7 +73,7 @@ class Declarations:
         needed: set[int] = set()
         for name in known - own if own else known:
             needed.update(self._overloads.get(name) or (self._latest[name],))
-        if self._items[index].kind in (Kind.OTHER, Kind.CALL):  # an explicit instantiation
+        if self._items[index].kind in (ItemKind.OTHER, ItemKind.CALL):  # an explicit instantiation
             needed.update(
                 itertools.chain(*(self._members[name] for name in self._members.keys() & mentioned))
             )
@@ -89,12 +89,14 @@ class Declarations:
     def _defined_before(self, index: int) -> set[bytes]:
         """The classes that an item declares ahead though they stand in full before it."""
         item = self._items[index]
-        if item.kind != Kind.FORWARD or _ENUM.search(item.text):
+        if item.kind != ItemKind.FORWARD or _ENUM.search(item.text):
             return set()
         names = [name for name in self._names.declared[index] if name in self._latest]
         earlier = {name: self._items[self._latest[name]] for name in names}
         return {
-            name for name, other in earlier.items() if other.kind == Kind.TYPE and other.stack == item.stack
+            name
+            for name, other in earlier.items()
+            if other.kind == ItemKind.TYPE and other.stack == item.stack
         }
 
     def _only_declared(self, index: int) -> set[bytes]:
@@ -103,15 +105,15 @@ class Declarations:
         if item.kind not in _CALLABLE:
             return set()
         names = self._names.declared[index]
-        if item.kind == Kind.PROTOTYPE:
+        if item.kind == ItemKind.PROTOTYPE:
             return set(names)
         return {name for name in names if item.text.count(name.partition(b"#")[0]) < 2}
 
 
 def _arguments(item: Item) -> list[bytes]:
     """The names given to a macro that stands for a declaration: `MATCHER(IsEven, "") { ... }`."""
-    if item.kind == Kind.CALL or (item.kind == Kind.FUNCTION and item.callable.isupper()):
+    if item.kind == ItemKind.CALL or (item.kind == ItemKind.FUNCTION and item.function_name.isupper()):
         found = _MACRO_CALL.search(item.text)
-        if found and found.group(1) == (item.callable or found.group(1)):
+        if found and found.group(1) == (item.function_name or found.group(1)):
             return [name for name in IDENTIFIER.findall(found.group(2)) if name not in _KEYWORDS]
     return []

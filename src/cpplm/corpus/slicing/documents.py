@@ -18,7 +18,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpplm.corpus.document import Document, Source, chunks, places_of
+from cpplm.corpus.document import Document, SourceLines, annotations_of, chunk_documents
 from cpplm.corpus.ingest.discovery import read_source
 from cpplm.corpus.slicing import merging
 from cpplm.corpus.slicing.asked import NOTHING, Asked
@@ -28,7 +28,7 @@ from cpplm.corpus.slicing.inlining import inline
 from cpplm.corpus.slicing.packing import Bundle, Measure, Packer
 from cpplm.corpus.slicing.shortening import Detail
 from cpplm.corpus.slicing.units import Unit
-from cpplm.cpp.items import FileItems, Item, Kind, Syntax
+from cpplm.cpp.items import FileItems, Item, ItemKind, Syntax
 
 # Above this share of unreadable bytes the order of items means little.
 _MOST_ERRORS = 0.2
@@ -141,7 +141,7 @@ def _chunks(
 
 def _says_nothing(bundle: Bundle) -> bool:
     """Whether there is no code to write, only what files say about themselves."""
-    return all(bundle.items[number].kind == Kind.COMMENT for number in bundle.roots)
+    return all(bundle.items[number].kind == ItemKind.COMMENT for number in bundle.roots)
 
 
 def _parts_of(data: bytes, part: FileItems) -> list[tuple[Syntax, int]]:
@@ -165,8 +165,8 @@ def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> li
         return []
     size = count(text)
     if size <= options.budget:
-        source = Source(name, blank + 1, blank + text.count("\n"))
-        places = places_of(_parts_of(data, part))
+        source = SourceLines(name, blank + 1, blank + text.count("\n"))
+        places = annotations_of(_parts_of(data, part))
         return [Document(text, "file", (name,), size, part.functions, (source,), **places)]
     lines = [line + "\n" for line in text[:-1].split("\n")]  # a form feed ends no line
     ends = [item.last_line + 1 - blank for item in part.items] if part.sound else []
@@ -174,8 +174,8 @@ def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> li
     first = 0
 
     def cut_before(end: int) -> None:
-        source = Source(name, first + blank + 1, end + blank)
-        found.extend(chunks("".join(lines[first:end]), source, source.first, options.budget, count))
+        source = SourceLines(name, first + blank + 1, end + blank)
+        found.extend(chunk_documents("".join(lines[first:end]), source, source.first, options.budget, count))
 
     previous = 0
     for end in [*ends, len(lines)]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cpplm.corpus.slicing.closure import Key
 from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.corpus.slicing.units import SYSTEM_HEADERS
-from cpplm.cpp.items import Item, Kind, condition_names
+from cpplm.cpp.items import Item, ItemKind, condition_names
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.segments import Frame, Scope
 
@@ -26,7 +26,15 @@ _CONDITIONS = (b"if", b"ifdef", b"ifndef", b"elif", b"elifdef", b"elifndef")
 _CPP_HEADER = re.compile(rb"<\w+>")
 # What declares nothing of its own, or may be said twice.
 WEAK = frozenset(
-    {Kind.COMMENT, Kind.INCLUDE, Kind.PRAGMA, Kind.USING, Kind.FORWARD, Kind.PROTOTYPE, Kind.OTHER}
+    {
+        ItemKind.COMMENT,
+        ItemKind.INCLUDE,
+        ItemKind.PRAGMA,
+        ItemKind.USING,
+        ItemKind.FORWARD,
+        ItemKind.PROTOTYPE,
+        ItemKind.OTHER,
+    }
 )
 
 
@@ -67,13 +75,17 @@ class Draft:
         self.asked |= asked_by(item)
         if item.kind not in WEAK:
             self._declared[item.file].update(item.names)
-        by_name = {Kind.TYPE: self.types, Kind.PROTOTYPE: self.prototypes, Kind.ALIAS: self._aliases}
+        by_name = {
+            ItemKind.TYPE: self.types,
+            ItemKind.PROTOTYPE: self.prototypes,
+            ItemKind.ALIAS: self._aliases,
+        }
         if item.kind in by_name:
             for name in item.names:
                 by_name[item.kind][name].append(item)
-        elif item.kind == Kind.FUNCTION:
-            self.bodies.add((item.qualifier, item.callable))
-        elif item.kind == Kind.INCLUDE and not item.stack and len(item.directives) == 1:
+        elif item.kind == ItemKind.FUNCTION:
+            self.bodies.add((item.qualifier, item.function_name))
+        elif item.kind == ItemKind.INCLUDE and not item.stack and len(item.directives) == 1:
             self._includes.add(item.directives[0].argument)
 
     def types_of(self, body: Item) -> set[bytes]:
@@ -87,7 +99,9 @@ class Draft:
 
     def includes(self, item: Item) -> bool:
         """Whether an item is an include of nothing new."""
-        return item.kind == Kind.INCLUDE and self._includes.issuperset(d.argument for d in item.directives)
+        return item.kind == ItemKind.INCLUDE and self._includes.issuperset(
+            d.argument for d in item.directives
+        )
 
     def admits(self, item: Item, sight: Container[int]) -> bool:
         """Whether an item means here what it means in its file, and takes no other's meaning.
@@ -114,7 +128,7 @@ class Draft:
 
 def _is_of_a_library(item: Item) -> bool:
     """Whether an item brings a header of neither the language nor the system, under no condition."""
-    if item.kind != Kind.INCLUDE or item.stack or len(item.directives) != 1:
+    if item.kind != ItemKind.INCLUDE or item.stack or len(item.directives) != 1:
         return False
     argument = item.directives[0].argument
     is_system = argument[1:-1].decode("utf-8", "replace") in SYSTEM_HEADERS

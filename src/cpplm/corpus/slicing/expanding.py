@@ -2,7 +2,7 @@
 
     A file is there where it is first included; again where it has no guard, or where what was there before
     stands under conditions that need not hold here. An include that leads out of the project stays where it
-    is first needed, a licence where it is first read.
+    is first needed, a license where it is first read.
 
 Everything else is left alone: conditions stay, but for those by which only a build could choose between
 headers (`Includes.conditions`), and for groups of which nothing is left.
@@ -19,14 +19,14 @@ from typing import Literal
 from cpplm.corpus.slicing.closure import Index
 from cpplm.corpus.slicing.packing import Measure
 from cpplm.corpus.slicing.units import Includes
-from cpplm.cpp.lexer import Branch, Directive, Group, Lexed
+from cpplm.cpp.lexer import Branch, ConditionalGroup, Directive, LexedSource
 from cpplm.cpp.segments import Condition
 
 OPENING = (b"if", b"ifdef", b"ifndef")
 _INCLUDES = (b"include", b"include_next", b"import")
 _FOLLOWING = (b"else", b"elif", b"elifdef", b"elifndef")
-_LICENCE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
-# Licences are compared without years and layout.
+_LICENSE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
+# Licenses are compared without years and layout.
 _NO_LETTER = re.compile(rb"[^A-Za-z]+")
 # What is measured, file by file, is a little more than what is written.
 _SURELY_TOO_LONG = 1.1
@@ -66,7 +66,7 @@ class _Reading:
     """One file on its way into `stretches`, up to `position`; `around` are the conditions of its include."""
 
     name: str
-    lexed: Lexed
+    lexed: LexedSource
     position: int
     around: tuple[Condition, ...]
     stretches: list[Stretch]
@@ -137,7 +137,7 @@ class Expansion:
     times: Counter[str] = field(default_factory=Counter)
     undefined: set[bytes] = field(default_factory=set)
     _there: dict[str | bytes, list[set[Condition]]] = field(default_factory=dict)
-    _licences: set[bytes] = field(default_factory=set)
+    _licenses: set[bytes] = field(default_factory=set)
     _open: list[str] = field(default_factory=list)
     _size: int = 0
 
@@ -191,7 +191,7 @@ class Expansion:
         if self.index.files[name].size > self.measure.most_bytes * self.budget * _SURELY_TOO_LONG:
             raise TooMuchError  # before it is read
         lexed = self.index.read(name).lexed
-        position = self._after_licence(lexed)
+        position = self._after_license(lexed)
         self._size += self.measure.item(lexed.data[position:])
         if not lexed.balanced or self._size > _SURELY_TOO_LONG * self.budget:
             raise TooMuchError
@@ -211,13 +211,13 @@ class Expansion:
             return b"" if lexed.guard in self.undefined else lexed.guard
         return name if says_once(lexed) else b""
 
-    def _after_licence(self, lexed: Lexed) -> int:
-        """Where the text of a file begins: behind its licence if that is there already."""
-        end = _licence_end(lexed)
-        licence = _NO_LETTER.sub(b"", lexed.data[:end]).lower()
-        if licence in self._licences:
+    def _after_license(self, lexed: LexedSource) -> int:
+        """Where the text of a file begins: behind its license if that is there already."""
+        end = _license_end(lexed)
+        license = _NO_LETTER.sub(b"", lexed.data[:end]).lower()
+        if license in self._licenses:
             return end
-        self._licences.add(licence)
+        self._licenses.add(license)
         return 0
 
     def _include(self, directive: Directive, reading: _Reading) -> tuple[_Action, str]:
@@ -229,7 +229,7 @@ class Expansion:
             is_generated = argument in includes.generated[reading.name]
             return "drop" if is_generated or self._outer(directive.argument, reading.here) else "keep", ""
         branches = reading.lexed.branches_at(directive.start)
-        if not self.index.files[target].quotable or includes.conditions(branches) is None:
+        if not self.index.files[target].may_be_borrowed or includes.conditions(branches) is None:
             return "keep", ""  # or for another system
         guard = self._guard(target)
         if guard and (target in self._open or self._is_there(guard, reading.here)):
@@ -250,7 +250,7 @@ class Expansion:
         return any(conditions.issubset(here) for conditions in self._there.get(key, ()))
 
 
-def role_of(directive: Directive, lexed: Lexed, *, nested: bool) -> Role:
+def role_of(directive: Directive, lexed: LexedSource, *, nested: bool) -> Role:
     """What a directive does to keep its file from being read twice; `nested` in an `#if` group."""
     if directive.start in lexed.guard_directives:
         return "define" if directive.keyword == b"define" else "guard"
@@ -258,13 +258,13 @@ def role_of(directive: Directive, lexed: Lexed, *, nested: bool) -> Role:
     return "once" if is_once else "text"
 
 
-def says_once(lexed: Lexed) -> bool:
+def says_once(lexed: LexedSource) -> bool:
     """Whether a file has `#pragma once`, under no condition."""
     found = (d.start for d in lexed.directives if d.keyword == b"pragma" and d.argument == b"once")
     return any(not lexed.branches_at(start) for start in found)
 
 
-def _cuts(lexed: Lexed, includes: Includes, name: str) -> list[tuple[int, int]]:
+def _cuts(lexed: LexedSource, includes: Includes, name: str) -> list[tuple[int, int]]:
     """What goes where only a build could choose between headers: the question, and the other answers."""
     cuts: list[tuple[int, int]] = []
     waiting = list(lexed.groups)
@@ -278,7 +278,9 @@ def _cuts(lexed: Lexed, includes: Includes, name: str) -> list[tuple[int, int]]:
     return sorted(cuts)
 
 
-def _chosen(group: Group, lexed: Lexed, includes: Includes, name: str) -> tuple[int, int] | None:
+def _chosen(
+    group: ConditionalGroup, lexed: LexedSource, includes: Includes, name: str
+) -> tuple[int, int] | None:
     """The branch of a group without code that is taken for the one a build would choose."""
     if len(group.directives) < 3 or any(lexed.names[start:end].strip() for start, end in group.branches()):
         return None
@@ -294,14 +296,14 @@ def _chosen(group: Group, lexed: Lexed, includes: Includes, name: str) -> tuple[
     return None
 
 
-def _licence_end(lexed: Lexed) -> int:
-    """Where the comments about the licence at the head of a file end; 0 when there are none."""
+def _license_end(lexed: LexedSource) -> int:
+    """Where the comments about the license at the head of a file end; 0 when there are none."""
     found = position = 0
     first = lexed.directives[0].start if lexed.directives else len(lexed.data)
     for start, end in lexed.comments:
         if start > first or lexed.names[position:start].strip():
             break
         position = end
-        if _LICENCE.search(lexed.data, start, end):
+        if _LICENSE.search(lexed.data, start, end):
             found = end
     return found

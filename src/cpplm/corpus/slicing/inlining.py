@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpplm.core.spans import SpanTable
-from cpplm.corpus.document import Document, Places, places_of, sources_of
+from cpplm.corpus.document import Annotations, Document, annotations_of, sources_of
 from cpplm.corpus.ingest.discovery import SourceFile
 from cpplm.corpus.slicing.closure import Index
 from cpplm.corpus.slicing.expanding import OPENING, Expansion, Stretch, TooMuchError, says_once
@@ -25,14 +25,14 @@ from cpplm.corpus.slicing.ordering import each_bit
 from cpplm.corpus.slicing.packing import Measure
 from cpplm.corpus.slicing.placing import components
 from cpplm.corpus.slicing.units import Includes, Unit
-from cpplm.cpp.doc_comments import Pair
+from cpplm.cpp.doc_comments import DocPair
 from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
 from cpplm.cpp.items import FileItems, Syntax
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.syntax_spans import cut_spans, join_spans
 
 _LEAVES_A_GROUP = re.compile(rb"(?:[ \t]*#[ \t]*(?:else|elif|endif)[^\n]*\n?|\s)*")
-PairTable = npt.NDArray[np.int32]  # rows in the order of `Pair`
+PairTable = npt.NDArray[np.int32]  # rows in the order of `DocPair`
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class _Guards:
         return False, b"#endif  // " + macro + b"\n"
 
 
-def _places(placed: Sequence[tuple[Stretch, int]], index: Index) -> Places:
+def _places(placed: Sequence[tuple[Stretch, int]], index: Index) -> Annotations:
     """The spans and documented functions that lie in one stretch each."""
     by_file: dict[str, tuple[SpanTable, PairTable]] = {}
     parts: list[tuple[Syntax, int]] = []
@@ -191,7 +191,7 @@ def _places(placed: Sequence[tuple[Stretch, int]], index: Index) -> Places:
         parts.append(
             (Syntax(cut_spans(spans, stretch.start, stretch.end).tobytes(), inside.tobytes()), offset)
         )
-    return places_of(parts)
+    return annotations_of(parts)
 
 
 def _syntax(part: FileItems) -> tuple[SpanTable, PairTable]:
@@ -208,7 +208,7 @@ def _syntax(part: FileItems) -> tuple[SpanTable, PairTable]:
 
 
 def _pairs(parts: Sequence[tuple[bytes, int]]) -> PairTable:
-    width = len(Pair._fields)
+    width = len(DocPair._fields)
     tables = [np.frombuffer(pairs, dtype=np.int32).reshape(-1, width) + origin for pairs, origin in parts]
     return np.concatenate([np.empty((0, width), dtype=np.int32), *tables]).astype(np.int32)
 
@@ -271,7 +271,7 @@ def _closures(includes: Includes, files: Mapping[str, SourceFile]) -> dict[int, 
     """For each file, by its number in the graph, those that it brings in, itself among them, as bits."""
     number = {name: count for count, name in enumerate(includes.scans)}
     edges = {
-        number[name]: sorted({number[target] for target in targets.values() if files[target].quotable})
+        number[name]: sorted({number[target] for target in targets.values() if files[target].may_be_borrowed})
         for name, targets in includes.edges.items()
     }
     found: dict[int, int] = {}

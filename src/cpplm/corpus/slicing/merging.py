@@ -15,7 +15,7 @@ from cpplm.corpus.slicing.closure import Index, without_includes
 from cpplm.corpus.slicing.packing import Bundle
 from cpplm.corpus.slicing.shortening import Detail
 from cpplm.corpus.slicing.units import Unit
-from cpplm.cpp.items import FileItems, Item, Kind, condition_names
+from cpplm.cpp.items import FileItems, Item, ItemKind, condition_names
 from cpplm.cpp.lexer import Directive
 
 
@@ -52,7 +52,7 @@ def closed(
     early = [
         item
         for item in own
-        if item.kind == Kind.MACRO and _is_asked(item, decisive) and index.before_include(item)
+        if item.kind == ItemKind.MACRO and _is_asked(item, decisive) and index.before_include(item)
     ]
     first += early
     own = [item for item in own if not any(item is other for other in early)]
@@ -73,7 +73,7 @@ def kept(unit: Unit, parts: Sequence[FileItems], index: Index) -> Bundle:
     for guard in unit.guards:
         define = Directive(0, 0, b"define", guard)
         merged.append(
-            Item(Kind.MACRO, b"#define " + guard, (), frozenset({guard}), 0, 0, 0, directives=(define,))
+            Item(ItemKind.MACRO, b"#define " + guard, (), frozenset({guard}), 0, 0, 0, directives=(define,))
         )
     own, local, late = (
         {argument.encode() for argument in arguments}
@@ -142,7 +142,7 @@ def _by_need(groups: list[list[Item]]) -> list[Item]:
 
 def _place_freely(items: Sequence[Item]) -> None:
     """Includes at the head of a file may stand anywhere at the head of a document."""
-    for item in itertools.takewhile(lambda item: item.kind <= Kind.FORWARD, items):
+    for item in itertools.takewhile(lambda item: item.kind <= ItemKind.FORWARD, items):
         item.local = False
 
 
@@ -161,15 +161,15 @@ def _comments(parts: Sequence[FileItems], numbers: Sequence[int]) -> list[Item]:
     found: list[Item] = []
     for text, (number, data) in texts.items():
         line = data.count(b"\n", 0, data.index(text))
-        found.append(Item(Kind.COMMENT, text, (), frozenset(), number, line, line + text.count(b"\n")))
+        found.append(Item(ItemKind.COMMENT, text, (), frozenset(), number, line, line + text.count(b"\n")))
     return found
 
 
 def _before_own_include(items: list[Item], own: set[bytes]) -> list[Item]:
     """The directives of a source before it includes its own header; none when code comes first."""
     for number, item in enumerate(items):
-        if item.kind == Kind.INCLUDE and len(item.directives) == 1 and item.directives[0].argument in own:
+        if item.kind == ItemKind.INCLUDE and len(item.directives) == 1 and item.directives[0].argument in own:
             return items[:number]
-        if item.kind not in (Kind.INCLUDE, Kind.MACRO, Kind.PRAGMA):
+        if item.kind not in (ItemKind.INCLUDE, ItemKind.MACRO, ItemKind.PRAGMA):
             break
     return []

@@ -11,11 +11,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 
 _OPERANDS = re.compile(rb"\boperator\b[^\w(]*\w*\s*\(([^{;]*)")
-_TYPES = (Kind.TYPE, Kind.FORWARD, Kind.ALIAS)
+_TYPES = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
 
 
 class Operators:
@@ -67,5 +67,5 @@ class Operators:
 
 def _operands(item: Item) -> frozenset[bytes]:
     """The names in the parameters of an operator; of what declares more than that, all."""
-    found = _OPERANDS.search(item.text) if item.kind in (Kind.FUNCTION, Kind.PROTOTYPE) else None
+    found = _OPERANDS.search(item.text) if item.kind in (ItemKind.FUNCTION, ItemKind.PROTOTYPE) else None
     return frozenset(IDENTIFIER.findall(found.group(1))) if found else item.mentions

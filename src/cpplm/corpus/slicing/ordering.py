@@ -22,15 +22,16 @@ from functools import cached_property
 from cpplm.corpus.slicing.dependencies import Declarations
 from cpplm.corpus.slicing.operators import Operators
 from cpplm.corpus.slicing.resolving import Resolver, plain_names
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import names_in
 from cpplm.cpp.segments import Condition, Scope
 
 _PHASE = {
-    Kind.COMMENT: 0, Kind.INCLUDE: 0, Kind.MACRO: 0, Kind.PRAGMA: 0, Kind.USING: 0, Kind.FORWARD: 0,
-    Kind.TYPE: 1, Kind.ALIAS: 1,
-    Kind.VARIABLE: 2, Kind.PROTOTYPE: 2,
-    Kind.FUNCTION: 3, Kind.OTHER: 3, Kind.CALL: 3, Kind.REGION: 3,
+    ItemKind.COMMENT: 0, ItemKind.INCLUDE: 0, ItemKind.MACRO: 0, ItemKind.PRAGMA: 0, ItemKind.USING: 0,
+    ItemKind.FORWARD: 0,
+    ItemKind.TYPE: 1, ItemKind.ALIAS: 1,
+    ItemKind.VARIABLE: 2, ItemKind.PROTOTYPE: 2,
+    ItemKind.FUNCTION: 3, ItemKind.OTHER: 3, ItemKind.CALL: 3, ItemKind.REGION: 3,
 }  # fmt: skip
 PREAMBLE, TYPES, DECLARATIONS, FUNCTIONS, LAST = range(5)
 # `*this < other`, `(*this)[0]`: an operator of the own class.
@@ -65,7 +66,7 @@ class Graph:
 
     def _expanded(self, item: Item) -> frozenset[bytes]:
         """What an item mentions once the unit's own macros are expanded."""
-        if item.kind == Kind.MACRO or self._bodies.keys().isdisjoint(item.mentions):
+        if item.kind == ItemKind.MACRO or self._bodies.keys().isdisjoint(item.mentions):
             return item.mentions
         return item.mentions.union(*(self._expansion(name) for name in item.mentions & self._bodies.keys()))
 
@@ -85,7 +86,7 @@ class Graph:
         """Each item after the last earlier declaration of what it mentions; those of one name in order."""
         declarations = Declarations(self.items, self._names)
         for index, item in enumerate(self.items):
-            if item.kind not in (Kind.MACRO, Kind.INCLUDE, Kind.PRAGMA, Kind.COMMENT):
+            if item.kind not in (ItemKind.MACRO, ItemKind.INCLUDE, ItemKind.PRAGMA, ItemKind.COMMENT):
                 self.hard[index], self.named[index] = declarations.add(index)
 
     def _value_edges(self) -> None:
@@ -93,13 +94,13 @@ class Graph:
         defined: dict[bytes, int] = {}
         aliases: dict[bytes, frozenset[bytes]] = {}
         for index, item in enumerate(self.items):
-            if item.kind in (Kind.TYPE, Kind.VARIABLE):
+            if item.kind in (ItemKind.TYPE, ItemKind.VARIABLE):
                 mentioned = self._names.mentioned[index]
                 meant = mentioned.union(*(aliases[name] for name in aliases.keys() & mentioned))
                 self._need(index, (defined[name] for name in defined.keys() & meant))
-            if item.kind == Kind.TYPE:
+            if item.kind == ItemKind.TYPE:
                 defined.update(dict.fromkeys(self._names.declared[index], index))
-            elif item.kind == Kind.ALIAS:
+            elif item.kind == ItemKind.ALIAS:
                 aliases.update(dict.fromkeys(self._names.declared[index], item.mentions))
 
     def _need(self, index: int, others: Iterable[int]) -> None:
@@ -123,7 +124,7 @@ class Graph:
                     self.phase[index] = LAST
             seen = self._macros_seen(index) & macros
             self._need(index, (latest[name] for name in latest.keys() & (seen | events[index])))
-            for name in seen & _asked(item) if item.kind == Kind.MACRO and seen else seen:
+            for name in seen & _asked(item) if item.kind == ItemKind.MACRO and seen else seen:
                 users.setdefault(name, []).append(index)
             for name in events[index]:
                 latest[name] = index
@@ -151,17 +152,17 @@ class Graph:
         started: dict[int, int] = {}  # file to its first item that is no preamble
         regions: dict[int, int] = {}  # file to its last region: the rest of it may use what that leaves open
         for index, item in enumerate(self.items):
-            if barrier is not None and self.items[barrier].kind not in (Kind.CALL, Kind.PRAGMA):
+            if barrier is not None and self.items[barrier].kind not in (ItemKind.CALL, ItemKind.PRAGMA):
                 firm = barrier
-            is_directive = item.kind == Kind.MACRO or (item.kind == Kind.INCLUDE and not item.local)
-            passed = firm if item.kind == Kind.MACRO else None if is_directive else barrier
+            is_directive = item.kind == ItemKind.MACRO or (item.kind == ItemKind.INCLUDE and not item.local)
+            passed = firm if item.kind == ItemKind.MACRO else None if is_directive else barrier
             if passed is not None:
                 self.hard[index].add(passed)
             first = started.get(item.file)
             if item.late:
                 before = [i for i in range(index) if self.items[i].file < item.file]
                 self.hard[index].update(before)
-                self.named[index].update(i for i in before if self.items[i].kind != Kind.FUNCTION)
+                self.named[index].update(i for i in before if self.items[i].kind != ItemKind.FUNCTION)
                 self.phase[index] = FUNCTIONS
                 late = barrier = index
                 continue
@@ -169,20 +170,20 @@ class Graph:
                 self.named[index].update(
                     found for found in (late, regions.get(item.file)) if found is not None
                 )
-            stays = item.kind == Kind.PRAGMA or (item.kind == Kind.INCLUDE and item.local)
+            stays = item.kind == ItemKind.PRAGMA or (item.kind == ItemKind.INCLUDE and item.local)
             if stays and first is not None:
                 self.hard[index].update(range(first, index))
-                if item.kind == Kind.INCLUDE:  # most likely the second half of this header
+                if item.kind == ItemKind.INCLUDE:  # most likely the second half of this header
                     self.named[index].update(range(first, index))
                     late = index
                 self.phase[index] = FUNCTIONS
                 barrier = index
-            elif item.kind == Kind.REGION:
+            elif item.kind == ItemKind.REGION:
                 self.hard[index].update(i for i in range(index) if self.items[i].file == item.file)
                 regions[item.file] = barrier = index
-            elif item.kind == Kind.CALL:
+            elif item.kind == ItemKind.CALL:
                 barrier = index
-            elif item.kind == Kind.USING and b"namespace" in item.mentions:
+            elif item.kind == ItemKind.USING and b"namespace" in item.mentions:
                 self.hard[index].update(i for i in range(index) if self.phase[i] in (TYPES, DECLARATIONS))
             if self.phase[index] != PREAMBLE:
                 started.setdefault(item.file, index)
@@ -193,10 +194,10 @@ class Graph:
         soft: list[set[int]] = [set() for _ in self.items]
         candidates: dict[bytes, list[int]] = {}
         for index, item in enumerate(self.items):
-            for name in self._names.callables[index] if item.kind == Kind.FUNCTION else ():
+            for name in self._names.callables[index] if item.kind == ItemKind.FUNCTION else ():
                 candidates.setdefault(name, []).append(index)
         for index, item in enumerate(self.items):
-            if item.kind != Kind.FUNCTION:
+            if item.kind != ItemKind.FUNCTION:
                 continue
             names = self._names.mentioned[index] | self._names.accessed[index]
             for name in names & candidates.keys():
@@ -228,9 +229,9 @@ class Graph:
                 continue
             for name in self._names.mentioned[index] & later.keys():
                 ahead[index].update(type_ for type_ in later[name] if type_ < end)
-            if item.kind == Kind.TYPE and _SPECIAL.search(item.text):
+            if item.kind == ItemKind.TYPE and _SPECIAL.search(item.text):
                 end = index
-            elif item.kind == Kind.TYPE:
+            elif item.kind == ItemKind.TYPE:
                 for name in self._names.declared[index]:
                     later.setdefault(name, []).append(index)
         return ahead
@@ -252,16 +253,16 @@ class Graph:
         types: dict[bytes, list[int]] = {}
         nested: dict[bytes, list[int]] = {}  # class to the classes of it that are defined after it
         for index, item in enumerate(self.items):
-            if item.kind == Kind.TYPE:
+            if item.kind == ItemKind.TYPE:
                 for name in item.names:
                     types.setdefault(name, []).append(index)
                 if item.qualifier:
                     nested.setdefault(item.qualifier, []).append(index)
         found: dict[int, list[tuple[bytes, int]]] = {}
         for index, item in enumerate(self.items):
-            named = {Kind.FORWARD: item.names, Kind.ALIAS: item.mentions}.get(item.kind, ())
+            named = {ItemKind.FORWARD: item.names, ItemKind.ALIAS: item.mentions}.get(item.kind, ())
             pairs = [(name, type_) for name in named for type_ in types.get(name, ())]
-            if item.kind == Kind.TYPE:
+            if item.kind == ItemKind.TYPE:
                 pairs = [(b"", type_) for name in item.names for type_ in nested.get(name, ())]
             if pairs:
                 found[index] = pairs
@@ -281,11 +282,11 @@ class Graph:
         for need in self.named[root]:
             bits |= rest._reached[need]
         user = self.items[root]
-        for operator in self._operators.of(bits) if user.kind in (Kind.FUNCTION, Kind.TYPE) else ():
+        for operator in self._operators.of(bits) if user.kind in (ItemKind.FUNCTION, ItemKind.TYPE) else ():
             if operator < root:
                 bits |= rest._reached[operator]
         done = 0
-        while user.kind == Kind.FUNCTION and (pending := bits & self._incomplete_bits & ~done):
+        while user.kind == ItemKind.FUNCTION and (pending := bits & self._incomplete_bits & ~done):
             done |= pending
             for index in each_bit(pending):
                 for name, type_ in self._incomplete[index]:

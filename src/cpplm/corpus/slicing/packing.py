@@ -9,12 +9,19 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cpplm.corpus.document import Document, DocumentKind, Source, chunks, places_of, sources_of
+from cpplm.corpus.document import (
+    Document,
+    DocumentKind,
+    SourceLines,
+    annotations_of,
+    chunk_documents,
+    sources_of,
+)
 from cpplm.corpus.slicing.ordering import PREAMBLE, Graph, each_bit
 from cpplm.corpus.slicing.placing import order
 from cpplm.corpus.slicing.resolving import Resolver
 from cpplm.corpus.slicing.writer import render
-from cpplm.cpp.items import Item, Kind, Syntax
+from cpplm.cpp.items import Item, ItemKind, Syntax
 from cpplm.cpp.segments import Frame, Scope
 
 # The share of a part that may be there for the other items only, and how much of a part may be preamble.
@@ -160,7 +167,7 @@ class Packer:
     def _chunk(self, waiting: list[int]) -> tuple[list[int], list[Document]]:
         """As many of these roots as fit, with the macros they need; a single one that does not fit is cut."""
         own = sum(1 << index for index in self.roots)
-        macros = sum(1 << index for index, item in enumerate(self.items) if item.kind == Kind.MACRO)
+        macros = sum(1 << index for index, item in enumerate(self.items) if item.kind == ItemKind.MACRO)
         preamble = self._preamble()
         # A macro may need more of them than there is room for.
         for start, beside in ((preamble, macros), (preamble, macros & own), (preamble, 0), (0, 0)):
@@ -183,10 +190,10 @@ class Packer:
                     members |= self._needs(index) & beside | 1 << index
         item = self.items[waiting[0]]
         data, (start,) = render([item])
-        source = Source(self.names[item.file], item.line + 1, item.last_line + 1)
+        source = SourceLines(self.names[item.file], item.line + 1, item.last_line + 1)
         # Between its comments and the item itself there may be lines that are not in the text.
         line = source.last - item.text.strip(b"\n").count(b"\n") - data.count(b"\n", 0, start)
-        return waiting[:1], chunks(data.decode(), source, line, self.budget, self.measure.exact)
+        return waiting[:1], chunk_documents(data.decode(), source, line, self.budget, self.measure.exact)
 
     def _part(self, members: int, chosen: list[int], kind: DocumentKind) -> Document:
         return self._document(sorted(each_bit(members), key=self.rank.__getitem__), set(chosen), kind)
@@ -200,7 +207,7 @@ class Packer:
             starts = [index for index in self.order if self._is_preamble(index)]
             late = sum(1 << index for index, phase in enumerate(self.graph.phase) if phase != PREAMBLE)
             plain = [index for index in starts if not self._needs(index) & late]
-            includes = [index for index in plain if self.items[index].kind == Kind.INCLUDE]
+            includes = [index for index in plain if self.items[index].kind == ItemKind.INCLUDE]
             bits = 0
             for chosen in (starts, plain, includes):
                 bits = 0
@@ -213,16 +220,16 @@ class Packer:
 
     @cached_property
     def _last_include(self) -> int:
-        includes = (i for i, item in enumerate(self.items) if item.kind == Kind.INCLUDE)
+        includes = (i for i, item in enumerate(self.items) if item.kind == ItemKind.INCLUDE)
         return max((i for i in includes if self.graph.phase[i] == PREAMBLE), default=0)
 
     def _is_preamble(self, index: int) -> bool:
         item = self.items[index]
         if self.graph.phase[index] != PREAMBLE:
             return False
-        if item.kind == Kind.MACRO:  # a short one before an include may be meant for that header
+        if item.kind == ItemKind.MACRO:  # a short one before an include may be meant for that header
             return index in self.roots and index < self._last_include and len(item.text) < _SHORT_MACRO
-        return item.kind in (Kind.INCLUDE, Kind.USING, Kind.PRAGMA)
+        return item.kind in (ItemKind.INCLUDE, ItemKind.USING, ItemKind.PRAGMA)
 
     def _sum(self, bits: int) -> int:
         """The estimated size of shortened items, scopes included."""
@@ -276,5 +283,5 @@ class Packer:
             sources=sources_of(
                 (self.names[item.file], item.line + 1, item.last_line + 1) for item in members
             ),
-            **places_of([(Syntax(item.spans, item.pairs), start) for item, start in found]),
+            **annotations_of([(Syntax(item.spans, item.pairs), start) for item, start in found]),
         )

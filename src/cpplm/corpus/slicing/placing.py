@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cpplm.corpus.slicing.calls import called
 from cpplm.corpus.slicing.ordering import DECLARATIONS, LAST, PREAMBLE, TYPES, Graph
-from cpplm.cpp.items import Kind
+from cpplm.cpp.items import ItemKind
 
 
 def order(graph: Graph) -> list[int]:
@@ -16,7 +16,7 @@ def order(graph: Graph) -> list[int]:
     done: list[int] = []
     placed: set[int] = set()
     count = len(graph.items)
-    directives = (Kind.COMMENT, Kind.INCLUDE, Kind.MACRO)
+    directives = (ItemKind.COMMENT, ItemKind.INCLUDE, ItemKind.MACRO)
     # What needs a declaration would bring that before the includes that follow it.
     drags: list[bool] = []
     for index, needs in enumerate(graph.hard):
@@ -59,7 +59,9 @@ def _untangled(graph: Graph, component: list[int]) -> list[int]:
             for index in part:
                 item = graph.items[index]
                 soft = graph.soft[index] & inside
-                hidden = {i for i in soft if graph.items[i].callable not in item.mentions | item.accesses}
+                hidden = {
+                    i for i in soft if graph.items[i].function_name not in item.mentions | item.accesses
+                }
                 edges[index] = sorted(inside & graph.hard[index] | soft & calls.get(index, set()) | hidden)
             finer += [sorted(each) for each in components(part, edges)]
         parts = finer

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from cpplm.corpus.compile.compiler import Verdict, own_file
+from cpplm.corpus.compile.compiler import CompileResult, main_source
 from cpplm.corpus.compile.labels import Compile
 from cpplm.corpus.document import Document
 from cpplm.corpus.ingest.discovery import is_fragment
@@ -31,14 +31,14 @@ from cpplm.corpus.slicing.closure import Index
 from cpplm.corpus.slicing.documents import Options, build_unit
 from cpplm.corpus.slicing.units import Unit, shared_folders
 from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Scope
 from cpplm.cpp.standard_headers import header_of
 
 TRIES = 2
-Version = list[tuple[Document, Verdict]]
+Version = list[tuple[Document, CompileResult]]
 REASONS = (
     "an undeclared name",
     "an incomplete type",
@@ -50,7 +50,8 @@ REASONS = (
 _MOST_MISSING = 8
 _SOURCE_ENDINGS = tuple(sorted(SOURCE_SUFFIXES))
 _DECLARING = frozenset({
-    Kind.MACRO, Kind.FORWARD, Kind.TYPE, Kind.ALIAS, Kind.VARIABLE, Kind.PROTOTYPE, Kind.FUNCTION,
+    ItemKind.MACRO, ItemKind.FORWARD, ItemKind.TYPE, ItemKind.ALIAS,
+    ItemKind.VARIABLE, ItemKind.PROTOTYPE, ItemKind.FUNCTION,
 })  # fmt: skip
 _STATIC = re.compile(rb"^static\b", re.MULTILINE)
 
@@ -140,7 +141,7 @@ class Loop:
     index: Index
     options: Options
     compile: Compile
-    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _verdicts: dict[str, CompileResult] = field(default_factory=dict)
 
     def run(self, documents: Sequence[Document], tries: int = TRIES) -> Repaired:
         """Compile the unit's documents, and build it at most `tries` times again."""
@@ -160,9 +161,9 @@ class Loop:
     def _judged(self, documents: Sequence[Document]) -> Version:
         return [(document, self._verdict(document, document.text)) for document in documents]
 
-    def _verdict(self, document: Document, text: str) -> Verdict:
+    def _verdict(self, document: Document, text: str) -> CompileResult:
         if text not in self._verdicts:
-            language = language_of(own_file(document.files), self.index.is_c)
+            language = language_of(main_source(document.files), self.index.is_c)
             self._verdicts[text] = self.compile(text, language)
         return self._verdicts[text]
 
@@ -176,10 +177,10 @@ class Loop:
             text, verdict, without = self._past_missing_headers(document, before)
             for reason, more in (
                 ("a header nobody has", Asked(without=without)),
-                ("a macro of the build", Asked(macros=_encoded(verdict.demanded_macros))),
+                ("a macro of the build", Asked(macros=_encoded(verdict.required_macros))),
                 ("a standard header", Asked(headers=_encoded(verdict.suggested_headers))),
-                ("an undeclared name", self._find(verdict.undeclared, text)),
-                ("an incomplete type", self._find(verdict.incomplete, text, complete=True)),
+                ("an undeclared name", self._find(verdict.undeclared_names, text)),
+                ("an incomplete type", self._find(verdict.incomplete_types, text, complete=True)),
             ):
                 if more:
                     asked |= more
@@ -187,8 +188,8 @@ class Loop:
         return asked, reasons
 
     def _past_missing_headers(
-        self, document: Document, verdict: Verdict
-    ) -> tuple[str, Verdict, frozenset[bytes]]:
+        self, document: Document, verdict: CompileResult
+    ) -> tuple[str, CompileResult, frozenset[bytes]]:
         """The text without quoted includes that nothing answers, the verdict on it, and their arguments."""
         text, gone = document.text, set[bytes]()
         while verdict.missing_headers and len(gone) < _MOST_MISSING:
@@ -227,12 +228,12 @@ class _Elsewhere:
         self._rest = [
             (name, file.path.read_bytes())
             for name, file in self.index.files.items()
-            if file.quotable and name not in seen and not is_fragment(name)
+            if file.may_be_borrowed and name not in seen and not is_fragment(name)
         ]
         own = [item for name in names for item in self.index.read(name).items]
         self._declared = {name for item in own for name in item.names}
         self._scopes = {scope for item in own for scope in _scopes(item)}
-        self._scopes |= {name for item in own if item.kind == Kind.USING for name in item.mentions}
+        self._scopes |= {name for item in own if item.kind == ItemKind.USING for name in item.mentions}
 
     def find(self, name: str, text: str, *, complete: bool) -> Asked:
         """What declares a name as compilers write it; for a namespace, what is used of it in the text.
@@ -264,7 +265,7 @@ class _Elsewhere:
             )
             places = [
                 (
-                    item.kind == Kind.FORWARD,
+                    item.kind == ItemKind.FORWARD,
                     -shared_folders(self.unit.name, file),
                     self.index.place(item),
                     file,
@@ -285,11 +286,11 @@ class _Elsewhere:
 
     def _fits(self, item: Item, name: bytes, scope: list[bytes], *, complete: bool) -> bool:
         """Whether an item can be what is meant by a name in this scope, or in one of the unit's own."""
-        if complete and (item.kind not in (Kind.TYPE, Kind.ALIAS) or b"{" not in item.text):
+        if complete and (item.kind not in (ItemKind.TYPE, ItemKind.ALIAS) or b"{" not in item.text):
             return False
         if item.kind not in _DECLARING or item.qualifier:
             return False
-        if item.kind == Kind.MACRO:
+        if item.kind == ItemKind.MACRO:
             return not scope and not complete
         around = _scopes(item)
         return name in item.names and (scope[0] in around if scope else self._scopes.issuperset(around))
@@ -326,4 +327,4 @@ def _is_private(item: Item) -> bool:
         isinstance(frame, Scope) and IDENTIFIER.findall(frame.opener) == [b"namespace"]
         for frame in item.stack
     )
-    return unnamed or item.kind == Kind.MACRO or _STATIC.search(item.text) is not None
+    return unnamed or item.kind == ItemKind.MACRO or _STATIC.search(item.text) is not None

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 
 from cpplm.corpus.clang.redeclarations import Target
 from cpplm.corpus.clang.references import Semantics
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.segments import Condition, Scope
 
 # Names in these are matched as text: by the preprocessor, or since libclang reads only part of them.
-_UNRESOLVED = frozenset({Kind.COMMENT, Kind.INCLUDE, Kind.MACRO, Kind.PRAGMA, Kind.REGION})
+_UNRESOLVED = frozenset(
+    {ItemKind.COMMENT, ItemKind.INCLUDE, ItemKind.MACRO, ItemKind.PRAGMA, ItemKind.REGION}
+)
 Meanings = Mapping[bytes, frozenset[Target]]
 _Lines = tuple[int, int, int]  # number of a file, first and last line
 _NOTHING: Meanings = {}
@@ -38,7 +40,7 @@ class Names:
 
 def plain_names(items: Sequence[Item], mentions: Sequence[frozenset[bytes]]) -> Names:
     """Names as they are written; `mentions` are those of the items."""
-    callables = [(item.callable,) if item.callable else () for item in items]
+    callables = [(item.function_name,) if item.function_name else () for item in items]
     return Names([item.names for item in items], callables, mentions, [item.accesses for item in items])
 
 
@@ -103,7 +105,7 @@ class Resolver:
         """
         forms: dict[bytes, dict[frozenset[Target], bytes]] = defaultdict(dict)
         for item in items:
-            for name in {*item.names, item.callable}:
+            for name in {*item.names, item.function_name}:
                 declared = self.declared(item, name)
                 if declared is not None:
                     forms[name].setdefault(declared, b"%s#%d" % (name, len(forms[name])))
@@ -133,7 +135,7 @@ class Resolver:
         accesses = [item.accesses for item in items]
         return Names(
             [[form for name in item.names for form in declares(item, name)] for item in items],
-            [declares(item, item.callable) if item.callable else [] for item in items],
+            [declares(item, item.function_name) if item.function_name else [] for item in items],
             [mentioned(names, meanings) for names, meanings in zip(mentions, resolved, strict=True)],
             [mentioned(names, meanings) for names, meanings in zip(accesses, resolved, strict=True)],
         )

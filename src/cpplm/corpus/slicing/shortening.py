@@ -15,7 +15,7 @@ from enum import IntEnum
 
 import tree_sitter
 
-from cpplm.cpp.items import Item, Kind, condition_names, mentioned_in
+from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
 from cpplm.cpp.lexer import IDENTIFIER, lex
 from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
@@ -72,13 +72,13 @@ class Shortener:
     macros: MacroTable
     _known: dict[tuple[int, Detail], tuple[Item, Item]] = field(default_factory=dict)
     _outlines: dict[int, tuple[Item, _Outline]] = field(default_factory=dict)
-    _shapes: dict[tuple[bytes, Kind, bool, bytes, bytes], _Outline] = field(default_factory=dict)
+    _shapes: dict[tuple[bytes, ItemKind, bool, bytes, bytes], _Outline] = field(default_factory=dict)
 
     def shorten(self, item: Item, detail: Detail, wanted: Set[bytes] = frozenset()) -> Item:
         """The item with that much detail; a skeleton keeps the member functions that are `wanted`."""
-        if detail == Detail.FULL or item.kind in (Kind.INCLUDE, Kind.COMMENT):
+        if detail == Detail.FULL or item.kind in (ItemKind.INCLUDE, ItemKind.COMMENT):
             return item
-        if detail == Detail.SKELETON and item.kind == Kind.TYPE:
+        if detail == Detail.SKELETON and item.kind == ItemKind.TYPE:
             return self._skeleton(item, wanted)
         key = (id(item), min(detail, Detail.DECLARATIONS))
         if key not in self._known:  # the item itself is kept too, so that no other gets its id
@@ -95,7 +95,7 @@ class Shortener:
         for item in own:
             names |= item.mentions | item.accesses
         for item in borrowed:
-            if item.kind == Kind.TYPE:
+            if item.kind == ItemKind.TYPE:
                 outline = self._outline(item)
                 names |= outline.virtual | outline.names
             else:
@@ -106,7 +106,7 @@ class Shortener:
         if id(item) in self._outlines:
             return self._outlines[id(item)][1]
         # By content, since an item of a file that is included under conditions is a new one in each unit.
-        shape = (item.text, item.kind, item.evaluated, item.qualifier, item.callable)
+        shape = (item.text, item.kind, item.body_required, item.qualifier, item.function_name)
         if shape not in self._shapes:
             self._shapes[shape] = _outline(item, self.macros)
         return self._shapes[shape]
@@ -125,11 +125,13 @@ def _with_text(item: Item, text: bytes) -> Item:
     if text == item.text:
         return item
     item = replace(item, spans=b"", pairs=b"")  # they are offsets in the text as it was
-    if item.kind not in (Kind.TYPE, Kind.FUNCTION):
+    if item.kind not in (ItemKind.TYPE, ItemKind.FUNCTION):
         return replace(item, text=text)
     mentions = item.mentions & (mentioned_in(text) | condition_names(item.stack))
-    if item.kind == Kind.FUNCTION and b"{" not in text:
-        return replace(item, text=text, mentions=mentions, kind=Kind.PROTOTYPE, callable=b"", functions=0)
+    if item.kind == ItemKind.FUNCTION and b"{" not in text:
+        return replace(
+            item, text=text, mentions=mentions, kind=ItemKind.PROTOTYPE, function_name=b"", functions=0
+        )
     return replace(item, text=text, mentions=mentions, functions=0)
 
 
@@ -153,10 +155,13 @@ def _without(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
 
 def _outline(item: Item, macros: MacroTable) -> _Outline:
     text = without_comments(item.text)
-    is_method = item.kind == Kind.FUNCTION and (
-        item.evaluated or item.qualifier or item.callable.isupper() or _CONVERSION.search(text) is not None
+    is_method = item.kind == ItemKind.FUNCTION and (
+        item.body_required
+        or item.qualifier
+        or item.function_name.isupper()
+        or _CONVERSION.search(text) is not None
     )
-    if item.kind not in (Kind.TYPE, Kind.FUNCTION) or is_method or b"(" not in text:
+    if item.kind not in (ItemKind.TYPE, ItemKind.FUNCTION) or is_method or b"(" not in text:
         return _Outline(text, names=frozenset(IDENTIFIER.findall(text)))
     lexed = lex(text)
     directives = [directive.start for directive in lexed.directives]
@@ -196,7 +201,7 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         kept.append(text[position:start])
         size += len(kept[-1])
         short = text[start:head_end].rstrip() + (b";" if body is not None else b"")
-        if item.kind == Kind.TYPE and name and b"operator" not in head:
+        if item.kind == ItemKind.TYPE and name and b"operator" not in head:
             members.append((size, size + len(short), name))
         kept.append(short)
         size += len(short)

@@ -10,12 +10,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from cpplm.cpp.items import Item, Kind
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.segments import Condition, Frame, Scope
 
 # Kinds that read as one block without blank lines between them.
 _TIGHT = frozenset(
-    {Kind.INCLUDE, Kind.MACRO, Kind.USING, Kind.FORWARD, Kind.ALIAS, Kind.PROTOTYPE, Kind.VARIABLE}
+    {
+        ItemKind.INCLUDE,
+        ItemKind.MACRO,
+        ItemKind.USING,
+        ItemKind.FORWARD,
+        ItemKind.ALIAS,
+        ItemKind.PROTOTYPE,
+        ItemKind.VARIABLE,
+    }
 )
 
 
