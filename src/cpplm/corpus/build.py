@@ -130,12 +130,12 @@ def _prepare(
             f"{storage.location} holds no finished corpus to append to",
             fix="Leave out --append; an interrupted build goes on with the settings it was started with.",
         )
-    known = read_fingerprints(earlier) if earlier is not None and settings.append else []
-    done = frozenset(earlier.manifest.get("sources", {}) if earlier is not None else ())
-    found, files = discover(settings, unpacked, done, known)
+    known_files = read_fingerprints(earlier) if earlier is not None and settings.append else []
+    finished = frozenset(earlier.manifest.get("sources", {}) if earlier is not None else ())
+    projects, files = discover(settings, unpacked, finished, known_files)
     if earlier is not None:
-        _compare(storage, earlier.manifest, identity, found, append=settings.append)
-        found = [item for item in found if item.project.name not in done]
+        _compare(storage, earlier.manifest, identity, projects, append=settings.append)
+        projects = [item for item in projects if item.project.name not in finished]
     plan = BuildPlan(
         settings.budget,
         settings.mode != "file",
@@ -145,20 +145,20 @@ def _prepare(
         labels=labels,
         max_repeat=settings.max_repeat,
     )
-    jobs = make_jobs(storage.location, found, plan, identity)
-    return _PreparedBuild(identity, found, jobs, earlier, known + files)
+    jobs = make_jobs(storage.location, projects, plan, identity)
+    return _PreparedBuild(identity, projects, jobs, earlier, known_files + files)
 
 
 def discover(
-    settings: CorpusSettings, unpacked: list[Project], done: frozenset[str], known: list[KnownFile]
+    settings: CorpusSettings, unpacked: list[Project], finished: frozenset[str], known_files: list[KnownFile]
 ) -> tuple[list[DiscoveredProject], list[KnownFile]]:
     """All projects, sorted by name, and the files of new ones that make documents.
 
     Args:
         settings: name projects that lie in folders; such a project without C++ files is an error.
         unpacked: projects made from JSON lines; one without usable files stays, for what was left out of it.
-        done: projects of the corpus that is there; nothing is decided on their files any more.
-        known: the files that this corpus was made of, where new projects are added to it.
+        finished: projects of the corpus that is there; nothing is decided on their files any more.
+        known_files: the files that this corpus was made of, where new projects are added to it.
 
     Raises:
         UserError: a project without C++ files, or two projects of one name.
@@ -181,24 +181,24 @@ def discover(
         settings.near_duplicates,
         redact=not settings.keep_personal_data,
     )
-    found = [
+    scanned = [
         ScannedProject(project, *find_files(project, record_rules if project in unpacked else rules))
         for project in projects
     ]
-    for item in found:
+    for item in scanned:
         if not any(file.makes_documents for file in item.files) and item.project not in unpacked:
             _refuse_empty(item)
-    new = [item for item in found if item.project.name not in done]
+    new = [item for item in scanned if item.project.name not in finished]
     if settings.worker_count > 1 and sum(file.size for item in new for file in item.files) > _MUCH_SOURCE:
         with worker_pool(settings.worker_count) as pool:
-            files = curate(new, curation, known=known, run=pool.map)
+            files = curate(new, curation, known=known_files, run=pool.map)
     else:
-        files = curate(new, curation, known=known)
+        files = curate(new, curation, known=known_files)
     discovered = [
         DiscoveredProject(
             item.project, tuple(item.files), item.skips, item.redactions, plans[item.project.name]
         )
-        for item in found
+        for item in scanned
     ]
     return discovered, files
 
@@ -217,7 +217,7 @@ def _compare(
     storage: Storage,
     manifest: dict[str, Any],
     identity: dict[str, Any],
-    found: list[DiscoveredProject],
+    projects: list[DiscoveredProject],
     *,
     append: bool,
 ) -> None:
@@ -226,8 +226,8 @@ def _compare(
     Raises:
         UserError: they differ in more than projects to be appended.
     """
-    old_identity, old = manifest.get("identity", {}), manifest.get("sources", {})
-    given = {item.project.name: _source_digest(item) for item in found}
+    old_identity, old_sources = manifest.get("identity", {}), manifest.get("sources", {})
+    digests = {item.project.name: _source_digest(item) for item in projects}
     differences = [
         f"{name} was {old_identity.get(name)!r}, now {value!r}"
         for name, value in identity.items()
@@ -235,15 +235,17 @@ def _compare(
     ]
     differences += [
         f"the files of project {name} changed" + (", or its compiler flags" if semantic else "")
-        for name, semantic in sorted((item.project.name, item.semantic is not None) for item in found)
-        if old.get(name, given[name]) != given[name]
+        for name, semantic in sorted((item.project.name, item.semantic is not None) for item in projects)
+        if old_sources.get(name, digests[name]) != digests[name]
     ]
     fix = "Choose another --out, or delete that folder to build it anew."
     if not append and not differences:
-        differences += [f"project {name} is new" for name in sorted(given.keys() - old.keys())]
+        differences += [f"project {name} is new" for name in sorted(digests.keys() - old_sources.keys())]
         if differences:
             fix = f"Add --append to keep that corpus and add to it. {fix}"
-        differences += [f"project {name} is no longer given" for name in sorted(old.keys() - given.keys())]
+        differences += [
+            f"project {name} is no longer given" for name in sorted(old_sources.keys() - digests.keys())
+        ]
     if differences:
         raise UserError(f"{storage.location} holds another corpus: {'; '.join(differences[:3])}", fix=fix)
 
@@ -269,17 +271,19 @@ def _write_corpus(
     storage: Storage, work: _PreparedBuild, val_fraction: float, records: list[dict[str, Any]]
 ) -> None:
     """Parts, and the rows of the earlier corpus, to shards; then the manifest."""
-    done = {job.item.project.name: storage.read_json(job.record) for job in work.jobs}
-    parts = [name for record in done.values() for name in record["parts"]]
+    records_by_project = {job.item.project.name: storage.read_json(job.record) for job in work.jobs}
+    parts = [name for record in records_by_project.values() for name in record["parts"]]
     shards, split_by = write_splits(storage, f"{PARTS}/shuffle/", parts, val_fraction, work.earlier)
-    old = work.earlier.manifest if work.earlier else {}
+    old_manifest = work.earlier.manifest if work.earlier else {}
     write_manifest(
         storage,
         shards,
         identity=work.identity,
-        sources=old.get("sources", {}) | {item.project.name: _source_digest(item) for item in work.found},
-        projects=old.get("projects", {}) | {name: record["figures"] for name, record in done.items()},
-        records=old.get("records", []) + records,
+        sources=old_manifest.get("sources", {})
+        | {item.project.name: _source_digest(item) for item in work.found},
+        projects=old_manifest.get("projects", {})
+        | {name: record["figures"] for name, record in records_by_project.items()},
+        records=old_manifest.get("records", []) + records,
         split_by=split_by,
         validation=train_val_overlap(storage, shards),
         fingerprints=write_fingerprints(storage, work.files, work.earlier),

@@ -12,7 +12,8 @@ On a cluster, from a script that every node could import:
     from cpplm.corpus.settings import CorpusSettings
 
     settings = CorpusSettings(out="/shared/corpus", projects_dir=Path("/shared/projects"))
-    SlurmPipelineExecutor(pipeline=datatrove_pipeline(settings), tasks=64, time="04:00:00", partition="cpu").run()
+    steps = datatrove_pipeline(settings)
+    SlurmPipelineExecutor(pipeline=steps, tasks=64, time="04:00:00", partition="cpu").run()
 
 and when its tasks have ended, `cpplm corpus build` with the same settings: it finds the parts, builds those
 that are missing, and writes the shards.

@@ -82,15 +82,15 @@ def chunk_documents(
         budget: the most that one document may have, in the unit of `count`.
         count: the length of a text.
     """
-    found: list[Document] = []
+    documents: list[Document] = []
     first = source.first
     for piece in split_text(text, budget, count):
         line += piece.count("\n")
         last = min(max(first, line - piece.endswith("\n")), source.last)
         if piece.strip():
-            found.append(_chunk(piece, SourceLines(source.file, first, last), count))
+            documents.append(_chunk(piece, SourceLines(source.file, first, last), count))
         first = min(max(first, line), source.last)
-    return found
+    return documents
 
 
 def _chunk(text: str, source: SourceLines, count: Callable[[str], int]) -> Document:

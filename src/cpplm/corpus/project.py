@@ -195,17 +195,17 @@ def _labeled_rows(
 ) -> tuple[list[dict[str, Any]], RepairFigures]:
     """Rows with labels; what fails is repaired, as far as that was asked for and there is room to repeat."""
     compiler = labels.compiler()
-    done: list[Repaired] = []
+    repaired_units: list[Repaired] = []
     for unit, each in zip(units, built, strict=True):
         tries = TRIES if labels.repair and layout.closed and not each.options.apart else 0
-        done.append(Loop(unit, _index(layout), each.options, compiler).run(each.documents, tries))
-    done = within(done, int(plan.max_repeat * sum(unit.size for unit in units)))
+        repaired_units.append(Loop(unit, _index(layout), each.options, compiler).run(each.documents, tries))
+    repaired_units = within(repaired_units, int(plan.max_repeat * sum(unit.size for unit in units)))
     figures = RepairFigures()
-    for repaired in done:
+    for repaired in repaired_units:
         figures.add(repaired)
     rows = [
         _row(document, unit, layout, plan) | label_columns(verdict)
-        for unit, repaired in zip(units, done, strict=True)
+        for unit, repaired in zip(units, repaired_units, strict=True)
         for document, verdict in repaired.version
     ]
     return rows, figures
@@ -262,7 +262,7 @@ def _batches(items: Iterable[A], size: Callable[[A], int], most: int) -> Iterato
 
 
 def build_project(
-    found: DiscoveredProject,
+    project: DiscoveredProject,
     plan: BuildPlan,
     run: Mapper[Any, Any],
     figures: dict[str, Any],
@@ -273,63 +273,63 @@ def build_project(
     """Rows of a project in unit order, with the source bytes that each batch covers.
 
     Args:
-        found: the project.
+        project: the project.
         plan: what decides the documents.
         run: how to map over batches.
         figures: filled in with the project's figures as the rows are drawn.
         workers: processes that parse at one time, where names are resolved by libclang.
         quiet: no progress bar for that.
     """
-    scans, macros, converted = _scan_project(found, run)
+    scans, macros, converted = _scan_project(project, run)
     includes = Includes(scans)
-    units = make_units([file for file in found.files if file.makes_documents], includes, merge=plan.ordered)
-    by_name = {file.name: file for file in found.files}
-    if plan.inlined and not found.project.bare_headers:
+    units = make_units([file for file in project.files if file.makes_documents], includes, merge=plan.ordered)
+    by_name = {file.name: file for file in project.files}
+    if plan.inlined and not project.project.bare_headers:
         units = assign_guests(units, includes, by_name)
     layout = ProjectContext(
-        found.project.name,
-        found.digest,
+        project.project.name,
+        project.digest,
         by_name,
         includes,
         macros,
-        closed=not found.project.bare_headers,
-        has_paths=found.project.has_paths,
+        closed=not project.project.bare_headers,
+        has_paths=project.project.has_paths,
     )
-    semantics = _run_libclang(found, includes, workers, quiet=quiet)
+    semantics = _run_libclang(project, includes, workers, quiet=quiet)
     parts = _batches(units, lambda unit: unit.size, BATCH_BYTES)
     jobs = [(layout, part, plan, _visible_semantics(semantics, part, includes, plan)) for part in parts]
     tally = _ProjectCounts()
     for built in run(_build_batch, jobs):
         yield tally.fresh_rows(built), built.size
     figures.update(
-        files=sum(file.makes_documents for file in found.files),
-        source_bytes=found.size,
+        files=sum(file.makes_documents for file in project.files),
+        source_bytes=project.size,
         units=len(units),
         documents=tally.documents,
         text_bytes=tally.text_bytes,
         functions=tally.functions,
         kinds=dict(sorted(tally.kinds.items())),
         duplicate_documents=tally.duplicates,
-        skipped=found.skips.to_dict(),
-        redactions=found.redactions.to_dict(),
+        skipped=project.skips.to_dict(),
+        redactions=project.redactions.to_dict(),
         converted=converted.to_dict(),
     )
     if plan.labels is not None:
         figures["labels"] = tally.labels.to_dict()
         if plan.labels.repair:
             figures["repair"] = tally.repairs.to_dict()
-    if found.semantic is not None and semantics is not None:
-        figures["semantic"] = semantics.figures() | found.semantic.figures()
+    if project.semantic is not None and semantics is not None:
+        figures["semantic"] = semantics.figures() | project.semantic.figures()
 
 
 def _scan_project(
-    found: DiscoveredProject, run: Mapper[Any, Any]
+    project: DiscoveredProject, run: Mapper[Any, Any]
 ) -> tuple[dict[str, Scan], MacroTable, SkipCounts]:
     """The directives of all files, the macros of all together, and which files are not UTF-8."""
     scans: dict[str, Scan] = {}
     bodies: dict[bytes, set[bytes]] = {}
     converted = SkipCounts()
-    batches = list(_batches(found.files, lambda file: file.size, BATCH_BYTES))
+    batches = list(_batches(project.files, lambda file: file.size, BATCH_BYTES))
     for batch, scanned in zip(batches, run(_scan_batch, batches), strict=True):
         for file, (result, utf8) in zip(batch, scanned, strict=True):
             scans[file.name] = result
@@ -372,17 +372,17 @@ class _ProjectCounts:
 
 
 def _run_libclang(
-    found: DiscoveredProject, includes: Includes, workers: int, *, quiet: bool
+    project: DiscoveredProject, includes: Includes, workers: int, *, quiet: bool
 ) -> Semantics | None:
     """What libclang says about a project; None when it was not asked for."""
-    if found.semantic is None:
+    if project.semantic is None:
         return None
     edges = {name: tuple(targets.values()) for name, targets in includes.edges.items()}
     return read_semantics(
-        found.project,
-        found.files,
+        project.project,
+        project.files,
         edges,
-        database=found.semantic.database,
+        database=project.semantic.database,
         workers=workers,
         quiet=quiet,
     )

@@ -72,13 +72,13 @@ class ProjectJob:
 
 
 def make_jobs(
-    location: str, found: list[DiscoveredProject], plan: BuildPlan, identity: dict[str, Any]
+    location: str, projects: list[DiscoveredProject], plan: BuildPlan, identity: dict[str, Any]
 ) -> list[ProjectJob]:
     """One job per project.
 
     Args:
         location: of the corpus; where jobs run on other machines, these see it under the same name.
-        found: the projects.
+        projects: the projects.
         plan: what decides their documents.
         identity: the settings, to compare builds; `val_fraction` decides no document.
     """
@@ -90,16 +90,16 @@ def make_jobs(
             plan,
             sha256(repr((item.project.name, item.digest, decisive, __version__)).encode())[:32],
         )
-        for item in found
+        for item in projects
     ]
 
 
 def missing_jobs(storage: Storage, jobs: list[ProjectJob]) -> list[ProjectJob]:
     """The jobs that are not done; parts of anything else are deleted."""
-    there = [name for name in storage.names(PARTS) if name.count("/") == 1]
+    existing = [name for name in storage.names(PARTS) if name.count("/") == 1]
     keys = {job.key for job in jobs}
-    storage.delete([name for name in there if name.split("/")[1][:32] not in keys])
-    return [job for job in jobs if job.record not in there]
+    storage.delete([name for name in existing if name.split("/")[1][:32] not in keys])
+    return [job for job in jobs if job.record not in existing]
 
 
 def run_project_jobs(

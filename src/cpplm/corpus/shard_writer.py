@@ -1,8 +1,8 @@
 """Parts to shards: choose the split, mix projects by the hash of each row, write shards of bounded size.
 
-Two passes, so that memory holds one shard at a time: the first sums bytes by project, the second deals rows
-to the buckets of their shards, which are then sorted and written. Which shard a row is in depends on its id
-alone; ids are SHA-256, so shards come out equally large. Rows of an earlier corpus keep their split.
+Two passes, so that memory holds one shard at a time: the first sums bytes by project, the second puts each
+row into the bucket of its shard; buckets are then sorted and written. Which shard a row is in depends on its
+id alone; ids are SHA-256, so shards come out equally large. Rows of an earlier corpus keep their split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cpplm.core.shards import SPLITS, Shard, ShardReader, Split, read_table, wri
 from cpplm.core.storage import Storage, sha256
 
 SHARD_BYTES = 64_000_000
-# Text in memory while rows are dealt out.
+# Text in memory while rows are spread over buckets.
 FLUSH_BYTES = 32_000_000
 # Columns of parts that only decide where a row goes.
 PLACEMENT_COLUMNS = ("unit",)
@@ -96,12 +96,14 @@ def _assign(
             units[row["project"], row["unit"]] += row["bytes_sum"]
         if len(projects) > 1:
             units.clear()
-    held = {split: sum(s.bytes for s in earlier.shards(split)) if earlier else 0 for split in SPLITS}
+    split_bytes = {split: sum(s.bytes for s in earlier.shards(split)) if earlier else 0 for split in SPLITS}
     by, groups = ("project", projects) if earlier or len(projects) > 1 else ("unit", units)
-    val = choose_validation_groups(groups, val_fraction, train_bytes=held["train"], val_bytes=held["val"])
+    val = choose_validation_groups(
+        groups, val_fraction, train_bytes=split_bytes["train"], val_bytes=split_bytes["val"]
+    )
     for group, size in groups.items():
-        held["val" if group in val else "train"] += size
-    return _Assignment(by, val, {split: max(1, -(-held[split] // SHARD_BYTES)) for split in SPLITS})
+        split_bytes["val" if group in val else "train"] += size
+    return _Assignment(by, val, {split: max(1, -(-split_bytes[split] // SHARD_BYTES)) for split in SPLITS})
 
 
 def choose_validation_groups(
@@ -120,16 +122,16 @@ def choose_validation_groups(
             "the sources hold too little code for a training and a validation split",
             fix="Add projects, or point --projects at a folder with at least two C++ files.",
         )
-    wanted = fraction * (sum(groups.values()) + train_bytes + val_bytes)
+    target_bytes = fraction * (sum(groups.values()) + train_bytes + val_bytes)
     ordered = sorted(groups, key=lambda group: sha256("\0".join(group).encode("utf-8", "replace")))
-    val: set[SplitGroup] = set()
+    validation: set[SplitGroup] = set()
     for group in ordered:
-        if val_bytes + groups[group] <= wanted:
-            val.add(group)
+        if val_bytes + groups[group] <= target_bytes:
+            validation.add(group)
             val_bytes += groups[group]
     if not val_bytes:
-        val.add(min(ordered, key=lambda group: groups[group]))
-    return frozenset(val)
+        validation.add(min(ordered, key=lambda group: groups[group]))
+    return frozenset(validation)
 
 
 def _rows(
@@ -152,28 +154,28 @@ def _bucket_rows(
     """Each row to the bucket of its shard; returns the files of each bucket."""
     buckets: dict[Bucket, list[str]] = defaultdict(list)
     tables: list[pa.Table] = []
-    places: dict[Bucket, list[int]] = defaultdict(list)
-    held = hands = 0
+    row_indices: dict[Bucket, list[int]] = defaultdict(list)
+    buffered_bytes = flushes = 0
 
-    def deal() -> None:
-        nonlocal held, hands
+    def flush() -> None:
+        nonlocal buffered_bytes, flushes
         table = pa.concat_tables(tables)
-        for bucket, indices in sorted(places.items()):
-            name = f"{scratch}{bucket[0]}_{bucket[1]:05d}_{hands:06d}.parquet"
+        for bucket, indices in sorted(row_indices.items()):
+            name = f"{scratch}{bucket[0]}_{bucket[1]:05d}_{flushes:06d}.parquet"
             write_table(storage, name, table.take(indices))
             buckets[bucket].append(name)
         tables.clear()
-        places.clear()
-        held, hands = 0, hands + 1
+        row_indices.clear()
+        buffered_bytes, flushes = 0, flushes + 1
 
     for table, splits in rows:
         start = sum(map(len, tables))
         for row, (split, identifier) in enumerate(zip(splits, table["id"].to_pylist(), strict=True), start):
-            places[assignment.bucket(split, identifier)].append(row)
+            row_indices[assignment.bucket(split, identifier)].append(row)
         tables.append(table)
-        held += table.nbytes
-        if held >= FLUSH_BYTES:
-            deal()
+        buffered_bytes += table.nbytes
+        if buffered_bytes >= FLUSH_BYTES:
+            flush()
     if tables:
-        deal()
+        flush()
     return buckets

@@ -63,14 +63,14 @@ def read_declaration(root: tree_sitter.Node, code: bytes) -> Declaration:
         root: of its tree.
         code: its text, with comments, directives, macros and the insides of strings blank.
     """
-    found = Declaration()
+    declaration = Declaration()
     node = _significant(root)
     unreadable = node is None or node.type == "ERROR" or (root.has_error and _is_class(code))
     if unreadable or node is None or _INSTANTIATION.match(code):
-        _guess(found, code)
+        _guess(declaration, code)
     else:
-        _classify(found, node, code)
-    return found
+        _classify(declaration, node, code)
+    return declaration
 
 
 def _significant(root: tree_sitter.Node) -> tree_sitter.Node | None:
@@ -90,81 +90,81 @@ def _is_class(code: bytes) -> bool:
     return bool(_CLASS_HEAD.search(code, 0, code.find(b"{") + 1))
 
 
-def _classify(found: Declaration, node: tree_sitter.Node, code: bytes) -> None:
+def _classify(declaration: Declaration, node: tree_sitter.Node, code: bytes) -> None:
     kind = node.type
     if kind == "function_definition" and _is_class(code):
-        _guess(found, code)
+        _guess(declaration, code)
     elif kind == "function_definition":
-        _function(found, node, code)
+        _function(declaration, node, code)
     elif kind in _CLASS_TYPES:
-        _type(found, node)
+        _type(declaration, node)
     elif kind in ("declaration", "field_declaration"):
-        _declaration(found, node, code)
+        _declaration(declaration, node, code)
     elif kind in ("alias_declaration", "type_definition"):
         body = next((c for c in node.children if c.type in _CLASS_TYPES), None)
         if body is not None:
-            _type(found, body)
-        found.kind = (
+            _type(declaration, body)
+        declaration.kind = (
             ItemKind.TYPE if body is not None and body.child_by_field_name("body") else ItemKind.ALIAS
         )
-        found.names += _declared(node)
+        declaration.names += _declared_names(node)
     elif kind in ("using_declaration", "namespace_alias_definition"):
-        _using(found, node, code)
+        _using(declaration, node, code)
     elif kind == "namespace_definition" and not IDENTIFIER.search(code, code.find(b"{")):
-        found.kind = ItemKind.FORWARD
-        found.names = tuple(
+        declaration.kind = ItemKind.FORWARD
+        declaration.names = tuple(
             name for name in IDENTIFIER.findall(code) if name not in (b"inline", b"namespace")
         )
     elif kind == "concept_definition":
-        found.kind = ItemKind.TYPE
-        found.names = _text(node.child_by_field_name("name"))
+        declaration.kind = ItemKind.TYPE
+        declaration.names = _first_identifier(node.child_by_field_name("name"))
     elif kind in ("expression_statement", "call_expression") and not code.lstrip().startswith(
         (b"asm", b"__asm")
     ):
-        found.kind = ItemKind.CALL
+        declaration.kind = ItemKind.CALL
     else:
-        found.kind = ItemKind.OTHER
+        declaration.kind = ItemKind.OTHER
 
 
-def _using(found: Declaration, node: tree_sitter.Node, code: bytes) -> None:
-    found.kind = ItemKind.USING
+def _using(declaration: Declaration, node: tree_sitter.Node, code: bytes) -> None:
+    declaration.kind = ItemKind.USING
     if node.type == "namespace_alias_definition":
-        found.names = _text(node.child_by_field_name("name"))
+        declaration.names = _first_identifier(node.child_by_field_name("name"))
         return
     operator = _OPERATOR.search(code)
     if operator:  # nobody mentions an operator, but this needs one
-        found.needed = b"".join(operator.group().split())
+        declaration.needed = b"".join(operator.group().split())
     elif b"namespace" not in code:
-        found.names = tuple(IDENTIFIER.findall(code))[-1:]
+        declaration.names = tuple(IDENTIFIER.findall(code))[-1:]
 
 
-def _text(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
+def _first_identifier(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
     if node is None or node.text is None:
         return ()
-    found = IDENTIFIER.search(node.text)
-    return (found.group(),) if found else ()
+    match = IDENTIFIER.search(node.text)
+    return (match.group(),) if match else ()
 
 
-def _function(found: Declaration, node: tree_sitter.Node, code: bytes) -> None:
-    found.kind = ItemKind.FUNCTION
-    found.functions = int(node.child_by_field_name("body") is not None)
+def _function(declaration: Declaration, node: tree_sitter.Node, code: bytes) -> None:
+    declaration.kind = ItemKind.FUNCTION
+    declaration.functions = int(node.child_by_field_name("body") is not None)
     declarator = node.child_by_field_name("declarator")
     type_ = node.child_by_field_name("type")
-    _name_function(found, declarator, type_.text or b"" if type_ is not None else b"")
+    _name_function(declaration, declarator, type_.text or b"" if type_ is not None else b"")
     head = code[: code.find(b"{")] if b"{" in code else code
-    found.body_required = bool(_CONSTANT.search(head))
+    declaration.body_required = bool(_CONSTANT.search(head))
 
 
-def _name_function(found: Declaration, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
+def _name_function(declaration: Declaration, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
     """Split `ns::Class<T>::method` into name and qualifier; a conversion has no name to call it by.
 
     `type_` is the text before the declarator: of `constexpr C::operator bool()` the parser takes
     `C::operator` for a type.
     """
-    before = type_ + b" " if type_.endswith(b"operator") else b""
-    conversion = _CONVERSION.match(before + (declarator.text or b"")) if declarator is not None else None
+    prefix = type_ + b" " if type_.endswith(b"operator") else b""
+    conversion = _CONVERSION.match(prefix + (declarator.text or b"")) if declarator is not None else None
     if conversion:
-        found.qualifier = conversion.group(1)
+        declaration.qualifier = conversion.group(1)
         return
     while declarator is not None and declarator.type not in ("function_declarator", "operator_cast"):
         inner = declarator.child_by_field_name("declarator") or declarator.child_by_field_name("name")
@@ -178,8 +178,8 @@ def _name_function(found: Declaration, declarator: tree_sitter.Node | None, type
         declarator = inner
     if declarator is None:
         return
-    named = declarator.child_by_field_name("declarator") or declarator
-    text = named.text or b""
+    target = declarator.child_by_field_name("declarator") or declarator
+    text = target.text or b""
     operator = _OPERATOR.search(text)
     plain = text[: operator.start()] if operator else text
     while _TEMPLATE_ARGUMENTS.search(plain):
@@ -188,36 +188,36 @@ def _name_function(found: Declaration, declarator: tree_sitter.Node | None, type
     name = b"".join(operator.group().split()) if operator else parts[-1]
     name = name.removeprefix(b'operator""')  # `1.5_km` mentions `_km`
     scope = [part for part in parts[:-1] if part]
-    found.function_name = name
+    declaration.function_name = name
     if scope:
-        found.qualifier = scope[-1]
+        declaration.qualifier = scope[-1]
     elif name:
-        found.names = (name,)
+        declaration.names = (name,)
 
 
 def _class_name(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
     """`C` of `C`, `C<int>` and `A::B::C`."""
     while node is not None and node.type in ("qualified_identifier", "template_type"):
         node = node.child_by_field_name("name")
-    return _text(node)
+    return _first_identifier(node)
 
 
-def _type(found: Declaration, node: tree_sitter.Node) -> None:
+def _type(declaration: Declaration, node: tree_sitter.Node) -> None:
     body = node.child_by_field_name("body")
-    found.kind = ItemKind.TYPE if body is not None else ItemKind.FORWARD
+    declaration.kind = ItemKind.TYPE if body is not None else ItemKind.FORWARD
     name = node.child_by_field_name("name")
-    found.names = _class_name(name)
+    declaration.names = _class_name(name)
     if name is not None and name.type == "qualified_identifier":
-        found.qualifier = b"".join(_text(name)[:1])
+        declaration.qualifier = b"".join(_first_identifier(name)[:1])
     # The values of an `enum class` are named behind its name only.
     is_open = node.type == "enum_specifier" and not any(c.type in ("class", "struct") for c in node.children)
     if is_open and body is not None:
         for child in body.named_children:
             if child.type == "enumerator":
-                found.names += _text(child.child_by_field_name("name"))
+                declaration.names += _first_identifier(child.child_by_field_name("name"))
 
 
-def _declared(node: tree_sitter.Node) -> tuple[bytes, ...]:
+def _declared_names(node: tree_sitter.Node) -> tuple[bytes, ...]:
     """The names introduced by the declarators of a declaration."""
     names: list[bytes] = []
     for child in [*node.children_by_field_name("declarator"), *node.children_by_field_name("name")]:
@@ -236,20 +236,20 @@ def _declared(node: tree_sitter.Node) -> tuple[bytes, ...]:
     return tuple(names)
 
 
-def _declaration(found: Declaration, node: tree_sitter.Node, code: bytes) -> None:
+def _declaration(declaration: Declaration, node: tree_sitter.Node, code: bytes) -> None:
     body = next((c for c in node.children if c.type in _CLASS_TYPES and c.child_by_field_name("body")), None)
     declarators = node.children_by_field_name("declarator")
     if body is not None:
-        _type(found, body)
-        found.names += _declared(node)
+        _type(declaration, body)
+        declaration.names += _declared_names(node)
         return
     if any(_is_function_declarator(declarator) for declarator in declarators):
-        found.kind = ItemKind.PROTOTYPE
-        _name_function(found, declarators[0])
-        found.function_name = b""
+        declaration.kind = ItemKind.PROTOTYPE
+        _name_function(declaration, declarators[0])
+        declaration.function_name = b""
         return
-    found.kind = ItemKind.VARIABLE
-    found.names = _declared(node)
+    declaration.kind = ItemKind.VARIABLE
+    declaration.names = _declared_names(node)
 
 
 def _is_function_declarator(node: tree_sitter.Node | None) -> bool:
@@ -262,33 +262,33 @@ def _is_function_declarator(node: tree_sitter.Node | None) -> bool:
     )
 
 
-def _guess(found: Declaration, code: bytes) -> None:
+def _guess(declaration: Declaration, code: bytes) -> None:
     """Kind and name by shape alone, for what the parser cannot read."""
-    stripped = code.strip()
+    trimmed = code.strip()
     if _is_class(code):
-        found.kind = ItemKind.TYPE
+        declaration.kind = ItemKind.TYPE
         head = code[: code.find(b"{")]
         while _TEMPLATE_ARGUMENTS.search(head):
             head = _TEMPLATE_ARGUMENTS.sub(b"", head)
         words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
-        found.names = tuple([word for word in words if word != b"final"][-1:])
-    elif re.match(rb"(?:typedef|using)\b", stripped):
-        found.kind = ItemKind.ALIAS
-        found.names = tuple(
-            IDENTIFIER.findall(code)[1:2] if stripped.startswith(b"using") else IDENTIFIER.findall(code)[-1:]
+        declaration.names = tuple([word for word in words if word != b"final"][-1:])
+    elif re.match(rb"(?:typedef|using)\b", trimmed):
+        declaration.kind = ItemKind.ALIAS
+        declaration.names = tuple(
+            IDENTIFIER.findall(code)[1:2] if trimmed.startswith(b"using") else IDENTIFIER.findall(code)[-1:]
         )
     elif _INSTANTIATION.match(code):
-        found.kind = ItemKind.OTHER
-    elif b"(" in stripped:
-        found.kind = ItemKind.FUNCTION if stripped.endswith(b"}") else ItemKind.PROTOTYPE
-        found.functions = int(found.kind == ItemKind.FUNCTION)
-        found.body_required = True
-        words = IDENTIFIER.findall(stripped[: stripped.index(b"(")])
-        found.names = tuple(words[-1:])
-        found.function_name = words[-1] if words and found.kind == ItemKind.FUNCTION else b""
+        declaration.kind = ItemKind.OTHER
+    elif b"(" in trimmed:
+        declaration.kind = ItemKind.FUNCTION if trimmed.endswith(b"}") else ItemKind.PROTOTYPE
+        declaration.functions = int(declaration.kind == ItemKind.FUNCTION)
+        declaration.body_required = True
+        words = IDENTIFIER.findall(trimmed[: trimmed.index(b"(")])
+        declaration.names = tuple(words[-1:])
+        declaration.function_name = words[-1] if words and declaration.kind == ItemKind.FUNCTION else b""
     else:
-        found.kind = ItemKind.VARIABLE if stripped.endswith(b";") else ItemKind.CALL
-        found.names = tuple(IDENTIFIER.findall(code)[-1:])
+        declaration.kind = ItemKind.VARIABLE if trimmed.endswith(b";") else ItemKind.CALL
+        declaration.names = tuple(IDENTIFIER.findall(code)[-1:])
 
 
 __all__ = ["Declaration", "ItemKind", "read_declaration"]

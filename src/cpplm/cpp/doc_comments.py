@@ -83,7 +83,7 @@ def find_doc_pairs(
     Returns:
         Offsets in `text`, in its order.
     """
-    found: list[DocPair] = []
+    pairs: list[DocPair] = []
     for function in functions:
         before = _code_end(plain, function.start)
         gap = text[before + shift if before else 0 : function.start + shift]
@@ -95,8 +95,8 @@ def find_doc_pairs(
         if not _DIRECTIVE.search(text, pair.signature_start, pair.signature_end) and is_description(
             text[pair.doc_start : pair.doc_end]
         ):
-            found.append(pair)
-    return array("i", [offset for pair in sorted(found) for offset in pair]).tobytes()
+            pairs.append(pair)
+    return array("i", [offset for pair in sorted(pairs) for offset in pair]).tobytes()
 
 
 def _pair(
@@ -130,7 +130,7 @@ def _code_end(plain: bytes, end: int) -> int:
 
 def _comment_before(gap: bytes, *, follows_code: bool) -> tuple[int, int, int] | None:
     """The comment that ends a gap between two pieces of code: its start, its end, where the code goes on."""
-    comments = [found.span() for found in _COMMENT.finditer(gap)]
+    comments = [match.span() for match in _COMMENT.finditer(gap)]
     if follows_code:  # what stands on the same line is about the code before
         line_end = gap.find(b"\n")
         comments = [span for span in comments if span[0] > line_end >= 0]
@@ -219,8 +219,8 @@ def export_pairs(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         provenance = {name: value for name, value in row.items() if name not in _CONTENTS}
         for offsets in row[DOCSTRINGS_COLUMN]:
             pair = DocPair(**offsets)
-            written = text[pair.doc_start : pair.body_end]
-            digest = blake2b(written, digest_size=16).digest()
+            pair_text = text[pair.doc_start : pair.body_end]
+            digest = blake2b(pair_text, digest_size=16).digest()
             if digest in seen:
                 continue
             seen.add(digest)

@@ -244,18 +244,18 @@ def _code_item(item: Item, code: bytes, plain: bytes, piece: SourceSegment, rule
         item.kind = ItemKind.FORWARD
         return 0
     root = rules.parse(plain)
-    found = read_declaration(root, code)
+    declaration = read_declaration(root, code)
     item.kind, item.names, item.function_name, item.qualifier = (
-        found.kind,
-        found.names,
-        found.function_name,
-        found.qualifier,
+        declaration.kind,
+        declaration.names,
+        declaration.function_name,
+        declaration.qualifier,
     )
-    item.body_required = found.body_required
-    item.mentions |= {found.needed} - {b""}
+    item.body_required = declaration.body_required
+    item.mentions |= {declaration.needed} - {b""}
     _add_syntax(item, root, rules, piece, plain)
     if item.kind not in (ItemKind.TYPE, ItemKind.OTHER):
-        item.functions = found.functions  # one that is a function counts as one, whatever is in it
+        item.functions = declaration.functions  # one that is a function counts as one, whatever is in it
     return _error_bytes(root) if root.has_error else 0
 
 

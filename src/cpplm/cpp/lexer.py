@@ -48,8 +48,8 @@ def names_in(line: bytes) -> frozenset[bytes]:
 
 @lru_cache(maxsize=65_536)
 def _first_name(text: bytes) -> bytes:
-    found = IDENTIFIER.match(text)
-    return found.group() if found else b""
+    match = IDENTIFIER.match(text)
+    return match.group() if match else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +127,16 @@ class LexedSource:
 
     def branches_at(self, offset: int) -> tuple[Branch, ...]:
         """The branches that an offset lies in, outermost first; the guard is none."""
-        found: list[Branch] = []
+        branches: list[Branch] = []
         groups = self.groups
         while True:
             group = next((group for group in groups if group.start <= offset < group.end), None)
             if group is None:
-                return tuple(found)
+                return tuple(branches)
             if group.start not in self.guard_directives:
                 lines = tuple(d.line for d in group.directives if d.start < offset)
                 code = any(self.names[start:end].strip() for start, end in group.branches())
-                found.append(Branch(lines, not code and len(group.directives) > 2))
+                branches.append(Branch(lines, not code and len(group.directives) > 2))
             groups = group.children
 
     def foreign_spans(self) -> list[tuple[int, int]]:
@@ -254,8 +254,8 @@ def _find_guard(lexed: LexedSource) -> None:
         return
     for group in lexed.groups:
         opening = group.directives[0]
-        found = _DEFINED_GUARD.match(opening.argument) if opening.keyword == b"if" else None
-        macro = opening.macro if opening.keyword == b"ifndef" else found.group(1) if found else b""
+        match = _DEFINED_GUARD.match(opening.argument) if opening.keyword == b"if" else None
+        macro = opening.macro if opening.keyword == b"ifndef" else match.group(1) if match else b""
         if not macro or any(lexed.names[start:end].strip() for start, end in group.branches()[1:]):
             continue
         outside = lexed.names[: group.start] + lexed.names[group.end :]

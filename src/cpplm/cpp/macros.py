@@ -71,7 +71,7 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
         if takes_arguments and body == rest[1 : rest.find(b")")].strip() and body:
             body = _ARGUMENT
         if len(body) > _LONGEST_BODY:
-            pastes = b" ".join(found.group() for found in _PASTE.finditer(body))
+            pastes = b" ".join(match.group() for match in _PASTE.finditer(body))
             body = b"0 " + pastes + b" " + body[-1:]
         bodies.setdefault(directive.macro, set()).add((b"(" if takes_arguments else b" ") + body)
     return bodies
@@ -132,17 +132,17 @@ class MacroTable:
 
 def _through_others(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> Pastes:
     """A macro that calls one that pastes, pastes too: `#define DECLARE(x) extern int FLAG(x)`."""
-    found = dict(pastes)
+    expanded = dict(pastes)
     for _ in range(_DEEPEST_PASTE):
         inherited = {
             name: frozenset().union(
-                *(found[other] for text in texts for other in _CALLED.findall(text) if other in found)
+                *(expanded[other] for text in texts for other in _CALLED.findall(text) if other in expanded)
             )
             for name, texts in sorted(bodies.items())
             if name not in pastes
         }
-        found = pastes | {name: pairs for name, pairs in inherited.items() if pairs}
-    return found
+        expanded = pastes | {name: pairs for name, pairs in inherited.items() if pairs}
+    return expanded
 
 
 def _pasted(body: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -174,8 +174,8 @@ def _expand(body: bytes, masks: dict[bytes, Mask], absent: frozenset[bytes]) -> 
     """The body with the macros classified so far replaced by what they stand for."""
     words = {b"blank": b" ", b"blank_call": b" ", b"open": b" namespace x { ", b"close": b" } "}
 
-    def replacement(found: re.Match[bytes]) -> bytes:
-        name = found.group()
+    def replacement(match: re.Match[bytes]) -> bytes:
+        name = match.group()
         return b" " if name in absent else words.get(masks.get(name, "").encode(), name)
 
     return IDENTIFIER.sub(replacement, body)
@@ -278,8 +278,8 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
 
 def _inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:
     """All groups, each after those inside it; not by recursion, since they may be nested a thousand deep."""
-    found, waiting = [], list(groups)
+    ordered, waiting = [], list(groups)
     while waiting:
-        found.append(waiting.pop())
-        waiting += found[-1].children
-    return found[::-1]
+        ordered.append(waiting.pop())
+        waiting += ordered[-1].children
+    return ordered[::-1]

@@ -101,13 +101,13 @@ class _Segmenter:
         number = 0
         position = 0
         while True:
-            found = _NONBLANK.search(self.code, position)
-            code_start = found.start() if found else len(self.code)
+            match = _NONBLANK.search(self.code, position)
+            code_start = match.start() if match else len(self.code)
             while number < len(directives) and directives[number].start < position:
                 number += 1
             if number < len(directives) and directives[number].start <= code_start:
                 position = self._directive(directives[number])
-            elif found:
+            elif match:
                 position = self._code(code_start)
             else:
                 break
@@ -132,16 +132,16 @@ class _Segmenter:
 
     def _head(self, comments: bytes, *, is_directive: bool) -> bytes:
         """Keep the license and the file's own comment apart; what is left belongs to the first item."""
-        cut = license = 0
-        for found in _COMMENT.finditer(comments):
-            following = _NONBLANK.search(comments, found.end())
-            gap = comments[found.end() : following.start() if following else len(comments)]
+        cut = license_end = 0
+        for match in _COMMENT.finditer(comments):
+            following = _NONBLANK.search(comments, match.end())
+            gap = comments[match.end() : following.start() if following else len(comments)]
             if gap.count(b"\n") > 1 or (is_directive and following is None):
-                cut = found.end()
-            if _LICENSE.search(found.group()):
-                license = found.end()
-        cut = max(cut, license)
-        self.header_comment = comments[license:cut].strip()
+                cut = match.end()
+            if _LICENSE.search(match.group()):
+                license_end = match.end()
+        cut = max(cut, license_end)
+        self.header_comment = comments[license_end:cut].strip()
         return comments[cut:]
 
     def _leading(self, start: int) -> tuple[bytes, frozenset[bytes]]:
@@ -258,15 +258,15 @@ class _Segmenter:
             return self._pop(start, start + 1)
         if first in (OPEN, CLOSE):
             return self._scope_macro(start)
-        found = _INLINE_MACRO.match(self.code, start)
-        if found:
-            return self._push(start, self._word_end(found.end() - 1))
+        match = _INLINE_MACRO.match(self.code, start)
+        if match:
+            return self._push(start, self._word_end(match.end() - 1))
         if first == b";":
             return self._skip(start, start + 1)
         for pattern in (_NAMESPACE, _EXTERN_C):
-            found = pattern.match(self.code, start)
-            if found:
-                return self._push(start, found.end())
+            match = pattern.match(self.code, start)
+            if match:
+                return self._push(start, match.end())
         masked = _NONBLANK.search(self.lexed.names, self.mark, start)
         return self._add_code(masked.start() if masked else start, start)
 
@@ -280,8 +280,8 @@ class _Segmenter:
 
     def _word_end(self, start: int) -> int:
         """Offset after the macro name that starts here."""
-        found = IDENTIFIER.match(self.lexed.names, start)
-        return found.end() if found else start + 1
+        match = IDENTIFIER.match(self.lexed.names, start)
+        return match.end() if match else start + 1
 
     def _scope_macro(self, start: int) -> int:
         end = self._word_end(start)
@@ -305,23 +305,23 @@ class _Segmenter:
             return statement_end
         depth = 0
         requires = False
-        for found in _BRACKET.finditer(self.code, start):
-            byte = found.group()
+        for match in _BRACKET.finditer(self.code, start):
+            byte = match.group()
             if byte in b"{([":
                 if depth == 0 and byte == b"{":
-                    requires = bool(_REQUIRES.search(self.code, start, found.start()))
+                    requires = bool(_REQUIRES.search(self.code, start, match.start()))
                 depth += 1
             elif byte == b";":
-                if depth == 0 and not self._declares_parameter(start, found.start()):
-                    return found.end()
+                if depth == 0 and not self._declares_parameter(start, match.start()):
+                    return match.end()
             elif depth == 0:  # the closer of the scope around the item, which has no semicolon
-                if found.start() == start:
+                if match.start() == start:
                     raise _UnsoundError
-                return found.start()
+                return match.start()
             else:
                 depth -= 1
                 if depth == 0 and byte == b"}" and not requires:
-                    end = self._end_after_brace(start, found.end())
+                    end = self._end_after_brace(start, match.end())
                     if end is not None:
                         return end
         if depth:
@@ -333,11 +333,11 @@ class _Segmenter:
         listed = self.code.find(b")", start, end)
         if listed < 0 or not _WORD_NEXT.match(self.code, listed + 1, end):  # nearly always
             return False
-        found = _OLD_STYLE.match(self.code, start, end)
-        if not found:
+        match = _OLD_STYLE.match(self.code, start, end)
+        if not match:
             return False
-        last = found.group(2).rpartition(b";")[2]
-        named = set(IDENTIFIER.findall(found.group(1))).intersection(IDENTIFIER.findall(last)[1:])
+        last = match.group(2).rpartition(b";")[2]
+        named = set(IDENTIFIER.findall(match.group(1))).intersection(IDENTIFIER.findall(last)[1:])
         brace = self.code.find(b"{", end)
         return bool(
             named
@@ -366,15 +366,15 @@ class _Segmenter:
 
     def _statement_macro_end(self, start: int) -> int | None:
         """A call of a statement macro without a semicolon ends at its parenthesis."""
-        found = _CALL.match(self.code, start)
-        if not found:
+        match = _CALL.match(self.code, start)
+        if not match:
             return None
-        name = found.group(1)
+        name = match.group(1)
         known = self.table.mask_of(name) == "statement"
         if not known and not name.isupper():
             return None
         depth = 0
-        position = found.end() - 1
+        position = match.end() - 1
         for bracket in re.compile(rb"[()]").finditer(self.code, position):
             depth += 1 if bracket.group() == b"(" else -1
             if depth == 0:

@@ -215,17 +215,17 @@ def _keep(arguments: list[str], directory: Path, source: Path, skips: SkipCounts
     compiler = _pop_compiler(queue)
     if compiler.endswith(("++", "++.exe")) and source.suffix in (".c", ".h"):
         yield from ("-x", "c++")
-    microsoft = compiler in ("cl", "cl.exe", "clang-cl", "clang-cl.exe")
+    is_msvc = compiler in ("cl", "cl.exe", "clang-cl", "clang-cl.exe")
     while queue:
         argument = queue.pop()
-        if microsoft:
+        if is_msvc:
             argument = _from_microsoft(argument)
         prefix = next((each for each in (*_PATHS, *_FILES, *_DEFINES) if argument.startswith(each)), "")
         if argument in _DROPPED_WITH_VALUE:
             value = queue.pop() if queue else ""
             if not _HARMLESS.fullmatch(argument) and argument != "-o":
                 skips.add(f"flag {argument}", value)
-        elif prefix and (microsoft or prefix[0] == "-"):
+        elif prefix and (is_msvc or prefix[0] == "-"):
             value = argument[len(prefix) :].removeprefix("=" if prefix == "--sysroot" else "")
             if not value and queue:
                 value = queue.pop()

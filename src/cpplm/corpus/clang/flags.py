@@ -44,11 +44,11 @@ def libclang_version() -> str:
 
 def builtin_headers() -> list[list[str]]:
     """Flags that may lead to the compiler's own headers, the best first; the worker tries them."""
-    found: list[list[str]] = []
+    choices: list[list[str]] = []
     wheel = importlib.util.find_spec("clang_tidy")
     for folder in (wheel.submodule_search_locations or ()) if wheel else ():
         own = Path(folder, "data", "lib", "clang", libclang_version().split(".")[0])
-        found += [["-resource-dir", str(own)]] if own.is_dir() else []
+        choices += [["-resource-dir", str(own)]] if own.is_dir() else []
     for compiler, question, flag in (
         ("clang", "-print-resource-dir", "-resource-dir"),
         ("gcc", "-print-file-name=include", "-isystem"),
@@ -58,8 +58,8 @@ def builtin_headers() -> list[list[str]]:
             asked = subprocess.run(
                 [path, question], capture_output=True, text=True, check=False, timeout=60
             ).stdout.strip()
-            found += [[flag, asked]] if Path(asked).is_dir() else []
-    return found
+            choices += [[flag, asked]] if Path(asked).is_dir() else []
+    return choices
 
 
 class ClangFlags:

@@ -69,15 +69,15 @@ class FileReferences:
         start = bisect.bisect_left(self.open_lines, first_line)
         end = bisect.bisect_right(self.open_lines, last_line)
         left_open = set(self.open_names[start:end])
-        found: dict[int, set[int]] = {}
+        targets_of: dict[int, set[int]] = {}
         start = bisect.bisect_left(self.lines, first_line)
         end = bisect.bisect_right(self.lines, last_line)
         for name, target in zip(self.name_of[start:end], self.target_of[start:end], strict=True):
             if name not in left_open and wanted(self.targets[target]):
-                found.setdefault(name, set()).add(target)
+                targets_of.setdefault(name, set()).add(target)
         return {
             self.names[name]: frozenset().union(*(self.targets[target] for target in targets))
-            for name, targets in found.items()
+            for name, targets in targets_of.items()
         }
 
 

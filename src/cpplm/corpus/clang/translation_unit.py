@@ -231,9 +231,9 @@ class Walker:
             cursors.append(definition)
         elif library.clang_getCursorLinkage(origin) == _EXTERNAL_LINKAGE:
             usr = self._text(library.clang_getCursorUSR(origin))
-        found = self._name(target), self._entity(usr, cursors)
-        self._entities[target.node] = found
-        return found
+        named_entity = self._name(target), self._entity(usr, cursors)
+        self._entities[target.node] = named_entity
+        return named_entity
 
     def _declared(self, cursor: Cursor) -> tuple[str, int]:
         """Name and entity of a declaration at its own place: itself, the first one, and its template's.
@@ -264,9 +264,9 @@ class Walker:
         meant: dict[str, list[int]] = {}
         remaining: dict[str, list[int]] = {}
         for number in sorted(self._walked):
-            found = self.found[number]
-            meant[str(number)] = self._references(found)
-            remaining[str(number)] = self._open(found, Path(paths[number]).read_bytes())
+            entries = self.found[number]
+            meant[str(number)] = self._references(entries)
+            remaining[str(number)] = self._open(entries, Path(paths[number]).read_bytes())
         return {
             "names": list(self._names),
             "entities": self.entities,
@@ -278,10 +278,10 @@ class Walker:
     def _number(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
 
-    def _references(self, found: dict[tuple[int, int], set[tuple[str, int]]]) -> list[int]:
+    def _references(self, entries: dict[tuple[int, int], set[tuple[str, int]]]) -> list[int]:
         triples = {
             (line - 1, self._number(name), entity)
-            for (line, _), meanings in sorted(found.items())
+            for (line, _), meanings in sorted(entries.items())
             for name, entity in sorted(meanings)
             if entity >= 0
         }

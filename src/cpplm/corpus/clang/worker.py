@@ -4,7 +4,8 @@ Started as `python -P -m cpplm.corpus.clang.worker`. It reads a request per line
 a line on stdout, both JSON: first a `WorkerSetup`, then jobs. libclang runs nothing of what it parses, but
 the code is not trusted: libclang follows its `#include`s and may crash, hang or swell on it. So this process
 takes limits on processor time and memory and, on Linux, gives up writing, opening sockets, and reading
-anything but the project, the toolchain and the folders it is told of. Where the kernel has no Landlock it says so; an
+anything but the project, the toolchain and the folders that it is given. Where the kernel has no Landlock it
+says so; an
 `#include "/etc/passwd"` can then leak into the diagnostic that the report shows.
 """
 

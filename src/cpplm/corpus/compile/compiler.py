@@ -191,18 +191,18 @@ def compile_file(
     files = {} if project else {name: text.encode()}
     if project:
         folders["project"], name = project, f"project/{name}"
-    tried: list[CompileResult] = []
+    results: list[CompileResult] = []
     for standard in standards if language == "c++" else ("c",):
         command = _C if language == "c" else (*_CXX, f"-std={standard}")
         result = sandbox.run(files, [*command, *_COMMON, *options, *system, name], _LIMITS, folders=folders)
         verdict = replace(parse_diagnostics(result, text, name), standard=standard)
         if verdict.compiles:
-            return replace(verdict, later_standard=bool(tried))
-        tried.append(verdict)
+            return replace(verdict, later_standard=bool(results))
+        results.append(verdict)
         if _lacks_a_name(verdict):
             break
     # The standard that the text was written for gets furthest.
-    return max(tried, key=lambda verdict: verdict.place)
+    return max(results, key=lambda verdict: verdict.place)
 
 
 def _lacks_a_name(verdict: CompileResult) -> bool:
@@ -226,25 +226,25 @@ def parse_diagnostics(result: Result, text: str = "", file: str = "document") ->
     undeclared: dict[str, None] = {}
     incomplete: dict[str, None] = {}
     missing: dict[str, None] = {}
-    demanded: dict[str, None] = {}
+    required: dict[str, None] = {}
     errors = list(_ERROR.finditer(message))
     for error in errors:
-        said = error["text"]
-        if header := _MISSING_HEADER.fullmatch(said):
+        text_of_error = error["text"]
+        if header := _MISSING_HEADER.fullmatch(text_of_error):
             missing[header[1]] = None
-        elif said.startswith("#error"):
-            demanded[_macro_around(lines, error)] = None
-        elif name := _undeclared_name(said):
+        elif text_of_error.startswith("#error"):
+            required[_macro_around(lines, error)] = None
+        elif name := _undeclared_name(text_of_error):
             undeclared[name] = None
-        elif _BASE_BEFORE.search(said):
+        elif _BASE_BEFORE.search(text_of_error):
             undeclared[_name_before(lines, error)] = None
-        elif found := _INCOMPLETE.search(said):
-            incomplete[_bare(next(filter(None, found.groups())))] = None
-        elif _TYPE_BEFORE.search(said):
+        elif match := _INCOMPLETE.search(text_of_error):
+            incomplete[_bare(next(filter(None, match.groups())))] = None
+        elif _TYPE_BEFORE.search(text_of_error):
             incomplete[_name_before(lines, error)] = None
     for note in _FORWARD_NOTE.finditer(message):
-        if found := _INCOMPLETE.match(note[1]):
-            incomplete[_bare(found[4])] = None
+        if match := _INCOMPLETE.match(note[1]):
+            incomplete[_bare(match[4])] = None
     return CompileResult(
         compiles=False,
         standard="",
@@ -255,14 +255,14 @@ def parse_diagnostics(result: Result, text: str = "", file: str = "document") ->
         incomplete_types=tuple(name for name in incomplete if name),
         missing_headers=tuple(missing),
         suggested_headers=tuple(dict.fromkeys(a or b for a, b in _SUGGESTED.findall(message))),
-        required_macros=tuple(name for name in demanded if name),
+        required_macros=tuple(name for name in required if name),
     )
 
 
 def _first_place(message: str, name: str) -> tuple[int, int]:
     """Line and column where messages first point into the file; (0, 0) when they do not."""
-    found = re.search(rf"(?:^|from ){re.escape(name)}:(\d+)(?::(\d+))?", message, re.MULTILINE)
-    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
+    match = re.search(rf"(?:^|from ){re.escape(name)}:(\d+)(?::(\d+))?", message, re.MULTILINE)
+    return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
 
 
 def _undeclared_name(error: str) -> str:
@@ -271,8 +271,8 @@ def _undeclared_name(error: str) -> str:
         return f"{_bare(member[2])}::{_bare(member[1])}"
     if member := _NO_MEMBER.search(error):
         return f"{_bare(member[1])}::{_bare(member[2])}"
-    found = _UNDECLARED.search(error)
-    return _bare(next(filter(None, found.groups()))) if found else ""
+    match = _UNDECLARED.search(error)
+    return _bare(next(filter(None, match.groups()))) if match else ""
 
 
 def _bare(name: str) -> str:
@@ -284,8 +284,8 @@ def _name_before(lines: list[str], error: re.Match[str]) -> str:
     """The name that ends just before where an error points; empty when there is none."""
     if error["line"] is None or int(error["line"]) > len(lines):
         return ""
-    found = _NAME_AT_END.search(lines[int(error["line"]) - 1][: int(error["column"]) - 1])
-    return found[1] if found else ""
+    match = _NAME_AT_END.search(lines[int(error["line"]) - 1][: int(error["column"]) - 1])
+    return match[1] if match else ""
 
 
 def _macro_around(lines: list[str], error: re.Match[str]) -> str:
@@ -298,8 +298,8 @@ def _macro_around(lines: list[str], error: re.Match[str]) -> str:
         if directive[1] == "endif":
             depth += 1
         elif depth == 0:
-            found = _NEGATED_MACRO.match(line)
-            return found[1] if found else ""
+            match = _NEGATED_MACRO.match(line)
+            return match[1] if match else ""
         elif directive[1] == "if":
             depth -= 1
     return ""

@@ -53,18 +53,18 @@ class IncludePaths:
             name: the file, relative to the project.
             prefix: what the project's folder is called where the compiler runs.
         """
-        found: dict[tuple[str, str], None] = {}
-        seen, waiting = {name}, [name]
-        while waiting:
-            current = waiting.pop(0)
+        folders: dict[tuple[str, str], None] = {}
+        visited, queue = {name}, [name]
+        while queue:
+            current = queue.pop(0)
             for quoted, target in self._includes(current):
                 path, folder = self._resolve(current, quoted, target)
                 if folder is not None:
-                    found["-iquote" if quoted else "-I", folder] = None
-                if path is not None and path not in seen:
-                    seen.add(path)
-                    waiting.append(path)
-        return [word for flag, folder in found for word in (flag, f"{prefix}/{folder}".rstrip("/."))]
+                    folders["-iquote" if quoted else "-I", folder] = None
+                if path is not None and path not in visited:
+                    visited.add(path)
+                    queue.append(path)
+        return [word for flag, folder in folders for word in (flag, f"{prefix}/{folder}".rstrip("/."))]
 
     def _includes(self, name: str) -> list[Include]:
         if name not in self._read:

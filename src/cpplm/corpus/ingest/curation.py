@@ -144,10 +144,10 @@ def _scan_file(file: SourceFile, rules: CurationRules) -> _ScannedFile:
     if not file.makes_documents:
         return _ScannedFile(findings, None, [])
     words = hash_words(text)
-    found = shingles(words, read_head(text).end)
+    hashes = shingles(words, read_head(text).end)
     digest = hashlib.sha256(text).digest()
     return _ScannedFile(
-        findings, fingerprint(digest, found, rules.near_duplicates), rules.problems.matches(text, words)
+        findings, fingerprint(digest, hashes, rules.near_duplicates), rules.problems.matches(text, words)
     )
 
 
@@ -158,35 +158,35 @@ def _drop_copies(
 
     Returns the candidates that stay.
     """
-    shown = contaminated_files([candidate.matches for candidate in candidates])
-    for position, match in shown.items():
+    contaminated = contaminated_files([candidate.matches for candidate in candidates])
+    for position, match in contaminated.items():
         candidates[position].leave_out(
             "holds an evaluation problem", f"{match.problem}: {match.words}", may_be_borrowed=False
         )
-    clean = [candidate for position, candidate in enumerate(candidates) if position not in shown]
+    clean = [candidate for position, candidate in enumerate(candidates) if position not in contaminated]
 
-    prints = [each.fingerprint for each in known]
-    exact = exact_duplicates(prints + [each.fingerprint for each in clean])
-    single = _drop_duplicates("copy", "as", known, clean, exact)
-    near = near_duplicates(
-        prints + [each.fingerprint for each in single],
+    known_fingerprints = [each.fingerprint for each in known]
+    exact_copies = exact_duplicates(known_fingerprints + [each.fingerprint for each in clean])
+    single = _drop_duplicates("copy", "as", known, clean, exact_copies)
+    near_copies = near_duplicates(
+        known_fingerprints + [each.fingerprint for each in single],
         threshold,
         lambda position: single[position - len(known)].shingles(),
         num_known=len(known),
     )
-    return _drop_duplicates("nearly a copy", "like", known, single, near)
+    return _drop_duplicates("nearly a copy", "like", known, single, near_copies)
 
 
 def _drop_duplicates(
-    what: str, how: str, known: Sequence[KnownFile], candidates: list[_Candidate], twins: dict[int, int]
+    what: str, how: str, known: Sequence[KnownFile], candidates: list[_Candidate], duplicates: dict[int, int]
 ) -> list[_Candidate]:
     """Leave out the candidates that have a twin; positions count the known files first."""
-    for position, twin in twins.items():
-        other = known[twin] if twin < len(known) else candidates[twin - len(known)]
+    for position, original in duplicates.items():
+        other = known[original] if original < len(known) else candidates[original - len(known)]
         held_out = isinstance(other, KnownFile) and other.held_out
         candidates[position - len(known)].leave_out(
             f"{what} of {'held-out text' if held_out else 'another file'}",
             f"{how} {other}",
             may_be_borrowed=not held_out,
         )
-    return [each for position, each in enumerate(candidates, len(known)) if position not in twins]
+    return [each for position, each in enumerate(candidates, len(known)) if position not in duplicates]

@@ -59,7 +59,7 @@ class ProblemMatch:
 class Problems:
     """The runs of all evaluation problems, sorted, with the problem that each is from."""
 
-    ngram_hashes: Hashes
+    ngrams: Hashes
     owners: tuple[str, ...]
 
     @cached_property
@@ -71,14 +71,14 @@ class Problems:
 
     def matches(self, text: bytes, words: WordHashes) -> list[ProblemMatch]:
         """The runs that `text`, with these words, shares with a problem; each once, in order."""
-        found = ngram_hashes(words.hashes, NGRAM_WORDS)
-        if not len(found) or not len(self.ngrams):
+        ngrams = ngram_hashes(words.hashes, NGRAM_WORDS)
+        if not len(ngrams) or not len(self.ngrams):
             return []
-        places = np.flatnonzero(self._table[found >> np.uint64(64 - _TABLE_BITS)])
-        at = np.minimum(np.searchsorted(self.ngrams, found[places]), len(self.ngrams) - 1)
+        places = np.flatnonzero(self._table[ngrams >> np.uint64(64 - _TABLE_BITS)])
+        at = np.minimum(np.searchsorted(self.ngrams, ngrams[places]), len(self.ngrams) - 1)
         matches: dict[int, ProblemMatch] = {}
         for place, index in zip(places, at, strict=True):
-            if self.ngrams[index] != found[place] or int(index) in matches:
+            if self.ngrams[index] != ngrams[place] or int(index) in matches:
                 continue
             span = text[words.starts[place] : words.ends[place + NGRAM_WORDS - 1]]
             shown = " ".join(span.decode("utf-8", "replace").split())
@@ -152,12 +152,12 @@ def _problem_ngrams(problems: Iterable[tuple[str, list[str]]]) -> dict[int, str]
     owners: dict[int, str] = {}
     problems_with: Counter[int] = Counter()
     for name, texts in problems:
-        found: set[int] = set()
+        ngrams: set[int] = set()
         for text in texts:
-            found |= _distinctive_ngrams(_BOILERPLATE.sub("", text).encode())
-        for ngram in found:
+            ngrams |= _distinctive_ngrams(_BOILERPLATE.sub("", text).encode())
+        for ngram in ngrams:
             owners.setdefault(ngram, name)
-        problems_with.update(found)
+        problems_with.update(ngrams)
     return {ngram: name for ngram, name in owners.items() if problems_with[ngram] <= _MOST_PROBLEMS}
 
 
@@ -174,14 +174,14 @@ def _distinctive_ngrams(text: bytes) -> set[int]:
 
 
 def contaminated_files(matches: Sequence[Sequence[ProblemMatch]]) -> dict[int, ProblemMatch]:
-    """Position of each contaminated file to the first match that shows it; `matches` are those of every file."""
+    """Position of each contaminated file to the first match that shows it; `matches` has those of each."""
     files: dict[int, set[int]] = defaultdict(set)
-    for position, found in enumerate(matches):
-        for match in found:
+    for position, file_matches in enumerate(matches):
+        for match in file_matches:
             files[match.ngram].add(position)
-    telling = {ngram for ngram, where in files.items() if len(where) <= _MOST_FILES}
+    distinctive = {ngram for ngram, where in files.items() if len(where) <= _MOST_FILES}
     first = {
-        position: next((match for match in found if match.ngram in telling), None)
-        for position, found in enumerate(matches)
+        position: next((match for match in file_matches if match.ngram in distinctive), None)
+        for position, file_matches in enumerate(matches)
     }
     return {position: match for position, match in first.items() if match is not None}

@@ -71,13 +71,13 @@ def rows_per_band(threshold: float) -> int:
     )
 
 
-def fingerprint(text_digest: bytes, found: Hashes, threshold: float) -> Fingerprint:
+def fingerprint(text_digest: bytes, hashes: Hashes, threshold: float) -> Fingerprint:
     """A file's fingerprint; without bands when it is too short to be judged or near-duplicates stay."""
-    if not threshold or len(found) < _FEWEST_RUNS:
+    if not threshold or len(hashes) < _FEWEST_RUNS:
         return Fingerprint(text_digest)
-    matrix = RMinHash.digest_matrix_from_flat_token_hashes(found, [0, len(found)], _PERMUTATIONS, _SEED)
+    matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, [0, len(hashes)], _PERMUTATIONS, _SEED)
     signature = np.array(matrix.to_rows()[0], dtype=np.uint64).reshape(-1, rows_per_band(threshold))
-    sketch = np.unique(found >> np.uint64(32)).astype(np.uint32)[:_SKETCH_SIZE]
+    sketch = np.unique(hashes >> np.uint64(32)).astype(np.uint32)[:_SKETCH_SIZE]
     return Fingerprint(text_digest, combine(signature).tobytes(), sketch.tobytes())
 
 
@@ -100,11 +100,11 @@ def sketch_similarity(one: Fingerprint, two: Fingerprint) -> float:
 def exact_duplicates(fingerprints: Sequence[Fingerprint]) -> dict[int, int]:
     """Position of each file with the same text as an earlier one, to that one's position."""
     first: dict[bytes, int] = {}
-    twins = {}
+    duplicates = {}
     for position, one in enumerate(fingerprints):
         if first.setdefault(one.text, position) != position:
-            twins[position] = first[one.text]
-    return twins
+            duplicates[position] = first[one.text]
+    return duplicates
 
 
 def near_duplicates(
@@ -123,8 +123,8 @@ def near_duplicates(
     """
     groups = _shared_bands(fingerprints)
     distinct = functools.lru_cache(maxsize=_CACHED)(lambda position: np.unique(read(position)))
-    kept: dict[int, list[int]] = defaultdict(list)  # group to the files in it that stay
-    twins: dict[int, int] = {}
+    kept_by_group: dict[int, list[int]] = defaultdict(list)  # group to the files in it that stay
+    duplicates: dict[int, int] = {}
 
     def similarity(position: int, other: int) -> float:
         if other < num_known:
@@ -132,16 +132,16 @@ def near_duplicates(
         return jaccard(distinct(position), distinct(other))
 
     for position in sorted(groups):
-        candidates = sorted({other for group in groups[position] for other in kept[group]})
+        candidates = sorted({other for group in groups[position] for other in kept_by_group[group]})
         for other in candidates:
             if position >= num_known and similarity(position, other) >= threshold:
-                twins[position] = other
+                duplicates[position] = other
                 break
         else:
             for group in groups[position]:
-                if len(kept[group]) < _MOST_COMPARED:
-                    kept[group].append(position)
-    return twins
+                if len(kept_by_group[group]) < _MOST_COMPARED:
+                    kept_by_group[group].append(position)
+    return duplicates
 
 
 def _shared_bands(fingerprints: Sequence[Fingerprint]) -> dict[int, list[int]]:

@@ -160,19 +160,21 @@ def find_cxx_headers() -> list[Path]:
     fix = "Install it (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or use --projects."
     if compiler is None:
         raise UserError("--cxx_headers needs g++, which is not on the PATH", fix=fix)
-    asked = subprocess.run(
+    process = subprocess.run(
         [compiler, "-E", "-v", "-x", "c++", os.devnull],
         capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}, timeout=60,
     )  # fmt: skip
     listing = re.search(
-        r"#include <\.\.\.> search starts here:\n(.*?)End of search list", asked.stderr, re.DOTALL
+        r"#include <\.\.\.> search starts here:\n(.*?)End of search list", process.stderr, re.DOTALL
     )
     folders = [Path(line.strip()).resolve() for line in listing.group(1).splitlines()] if listing else []
-    found = [path for path in folders if "c++" in path.parts and path.is_dir()]
-    found = [path for path in dict.fromkeys(found) if not any(other in path.parents for other in found)]
-    if not found:
+    cxx_folders = [path for path in folders if "c++" in path.parts and path.is_dir()]
+    cxx_folders = [
+        path for path in dict.fromkeys(cxx_folders) if not any(other in path.parents for other in cxx_folders)
+    ]
+    if not cxx_folders:
         raise UserError(f"{compiler} reports no folder of C++ headers", fix=fix)
-    return found
+    return cxx_folders
 
 
 def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[SourceFile], SkipCounts]:

@@ -46,8 +46,8 @@ def write_fingerprints(
 ) -> dict[str, Any]:
     """Write the files of a corpus under a name that `earlier` does not use; returns the manifest's entry."""
     last = earlier.manifest["fingerprints"]["name"] if earlier else ""
-    found = FINGERPRINTS_NAME.fullmatch(last)
-    name = f"fingerprints_{int(found[1]) + 1 if found else 0:05d}.parquet"
+    match = FINGERPRINTS_NAME.fullmatch(last)
+    name = f"fingerprints_{int(match[1]) + 1 if match else 0:05d}.parquet"
     rows = [
         {"project": each.project, "file": each.file, **vars(each.fingerprint)}
         for each in sorted(files, key=lambda each: (each.project, each.file))

@@ -65,13 +65,13 @@ def _matches(pattern: GitIgnoreSpecPattern, name: str) -> bool:
     glob = line.removeprefix("!").rstrip("/")
     if "/" not in glob:
         name = name[name.rfind("/", 0, -1) + 1 :]
-    found = pattern.regex.search(name) if pattern.regex else None
-    if found is None:
+    match = pattern.regex.search(name) if pattern.regex else None
+    if match is None:
         return False
     if glob.endswith("/**"):  # all that is below the folder
-        return found.end() < len(name) and (name.endswith("/") or not line.endswith("/"))
+        return match.end() < len(name) and (name.endswith("/") or not line.endswith("/"))
     # The group is the slash behind a folder that was matched.
-    return found.lastgroup is None or found.end() == len(name)
+    return match.lastgroup is None or match.end() == len(name)
 
 
 def is_ignored(files: Sequence[GitIgnore], path: Path, *, is_dir: bool) -> bool:

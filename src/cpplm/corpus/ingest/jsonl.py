@@ -160,9 +160,9 @@ class _Unpacker:
                     records += 1
                 bar.update(1)
         if not records:
-            said = ", ".join(f"{count} {reason}" for reason, count in sorted(skips.counts.items()))
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skips.counts.items()))
             raise UserError(
-                f"--jsonl {path} has no usable line ({said or 'it is empty'})",
+                f"--jsonl {path} has no usable line ({reasons or 'it is empty'})",
                 fix='Each line is a JSON object such as {"text": "int main() {}"}.',
             )
         return {"file": path.name, "records": records, "left_out": skips.to_dict()}

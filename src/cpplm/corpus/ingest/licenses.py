@@ -151,10 +151,10 @@ _CHOICE = re.compile(
 
 def spdx_tag(text: bytes) -> str:
     """The expression of the first SPDX tag; "" without one, as it is when it breaks SPDX's rules."""
-    found = _TAG.search(text)
-    if found is None:
+    match = _TAG.search(text)
+    if match is None:
         return ""
-    return _canonical(_TAG_END.sub("", found[1].decode("utf-8", "replace")).strip())
+    return _canonical(_TAG_END.sub("", match[1].decode("utf-8", "replace")).strip())
 
 
 @functools.cache
@@ -191,8 +191,8 @@ def _detect_in_words(words: str) -> str:
         for family in _COMPILED
     ]  # fmt: skip
     gnu = _gnu_names(words)
-    found = list(dict.fromkeys(name for name in [*names, *gnu] if name))
-    return _joined(found, " OR " if _CHOICE.search(words) else " AND ")
+    expressions = list(dict.fromkeys(name for name in [*names, *gnu] if name))
+    return _joined(expressions, " OR " if _CHOICE.search(words) else " AND ")
 
 
 def _gnu_names(words: str) -> list[str]:
@@ -258,18 +258,18 @@ class LicenseFiles:
     def nearest(self, folder: Path) -> str:
         """The expression that holds for a folder: its own license files', else its parent's."""
         if folder not in self._by_folder:
-            found = self._in_folder(folder)
-            if not found and folder != self._root and self._root in folder.parents:
-                found = self.nearest(folder.parent)
-            self._by_folder[folder] = found
+            expression = self._in_folder(folder)
+            if not expression and folder != self._root and self._root in folder.parents:
+                expression = self.nearest(folder.parent)
+            self._by_folder[folder] = expression
         return self._by_folder[folder]
 
     @staticmethod
     def _in_folder(folder: Path) -> str:
-        named = sorted(path for path in folder.glob("*") if _NAMED_LIKE_A_LICENSE.fullmatch(path.name))
-        texts = [_read(path) for path in named if path.suffix.lower() not in _NO_TEXT]
-        found = list(dict.fromkeys(spdx_tag(text[:2_000]) or detect_license(text) for text in texts))
-        return _joined([expression for expression in found if expression], " AND ")
+        paths = sorted(path for path in folder.glob("*") if _NAMED_LIKE_A_LICENSE.fullmatch(path.name))
+        texts = [_read(path) for path in paths if path.suffix.lower() not in _NO_TEXT]
+        expressions = list(dict.fromkeys(spdx_tag(text[:2_000]) or detect_license(text) for text in texts))
+        return _joined([expression for expression in expressions if expression], " AND ")
 
 
 def _read(path: Path) -> bytes:
@@ -289,16 +289,16 @@ def combine(expressions: Iterable[str]) -> str:
     return _joined([name or "NOASSERTION" for name in names], " AND ") if any(names) else ""
 
 
-def _joined(found: list[str], by: str) -> str:
-    return by.join(f"({name})" if " OR " in name and len(found) > 1 else name for name in found)
+def _joined(expressions: list[str], by: str) -> str:
+    return by.join(f"({name})" if " OR " in name and len(expressions) > 1 else name for name in expressions)
 
 
 @functools.cache
 def _wanted(names: tuple[str, ...]) -> frozenset[str]:
-    chosen: set[str] = set()
+    allowed: set[str] = set()
     for name in names:
-        chosen |= PERMISSIVE if name == "permissive" else {_canonical(name)}
-    return frozenset(chosen)
+        allowed |= PERMISSIVE if name == "permissive" else {_canonical(name)}
+    return frozenset(allowed)
 
 
 def check_names(names: tuple[str, ...]) -> None:

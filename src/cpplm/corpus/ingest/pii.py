@@ -82,37 +82,37 @@ def redact(text: bytes) -> tuple[bytes, list[PiiFinding]]:
     The same object comes back when nothing was found. Lines and everything outside the replaced spans stay.
     """
     findings: list[PiiFinding] = []
-    while found := _find(text):  # again, since a replacement may end a word that had hidden a token
-        text, more = _replace(text, found)
+    while spans := _find(text):  # again, since a replacement may end a word that had hidden a token
+        text, more = _replace(text, spans)
         findings += more
     return text, sorted(findings, key=lambda finding: finding.line)
 
 
 def _find(text: bytes) -> list[tuple[str, Span]]:
     """What is to be replaced, in no order; spans may overlap."""
-    found: list[tuple[str, Span]] = []
+    spans: list[tuple[str, Span]] = []
     if b"PRIVATE KEY" in text:
-        found += _private_keys(text)
+        spans += _private_keys(text)
     if b"://" in text:
-        found += (("password in a URL", span) for span in _url_passwords(text))
+        spans += (("password in a URL", span) for span in _url_passwords(text))
     for kind, literals, pattern in _COMPILED:
         if any(literal in text for literal in literals):
-            found += ((kind, (match.start(), match.end(), SECRET)) for match in pattern.finditer(text))
+            spans += ((kind, (match.start(), match.end(), SECRET)) for match in pattern.finditer(text))
     if b"@" in text:
-        found += (("e-mail address", span) for span in _addresses(text))
-    return found
+        spans += (("e-mail address", span) for span in _addresses(text))
+    return spans
 
 
-def _replace(text: bytes, found: list[tuple[str, Span]]) -> tuple[bytes, list[PiiFinding]]:
+def _replace(text: bytes, spans: list[tuple[str, Span]]) -> tuple[bytes, list[PiiFinding]]:
     """Put the replacements in; of two spans that overlap the first one wins, then the longer one."""
     newlines = [match.start() for match in re.finditer(rb"\n", text)]
     parts: list[bytes] = []
     findings: list[PiiFinding] = []
     end = 0
-    for kind, (start, stop, instead) in sorted(found, key=lambda one: (one[1][0], -one[1][1])):
+    for kind, (start, stop, replacement) in sorted(spans, key=lambda one: (one[1][0], -one[1][1])):
         if start < end:
             continue
-        parts += (text[end:start], instead)
+        parts += (text[end:start], replacement)
         end = stop
         if kind:
             findings.append(PiiFinding(kind, bisect.bisect_left(newlines, start) + 1))

@@ -50,11 +50,11 @@ def find_batches(
     with progress_bar(len(folders), "finding files", "project") as bar:
         for folder in folders:
             files = [*(_code(folder) if code else ()), *(_prose(folder) if prose else ())]
-            kept = _sample(
+            sample = _sample(
                 {file.digest: file for file in files if file.digest not in seen}, max_project_bytes
             )
-            seen.update(file.digest for file in kept)
-            batches += _batches(folder.name, kept)
+            seen.update(file.digest for file in sample)
+            batches += _batches(folder.name, sample)
             bar.update(1)
     if not batches:
         raise UserError(f"{projects_dir} has no C++ files in its sub-folders", fix="Check the path.")
@@ -78,13 +78,13 @@ def _prose(folder: Path) -> Iterator[_RawFile]:
 def _sample(files: dict[str, _RawFile], max_bytes: int) -> list[_RawFile]:
     """Files in their order, without those of the greatest digests when they are too much together."""
     size = 0
-    kept = set()
+    sampled = set()
     for digest in sorted(files):
         size += files[digest].size
         if size > max_bytes:
             break
-        kept.add(digest)
-    return [file for digest, file in files.items() if digest in kept]
+        sampled.add(digest)
+    return [file for digest, file in files.items() if digest in sampled]
 
 
 def _batches(project: str, files: Iterable[_RawFile]) -> Iterator[FileBatch]:

@@ -98,11 +98,11 @@ def relative_name(path: Path, root: Path) -> str:
 
 def _reason(folder: Path, inside: list[str], names: list[str], ignores: tuple[GitIgnore, ...]) -> str:
     """Why all that is in a folder is left out; "" when it is not."""
-    found = {*inside, *names}
+    entries = {*inside, *names}
     if (
         folder.name == "CMakeFiles"
         or folder.name.endswith("_autogen")
-        or (found & _BUILD_FILES and not found & _SOURCE_FILES)
+        or (entries & _BUILD_FILES and not entries & _SOURCE_FILES)
         or folder.name in _BAZEL_FOLDERS
         or (folder.name.startswith("bazel-") and any((folder.parent / f).is_file() for f in _BAZEL_FILES))
     ):

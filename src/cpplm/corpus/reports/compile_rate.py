@@ -210,7 +210,7 @@ def _c_projects(reader: ShardReader) -> frozenset[str]:
     return frozenset(project for project, names in files.items() if is_c_project(names))
 
 
-def _project_roots(settings: CompileRateSettings, known: Iterable[str]) -> dict[str, Path]:
+def _project_roots(settings: CompileRateSettings, corpus_projects: Iterable[str]) -> dict[str, Path]:
     """The folders of the corpus's projects, as far as they are given.
 
     Raises:
@@ -218,12 +218,14 @@ def _project_roots(settings: CompileRateSettings, known: Iterable[str]) -> dict[
     """
     if not settings.projects and settings.projects_dir is None:
         return {}
-    given = CorpusSettings(out="", projects=settings.projects, projects_dir=settings.projects_dir)
-    roots = {project.name: project.roots[0].resolve() for project in find_projects(given)}
-    found = {name: root for name, root in roots.items() if name in set(known)}
-    if not found:
+    settings_of_projects = CorpusSettings(
+        out="", projects=settings.projects, projects_dir=settings.projects_dir
+    )
+    roots = {project.name: project.roots[0].resolve() for project in find_projects(settings_of_projects)}
+    matching = {name: root for name, root in roots.items() if name in set(corpus_projects)}
+    if not matching:
         raise UserError(
             f"none of the projects given is in the corpus ({', '.join(sorted(roots))})",
-            fix=f"It has {', '.join(sorted(known))}.",
+            fix=f"It has {', '.join(sorted(corpus_projects))}.",
         )
-    return found
+    return matching

@@ -33,11 +33,11 @@ def sample_documents(
             f"{reader.storage.location} has no project {project!r}",
             fix=f"Projects: {', '.join(sorted(projects))}.",
         )
-    known = {name for entry in projects.values() for name in entry["kinds"]}
-    if kind is not None and kind not in known:
+    kinds = {name for entry in projects.values() for name in entry["kinds"]}
+    if kind is not None and kind not in kinds:
         raise UserError(
             f"{reader.storage.location} has no documents of kind {kind!r}",
-            fix=f"Kinds: {', '.join(sorted(known))}.",
+            fix=f"Kinds: {', '.join(sorted(kinds))}.",
         )
     shards = [shard for split in SPLITS for shard in reader.shards(split)]
     rows = [_matching(reader, shard, project, kind) for shard in shards]
@@ -46,27 +46,29 @@ def sample_documents(
         raise UserError(
             f"{reader.storage.location} has no such document", fix="Leave out --kind or --project."
         )
-    chosen = random.Random(seed).sample(range(total), min(num, total))  # noqa: S311
-    found: dict[int, dict[str, Any]] = {}
+    numbers = random.Random(seed).sample(range(total), min(num, total))  # noqa: S311
+    rows_by_number: dict[int, dict[str, Any]] = {}
     start = 0
     for shard, matching in zip(shards, rows, strict=True):
-        here = [number for number in chosen if start <= number < start + len(matching)]
+        here = [number for number in numbers if start <= number < start + len(matching)]
         if here:
             table = reader.table(shard).take([matching[number - start] for number in here])
-            found |= {
+            rows_by_number |= {
                 number: {**row, "split": shard.split}
                 for number, row in zip(here, table.to_pylist(), strict=True)
             }
         start += len(matching)
-    return [found[number] for number in chosen]
+    return [rows_by_number[number] for number in numbers]
 
 
 def _matching(reader: ShardReader, shard: Shard, project: str | None, kind: str | None) -> Sequence[int]:
     """The rows of a shard that are of this project and kind."""
-    wanted = [(name, value) for name, value in (("project", project), ("kind", kind)) if value is not None]
-    if not wanted:
+    conditions = [
+        (name, value) for name, value in (("project", project), ("kind", kind)) if value is not None
+    ]
+    if not conditions:
         return range(shard.documents)
-    table = reader.table(shard, [name for name, _ in wanted])
-    columns = [pc.equal(table[name], value) for name, value in wanted]
-    found: array[int] = array("I", pc.indices_nonzero(functools.reduce(pc.and_, columns)).to_pylist())
-    return found
+    table = reader.table(shard, [name for name, _ in conditions])
+    columns = [pc.equal(table[name], value) for name, value in conditions]
+    row_numbers: array[int] = array("I", pc.indices_nonzero(functools.reduce(pc.and_, columns)).to_pylist())
+    return row_numbers

@@ -224,14 +224,14 @@ def filter_results(manifest: dict[str, Any], num_examples: int = 1) -> list[Filt
     for file in manifest.get("records", []):
         for reason, entry in sorted(file["left_out"].items()):
             entries["records", reason].append(("", entry))
-    found = sum(project["source_bytes"] for project in manifest["projects"].values())
+    source_bytes = sum(project["source_bytes"] for project in manifest["projects"].values())
     left_out = sum(entry.get("bytes", 0) for group in entries.values() for _, entry in group)
     return [
         FilterResult(
             action,
             reason,
             number=sum(entry["files"] for _, entry in group),
-            share=sum(entry.get("bytes", 0) for _, entry in group) / max(1, found + left_out),
+            share=sum(entry.get("bytes", 0) for _, entry in group) / max(1, source_bytes + left_out),
             examples=tuple(_examples(group, num_examples)),
         )
         for (action, reason), group in entries.items()
