@@ -66,7 +66,7 @@ def test_new_projects_are_held_out_until_the_fraction_is_reached(tmp_path):
 
 def test_the_same_steps_give_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(shard_writer, "SHARD_BYTES", 20_000)
-    monkeypatch.setattr(shard_writer, "DEAL_BYTES", 50_000)
+    monkeypatch.setattr(shard_writer, "FLUSH_BYTES", 50_000)
     first, second, third = projects(tmp_path)
     for out in (tmp_path / "a", tmp_path / "b"):
         build(settings(out, second, third))

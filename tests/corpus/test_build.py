@@ -74,11 +74,11 @@ def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(tmp_path):
     given = projects(tmp_path)
     build(CorpusSettings(out=str(tmp_path / "one"), projects=given, workers=1, max_bytes=600))
     script = (
-        "import sys\nfrom pathlib import Path\nfrom cpplm.corpus import build as b, parts, project\n"
+        "import sys\nfrom pathlib import Path\nfrom cpplm.corpus import build as b, project, project_cache\n"
         "from cpplm.corpus.settings import CorpusSettings\n"
         "if __name__ == '__main__':\n"
         # some projects go to a worker whole, some in batches
-        "    parts._SMALL_PROJECT = 30_000\n    project.BATCH_BYTES = 7_000\n"
+        "    project_cache._SMALL_PROJECT = 30_000\n    project.BATCH_BYTES = 7_000\n"
         "    paths = tuple(map(Path, sys.argv[2:]))\n"
         "    b.build(CorpusSettings(out=sys.argv[1], projects=paths, workers=2, max_bytes=600))\n"
     )

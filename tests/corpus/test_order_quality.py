@@ -101,7 +101,7 @@ def test_the_standard_library_is_in_order(benchmark):
 
 
 def plan(benchmark: ModuleType) -> object:
-    return benchmark.Plan(49_152, ordered=True, tokenizer=None)
+    return benchmark.BuildPlan(49_152, ordered=True, tokenizer=None)
 
 
 def test_the_measure_sees_what_is_out_of_order(benchmark):

@@ -111,7 +111,7 @@ def test_incomplete_types_of_cpp_alone(sandbox: Sandbox) -> None:
         "namespace port { template <class T> class Box; }\nport::Box<int> box;",
         "namespace port { class Box; }\nint n = port::Box::size;",
     ):
-        assert compile_document(text, "c++", sandbox, standards=("c++17",)).incomplete == ("port::Box",), text
+        assert compile_document(text, "c++", sandbox, standards=("c++17",)).incomplete_types == ("port::Box",), text
 
 
 def test_a_column_counts_characters(sandbox: Sandbox) -> None:
@@ -294,4 +294,4 @@ def test_macros_that_errors_demand(sandbox: Sandbox, text: str, macros: list[str
 
 def test_incomplete_types_behind_an_alias(sandbox: Sandbox) -> None:
     text = "namespace sea { struct Hull; }\nusing Boat = sea::Hull;\nint f(Boat* b) { return b->beam; }\n"
-    assert compile_document(text, "c++", sandbox).incomplete == ("sea::Hull",)
+    assert compile_document(text, "c++", sandbox).incomplete_types == ("sea::Hull",)

@@ -118,10 +118,10 @@ def test_headers_and_repairs(folder: Path, tmp_path: Path) -> None:
 def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(folder: Path, tmp_path: Path) -> None:
     built(folder, tmp_path / "one", repair=True)
     script = (
-        "import sys\nfrom pathlib import Path\nfrom cpplm.corpus import build as b, parts, project\n"
+        "import sys\nfrom pathlib import Path\nfrom cpplm.corpus import build as b, project, project_cache\n"
         "from cpplm.corpus.settings import CorpusSettings\n"
         "if __name__ == '__main__':\n"
-        "    parts._SMALL_PROJECT = 1_500\n"  # one project goes to a worker whole, one in batches
+        "    project_cache._SMALL_PROJECT = 1_500\n"  # one project goes to a worker whole, one in batches
         "    given = {'out': sys.argv[1], 'projects_dir': Path(sys.argv[2])}\n"
         "    b.build(CorpusSettings(**given, workers=2, repair=True))\n"
     )
