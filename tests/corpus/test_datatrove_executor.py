@@ -56,8 +56,10 @@ def test_a_pipeline_builds_parts_and_the_command_makes_the_corpus(tmp_path, monk
     records = sorted(name for name in contents(out) if name.endswith(".json"))
     assert len(records) == 1
     built = []
-    run_jobs = builder.run_jobs
-    monkeypatch.setattr(builder, "run_project_jobs", lambda jobs, *rest: (built.extend(jobs), run_jobs(jobs, *rest)))
+    run_jobs = builder.run_project_jobs
+    monkeypatch.setattr(
+        builder, "run_project_jobs", lambda jobs, *rest: (built.extend(jobs), run_jobs(jobs, *rest))
+    )
     build(settings)
     assert sorted(job.item.project.name for job in built) == ["project0", "project1"]
     assert (out / COMPLETE).exists()

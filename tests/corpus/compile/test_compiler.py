@@ -111,7 +111,9 @@ def test_incomplete_types_of_cpp_alone(sandbox: Sandbox) -> None:
         "namespace port { template <class T> class Box; }\nport::Box<int> box;",
         "namespace port { class Box; }\nint n = port::Box::size;",
     ):
-        assert compile_document(text, "c++", sandbox, standards=("c++17",)).incomplete_types == ("port::Box",), text
+        assert compile_document(text, "c++", sandbox, standards=("c++17",)).incomplete_types == (
+            "port::Box",
+        ), text
 
 
 def test_a_column_counts_characters(sandbox: Sandbox) -> None:
