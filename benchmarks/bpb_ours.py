@@ -61,7 +61,7 @@ class _Measurement(Callback):
 
     @staticmethod
     def _score(trainer: Trainer, texts: HeldOut) -> Score:
-        model = torch_model(trainer.learner)
+        model = torch_model(trainer.train_module)
         found = texts.score(lambda x, y: model.loss(x, y, reduction="none"), model.device)
         progress(f"    {trainer.state.seconds:6.1f} s: {found.code:.4f} bits per byte")
         return found

@@ -37,21 +37,21 @@ from measuring import (
 from cpplm.core.workers import worker_pool
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
-from cpplm.jax.learner import JaxLearner
 from cpplm.jax.mesh import HostBatchSharder, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
 from cpplm.jax.optimizer_state_io import stack_state
 from cpplm.jax.param_stacking import init_params
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
+from cpplm.jax.train_module import JaxTrainModule
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.lr_settings import Rates
-from cpplm.train.backend import Learner
+from cpplm.train.backend import TrainModule
 from cpplm.train.compile import compiled_losses
-from cpplm.train.distributed import ALONE
-from cpplm.train.torch_backend import TorchLearner
+from cpplm.train.distributed import SINGLE_PROCESS
+from cpplm.train.torch_backend import TorchTrainModule
 
 STEPS_WITHOUT_COMPILING = 200
 COMPILED = "/jax/core/compile/backend_compile_duration"  # XLA's own event
@@ -59,28 +59,28 @@ COMPILED = "/jax/core/compile/backend_compile_duration"  # XLA's own event
 Shape = tuple[int, int]
 
 
-def jax_learner(
+def jax_module(
     config: ModelConfig, shape: Shape, dtype: str, *, scan: bool = True
-) -> tuple[JaxLearner, TrainStep]:
-    """A learner on one CPU device, not yet compiled."""
+) -> tuple[JaxTrainModule, TrainStep]:
+    """A train_module on one CPU device, not yet compiled."""
     mesh = make_mesh(mesh_sizes({}, 1), jax.devices("cpu"))
     run = RunSettings(compute_dtype="bfloat16" if dtype == "bf16" else "float32", scan=scan)
     optimizer = Optimizer.of(
         config, Rates(), batch_tokens=shape[0] * shape[1], budget=None, product_dtype=run.dtype, mesh=mesh
     )
     step = TrainStep(config, run, optimizer, mesh)
-    return JaxLearner(
+    return JaxTrainModule(
         step, HostBatchSharder.of(mesh), init_params(config), stack_state({}, optimizer, config)
     ), step
 
 
-def torch_learner(config: ModelConfig, shape: Shape, dtype: str, *, compiled: bool) -> TorchLearner:
+def torch_module(config: ModelConfig, shape: Shape, dtype: str, *, compiled: bool) -> TorchTrainModule:
     """The same model with PyTorch."""
     model = Transformer(config, compute_dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
     model.init_weights()
     optimizer = build_optimizer(model, Rates(), batch_tokens=shape[0] * shape[1])
     losses = compiled_losses(model, [shape]) if compiled else model.training_losses
-    return TorchLearner(model, optimizer, losses, ALONE)
+    return TorchTrainModule(model, optimizer, losses, SINGLE_PROCESS)
 
 
 def make_batch(config: ModelConfig, shape: Shape) -> Batch:
@@ -92,15 +92,15 @@ def make_batch(config: ModelConfig, shape: Shape) -> Batch:
 def first_step(config: ModelConfig, shape: Shape, scan: bool, threads: int) -> dict[str, float]:
     """Seconds of tracing, compiling and the first step; lines of the program; XLA's temporary memory."""
     _keep_to(threads)
-    learner, step = jax_learner(config, shape, "fp32", scan=scan)
+    train_module, step = jax_module(config, shape, "fp32", scan=scan)
     begin = time.perf_counter()
     lowered = step.lower(*shape)
     traced = time.perf_counter()
     lines = lowered.as_text().count("\n")
     compiling = time.perf_counter()
-    learner.compiled[shape] = program = lowered.compile()
+    train_module.compiled[shape] = program = lowered.compile()
     compiled = time.perf_counter()
-    learner.step(iter([make_batch(config, shape)]), 1, NEUTRAL_PLAN)
+    train_module.step(iter([make_batch(config, shape)]), 1, NEUTRAL_PLAN)
     done = time.perf_counter()
     return {
         "trace": traced - begin,
@@ -115,24 +115,24 @@ def first_step(config: ModelConfig, shape: Shape, scan: bool, threads: int) -> d
 def recompilations(config: ModelConfig, shape: Shape, threads: int) -> dict[str, int]:
     """Programs that XLA compiled for the step, and during the steps after it was compiled."""
     _keep_to(threads)
-    learner, _ = jax_learner(config, shape, "fp32")
+    train_module, _ = jax_module(config, shape, "fp32")
     batch = make_batch(config, shape)
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, duration, **_: compiled.append(event) if event == COMPILED else None
     )
-    learner.compile(*shape, count=1, documents=False)
+    train_module.compile(*shape, count=1, documents=False)
     for_step = len(compiled)
     for number in range(STEPS_WITHOUT_COMPILING):
         done = number / STEPS_WITHOUT_COMPILING
         plan = replace(
             NEUTRAL_PLAN, learning_rate=1 - done, momentum=0.85 + 0.1 * done, weight_decay=1 - done
         )
-        learner.step(iter([batch]), 1, plan)
+        train_module.step(iter([batch]), 1, plan)
     return {"for_the_step": for_step, "during_200_steps": len(compiled) - for_step}
 
 
-_ready: dict[str, Learner] = {}
+_ready: dict[str, TrainModule] = {}
 
 
 def _prepare(name: str, config: ModelConfig, shape: Shape, dtype: str, threads: int) -> float:
@@ -140,11 +140,11 @@ def _prepare(name: str, config: ModelConfig, shape: Shape, dtype: str, threads: 
     _keep_to(threads)
     begin = time.perf_counter()
     if name == "JAX":
-        learner, _ = jax_learner(config, shape, dtype)
-        learner.compile(*shape, count=1, documents=False)
-        _ready["learner"] = learner
+        train_module, _ = jax_module(config, shape, dtype)
+        train_module.compile(*shape, count=1, documents=False)
+        _ready["train_module"] = train_module
     else:
-        _ready["learner"] = torch_learner(config, shape, dtype, compiled=name == "PyTorch, compiled")
+        _ready["train_module"] = torch_module(config, shape, dtype, compiled=name == "PyTorch, compiled")
     _measure(config, shape, 2)
     return time.perf_counter() - begin
 
@@ -155,7 +155,7 @@ def _measure(config: ModelConfig, shape: Shape, steps: int) -> float:
     for _ in range(steps):
         batch = make_batch(config, shape)
         begin = time.perf_counter()
-        _ready["learner"].step(iter([batch]), 1, NEUTRAL_PLAN)
+        _ready["train_module"].step(iter([batch]), 1, NEUTRAL_PLAN)
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds)
 

@@ -13,18 +13,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from cpplm.dataloader.loader import Batch
 from cpplm.jax import mesh
-from cpplm.jax.learner import JaxLearner, place
+from cpplm.jax.train_module import JaxTrainModule, to_device
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.train.backend import StepLosses
 from tests.jax.training import (
     assert_close,
-    jax_learner,
+    jax_module,
     make_batches,
     numpy_state,
     optimizer_of,
     plan,
-    torch_learner,
+    torch_module,
     train,
 )
 from tests.jax.twins import TWINS, checkpoint, torch_model
@@ -48,8 +48,8 @@ def pair(name: str) -> tuple[Transformer, Arrays]:
 def test_five_steps_are_those_of_torch(name: str, count: int) -> None:
     model, named = pair(name)
     batches = make_batches(TWINS[name], 5 * count, 2, 16)
-    ours = jax_learner(named, TWINS[name], batches, count=count)
-    theirs = torch_learner(model)
+    ours = jax_module(named, TWINS[name], batches, count=count)
+    theirs = torch_module(model)
     assert_close(train(ours, batches, count=count), train(theirs, batches, count=count), relative=1e-4)
     (weights, state), (their_weights, their_state) = numpy_state(ours), numpy_state(theirs)
     assert list(weights) == list(their_weights)
@@ -69,9 +69,9 @@ def by_torch_from_rounded_weights(name: str, batches: list[Batch], count: int) -
         for weight in model.parameters():
             signs = 2 * torch.randint(2, weight.shape, generator=generator) - 1
             weight.mul_(1 + torch.finfo(torch.float32).eps * signs)
-    learner = torch_learner(model)
-    train(learner, batches, count=count)
-    return numpy_state(learner)
+    train_module = torch_module(model)
+    train(train_module, batches, count=count)
+    return numpy_state(train_module)
 
 
 def assert_near(found: Arrays, expected: Arrays, other: Arrays) -> None:
@@ -126,10 +126,10 @@ def test_heads_divided_among_four_and_eight(axes: dict[str, int]) -> None:
 
 def compare_meshes(name: str, axes: dict[str, int], **heads: int) -> None:
     config, named, batches, alone, token_losses = on_one_device(name, **heads)
-    learner = jax_learner(named, config, batches, **axes)
-    assert_divided(learner, batches[0], axes)
-    np.testing.assert_allclose(validate(learner, batches[0]), token_losses, rtol=1e-4, atol=1e-5)
-    assert_close(train(learner, batches), alone, relative=1e-5)
+    train_module = jax_module(named, config, batches, **axes)
+    assert_divided(train_module, batches[0], axes)
+    np.testing.assert_allclose(validate(train_module, batches[0]), token_losses, rtol=1e-4, atol=1e-5)
+    assert_close(train(train_module, batches), alone, relative=1e-5)
 
 
 @functools.cache
@@ -140,19 +140,19 @@ def on_one_device(
     config = dataclasses.replace(TWINS[name], num_heads=num_heads, num_kv_heads=num_kv_heads)
     named = {key: array.copy() for key, array in checkpoint(torch_model(config)).items()}
     batches = make_batches(config, 5, 8, 16)
-    learner = jax_learner(named, config, batches)
-    token_losses = validate(learner, batches[0])
-    return config, named, batches, train(learner, batches), token_losses
+    train_module = jax_module(named, config, batches)
+    token_losses = validate(train_module, batches[0])
+    return config, named, batches, train(train_module, batches), token_losses
 
 
-def validate(learner: JaxLearner, batch: Batch) -> np.ndarray:
-    return learner.loss(batch.inputs, batch.targets, "none").numpy()
+def validate(train_module: JaxTrainModule, batch: Batch) -> np.ndarray:
+    return train_module.loss(batch.inputs, batch.targets, "none").numpy()
 
 
-def assert_divided(learner: JaxLearner, batch: Batch, axes: dict[str, int]) -> None:
+def assert_divided(train_module: JaxTrainModule, batch: Batch, axes: dict[str, int]) -> None:
     """On every axis something is divided: otherwise the comparison would show nothing."""
-    arrays = [*learner._learning.values(), *learner._state.values()]
-    arrays += place(batch, learner._sharder, learner._step.mesh).tokens.values()
+    arrays = [*train_module._learning.values(), *train_module._state.values()]
+    arrays += to_device(batch, train_module._sharder, train_module._step.mesh).tokens.values()
     specs = [part for array in arrays for part in array.sharding.spec]
     divided = {axis for part in specs for axis in (part if isinstance(part, tuple) else (part,))}
     assert divided >= set(axes)
@@ -163,9 +163,9 @@ def test_a_step_takes_the_place_of_the_last() -> None:
     """Weights and state are donated: no second copy of them outlives the step."""
     _, named = pair("memory")
     batches = make_batches(TWINS["memory"], 1, 2, 16)
-    learner = jax_learner(named, TWINS["memory"], batches)
-    before = [*learner._learning.values(), *learner._state.values()]
-    train(learner, batches)
+    train_module = jax_module(named, TWINS["memory"], batches)
+    before = [*train_module._learning.values(), *train_module._state.values()]
+    train(train_module, batches)
     assert all(array.is_deleted() for array in before)
 
 
@@ -173,8 +173,8 @@ def test_a_step_takes_the_place_of_the_last() -> None:
 def test_a_trace_can_be_read() -> None:
     """The names that docs/tpu.md lists are in the program."""
     _, named = pair("all")
-    learner = jax_learner(named, TWINS["all"], make_batches(TWINS["all"], 1, 2, 16))
-    text = learner._step.lower(2, 16).as_text(debug_info=True)
+    train_module = jax_module(named, TWINS["all"], make_batches(TWINS["all"], 1, 2, 16))
+    text = train_module._step.lower(2, 16).as_text(debug_info=True)
     for name in ("embedding", "engram_tables", "attention", "mlp", "lm_head", "multi_token_0", "optimizer",
                  "muon", "adamw"):  # fmt: skip
         assert re.search(rf'[(/]{name}[)/"]', text), name
@@ -191,16 +191,16 @@ def test_two_hundred_steps_are_compiled_once() -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 
-    learner = jax_learner(named, TWINS["plain"], batches)
+    train_module = jax_module(named, TWINS["plain"], batches)
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        learner.compile(2, 16, count=1, documents=False)
+        train_module.compile(2, 16, count=1, documents=False)
         assert len(compiled) == 1
         for step in range(200):
             changing = dataclasses.replace(
                 plan(step % 5), learning_rate=0.01 / (1 + step), momentum=0.8 + step / 2000
             )
-            learner.step(iter(batches[step % 4 : step % 4 + 1]), 1, changing)
+            train_module.step(iter(batches[step % 4 : step % 4 + 1]), 1, changing)
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
     assert len(compiled) == 1

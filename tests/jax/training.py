@@ -1,4 +1,4 @@
-"""Steps of the PyTorch learner and of the JAX one, from the same weights, over the same batches."""
+"""Steps of the PyTorch train_module and of the JAX one, from the same weights, over the same batches."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from jax.sharding import Mesh
 
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
-from cpplm.jax.learner import JaxLearner
 from cpplm.jax.mesh import HostBatchSharder, make_mesh
 from cpplm.jax.optimizer import Optimizer
 from cpplm.jax.optimizer_state_io import stack_state
 from cpplm.jax.param_stacking import stack_params_numpy
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
+from cpplm.jax.train_module import JaxTrainModule
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.lr_settings import Rates
 from cpplm.tokenizer.special_tokens import IGNORED
-from cpplm.train.backend import Learner, StepLosses, StepPlan
-from cpplm.train.distributed import ALONE
-from cpplm.train.torch_backend import TorchLearner
+from cpplm.train.backend import StepLosses, StepPlan, TrainModule
+from cpplm.train.distributed import SINGLE_PROCESS
+from cpplm.train.torch_backend import TorchTrainModule
 
 RATES = Rates(matrix_lr=0.05, embedding_lr=0.2, unembedding_lr=0.02, scalar_lr=0.2)
 BATCH_TOKENS = 2**12
 EXACT = RunSettings(compute_dtype="float32", loss_chunk=16, sparse_block=8)
 
 
-def torch_learner(model: Transformer) -> TorchLearner:
+def torch_module(model: Transformer) -> TorchTrainModule:
     optimizer = build_optimizer(model, RATES, batch_tokens=BATCH_TOKENS)
-    return TorchLearner(model, optimizer, model.training_losses, ALONE)
+    return TorchTrainModule(model, optimizer, model.training_losses, SINGLE_PROCESS)
 
 
-def jax_learner(
+def jax_module(
     named: dict[str, np.ndarray],
     config: ModelConfig,
     batches: Sequence[Batch],
@@ -48,17 +48,17 @@ def jax_learner(
     state: dict[str, np.ndarray] | None = None,
     run: RunSettings = EXACT,
     **axes: int,
-) -> JaxLearner:
+) -> JaxTrainModule:
     """On a mesh of these axes, compiled for such batches, `count` of which make a step."""
     sizes = {name: axes.get(name, 1) for name in ("data", "fsdp", "context", "model")}
     mesh = make_mesh(sizes, jax.devices("cpu"))
     optimizer = optimizer_of(config, mesh)
     step = TrainStep(config, run, optimizer, mesh)
     stacked = stack_state(state or {}, optimizer, config)
-    learner = JaxLearner(step, HostBatchSharder.of(mesh), stack_params_numpy(named, config), stacked)
+    train_module = JaxTrainModule(step, HostBatchSharder.of(mesh), stack_params_numpy(named, config), stacked)
     rows, length = batches[0].inputs.shape
-    learner.compile(rows, length, count=count, documents=batches[0].documents is not None)
-    return learner
+    train_module.compile(rows, length, count=count, documents=batches[0].documents is not None)
+    return train_module
 
 
 def optimizer_of(config: ModelConfig, mesh: Mesh) -> Optimizer:
@@ -98,18 +98,20 @@ def plan(step: int) -> StepPlan:
     )
 
 
-def train(learner: Learner, batches: Sequence[Batch], *, count: int = 1, first: int = 0) -> list[StepLosses]:
+def train(
+    train_module: TrainModule, batches: Sequence[Batch], *, count: int = 1, first: int = 0
+) -> list[StepLosses]:
     """Steps, of `count` batches each, until there are no more batches."""
     source, losses = iter(batches), []
     for step in range(len(batches) // count):
         taken = (next(source) for _ in range(count))
-        losses.append(learner.step(taken, count, plan(first + step)))
+        losses.append(train_module.step(taken, count, plan(first + step)))
     return losses
 
 
-def numpy_state(learner: Learner) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def numpy_state(train_module: TrainModule) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """A copy of weights and optimizer state, by the names of checkpoints."""
-    weights, state = learner.state()
+    weights, state = train_module.state()
     return (
         {k: v.numpy().copy() for k, v in weights.items()},
         {k: v.numpy().copy() for k, v in state.items()},

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from cpplm.train.distributed import DistContext, open_world
+from cpplm.train.distributed import TorchDistContext, init_distributed
 
 
 def in_processes(size: int, function: Callable[..., None], *arguments: Any) -> None:
@@ -30,10 +30,10 @@ def _process(
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with open_world("cpu") as dist:
+    with init_distributed("cpu") as dist:
         function(dist, *arguments)
 
 
-def alone() -> DistContext:
+def alone() -> TorchDistContext:
     """What one process without torchrun is."""
-    return DistContext(0, 1, torch.device("cpu"), None)
+    return TorchDistContext(0, 1, torch.device("cpu"), None)

@@ -43,14 +43,14 @@ def test_jax_trains_where_a_tpu_is(
     chips: int,
     jax: bool,
 ) -> None:
-    monkeypatch.setattr(backend_registry, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(backend_registry, "count_tpus", lambda: chips)
     monkeypatch.setattr(backend_registry.importlib.util, "find_spec", lambda name: name)  # as if installed
     chosen = dataclasses.replace(settings, backend=backend, device_type=device)
     assert trains_with_jax(chosen) is jax
 
 
 def test_without_jax_it_is_said(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_registry, "tpu_chips", lambda: 4)
+    monkeypatch.setattr(backend_registry, "count_tpus", lambda: 4)
     monkeypatch.setattr(backend_registry.importlib.util, "find_spec", lambda name: None)
     for backend in ("auto", "jax"):  # never weeks on the CPU beside a TPU
         with pytest.raises(UserError, match="needs JAX, which is not installed"):

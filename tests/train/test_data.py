@@ -15,8 +15,15 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.settings import DataSettings
 from cpplm.tokenizer.special_tokens import FIM_MIDDLE
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.data import check_data, checked, fingerprint, open_readers, train_loader, verifying
-from cpplm.train.distributed import ALONE
+from cpplm.train.data import (
+    check_data,
+    corpus_fingerprint,
+    open_readers,
+    train_loader,
+    verify_in_background,
+    warn_of_mismatches,
+)
+from cpplm.train.distributed import SINGLE_PROCESS
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import TrainingBudget
@@ -35,7 +42,7 @@ def first_rows(settings: TrainSettings, budget: TrainingBudget, batches: int = 8
     tokenizer = Tokenizer.load(settings.tokenizer)
     readers = open_readers(settings)
     check_data(settings, readers, tokenizer, budget)
-    loader = train_loader(settings, readers, tokenizer, budget, ALONE, LoaderState())
+    loader = train_loader(settings, readers, tokenizer, budget, SINGLE_PROCESS, LoaderState())
     try:
         return torch.cat([next(loader).inputs for _ in range(batches)])
     finally:
@@ -61,7 +68,7 @@ def test_several_data_sets(settings: TrainSettings, tmp_path: Path) -> None:
     other = write_corpus(tmp_path / "other", {"train": [20]})
     both = dataclasses.replace(settings, data_dir=(*settings.data_dir, str(other)))
     assert len(open_readers(both)) == 2
-    assert fingerprint(open_readers(both)) != fingerprint(open_readers(settings))
+    assert corpus_fingerprint(open_readers(both)) != corpus_fingerprint(open_readers(settings))
     only_first = dataclasses.replace(both, data=DataSettings(data_weights=(1.0, 0.0)))
     assert torch.equal(first_rows(only_first, STEPS), first_rows(settings, STEPS))
     assert not torch.equal(first_rows(both, STEPS), first_rows(settings, STEPS))
@@ -124,7 +131,7 @@ def test_training_says_the_warnings_once_and_passes_all_batches_on(
     reader.manifest["identity"] = {"tokenizer_hash": "f" * 64}
     ids = torch.tensor([tokenizer.encode(prose), tokenizer.encode(prose)])
     batches = [Batch(ids, ids, LoaderState(rows)) for rows in range(3)]
-    assert list(checked(iter(batches), [reader], tokenizer)) == batches
+    assert list(warn_of_mismatches(iter(batches), [reader], tokenizer)) == batches
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 3
     assert [any(part in line for line in warnings) for part in ("keywords", "f" * 12, "look like C++")] == [
@@ -142,5 +149,5 @@ def test_a_damaged_shard_is_found_before_the_first_step(settings: TrainSettings,
         pretrain(damaged)
     assert not list(settings.out.glob("checkpoints/*"))
     streaming = dataclasses.replace(damaged, data=DataSettings(streaming_data=True))
-    with verifying(open_readers(streaming), ALONE) as verification:
+    with verify_in_background(open_readers(streaming), SINGLE_PROCESS) as verification:
         assert isinstance(verification.exception(), UserError)

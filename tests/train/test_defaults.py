@@ -10,8 +10,16 @@ import pytest
 from cpplm.core.settings import to_dict
 from cpplm.model.flops import count_flops, count_scaling_parameters
 from cpplm.train.checkpoint.format import open_run
-from cpplm.train.defaults import CHOSEN, DEPTH, EVAL_TOKENS, LEAST_DEPTH, MFU, MINUTES, choose_settings
-from cpplm.train.devices import Devices, listed_devices
+from cpplm.train.defaults import (
+    DEPTH,
+    EVAL_TOKENS,
+    LEAST_DEPTH,
+    MFU,
+    MINUTES,
+    RESOLVED_SETTINGS,
+    resolve_defaults,
+)
+from cpplm.train.devices import Devices, data_sheet_devices
 from cpplm.train.dry_run import describe_run, estimate_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import DryRunSettings, TrainSettings, model_config
@@ -35,7 +43,7 @@ def hours(settings: TrainSettings, devices: Devices) -> float:
 @pytest.mark.parametrize("teraflops", [0.1, 0.5, 4.0])
 def test_the_depth_on_a_cpu_fits_the_clock(teraflops: float, minutes: float) -> None:
     devices = cpu(teraflops)
-    chosen, reason = choose_settings(
+    chosen, reason = resolve_defaults(
         dataclasses.replace(BARE, max_minutes=minutes), VOCAB_SIZE, devices, shares=1
     )
     limit = (minutes if minutes > 0 else MINUTES) / 60
@@ -51,30 +59,32 @@ def test_the_depth_on_a_cpu_fits_the_clock(teraflops: float, minutes: float) -> 
 
 
 def test_a_faster_cpu_trains_a_deeper_model() -> None:
-    depths = [choose_settings(BARE, VOCAB_SIZE, cpu(speed), shares=1)[0].depth for speed in (0.1, 1, 10, 1e4)]
+    depths = [
+        resolve_defaults(BARE, VOCAB_SIZE, cpu(speed), shares=1)[0].depth for speed in (0.1, 1, 10, 1e4)
+    ]
     assert depths == sorted(set(depths))
     assert depths[-1] == DEPTH
 
 
 def test_other_devices_have_fixed_values() -> None:
-    chosen, reason = choose_settings(BARE, VOCAB_SIZE, listed_devices("L4", 2), shares=2)
+    chosen, reason = resolve_defaults(BARE, VOCAB_SIZE, data_sheet_devices("L4", 2), shares=2)
     assert (chosen.depth, chosen.device_batch_size, chosen.eval_tokens) == (20, 32, 20 * 524_288)
     assert reason == ""
 
 
 def test_what_is_given_stays_and_a_given_batch_is_divided() -> None:
     given = dataclasses.replace(BARE, depth=3, total_batch_size=6 * 2048, eval_tokens=7)
-    chosen, reason = choose_settings(given, VOCAB_SIZE, cpu(4.0), shares=1)
+    chosen, reason = resolve_defaults(given, VOCAB_SIZE, cpu(4.0), shares=1)
     assert chosen == dataclasses.replace(given, device_batch_size=2)
     assert reason == ""
 
 
 def test_a_continued_run_keeps_what_was_chosen() -> None:
-    chosen, _ = choose_settings(BARE, VOCAB_SIZE, cpu(0.5), shares=1)
-    again, reason = choose_settings(BARE, VOCAB_SIZE, cpu(50.0), shares=1, earlier=to_dict(chosen))
+    chosen, _ = resolve_defaults(BARE, VOCAB_SIZE, cpu(0.5), shares=1)
+    again, reason = resolve_defaults(BARE, VOCAB_SIZE, cpu(50.0), shares=1, earlier=to_dict(chosen))
     assert again == chosen
     assert reason == ""
-    more_ranks, _ = choose_settings(BARE, VOCAB_SIZE, cpu(0.5), shares=16, earlier=to_dict(chosen))
+    more_ranks, _ = resolve_defaults(BARE, VOCAB_SIZE, cpu(0.5), shares=16, earlier=to_dict(chosen))
     assert more_ranks.total_batch_size == chosen.total_batch_size
     assert more_ranks.forward_passes(16) >= 1
 
@@ -96,11 +106,11 @@ def test_a_run_records_what_was_chosen_and_says_it(
     assert "1 steps of 256 tokens" in said
     assert said.index("a processor") < said.index("validation")
     recorded = open_run(settings.out).json("settings.json")
-    assert all(recorded[name] > 0 for name in CHOSEN)
+    assert all(recorded[name] > 0 for name in RESOLVED_SETTINGS)
     speed = 1e-9  # on a slower machine the same command would begin with depth 2
     assert pretrain(dataclasses.replace(bare, num_iterations=2)).step == 2
-    assert {name: open_run(settings.out).json("settings.json")[name] for name in CHOSEN} == {
-        name: recorded[name] for name in CHOSEN
+    assert {name: open_run(settings.out).json("settings.json")[name] for name in RESOLVED_SETTINGS} == {
+        name: recorded[name] for name in RESOLVED_SETTINGS
     }
 
 
@@ -118,7 +128,7 @@ def test_a_dry_run_is_of_this_machine_unless_a_gpu_is_named(settings: TrainSetti
 
 
 def test_a_run_is_described_before_it_begins() -> None:
-    chosen, _ = choose_settings(dataclasses.replace(BARE, depth=4), VOCAB_SIZE, cpu(1.0), shares=1)
+    chosen, _ = resolve_defaults(dataclasses.replace(BARE, depth=4), VOCAB_SIZE, cpu(1.0), shares=1)
     config = model_config(chosen, VOCAB_SIZE)
     steps = training_budget(chosen, config).steps
     said = describe_run(chosen, config, training_budget(chosen, config), cpu(1.0), 2 * 10**9, 0.0)

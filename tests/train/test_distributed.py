@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as torch_dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.train.distributed import VARIABLES, DistContext, open_world, read_environment
-from tests.train.processes import alone, in_processes
+from cpplm.train.distributed import (
+    SINGLE_PROCESS,
+    TORCHRUN_VARIABLES,
+    DistContext,
+    init_distributed,
+    read_environment,
+)
+from tests.train.processes import in_processes
 
 
 def environment(index: object, local: object, size: object) -> dict[str, str]:
@@ -48,15 +55,15 @@ def test_a_half_set_environment(variables: dict[str, str], message: str) -> None
 
 
 def test_alone_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
+    for name in TORCHRUN_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    with open_world("cpu") as dist:
-        assert dist == alone()
-        assert not dist.is_initialized()
+    with init_distributed("cpu") as dist:
+        assert vars(dist) == vars(SINGLE_PROCESS)
+        assert not torch_dist.is_initialized()
         assert dist.is_first
         dist.barrier()
         assert dist.gather_objects({"a": 1}) == [{"a": 1}]
-        assert dist.agree(stopping=True, seconds=0.1) == (True, 0.1)
+        assert dist.sync_stop_and_clock(stopping=True, seconds=0.1) == (True, 0.1)
         tensor = torch.ones(2)
         assert dist.mean(tensor) is tensor
 
@@ -64,14 +71,14 @@ def test_alone_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_is_not_here() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(UserError, match="'cuda' is not available"), open_world("cuda"):
+    with pytest.raises(UserError, match="'cuda' is not available"), init_distributed("cuda"):
         pass
 
 
 def talk(dist: DistContext, folder: Path) -> None:
     """Every process checks what it hears; an assertion that fails ends the test."""
-    index = dist.index
-    assert dist.size == dist.get_world_size() == 2
+    index = dist.rank
+    assert dist.world_size == torch_dist.get_world_size() == 2
     assert dist.is_first == (index == 0)
     assert dist.device == torch.device("cpu")
     said = {"text": "ü" * (1 + 5000 * index), "number": 0.1 + index, "list": [index, None, True]}
@@ -79,8 +86,8 @@ def talk(dist: DistContext, folder: Path) -> None:
     assert heard[index] == said
     assert [len(value["text"]) for value in heard] == [1, 5001]
     assert [value["number"] for value in heard] == [0.1, 1.1]
-    assert dist.agree(stopping=False, seconds=10.25 + index) == (False, 10.25)
-    assert dist.agree(stopping=index == 1, seconds=index / 3) == (True, 0.0)
+    assert dist.sync_stop_and_clock(stopping=False, seconds=10.25 + index) == (False, 10.25)
+    assert dist.sync_stop_and_clock(stopping=index == 1, seconds=index / 3) == (True, 0.0)
     assert torch.equal(dist.mean(torch.tensor([1.0, 3.0]) * (index + 1)), torch.tensor([1.5, 4.5]))
     if index == 1:
         (folder / "written").touch()
@@ -109,11 +116,11 @@ def test_two_processes_agree(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 import torch.distributed as dist
-from cpplm.train.distributed import open_world
-with open_world("cpu") as world:
-    everyone = world.gather_objects(world.index)
+from cpplm.train.distributed import init_distributed
+with init_distributed("cpu") as world:
+    everyone = world.gather_objects(world.rank)
     if world.is_first:
-        sys.stdout.write(f"{world.size} {everyone} {dist.get_backend()}\\n")
+        sys.stdout.write(f"{world.world_size} {everyone} {dist.get_backend()}\\n")
 sys.stdout.write(f"gone {dist.is_initialized()}\\n")
 """
 

@@ -22,11 +22,11 @@ from cpplm.model.transformer import Transformer
 from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
 from cpplm.train.checkpoint.format import open_run
-from cpplm.train.distributed import DistContext
+from cpplm.train.distributed import TorchDistContext
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
-from cpplm.train.validation import Validation, validate
+from cpplm.train.validation import ValidationResult, validate
 from tests.train.test_pretrain import assert_same_weights, weights
 
 
@@ -49,8 +49,8 @@ def test_a_stop_is_heard_during_validation(
     measured = begun = 0
 
     def interrupted_validate(
-        model: Transformer, batches: Iterable[Any], sizes: torch.Tensor, dist: DistContext
-    ) -> Validation:
+        model: Transformer, batches: Iterable[Any], sizes: torch.Tensor, dist: TorchDistContext
+    ) -> ValidationResult:
         nonlocal measured, begun
         begun += 1
         if begun < validation:
@@ -76,18 +76,18 @@ def test_a_stop_is_heard_during_validation(
 def test_a_stop_is_heard_amid_an_agreement(settings: TrainSettings) -> None:
     """The signal comes when this rank has said that it goes on, and waits for what the others say."""
 
-    class Signalled(DistContext):
+    class Signalled(TorchDistContext):
         agreements = 0
 
-        def agree(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
+        def sync_stop_and_clock(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
             self.agreements += 1
             if self.agreements == 5:  # before the third step; each has one before it and one after
                 os.kill(os.getpid(), signal.SIGTERM)
-            return super().agree(stopping=stopping, seconds=seconds)
+            return super().sync_stop_and_clock(stopping=stopping, seconds=seconds)
 
     class Meet(Callback):
         def on_start(self, trainer: Trainer) -> None:
-            trainer.dist = Signalled(**vars(trainer.dist))
+            trainer.dist = Signalled(0, 1, trainer.dist.device, None)
 
     with pytest.raises(KeyboardInterrupt):
         pretrain(settings, [Meet()])
@@ -160,7 +160,7 @@ def test_a_stop_is_heard_while_batches_do_not_come(settings: TrainSettings, tmp_
 def test_a_validation_that_is_no_number_ends_the_run(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing = Validation(bits_per_byte=math.nan, loss=math.nan, tokens=1, bytes=1)
+    nothing = ValidationResult(bits_per_byte=math.nan, loss=math.nan, tokens=1, bytes=1)
     monkeypatch.setattr("cpplm.train.callbacks.validate", lambda *arguments: nothing)
     with pytest.raises(UserError, match="validation loss is nan at step 0"):
         pretrain(settings)

@@ -14,14 +14,14 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.train.devices import MEMORY_GB, listed_devices
+from cpplm.train.devices import MEMORY_GB, data_sheet_devices
 from cpplm.train.estimate import estimate
-from cpplm.train.memory_estimate import Plan
+from cpplm.train.memory_estimate import MemoryPlan
 from cpplm.train.settings import DryRunSettings
 
 CONFIG = ModelConfig.from_depth(12, vocab_size=32_768)
-PLAN = Plan(CONFIG, KernelSettings(), torch.bfloat16, 16, 2**22, shard=False, normuon=False)
-H100S = listed_devices("H100", 64)
+PLAN = MemoryPlan(CONFIG, KernelSettings(), torch.bfloat16, 16, 2**22, shard=False, normuon=False)
+H100S = data_sheet_devices("H100", 64)
 
 
 def test_exact_figures() -> None:
@@ -39,17 +39,17 @@ def test_time_follows_from_the_assumed_rate() -> None:
     assert found.hours == pytest.approx(seconds / 3600)
     assert found.tokens_per_second == pytest.approx(found.tokens / seconds)
     assert estimate(PLAN, H100S, 0.5, seconds=seconds) == found
-    slower = estimate(PLAN, listed_devices("A100", 64), 0.5, steps=100)
+    slower = estimate(PLAN, data_sheet_devices("A100", 64), 0.5, steps=100)
     assert slower.hours == pytest.approx(found.hours * 989 / 312)
 
 
 def test_whether_it_fits() -> None:
     peak = estimate(PLAN, H100S, 0.5, steps=1).memory.peak / 1e9
     assert not estimate(
-        PLAN, listed_devices("H100", 64, peak), 0.5, steps=1
+        PLAN, data_sheet_devices("H100", 64, peak), 0.5, steps=1
     ).fits  # not all of it can be used
-    assert estimate(PLAN, listed_devices("H100", 64, 1.1 * peak), 0.5, steps=1).fits
-    assert "does not fit" in estimate(PLAN, listed_devices("H100", 64, 1.0), 0.5, steps=1).text()
+    assert estimate(PLAN, data_sheet_devices("H100", 64, 1.1 * peak), 0.5, steps=1).fits
+    assert "does not fit" in estimate(PLAN, data_sheet_devices("H100", 64, 1.0), 0.5, steps=1).text()
 
 
 def test_the_text_says_what_is_exact() -> None:

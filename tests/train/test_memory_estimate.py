@@ -15,18 +15,18 @@ from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.lr_settings import Rates
-from cpplm.train.memory_estimate import Plan, memory_of
+from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
 from tests.model.features import CONFIGS
 
 
-def plan(config: ModelConfig, rows: int, **changes: Any) -> Plan:
+def plan(config: ModelConfig, rows: int, **changes: Any) -> MemoryPlan:
     kernels = KernelSettings(gradient_checkpointing=changes.pop("again", False))
     accumulation = changes.pop("accumulation", 1)
     total = rows * config.max_seq_len * accumulation
-    return Plan(config, kernels, torch.float32, rows, total, shard=False, normuon=True, **changes)
+    return MemoryPlan(config, kernels, torch.float32, rows, total, shard=False, normuon=True, **changes)
 
 
-def measured_peak(made: Plan, accumulation: int) -> tuple[int, int, int]:
+def measured_peak(made: MemoryPlan, accumulation: int) -> tuple[int, int, int]:
     """Bytes of weights, of optimizer state, and the most of anything else during the second step."""
     model = Transformer(made.config, kernels=made.kernels)
     model.init_weights()
@@ -69,7 +69,7 @@ def test_the_peak_of_a_real_step(depth: int, length: int, rows: int, accumulatio
     config = ModelConfig.from_depth(depth, vocab_size=2048, head_dim=64, max_seq_len=length)
     made = plan(config, rows, accumulation=accumulation, again=again)
     weights, state, most = measured_peak(made, accumulation)
-    found = memory_of(made, 1, device_type="cpu")
+    found = estimate_memory(made, 1, device_type="cpu")
     assert found.weights == weights
     assert found.optimizer_state == state
     assert found.peak - weights - state == pytest.approx(most, rel=0.15)
@@ -78,11 +78,11 @@ def test_the_peak_of_a_real_step(depth: int, length: int, rows: int, accumulatio
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_feature_can_be_estimated(name: str) -> None:
     config = CONFIGS[name]
-    single, doubled = (memory_of(plan(config, rows), 1) for rows in (2, 4))
+    single, doubled = (estimate_memory(plan(config, rows), 1) for rows in (2, 4))
     parameters = sum(parameter.nbytes for parameter in Transformer(config).parameters())
     assert single.weights >= parameters
     assert single.activations < doubled.activations <= 2 * single.activations
-    less = memory_of(plan(config, 2, again=True), 1)
+    less = estimate_memory(plan(config, 2, again=True), 1)
     assert less.activations < single.activations
 
 
@@ -90,8 +90,8 @@ def test_more_ranks_have_less_each() -> None:
     """Of all but n-gram tables, which every rank has whole."""
     config = ModelConfig.nanochat(8, vocab_size=2048, head_dim=64, max_seq_len=128)
     made = plan(config, 1, accumulation=4)
-    one, four = (memory_of(made, ranks, device_type="cpu") for ranks in (1, 4))
-    shards = memory_of(replace(made, shard=True), 4, device_type="cpu")
+    one, four = (estimate_memory(made, ranks, device_type="cpu") for ranks in (1, 4))
+    shards = estimate_memory(replace(made, shard=True), 4, device_type="cpu")
     assert four.weights == one.weights
     assert four.optimizer_state < one.optimizer_state / 4 * 1.1
     assert shards.weights < one.weights / 4 * 1.05
@@ -101,6 +101,6 @@ def test_more_ranks_have_less_each() -> None:
 def test_ranks_that_cannot_divide_the_batch() -> None:
     made = plan(CONFIGS["plain"], 2)
     with pytest.raises(UserError, match="--total_batch_size 32 is not a multiple"):
-        memory_of(made, 3)
+        estimate_memory(made, 3)
     with pytest.raises(UserError, match="--shard"):
-        memory_of(replace(made, shard=True), 1)
+        estimate_memory(replace(made, shard=True), 1)

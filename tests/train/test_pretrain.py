@@ -20,10 +20,10 @@ from cpplm.train import trainer as trainer_module
 from cpplm.train.backend import StepLosses
 from cpplm.train.checkpoint.format import open_run
 from cpplm.train.checkpoint.weights import load_model, load_tensors
-from cpplm.train.distributed import DistContext
+from cpplm.train.distributed import TorchDistContext
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from cpplm.train.torch_backend import TorchLearner
+from cpplm.train.torch_backend import TorchTrainModule
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from tests.conftest import SMALL_TABLES, write_corpus
 
@@ -189,13 +189,13 @@ def test_time_horizon_stops_and_follows_the_clock(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here each step takes an eighth of a second by the trainer's clock, whatever the machine does."""
-    now, real = [1000.0], TorchLearner.step
+    now, real = [1000.0], TorchTrainModule.step
 
-    def step(learner: TorchLearner, *arguments: Any) -> StepLosses:
+    def step(train_module: TorchTrainModule, *arguments: Any) -> StepLosses:
         now[0] += 0.125
-        return real(learner, *arguments)
+        return real(train_module, *arguments)
 
-    monkeypatch.setattr(TorchLearner, "step", step)
+    monkeypatch.setattr(TorchTrainModule, "step", step)
     monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     summary = pretrain(dataclasses.replace(settings, num_iterations=-1, max_minutes=0.025, eval_every=-1))
     assert (summary.step, summary.seconds) == (12, 1.5)
@@ -273,7 +273,7 @@ def test_processes_have_to_be_alike(
 ) -> None:
     """What a second one says is what this one does, but for one thing."""
 
-    def said(dist: DistContext, own: Any) -> list[Any]:
+    def said(dist: TorchDistContext, own: Any) -> list[Any]:
         if not isinstance(own, dict) or name not in own:
             return [own]
         other = {**own, name: value}
@@ -282,7 +282,7 @@ def test_processes_have_to_be_alike(
             other[name] = {**within, key: {**within[key], **part} if isinstance(part, dict) else part}
         return [own, other]
 
-    monkeypatch.setattr(DistContext, "gather_objects", said)
+    monkeypatch.setattr(TorchDistContext, "gather_objects", said)
     if refused:
         with pytest.raises(UserError, match=refused):
             pretrain(settings)

@@ -20,14 +20,14 @@ from cpplm.optim.groups import build_optimizer
 from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
 from cpplm.train.distributed import DistContext
-from cpplm.train.memory_estimate import Plan, memory_of
+from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
 from cpplm.train.sharding import (
     compile_blocks,
     init_weights,
-    load_whole_state_dict,
-    own_share,
-    shard,
-    synchronise_gradients,
+    load_full_state_dict,
+    local_state_dict,
+    set_gradient_sync,
+    shard_model,
 )
 from tests.model.features import CONFIGS, random_model
 from tests.train.processes import alone, in_processes
@@ -73,9 +73,9 @@ def build(way: Way, dist: DistContext, saved: dict[str, Any]) -> tuple[Transform
     with torch.device("meta"):
         model = Transformer(CONFIG, kernels=kernels)
     if way.sharded:
-        shard(model, dist)
+        shard_model(model, dist)
     model.to_empty(device="cpu")
-    load_whole_state_dict(model, saved["weights"] if dist.is_first or not way.sharded else {})
+    load_full_state_dict(model, saved["weights"] if dist.is_first or not way.sharded else {})
     optimizer = build_optimizer(
         model, Rates(muon_beta2=0.9), batch_tokens=2**15, process_group=dist.process_group
     )
@@ -89,10 +89,10 @@ def train(
     """Losses, and the norm of the gradient, of each step over all ranks."""
     figures = []
     for step in steps:
-        inputs, targets = (part[dist.index :: dist.size].chunk(way.accumulation) for part in batch(step))
+        inputs, targets = (part[dist.rank :: dist.world_size].chunk(way.accumulation) for part in batch(step))
         total = torch.zeros(4)
         for index in range(way.accumulation):
-            synchronise_gradients(model, index == way.accumulation - 1)
+            set_gradient_sync(model, index == way.accumulation - 1)
             losses = model.training_losses(inputs[index], targets[index], 0.3)
             (losses.total / way.accumulation).backward()
             total += torch.stack([part.detach() for part in losses]) / way.accumulation
@@ -104,7 +104,7 @@ def train(
 
 def saved_by(dist: DistContext, model: Transformer, optimizer: MuonAdamW) -> dict[str, Any]:
     """This rank's share of weights and state."""
-    return {"weights": own_share(model, dist), "state": optimizer.named_state(own_share=True)}
+    return {"weights": local_state_dict(model, dist), "state": optimizer.named_state(own_share=True)}
 
 
 def together(files: list[Path]) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def run_ways(dist: DistContext, folder: Path, ways: list[Way]) -> None:
         found["sizes"] = dist.gather_objects(sizes(model, optimizer))
         model, optimizer = build(way, dist, middle)
         found["continued"] = train(way, dist, model, optimizer, range(HALF, STEPS))
-        torch.save(found, folder / f"{way}-{dist.index}.pt")
-    if dist.size == 2:
+        torch.save(found, folder / f"{way}-{dist.rank}.pt")
+    if dist.world_size == 2:
         observe_everything(dist, folder)
 
 
@@ -253,10 +253,10 @@ def test_shards_are_shares(way: Way, found: dict[str, Any], reference: Reference
 
 def test_estimates_of_weights_and_state_are_exact(way: Way, found: dict[str, Any]) -> None:
     rows = ROWS // way.size // way.accumulation
-    plan = Plan(
+    plan = MemoryPlan(
         CONFIG, KernelSettings(), torch.float32, rows, ROWS * CONFIG.max_seq_len, way.sharded, normuon=True
     )
-    memory, buffers = memory_of(plan, way.size), sum(b.nbytes for b in Transformer(CONFIG).buffers())
+    memory, buffers = estimate_memory(plan, way.size), sum(b.nbytes for b in Transformer(CONFIG).buffers())
     assert memory.weights == 4 * found["sizes"][0]["weights"] + buffers
     assert memory.optimizer_state == 4 * found["sizes"][0]["state"]
 
@@ -267,13 +267,13 @@ def observe_everything(dist: DistContext, folder: Path) -> None:
     for dtype in DTYPES:
         model = random_model(EVERYTHING)
         model.compute_dtype = dtype
-        shard(model, dist)
-        inputs, targets = (part[dist.index :: dist.size] for part in batch(0))
+        shard_model(model, dist)
+        inputs, targets = (part[dist.rank :: dist.world_size] for part in batch(0))
         model.training_losses(inputs, targets, 0.3).total.backward()
         found[str(dtype)] = {name: whole_gradient(p, dist) for name, p in model.named_parameters()}
     with torch.device("meta"):
         model = Transformer(EVERYTHING)
-    shard(model, dist)
+    shard_model(model, dist)
     model.to_empty(device="cpu")
     init_weights(model, 5)
     state = model.state_dict()
@@ -322,9 +322,9 @@ def test_a_shard_begins_with_the_values_of_one_process(everything: dict[str, Any
 
 def observe_compiled(dist: DistContext, folder: Path) -> None:
     model = random_model(FEW)
-    shard(model, dist)
+    shard_model(model, dist)
     compile_blocks(model)
-    inputs, targets = (part[dist.index :: dist.size] for part in batch(0))
+    inputs, targets = (part[dist.rank :: dist.world_size] for part in batch(0))
     for _ in range(2):
         model.zero_grad()
         losses = model.training_losses(inputs, targets, 0.3)
@@ -347,4 +347,4 @@ def test_compiled_blocks(folder: Path) -> None:
 
 def test_one_process_has_nothing_to_divide() -> None:
     with pytest.raises(UserError, match="--shard"):
-        shard(Transformer(CONFIG), alone())
+        shard_model(Transformer(CONFIG), alone())

@@ -13,7 +13,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.core.run_log import RunLog
-from cpplm.train.tracking import TensorBoardTracker, Tolerant, WandbTracker, make_trackers
+from cpplm.train.tracking import NonFatalTracker, TensorBoardTracker, WandbTracker, make_trackers
 
 
 def train_and_resume(folder: Path, **asked: object) -> None:
@@ -139,7 +139,7 @@ def test_only_what_was_asked_for(tmp_path: Path) -> None:
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, make in (
         ("wandb", lambda: WandbTracker("project", "name", tmp_path, {})),
-        ("torch.utils.tensorboard", lambda: Tolerant(TensorBoardTracker(tmp_path))),
+        ("torch.utils.tensorboard", lambda: NonFatalTracker(TensorBoardTracker(tmp_path))),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UserError, match=r"cpplm\[tracking\]"):

@@ -9,8 +9,8 @@ from cpplm.cli.settings import RunCompareSettings, RunListSettings, RunPageSetti
 from cpplm.core.errors import UserError
 from cpplm.train.report.compare import compare as compare_runs
 from cpplm.train.report.compare import find_runs, read_runs, write_comparison
-from cpplm.train.report.html import duration, short, write_page
-from cpplm.train.report.log_reader import History, figures
+from cpplm.train.report.html import duration, short_number, write_page
+from cpplm.train.report.log_reader import RunHistory, headline_figures
 
 
 def page(settings: RunPageSettings) -> Report:
@@ -42,7 +42,7 @@ def list_runs(settings: RunListSettings) -> Report:
     rows = [["run", "state", "steps", "tokens", "bits per byte", "tokens/s", "time"]]
     for folder in find_runs(settings.folder):
         try:
-            run = figures(History(folder))
+            run = headline_figures(RunHistory(folder))
         except UserError as error:
             run = {"folder": str(folder), "state": f"unreadable: {error}"}
         found.append(run)
@@ -52,7 +52,7 @@ def list_runs(settings: RunListSettings) -> Report:
                 str(folder),
                 run["state"],
                 f"{run.get('step', 0):,}",
-                short(run.get("tokens", 0)),
+                short_number(run.get("tokens", 0)),
                 "" if bits is None else f"{bits:.4f}",
                 f"{run.get('tokens_per_second', 0):,.0f}",
                 duration(run.get("seconds", 0)),

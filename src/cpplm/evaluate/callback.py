@@ -29,7 +29,7 @@ from cpplm.evaluate.eval_worker import CppEvalRequest
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import ModelSource
 from cpplm.train.checkpoint.format import committed_steps
-from cpplm.train.checkpoint.format import folder as checkpoint_folder
+from cpplm.train.checkpoint.format import step_folder as checkpoint_folder
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 FOLDER = "cpp_evaluation"  # in the run folder: pinned checkpoint, and what the process says

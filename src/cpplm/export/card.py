@@ -15,8 +15,8 @@ from cpplm.export import native
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_parameters
 from cpplm.train.checkpoint.format import Checkpoint
-from cpplm.train.report.html_evaluation import tiles
-from cpplm.train.report.log_reader import History
+from cpplm.train.report.html_evaluation import evaluation_tiles
+from cpplm.train.report.log_reader import RunHistory
 
 EVALUATION = "evaluation.json"
 
@@ -115,14 +115,14 @@ def _figures(folder: Path | None, step: int) -> list[tuple[str, str, str]]:
         return []
     found: list[tuple[str, str, str]] = []
     if (folder / LOG).exists():
-        here = [record for record in History(folder).validations if record["step"] == step]
+        here = [record for record in RunHistory(folder).validations if record["step"] == step]
         for record in here[-1:]:
             remark = f"of {record['bytes']:,} bytes of held-out code, during training"
             found.append(("bits per byte", f"{record['bits_per_byte']:.4f}", remark))
     if (folder / EVALUATION).exists():
         results = Storage(folder).read_json(EVALUATION)
         of_step = {name: result for name, result in results.items() if result.get("step") == step}
-        found += _bits(of_step.get("bpb", {})) + tiles(of_step)
+        found += _bits(of_step.get("bpb", {})) + evaluation_tiles(of_step)
     return found
 
 

@@ -43,7 +43,9 @@ class SampleCallback(Callback):
         """Sample when the interval has passed."""
         if trainer.state.step % self._every:
             return
-        samples = example_completions(Engine(torch_model(trainer.learner), trainer.tokenizer), self._settings)
+        samples = example_completions(
+            Engine(torch_model(trainer.train_module), trainer.tokenizer), self._settings
+        )
         trainer.log.write("samples", step=trainer.state.step, samples=samples)
         for sample in samples[:1]:
             log_info(f"step {trainer.state.step}: {sample['prompt']}{sample['completion']}")

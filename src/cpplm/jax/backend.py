@@ -18,8 +18,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
 from cpplm.jax.attention import check_row_lengths, resolve_attention
-from cpplm.jax.distributed import JaxWorld, initialize
-from cpplm.jax.learner import JaxLearner, place
+from cpplm.jax.distributed import JaxDistContext, initialize
 from cpplm.jax.mesh import HostBatchSharder, check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
 from cpplm.jax.optimizer_state_io import stack_state
@@ -27,11 +26,12 @@ from cpplm.jax.param_stacking import init_params, stack_params_numpy
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
 from cpplm.jax.tpu_specs import CHIPS_BY_KIND
+from cpplm.jax.train_module import JaxTrainModule, to_device
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import DEFAULT_KERNELS
 from cpplm.tokenizer.token_normalization import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.backend import Learner
+from cpplm.train.backend import TrainModule
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.devices import Devices, local_devices
@@ -41,7 +41,7 @@ from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 
 class JaxBackend:
-    """See `cpplm.train.backend.Backend`. The mesh is made when the world is opened."""
+    """See `cpplm.train.backend.TrainBackend`. The mesh is made when the world is opened."""
 
     def __init__(self, settings: TrainSettings) -> None:
         """Nothing is touched yet.
@@ -55,8 +55,8 @@ class JaxBackend:
         self._sharder = HostBatchSharder(1, (0,), 0, 1)
 
     @contextmanager
-    def open_world(self) -> Iterator[DistContext]:
-        """See `Backend`; the world is a `JaxWorld`."""
+    def init_distributed(self) -> Iterator[DistContext]:
+        """See `TrainBackend`; the world is a `JaxDistContext`."""
         settings = self._settings
         with initialize(settings) as devices:
             sizes = mesh_sizes(settings.jax.axes(), len(devices))
@@ -64,19 +64,10 @@ class JaxBackend:
             if self._mesh.size < len(devices):
                 log_info(f"training on {self._mesh.size} of {len(devices)} chips, as --mesh says")
             self._sharder = HostBatchSharder.of(self._mesh)
-            sharder = self._sharder
-            _refuse_batch(settings, sharder.batch_shards)
+            _refuse_batch(settings, self._sharder.batch_shards)
             if devices[0].platform == "tpu":
                 _enable_compilation_cache()
-            cpu = torch.device("cpu")
-            yield JaxWorld(
-                sharder.reader_index,
-                sharder.num_readers,
-                cpu,
-                None,
-                len(sharder.host_shards),
-                chips=self._mesh.size,
-            )
+            yield JaxDistContext(self._sharder)
 
     @property
     def mesh(self) -> Mesh:
@@ -94,21 +85,21 @@ class JaxBackend:
         """This host's rows, once the world is open."""
         return self._sharder
 
-    def devices(self, settings: TrainSettings, dist: DistContext) -> Devices:
+    def devices(self, settings: TrainSettings) -> Devices:
         """The TPU chips, or this CPU."""
         chip = self.mesh.devices.flat[0]
         known = CHIPS_BY_KIND.get(chip.device_kind)
-        if known is None:
+        if known is None:  # virtual chips of one CPU are one device
             dtype = getattr(torch, run_settings(settings, self.mesh).compute_dtype)
-            return local_devices(dist.device, dtype, dist.devices)
-        return Devices(chip.device_kind, "tpu", dist.devices, known.device_peak, "maker", known.device_memory)
+            return local_devices(torch.device("cpu"), dtype, jax.process_count())
+        chips = self.mesh.size
+        return Devices(chip.device_kind, "tpu", chips, known.device_peak, "maker", known.device_memory)
 
-    def memory(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> None:
+    def estimate_memory(self, settings: TrainSettings, config: ModelConfig) -> None:
         """None: only the compiler knows it, as `cpplm tpu check` reports."""
 
-    def check(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> dict[str, Any]:
-        """See `Backend`."""
-        del dist
+    def check(self, settings: TrainSettings, config: ModelConfig) -> dict[str, Any]:
+        """See `TrainBackend`."""
         sizes = dict(self.mesh.shape)
         lengths = settings.data.row_lengths(settings.max_seq_len)
         check_mesh(sizes, config, lengths)
@@ -124,9 +115,9 @@ class JaxBackend:
             "jax": jax.__version__,
         }
 
-    def place(self, batch: Batch) -> Batch:
-        """See `Backend`."""
-        return place(batch, self._sharder, self.mesh)
+    def to_device(self, batch: Batch) -> Batch:
+        """See `TrainBackend`."""
+        return to_device(batch, self._sharder, self.mesh)
 
     def build(
         self,
@@ -135,9 +126,8 @@ class JaxBackend:
         tokenizer: Tokenizer,
         checkpoint: Checkpoint | None,
         budget: TrainingBudget,
-        dist: DistContext,
-    ) -> Learner:
-        """See `Backend`. A new model begins with the weights that PyTorch would give it."""
+    ) -> TrainModule:
+        """See `TrainBackend`. A new model begins with the weights that PyTorch would give it."""
         step = train_step(settings, config, budget, self.mesh)
         if checkpoint is None:
             weights = init_params(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
@@ -145,17 +135,17 @@ class JaxBackend:
         else:
             weights = stack_params_numpy(_arrays(checkpoint, "model.safetensors"), config)
             state = _arrays(checkpoint, "optimizer.safetensors")
-        learner = JaxLearner(step, self.sharder, weights, stack_state(state, step.optimizer, config))
+        train_module = JaxTrainModule(step, self.sharder, weights, stack_state(state, step.optimizer, config))
         log_info("compiling the training step, before the first one")
-        rows = settings.device_batch_size * dist.batch_shares
+        rows = settings.device_batch_size * self._sharder.batch_shards
         for length in settings.data.row_lengths(settings.max_seq_len):
-            learner.compile(
+            train_module.compile(
                 rows * settings.max_seq_len // length,
                 length,
-                count=settings.forward_passes(dist.batch_shares),
+                count=settings.forward_passes(self._sharder.batch_shards),
                 documents=settings.data.document_mask,
             )
-        return learner
+        return train_module
 
 
 def train_step(settings: TrainSettings, config: ModelConfig, budget: TrainingBudget, mesh: Mesh) -> TrainStep:

@@ -1,6 +1,6 @@
 """`cpplm tpu bench`: how fast the training step is on the devices of this machine.
 
-The step, the learner and the mesh are the trainer's; batches are random ids, sent to the devices once. On a
+The step, its state and the mesh are the trainer's; batches are random ids, sent to the devices once. On a
 TPU tokens per second are also given as a share of the chips' peak (MFU, Chowdhery et al. 2022, arXiv
 2204.02311, appendix B). Works on any device of JAX; not seen to run on a TPU.
 """
@@ -22,12 +22,12 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.attention import check_row_lengths, resolve_attention
 from cpplm.jax.backend import JaxBackend, run_settings, train_step
 from cpplm.jax.check_settings import BenchSettings, StepSettings
-from cpplm.jax.learner import JaxLearner
 from cpplm.jax.mesh import check_mesh
 from cpplm.jax.optimizer_state_io import stack_state
 from cpplm.jax.param_stacking import init_params
 from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
 from cpplm.jax.tpu_specs import chip_for_kind
+from cpplm.jax.train_module import JaxTrainModule
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import training_budget
@@ -89,8 +89,8 @@ def bench(settings: BenchSettings) -> BenchReport:
     """
     device_type: Literal["", "cpu"] = "" if count_tpus() else "cpu"
     backend = JaxBackend(settings.step.training(1, device_type))
-    with backend.open_world() as dist:
-        shares, mesh = dist.batch_shares, backend.mesh
+    with backend.init_distributed() as dist:
+        shares, mesh = dist.data_parallel_size, backend.mesh
         if mesh.devices.flat[0].platform == "cpu":
             log_info("no TPU here: these are figures of the CPU")
         training = settings.step.training(shares, device_type)
@@ -99,22 +99,22 @@ def bench(settings: BenchSettings) -> BenchReport:
         attention = resolve_attention(run_settings(training, mesh).attention, mesh)
         check_row_lengths(attention, config, [settings.step.seq], mesh)
         trained = train_step(training, config, training_budget(training, config), mesh)
-        learner = JaxLearner(
+        train_module = JaxTrainModule(
             trained, backend.sharder, init_params(config), stack_state({}, trained.optimizer, config)
         )
         count, rows = training.forward_passes(shares), settings.step.device_batch_size * shares
         log_info("compiling the training step")
         begin = time.perf_counter()
-        learner.compile(rows, settings.step.seq, count=count, documents=settings.step.document_mask)
+        train_module.compile(rows, settings.step.seq, count=count, documents=settings.step.document_mask)
         compile_seconds = time.perf_counter() - begin
         own_rows = rows // backend.sharder.num_readers
-        batches = [backend.place(batch) for batch in _random_batches(settings.step, own_rows, count)]
-        seconds, loss = _time_steps(learner, batches, settings)
-        return _report(trained, training, learner, compile_seconds, seconds, loss)
+        batches = [backend.to_device(batch) for batch in _random_batches(settings.step, own_rows, count)]
+        seconds, loss = _time_steps(train_module, batches, settings)
+        return _report(trained, training, train_module, compile_seconds, seconds, loss)
 
 
 def _report(
-    trained: TrainStep, training: TrainSettings, learner: JaxLearner, compile_seconds: float,
+    trained: TrainStep, training: TrainSettings, train_module: JaxTrainModule, compile_seconds: float,
     seconds: list[float], loss: float,
 ) -> BenchReport:  # fmt: skip
     config, mesh, run = trained.config, trained.mesh, trained.run
@@ -140,20 +140,20 @@ def _report(
         tokens_per_second=rate,
         flops_per_second=flops,
         mfu=None if chip is None else flops / (chip.device_peak * mesh.size),
-        peak_memory_bytes=learner.peak_memory(),
+        peak_memory_bytes=train_module.peak_memory(),
         loss=loss,
     )
 
 
 def _time_steps(
-    learner: JaxLearner, batches: list[Batch], settings: BenchSettings
+    train_module: JaxTrainModule, batches: list[Batch], settings: BenchSettings
 ) -> tuple[list[float], float]:
     """Seconds of each measured step, and the loss of the last one. A step has ended when its loss is here."""
     seconds, loss = [], 0.0
     with progress_bar(settings.warm_up + settings.steps, "steps", "step") as bar:
         for number in range(settings.warm_up + settings.steps):
             begin = time.perf_counter()
-            loss = learner.step(iter(batches), len(batches), NEUTRAL_PLAN).next_token
+            loss = train_module.step(iter(batches), len(batches), NEUTRAL_PLAN).next_token
             if number >= settings.warm_up:
                 seconds.append(time.perf_counter() - begin)
             bar.update(1)

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,9 +13,11 @@ import numpy as np
 import torch
 from jax.experimental import multihost_utils
 from torch import Tensor
+from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import count_tpus
+from cpplm.jax.mesh import HostBatchSharder
 from cpplm.train.distributed import DistContext, TrainingInterrupted
 from cpplm.train.settings import TrainSettings
 
@@ -24,33 +25,19 @@ _BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _SHUTDOWN_SECONDS = 60  # seconds that a host which has ended with an error waits for the others to end
 
 
-@dataclass
-class JaxWorld(DistContext):
-    """This host among all; `index`, `size` and `replicas` are of the rows that hosts read, see `Feed`.
+class JaxDistContext(DistContext):
+    """This host among all. Hosts that hold different positions of the same rows have one `rank`."""
 
-    `device` is where the host's own tensors are, the CPU.
-    """
+    def __init__(self, sharder: HostBatchSharder) -> None:
+        """`sharder` says which rows this host reads."""
+        self.device = torch.device("cpu")
+        self.process_index, self.process_count = jax.process_index(), jax.process_count()
+        self.rank, self.world_size = sharder.reader_index, sharder.num_readers
+        self.data_parallel_size = sharder.batch_shards
 
-    chips: int = 1
-
-    @property
-    def process(self) -> int:
-        """See `DistContext`."""
-        return jax.process_index()
-
-    @property
-    def processes(self) -> int:
-        """See `DistContext`."""
-        return jax.process_count()
-
-    @property
-    def devices(self) -> int:
-        """See `DistContext`; virtual chips of one CPU are one device."""
-        return self.chips if jax.default_backend() == "tpu" else jax.process_count()
-
+    @override
     def gather_objects(self, value: Any) -> list[Any]:
-        """See `DistContext`."""
-        if jax.process_count() == 1:
+        if self.process_count == 1:
             return [value]
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
@@ -59,15 +46,15 @@ class JaxWorld(DistContext):
         parts = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
         return [json.loads(part[:size].tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
-    def agree(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
-        """See `DistContext`."""
-        said = self.gather_objects([stopping, seconds])
-        return any(stop for stop, _ in said), said[0][1]
+    @override
+    def sync_stop_and_clock(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
+        answers = self.gather_objects([stopping, seconds])
+        return any(stop for stop, _ in answers), answers[0][1]
 
+    @override
     def mean(self, tensor: Tensor) -> Tensor:
-        """See `DistContext`."""
-        said = self.gather_objects(tensor.tolist())
-        return tensor.copy_(torch.tensor(said, dtype=tensor.dtype).mean(0))
+        values = self.gather_objects(tensor.tolist())
+        return tensor.copy_(torch.tensor(values, dtype=tensor.dtype).mean(0))
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""What the training loop asks of a backend: PyTorch's answer is `cpplm.train.torch_backend`.
+"""The seam between the training loop and the library that trains: `TrainBackend` and `TrainModule`.
+
+`cpplm.train.torch_backend` implements them with PyTorch, `cpplm.jax.backend` with JAX.
 
 All else of training (loop, callbacks, data, schedules, metrics, checkpoints, log, page) is written once and
-knows a run's model and optimizer as a `Learner` only.
+knows a run's model and optimizer as a `TrainModule` only.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Profiler(Protocol):
         """
 
 
-class Learner(Protocol):
+class TrainModule(Protocol):
     """A model, its optimizer and its loss on the devices of this rank. All ranks call all methods alike."""
 
     @property
@@ -83,8 +85,8 @@ class Learner(Protocol):
         """Where `loss` wants its batches."""
 
     @property
-    def kind(self) -> str:
-        """Of device: "cpu", "cuda", "mps" or "tpu"."""
+    def device_type(self) -> str:
+        """Of the device: "cpu", "cuda", "mps" or "tpu"."""
 
     @property
     def precision(self) -> str:
@@ -103,34 +105,34 @@ class Learner(Protocol):
     def peak_memory(self) -> int:
         """Most bytes held so far on one device."""
 
-    def memory(self) -> dict[str, int]:
+    def memory_breakdown(self) -> dict[str, int]:
         """What holds the memory, as `cpplm.train.memory_callback` lists it."""
 
     def profiler(self, path: Path) -> Profiler:
         """One that has not begun; it adds its own ending to `path`."""
 
 
-class Backend(Protocol):
-    """Makes what a run needs of its kind."""
+class TrainBackend(Protocol):
+    """One library that trains. But for `init_distributed`, all methods want the processes joined by it."""
 
-    def open_world(self) -> AbstractContextManager[DistContext]:
-        """The processes that train together; see `cpplm.train.distributed.open_world`."""
+    def init_distributed(self) -> AbstractContextManager[DistContext]:
+        """The processes that train together; see `cpplm.train.distributed.init_distributed`."""
 
-    def devices(self, settings: TrainSettings, dist: DistContext) -> Devices:
+    def devices(self, settings: TrainSettings) -> Devices:
         """The devices of all processes."""
 
-    def memory(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> int | None:
+    def estimate_memory(self, settings: TrainSettings, config: ModelConfig) -> int | None:
         """Bytes that training needs at most on one device, estimated; None if nothing estimates them."""
 
-    def check(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> dict[str, Any]:
+    def check(self, settings: TrainSettings, config: ModelConfig) -> dict[str, Any]:
         """Refuse what cannot run, before anything is written; what will run, for the log.
 
         Raises:
             UserError: settings that this backend does not know, or that do not fit the devices.
         """
 
-    def place(self, batch: Batch) -> Batch:
-        """Called ahead of the step, in another thread, for each batch: send it to the devices now."""
+    def to_device(self, batch: Batch) -> Batch:
+        """Send a batch to the devices now; called in another thread, ahead of the step."""
 
     def build(
         self,
@@ -139,6 +141,5 @@ class Backend(Protocol):
         tokenizer: Tokenizer,
         checkpoint: Checkpoint | None,
         budget: TrainingBudget,
-        dist: DistContext,
-    ) -> Learner:
-        """A learner, new or as the checkpoint of either backend left it."""
+    ) -> TrainModule:
+        """A module, new or as the checkpoint of either backend left it."""

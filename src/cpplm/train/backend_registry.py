@@ -7,12 +7,12 @@ import importlib.util
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import count_tpus
-from cpplm.train.backend import Backend
+from cpplm.train.backend import TrainBackend
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchBackend
 
 
-def open_backend(settings: TrainSettings) -> Backend:
+def open_backend(settings: TrainSettings) -> TrainBackend:
     """The backend that `--backend` names.
 
     Raises:
@@ -25,7 +25,7 @@ def open_backend(settings: TrainSettings) -> Backend:
             "training on a TPU, or with --backend jax, needs JAX, which is not installed",
             fix="pip install 'cpplm[tpu]', or use --backend torch.",
         )
-    backend: Backend = importlib.import_module("cpplm.jax.backend").JaxBackend(settings)
+    backend: TrainBackend = importlib.import_module("cpplm.jax.backend").JaxBackend(settings)
     return backend
 
 

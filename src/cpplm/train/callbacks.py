@@ -57,7 +57,7 @@ class ProgressLog(Callback):
         self._loss_sum = 0.9 * self._loss_sum + 0.1 * metrics.loss
         self._weight = 0.9 * self._weight + 0.1  # 1 - 0.9^steps: the average has no bias to its start
         rate = metrics.tokens / metrics.seconds
-        flops = rate * count_flops(trainer.learner.config)["total"]
+        flops = rate * count_flops(trainer.train_module.config)["total"]
         trainer.log.write(
             "step",
             step=state.step,
@@ -74,7 +74,7 @@ class ProgressLog(Callback):
             flops_per_second=round(flops),
             mfu=round(flops / self._peak_flops, 4),
             eta_seconds=round(self._eta(trainer.progress)),
-            peak_memory_bytes=trainer.learner.peak_memory(),
+            peak_memory_bytes=trainer.train_module.peak_memory(),
         )
         self._bar.set_postfix_str(
             f"step {state.step}, loss {self._loss_sum / self._weight:.3f}, {rate:,.0f} tokens/s, "
@@ -116,9 +116,9 @@ class ValidationCallback(Callback):
         sizes = torch.from_numpy(trainer.tokenizer.token_bytes)
         most = trainer.settings.eval_tokens
         with progress_bar(most, "validate, at most", " tokens", unit_scale=True, delay=1, leave=False) as bar:
-            batches = _counted(trainer.until_stopped(self._batches()), bar)
-            result = validate(trainer.learner, batches, sizes, trainer.dist)
-        if trainer.agreed_to_stop():
+            batches = _counted(trainer.iterate_until_stop(self._batches()), bar)
+            result = validate(trainer.train_module, batches, sizes, trainer.dist)
+        if trainer.should_stop():
             return  # half a measurement is none
         if not math.isfinite(result.loss):
             raise UserError(
@@ -176,14 +176,14 @@ class CheckpointCallback(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         """All ranks agree on what each writes, and begin."""
-        state, learner, dist = trainer.state, trainer.learner, trainer.dist
+        state, train_module, dist = trainer.state, trainer.train_module, trainer.dist
         self._saved_seconds = state.seconds
-        self._writer.ready(state.step)
-        if dist.processes > 1:
+        self._writer.wait_for_previous(state.step)
+        if dist.process_count > 1:
             dist.barrier()  # now nobody is writing
             if dist.is_first:
-                self._writer.clear(state.step)
-        weights, optimizer = learner.state()
+                self._writer.clear_partial(state.step)
+        weights, optimizer = train_module.state()
         tensors = {"model.safetensors": weights, "optimizer.safetensors": optimizer}
         own = {
             "files": self._writer.count_files(tensors),
@@ -198,10 +198,10 @@ class CheckpointCallback(Callback):
                 f"{spoiled[0]} holds numbers that are not finite",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
-        share = RankShard(dist.process, [rank["files"] for rank in ranks], ranks[0]["token"])
+        share = RankShard(dist.process_index, [rank["files"] for rank in ranks], ranks[0]["token"])
         loader = LoaderState.merge(LoaderState.from_json(rank["loader"]) for rank in ranks)
         files = {
-            "config.json": _json(to_dict(learner.config)),
+            "config.json": _json(to_dict(train_module.config)),
             "settings.json": _json(to_dict(trainer.settings)),
             "tokenizer.json": trainer.tokenizer.to_json(),
             "state.json": _json({**asdict(state), "loader": loader.to_json(), **self._provenance}),

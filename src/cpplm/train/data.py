@@ -47,7 +47,7 @@ def open_readers(settings: TrainSettings) -> list[ShardReader]:
 
 
 @contextmanager
-def verifying(readers: Sequence[ShardReader], dist: DistContext) -> Iterator[Future[None]]:
+def verify_in_background(readers: Sequence[ShardReader], dist: DistContext) -> Iterator[Future[None]]:
     """Compares the hashes of all shards in local folders with the manifests, in a thread of its own.
 
     The ranks share the work. Shards of buckets, and those that arrive later, are compared when they are read.
@@ -60,7 +60,7 @@ def verifying(readers: Sequence[ShardReader], dist: DistContext) -> Iterator[Fut
     stop = threading.Event()
 
     def verify() -> None:
-        for reader, shard in shards[dist.process :: dist.processes]:
+        for reader, shard in shards[dist.process_index :: dist.process_count]:
             reader.verify(shard, stop)
 
     with ThreadPoolExecutor(1, thread_name_prefix="verify") as thread:
@@ -70,7 +70,7 @@ def verifying(readers: Sequence[ShardReader], dist: DistContext) -> Iterator[Fut
             stop.set()
 
 
-def fingerprint(readers: Sequence[ShardReader]) -> str:
+def corpus_fingerprint(readers: Sequence[ShardReader]) -> str:
     """A hash of the contents of all data sets."""
     prints = [reader.fingerprint() for reader in readers]
     return prints[0] if len(prints) == 1 else sha256("\n".join(prints).encode())
@@ -113,13 +113,13 @@ def train_loader(
     return TrainLoader(
         _sources(settings, readers),
         _encoder(settings, tokenizer),
-        batch_size=settings.device_batch_size * dist.replicas,
+        batch_size=settings.device_batch_size * dist.local_data_parallel_size,
         seq_len=settings.max_seq_len,
         seed=settings.seed,
         state=state,
         late_from_row=_late_from_row(settings, budget),
-        rank=dist.index,
-        num_ranks=dist.size,
+        rank=dist.rank,
+        num_ranks=dist.world_size,
         workers=data.data_workers,
         token_cache=data.token_cache,
         document_mask=data.document_mask,
@@ -178,7 +178,7 @@ def _require_columns(readers: Sequence[ShardReader], columns: Sequence[str]) -> 
             )
 
 
-def checked(
+def warn_of_mismatches(
     batches: Iterator[Batch], readers: Sequence[ShardReader], tokenizer: Tokenizer
 ) -> Iterator[Batch]:
     """The same batches; with the first come warnings about what does not fit together."""
@@ -203,7 +203,7 @@ def validation_passes(
     return lambda: validation_batches(
         reader,
         tokenizer,
-        batch_size=settings.device_batch_size * dist.replicas,
+        batch_size=settings.device_batch_size * dist.local_data_parallel_size,
         seq_len=settings.max_seq_len,
         max_tokens=settings.eval_tokens,
         threads=settings.data.tokenizer_threads,

@@ -16,7 +16,7 @@ from cpplm.train.devices import Devices
 from cpplm.train.settings import DryRunSettings, TrainSettings, model_config
 from cpplm.train.training_length import with_batch_size
 
-CHOSEN = ("depth", "total_batch_size", "eval_tokens", "device_batch_size")
+RESOLVED_SETTINGS = ("depth", "total_batch_size", "eval_tokens", "device_batch_size")
 """The settings that are chosen here."""
 DEPTH, DEVICE_BATCH_SIZE, EVAL_TOKENS = 20, 32, 20 * 524_288
 MFU = DryRunSettings.mfu  # seen on a CPU: 0.34 to 0.45 (`make demo`)
@@ -28,14 +28,14 @@ _PASS_SECONDS = 1.0  # of a forward and backward pass, between two of which a st
 _VALIDATION_SECONDS = 10.0
 
 
-def choose_settings(
+def resolve_defaults(
     settings: TrainSettings,
     vocab_size: int,
     devices: Devices,
     shares: int,
     earlier: Mapping[str, Any] | None = None,
 ) -> tuple[TrainSettings, str]:
-    """The settings with every one of `CHOSEN`, and how the depth was chosen, where that is worth a line.
+    """The settings with every one of `RESOLVED_SETTINGS`, and how the depth was chosen, if worth a line.
 
     Args:
         settings: as given; what is not -1 stays.
@@ -49,7 +49,9 @@ def choose_settings(
     """
     earlier = earlier or {}
     adopted = {
-        name: earlier[name] for name in CHOSEN[:-1] if name in earlier and getattr(settings, name) == -1
+        name: earlier[name]
+        for name in RESOLVED_SETTINGS[:-1]
+        if name in earlier and getattr(settings, name) == -1
     }
     settings, reason = replace(settings, **adopted), ""
     if settings.depth == -1 and devices.kind == "cpu":

@@ -49,7 +49,7 @@ def local_devices(device: torch.device, dtype: torch.dtype, count: int) -> Devic
     return Devices(name, device.type, count, peak, source, psutil.virtual_memory().total)
 
 
-def listed_devices(gpu: str, count: int, memory_gb: float = -1.0) -> Devices:
+def data_sheet_devices(gpu: str, count: int, memory_gb: float = -1.0) -> Devices:
     """So many GPUs by their name in the data sheets; `memory_gb` in 10^9 bytes, -1 for the data sheet's."""
     memory = round(1e9 * (MEMORY_GB[gpu] if memory_gb == -1 else memory_gb))
     return Devices(gpu, "cuda", count, PEAK_TERAFLOPS[gpu] * 1e12, "maker", memory)

@@ -1,7 +1,7 @@
 """The processes that train one model together, as torchrun's environment describes them.
 
-One process without torchrun is a world of one: no process group is made, and every exchange gives back what
-it was given. Between several processes no pickle travels: values are JSON.
+For one process without torchrun no process group is made, and every exchange gives back what it was given.
+Between several processes no pickle travels: values are JSON.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import gc
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device
 from cpplm.core.settings import flatten
 from cpplm.optim.collectives import Ranks
 
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 # Of one exchange: the others wait while the first rank waits for its checkpoint or compiles alone.
 TIMEOUT = timedelta(minutes=30)
 
@@ -33,41 +34,57 @@ class TrainingInterrupted(KeyboardInterrupt):
     """The run was asked to stop, has saved and ends: on all processes."""
 
 
-@dataclass
-class DistContext:
-    """This process among all. `device` is its own; `process_group` is None for a world of one, or left."""
+class DistContext(ABC):
+    """This process among all that train one model, and what they tell each other.
 
-    index: int
-    size: int
+    With PyTorch it is a `TorchDistContext`, with JAX a `cpplm.jax.distributed.JaxDistContext`.
+
+    Attributes:
+        device: where this process's own tensors are.
+        process_index: which of the `process_count` processes this is.
+        process_count: all processes.
+        rank: which share of the rows of a batch this process reads: of `world_size` shares. Processes of one
+            rank read the same rows; there are such with JAX only, where hosts may divide the positions.
+        world_size: shares into which the processes divide the rows that they read.
+        data_parallel_size: so many times `device_batch_size` rows all processes compute at once.
+    """
+
     device: torch.device
-    process_group: dist.ProcessGroup | None
-    replicas: int = 1
-    """So many times `device_batch_size` rows this process computes at once."""
+    process_index: int
+    process_count: int
+    rank: int
+    world_size: int
+    data_parallel_size: int
 
     @property
-    def batch_shares(self) -> int:
-        """So many times `device_batch_size` rows all processes compute at once."""
-        return self.size * self.replicas
-
-    @property
-    def devices(self) -> int:
-        """Devices of all processes."""
-        return self.size
-
-    @property
-    def process(self) -> int:
-        """This process's place in what `gather_objects` gives."""
-        return self.index
-
-    @property
-    def processes(self) -> int:
-        """How many `gather_objects` asks."""
-        return self.size
+    def local_data_parallel_size(self) -> int:
+        """So many times `device_batch_size` rows this process reads at once."""
+        return self.data_parallel_size // self.world_size
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what is written once: log and page; and commits checkpoints."""
-        return self.process == 0
+        """True in the process that writes what is written once: log and page; it commits checkpoints."""
+        return self.process_index == 0
+
+    @abstractmethod
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The values of all processes, in order of `process_index`, on every process. All must call it.
+
+        Args:
+            value: anything that JSON can say; tuples become lists.
+        """
+
+    @abstractmethod
+    def sync_stop_and_clock(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
+        """True if any process was asked to stop, and the clock of the first: the same on all, in one message.
+
+        A signal reaches the processes at different moments and no two clocks are alike, yet all must take the
+        same number of steps and the same schedules.
+        """
+
+    @abstractmethod
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over the processes, in place. All must call it."""
 
     def barrier(self) -> None:
         """Wait until all processes are here."""
@@ -114,40 +131,44 @@ class DistContext:
                     fix="Start the same command with the same files on each machine.",
                 )
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """What each process has, in order of rank, on every process. All must call it.
 
-        Args:
-            value: anything that JSON can say; tuples become lists.
-        """
+class TorchDistContext(DistContext):
+    """A process of torchrun's, or the only one; each has one device, and rows of its own."""
+
+    def __init__(
+        self, rank: int, world_size: int, device: torch.device, process_group: dist.ProcessGroup | None
+    ) -> None:
+        """`process_group` is None for a single process, or when it is left."""
+        self.device, self.process_group = device, process_group
+        self.rank = self.process_index = rank
+        self.world_size = self.process_count = self.data_parallel_size = world_size
+
+    @override
+    def gather_objects(self, value: Any) -> list[Any]:
         if self.process_group is None:
             return [value]
         data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
         return [json.loads(bytes(part.tolist())) for part in Ranks(self.process_group).gather_any(data)]
 
-    def agree(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
-        """Whether any process was asked to stop, and the clock of the first: the same on all, in one message.
-
-        A signal reaches the processes at different moments and no two clocks are alike, yet all must take the
-        same number of steps and the same schedules.
-        """
+    @override
+    def sync_stop_and_clock(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
         if self.process_group is None:
             return stopping, seconds
-        said = torch.tensor([[float(stopping), seconds]], dtype=torch.float64, device=self.device)
-        said = Ranks(self.process_group).gather(said, self.size)()
-        return bool(said[:, 0].any()), float(said[0, 1])
+        values = torch.tensor([[float(stopping), seconds]], dtype=torch.float64, device=self.device)
+        values = Ranks(self.process_group).gather(values, self.world_size)()
+        return bool(values[:, 0].any()), float(values[0, 1])
 
+    @override
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over the processes, in place. All must call it."""
         return Ranks(self.process_group).mean(tensor)()
 
 
-ALONE = DistContext(0, 1, torch.device("cpu"), None)
+SINGLE_PROCESS = TorchDistContext(0, 1, torch.device("cpu"), None)
 
 
 @contextmanager
-def open_world(device_type: str = "") -> Iterator[DistContext]:
-    """The world that this process belongs to; left, its process group is gone.
+def init_distributed(device_type: str = "") -> Iterator[TorchDistContext]:
+    """Join the processes that torchrun started; left, the process group is gone.
 
     The group's messages travel by NCCL between CUDA devices and by gloo between CPUs.
 
@@ -158,16 +179,16 @@ def open_world(device_type: str = "") -> Iterator[DistContext]:
     Raises:
         UserError: an environment that is half set or contradicts itself, or too few devices.
     """
-    index, local_index, size = read_environment(os.environ)
+    rank, local_rank, world_size = read_environment(os.environ)
     device = choose_device(device_type)
-    if size == 1:
-        yield DistContext(0, 1, device, None)
+    if world_size == 1:
+        yield TorchDistContext(0, 1, device, None)
         return
-    device = _own_device(device, local_index)
+    device = _local_device(device, local_rank)
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo", rank=index, world_size=size, timeout=TIMEOUT
+        "nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size, timeout=TIMEOUT
     )
-    context = DistContext(index, size, device, dist.group.WORLD)
+    context = TorchDistContext(rank, world_size, device, dist.group.WORLD)
     try:
         yield context
     finally:
@@ -179,39 +200,39 @@ def open_world(device_type: str = "") -> Iterator[DistContext]:
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """Index of this process among all, index on its machine, number of all; (0, 0, 1) without torchrun.
+    """Rank of this process among all, rank on its machine, number of all; (0, 0, 1) without torchrun.
 
     Raises:
         UserError: some of the variables are missing, no numbers, or contradict each other.
     """
-    given = {name: environment[name] for name in VARIABLES if name in environment}
+    given = {name: environment[name] for name in TORCHRUN_VARIABLES if name in environment}
     if not given:
         return 0, 0, 1
-    said = " ".join(f"{name}={value}" for name, value in given.items())
+    variables = " ".join(f"{name}={value}" for name, value in given.items())
     fix = "Start with torchrun, or unset these variables to train in one process."
-    missing = [name for name in VARIABLES if name not in given]
+    missing = [name for name in TORCHRUN_VARIABLES if name not in given]
     if missing:
-        raise UserError(f"the environment says {said} but not {' and '.join(missing)}", fix=fix)
+        raise UserError(f"the environment says {variables} but not {' and '.join(missing)}", fix=fix)
     if not all(value.isascii() and value.isdigit() for value in given.values()):
-        raise UserError(f"the environment says {said}, which are not all numbers", fix=fix)
-    index, local_index, size = (int(given[name]) for name in VARIABLES)
-    if not local_index <= index < size:
-        raise UserError(f"the environment says {said}, which no process can be", fix=fix)
-    return index, local_index, size
+        raise UserError(f"the environment says {variables}, which are not all numbers", fix=fix)
+    rank, local_rank, world_size = (int(given[name]) for name in TORCHRUN_VARIABLES)
+    if not local_rank <= rank < world_size:
+        raise UserError(f"the environment says {variables}, which no process can be", fix=fix)
+    return rank, local_rank, world_size
 
 
-def _own_device(device: torch.device, local_index: int) -> torch.device:
+def _local_device(device: torch.device, local_rank: int) -> torch.device:
     if device.type == "mps":
         raise UserError(
             "several processes cannot share the one MPS device", fix="Train in one process, without torchrun."
         )
     if device.type == "cuda":
         count = torch.cuda.device_count()
-        if local_index >= count:
+        if local_rank >= count:
             raise UserError(
-                f"process {local_index} of this machine has no GPU of its own: there are {count}",
+                f"process {local_rank} of this machine has no GPU of its own: there are {count}",
                 fix=f"Start at most {count} processes per machine (torchrun --nproc_per_node {count}).",
             )
-        device = torch.device("cuda", local_index)
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     return device

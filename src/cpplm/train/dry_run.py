@@ -9,10 +9,10 @@ from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.defaults import MFU, choose_settings
-from cpplm.train.devices import Devices, listed_devices, local_devices
+from cpplm.train.defaults import MFU, resolve_defaults
+from cpplm.train.devices import Devices, data_sheet_devices, local_devices
 from cpplm.train.estimate import Estimate, estimate
-from cpplm.train.memory_estimate import Plan
+from cpplm.train.memory_estimate import MemoryPlan
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.training_length import TrainingBudget, training_budget
 
@@ -29,16 +29,16 @@ def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
         raise UserError("--dry_run knows no TPUs", fix="'cpplm tpu check' compiles the step for them.")
     if dry.gpu:
         dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
-        devices = listed_devices(dry.gpu, dry.world_size, dry.gpu_memory_gb)
+        devices = data_sheet_devices(dry.gpu, dry.world_size, dry.gpu_memory_gb)
     else:
         device = choose_device(settings.device_type)
         dtype = choose_dtype(settings.precision, device)
         devices = local_devices(device, dtype, 1)
     vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
-    settings, reason = choose_settings(settings, vocab_size, devices, devices.count)
+    settings, reason = resolve_defaults(settings, vocab_size, devices, devices.count)
     config = model_config(settings, vocab_size)
     budget = training_budget(settings, config)
-    plan = Plan.of(settings, config, dtype)
+    plan = MemoryPlan.of(settings, config, dtype)
     return estimate(plan, devices, dry.mfu, steps=budget.steps, seconds=budget.seconds), reason
 
 
@@ -53,7 +53,7 @@ def describe_run(
     """Summary of a run in one line: model, length, devices, memory and time.
 
     Args:
-        settings: complete, as `choose_settings` gives them.
+        settings: complete, as `resolve_defaults` gives them.
         config: the model.
         horizon: the length of the run.
         devices: what trains it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cpplm.core.text import pluralize
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.devices import Devices
-from cpplm.train.memory_estimate import Memory, Plan, memory_of
+from cpplm.train.memory_estimate import MemoryEstimate, MemoryPlan, estimate_memory
 
 USABLE = 0.92  # share of a device's memory; the driver, communication buffers and fragments take the rest
 
@@ -27,7 +27,7 @@ class Estimate:
     tokens: int
     accumulation: int
     flops_per_step: int
-    memory: Memory
+    memory: MemoryEstimate
     fits: bool
     tokens_per_second: float
     hours: float
@@ -62,7 +62,7 @@ class Estimate:
 
 
 def estimate(
-    plan: Plan, devices: Devices, mfu: float, *, steps: int | None = None, seconds: float | None = None
+    plan: MemoryPlan, devices: Devices, mfu: float, *, steps: int | None = None, seconds: float | None = None
 ) -> Estimate:
     """What a run of so many steps, or of so many seconds, takes.
 
@@ -79,7 +79,7 @@ def estimate(
         assert seconds is not None  # noqa: S101  (checked above)
         steps = max(1, round(seconds * rate / plan.total_batch_size))
     tokens = steps * plan.total_batch_size
-    memory = memory_of(plan, devices.count, device_type=devices.kind)
+    memory = estimate_memory(plan, devices.count, device_type=devices.kind)
     return Estimate(
         parameters=count_parameters(plan.config)["total"],
         steps=steps,

@@ -28,4 +28,4 @@ class MemoryCallback(Callback):
         """Measure when the interval has passed."""
         if self._first or trainer.state.step % self._every == 0:
             self._first = False
-            trainer.log.write("memory", step=trainer.state.step, **trainer.learner.memory())
+            trainer.log.write("memory", step=trainer.state.step, **trainer.train_module.memory_breakdown())

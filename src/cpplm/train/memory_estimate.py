@@ -27,13 +27,13 @@ from cpplm.optim.buckets import SHARED_FROM
 from cpplm.optim.groups import MATRIX, role
 from cpplm.optim.muon import IN_FLIGHT
 from cpplm.train.settings import TrainSettings
-from cpplm.train.sharding import kept_whole
+from cpplm.train.sharding import replicated_params
 
 FULL = 4  # bytes of a float32
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """What is trained, and how. Lengths and batch sizes in tokens, but `device_batch_size` in rows."""
 
     config: ModelConfig
@@ -46,7 +46,7 @@ class Plan:
     """Whether Muon keeps second moments."""
 
     @classmethod
-    def of(cls, settings: TrainSettings, config: ModelConfig, compute_dtype: torch.dtype) -> Plan:
+    def of(cls, settings: TrainSettings, config: ModelConfig, compute_dtype: torch.dtype) -> MemoryPlan:
         """The memory plan of settings with chosen batch sizes; `compute_dtype` of matrix products."""
         return cls(
             config=config,
@@ -77,7 +77,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Activations:
+class ActivationBytes:
     """Bytes that one forward pass keeps for the backward pass, on one rank.
 
     `recomputed` is one block's: computed again when its turn comes, with gradient checkpointing, when of each
@@ -93,7 +93,7 @@ class Activations:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes on the rank that has most, by part, and the `peak`, when not all parts are there."""
 
     weights: int
@@ -106,7 +106,7 @@ class Memory:
     peak: int
 
 
-def memory_of(plan: Plan, world_size: int, *, device_type: str = "cuda") -> Memory:
+def estimate_memory(plan: MemoryPlan, world_size: int, *, device_type: str = "cuda") -> MemoryEstimate:
     """Bytes on the first of `world_size` ranks, which has most.
 
     Args:
@@ -116,7 +116,7 @@ def memory_of(plan: Plan, world_size: int, *, device_type: str = "cuda") -> Memo
     """
     with torch.device("meta"):
         model = Transformer(plan.config, compute_dtype=plan.compute_dtype, kernels=plan.kernels)
-    shares = _Shares(model, world_size, shard=plan.shard)
+    shares = _RankParameters(model, world_size, shard=plan.shard)
     accumulates = plan.accumulation(world_size) > 1
     activations = trace_activations(plan, device_type)
     gradients = _gradients(shares, plan, accumulates=accumulates)
@@ -129,7 +129,7 @@ def memory_of(plan: Plan, world_size: int, *, device_type: str = "cuda") -> Memo
         before + activations.kept + activations.recomputed + activations.work,
         gradients + activations.block + activations.work,
     )
-    return Memory(
+    return MemoryEstimate(
         weights=weights,
         gathered=gathered,
         gradients=gradients,
@@ -141,7 +141,7 @@ def memory_of(plan: Plan, world_size: int, *, device_type: str = "cuda") -> Memo
     )
 
 
-def trace_activations(plan: Plan, device_type: str = "cuda") -> Activations:
+def trace_activations(plan: MemoryPlan, device_type: str = "cuda") -> ActivationBytes:
     """What one forward pass of a rank keeps.
 
     Attention is traced as the chunked kernel computes it: as flash attention, it keeps queries, keys, values
@@ -158,7 +158,7 @@ def trace_activations(plan: Plan, device_type: str = "cuda") -> Activations:
     again = plan.kernels.gradient_checkpointing
     block = blocks // config.num_layers
     logits = min(tokens, chunk_rows(device_type)) * config.vocab_size * (2 * size + 2 * FULL)
-    return Activations(
+    return ActivationBytes(
         kept=around + (inputs if again else blocks),
         recomputed=block if again else 0,
         block=block,
@@ -167,7 +167,7 @@ def trace_activations(plan: Plan, device_type: str = "cuda") -> Activations:
     )
 
 
-def _saved_bytes(plan: Plan, kernels: KernelSettings) -> int:
+def _saved_bytes(plan: MemoryPlan, kernels: KernelSettings) -> int:
     """Bytes of all tensors that autograd saves in one forward pass, but for parameters and buffers."""
     with torch.device("meta"):
         model = Transformer(plan.config, compute_dtype=plan.compute_dtype, kernels=kernels)
@@ -187,13 +187,13 @@ def _saved_bytes(plan: Plan, kernels: KernelSettings) -> int:
     return sum(storage.nbytes() for storage in saved.values())
 
 
-class _Shares:
+class _RankParameters:
     """Which part of each parameter the first of some ranks has."""
 
     def __init__(self, model: Transformer, ranks: int, *, shard: bool) -> None:
         self.ranks = ranks
         self.parameters = dict(model.named_parameters())
-        whole = kept_whole(model, ranks) if shard else set(self.parameters.values())
+        whole = replicated_params(model, ranks) if shard else set(self.parameters.values())
         self.sharded = {name for name, parameter in self.parameters.items() if parameter not in whole}
         self.sparse = {
             f"{name}.weight"
@@ -213,7 +213,7 @@ class _Shares:
         )
 
 
-def _gradients(shares: _Shares, plan: Plan, *, accumulates: bool) -> int:
+def _gradients(shares: _RankParameters, plan: MemoryPlan, *, accumulates: bool) -> int:
     """Bytes of gradients. Those of shards are whole until a step's last pass; of tables, rows looked up."""
     total = 0
     for name, parameter in shares.parameters.items():
@@ -229,7 +229,7 @@ def _gradients(shares: _Shares, plan: Plan, *, accumulates: bool) -> int:
     return total
 
 
-def _gathered(shares: _Shares, dtype: torch.dtype, *, accumulates: bool) -> int:
+def _gathered(shares: _RankParameters, dtype: torch.dtype, *, accumulates: bool) -> int:
     """Bytes of whole weights while shards are used: two blocks, one computing and one on its way, with what
     is sent of their gradients; embedding and head, with their gradients where these do not stay anyway.
     """
@@ -242,7 +242,7 @@ def _gathered(shares: _Shares, dtype: torch.dtype, *, accumulates: bool) -> int:
     return 2 * block * (dtype.itemsize + FULL) + around * FULL * (1 if accumulates else 2)
 
 
-def _optimizer(shares: _Shares, plan: Plan) -> tuple[int, int]:
+def _optimizer(shares: _RankParameters, plan: MemoryPlan) -> tuple[int, int]:
     """Bytes of state between steps, exact, and of what a step needs beside it."""
     state = 0
     alike: dict[tuple[bool, torch.Size], int] = {}

@@ -23,25 +23,25 @@ from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.backend import Backend, Learner
+from cpplm.train.backend import TrainBackend, TrainModule
 from cpplm.train.backend_registry import open_backend
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import Checkpoint, open_checkpoint
-from cpplm.train.checkpoint.resume import earlier_settings, find_checkpoint, restore_state
+from cpplm.train.checkpoint.resume import checkpointed_settings, find_checkpoint, restore_state
 from cpplm.train.checkpoint.save import RetentionPolicy
 from cpplm.train.checkpoint.upload import Uploader, missing_steps
 from cpplm.train.data import (
     check_data,
-    checked,
-    fingerprint,
+    corpus_fingerprint,
     open_readers,
     train_loader,
     validation_passes,
     validation_text,
-    verifying,
+    verify_in_background,
+    warn_of_mismatches,
 )
-from cpplm.train.defaults import CHOSEN, choose_settings
+from cpplm.train.defaults import RESOLVED_SETTINGS, resolve_defaults
 from cpplm.train.devices import Devices
 from cpplm.train.distributed import DistContext
 from cpplm.train.dry_run import describe_run
@@ -54,7 +54,7 @@ from cpplm.train.training_length import TrainingBudget, training_budget
 
 # Settings that may differ between machines: where each has its copies, and what makes no batch different.
 # That all see the same checkpoints is tried out.
-OWN = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir", "data.token_cache",
+PER_MACHINE_SETTINGS = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir", "data.token_cache",
        "data.data_workers", "data.tokenizer_threads")  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
     enable_huge_pages()
     backend = open_backend(settings)
     try:
-        with backend.open_world() as dist:
+        with backend.init_distributed() as dist:
             return _pretrain(settings, backend, dist, extra_callbacks)
     except KeyboardInterrupt:
         shutdown.current().enforce()
@@ -88,24 +88,24 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
 
 
 def _pretrain(
-    settings: TrainSettings, backend: Backend, dist: DistContext, extra_callbacks: Sequence[Callback]
+    settings: TrainSettings, backend: TrainBackend, dist: DistContext, extra_callbacks: Sequence[Callback]
 ) -> RunSummary:
     with dist.raise_on_all_ranks():
         readers = open_readers(settings)
         tokenizer = Tokenizer.load(settings.tokenizer)
     with ExitStack() as stack:
-        verification = stack.enter_context(verifying(readers, dist))
-        devices = backend.devices(settings, dist)
+        verification = stack.enter_context(verify_in_background(readers, dist))
+        devices = backend.devices(settings)
         settings = _choose(settings, tokenizer, devices, dist)
         config = model_config(settings, tokenizer.vocab_size)
         budget = training_budget(settings, config)
         with dist.raise_on_all_ranks():
             require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
-            facts = backend.check(settings, config, dist) | {"validation_text": validation_text(readers[0])}
+            facts = backend.check(settings, config) | {"validation_text": validation_text(readers[0])}
             check_data(settings, readers, tokenizer, budget)
-            provenance = {"corpus": fingerprint(readers), "tokenizer": tokenizer.hash}
+            provenance = {"corpus": corpus_fingerprint(readers), "tokenizer": tokenizer.hash}
         found = {"cpplm": __version__, "hash": provenance, **facts}
-        dist.assert_same_on_all_ranks({**to_dict(settings), "found": found}, but=OWN)
+        dist.assert_same_on_all_ranks({**to_dict(settings), "found": found}, but=PER_MACHINE_SETTINGS)
         checkpoint, writer = _continue(settings, config, provenance, dist, stack)
         state = TrainState() if checkpoint is None else restore_state(checkpoint)
         done = budget.progress(step=state.step, seconds=state.seconds)
@@ -117,29 +117,33 @@ def _pretrain(
                 return _summary(settings, state, config, trained_now=False)
             log_info(f"continuing {settings.out} from step {state.step}")
         log_info(
-            describe_run(settings, config, budget, devices, backend.memory(settings, config, dist), done)
+            describe_run(settings, config, budget, devices, backend.estimate_memory(settings, config), done)
         )
         _refuse_damage(verification, dist, wait=False)
         # The first rows are tokenised while the model is compiled.
         source = train_loader(settings, readers, tokenizer, budget, dist, state.loader)
-        batches = stack.enter_context(closing(Prefetcher(map(backend.place, source))))
+        batches = stack.enter_context(closing(Prefetcher(map(backend.to_device, source))))
         stack.callback(source.close)  # before the prefetcher, whose thread may be waiting for it
-        learner = backend.build(settings, config, tokenizer, checkpoint, budget, dist)
-        facts |= {"ranks": dist.size, "peak_flops": devices.peak_flops, "peak_source": devices.peak_source}
+        train_module = backend.build(settings, config, tokenizer, checkpoint, budget)
+        facts |= {
+            "ranks": dist.world_size,
+            "peak_flops": devices.peak_flops,
+            "peak_source": devices.peak_source,
+        }
         with dist.raise_on_all_ranks():
-            log = stack.enter_context(_open_log(settings, state, learner, budget, facts, dist))
+            log = stack.enter_context(_open_log(settings, state, train_module, budget, facts, dist))
         # Saved before all else: what fails after it cannot take the step along.
         callbacks: list[Callback] = [CheckpointCallback(writer, provenance)]
         if settings.eval_every > 0:
             callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer, dist)))
         if dist.is_first:
             bar = stack.enter_context(ProgressLog.open_bar(done))
-            progress = ProgressLog(bar, dist.devices * devices.peak_flops)
-            callbacks = [progress, *callbacks, *_watchers(settings), *extra_callbacks]
+            progress = ProgressLog(bar, devices.count * devices.peak_flops)
+            callbacks = [progress, *callbacks, *diagnostic_callbacks(settings), *extra_callbacks]
         trainer = Trainer(
-            learner=learner,
+            train_module=train_module,
             tokenizer=tokenizer,
-            batches=checked(batches, readers, tokenizer),
+            batches=warn_of_mismatches(batches, readers, tokenizer),
             budget=budget,
             settings=settings,
             state=state,
@@ -147,7 +151,7 @@ def _pretrain(
             callbacks=callbacks,
             dist=dist,
         )
-        with _logged_end(trainer):
+        with log_session_end(trainer):
             _refuse_damage(verification, dist, wait=True)
             trainer.run()
     return _summary(settings, state, config, trained_now=True)
@@ -160,15 +164,15 @@ def _choose(
     chosen: list[int] = []
     with dist.raise_on_all_ranks():
         if dist.is_first:
-            earlier = earlier_settings(settings)
-            complete, reason = choose_settings(
-                settings, tokenizer.vocab_size, devices, dist.batch_shares, earlier
+            earlier = checkpointed_settings(settings)
+            complete, reason = resolve_defaults(
+                settings, tokenizer.vocab_size, devices, dist.data_parallel_size, earlier
             )
-            chosen = [getattr(complete, name) for name in CHOSEN]
+            chosen = [getattr(complete, name) for name in RESOLVED_SETTINGS]
             if reason:
                 log_info(reason)
-    settings = replace(settings, **dict(zip(CHOSEN, dist.gather_objects(chosen)[0], strict=True)))
-    settings.check_batch(dist.batch_shares)
+    settings = replace(settings, **dict(zip(RESOLVED_SETTINGS, dist.gather_objects(chosen)[0], strict=True)))
+    settings.check_batch(dist.data_parallel_size)
     return settings
 
 
@@ -181,7 +185,7 @@ def _refuse_damage(verification: Future[None], dist: DistContext, *, wait: bool)
             verification.result()
 
 
-def _watchers(settings: TrainSettings) -> list[Callback]:
+def diagnostic_callbacks(settings: TrainSettings) -> list[Callback]:
     """What looks at the process of the first rank: profiles and memory."""
     watchers: list[Callback] = [ProfileCallback(settings.out, settings.profile_step)]
     if settings.memory_every > 0:
@@ -190,7 +194,7 @@ def _watchers(settings: TrainSettings) -> list[Callback]:
 
 
 @contextmanager
-def _logged_end(trainer: Trainer) -> Iterator[None]:
+def log_session_end(trainer: Trainer) -> Iterator[None]:
     """The last record of a session that was not killed: how it ended."""
     try:
         yield
@@ -240,7 +244,7 @@ def _continue(
 
 def _refuse_different_places(storage: Storage, dist: DistContext) -> None:
     """Each process writes its share of a checkpoint, so all of them have to see the same place."""
-    if dist.processes == 1:
+    if dist.process_count == 1:
         return
     probe = dist.gather_objects(f"probe-{secrets.token_hex(8)}")[0]
     with dist.raise_on_all_ranks():
@@ -268,7 +272,7 @@ def _make_folder(out: Path) -> None:
 def _open_log(
     settings: TrainSettings,
     state: TrainState,
-    learner: Learner,
+    train_module: TrainModule,
     budget: TrainingBudget,
     facts: dict[str, Any],
     dist: DistContext,
@@ -291,11 +295,11 @@ def _open_log(
         "session",
         step=state.step,
         settings=to_dict(settings),
-        config=to_dict(learner.config),
-        parameters=count_parameters(learner.config),
-        flops_per_token=count_flops(learner.config)["total"],
+        config=to_dict(train_module.config),
+        parameters=count_parameters(train_module.config),
+        flops_per_token=count_flops(train_module.config)["total"],
         budget={"steps": budget.steps, "seconds": budget.seconds},
-        precision=learner.precision,
+        precision=train_module.precision,
         log_reached=log.reached,
         environment=environment(),
         **facts,

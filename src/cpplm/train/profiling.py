@@ -56,7 +56,7 @@ class ProfileCallback(Callback):
             request.unlink(missing_ok=True)
         if not asked and following != self._first_step:
             return
-        profiler = trainer.learner.profiler(self._folder / FOLDER / f"step_{following:06d}")
+        profiler = trainer.train_module.profiler(self._folder / FOLDER / f"step_{following:06d}")
         try:
             profiler.start()
         except RuntimeError as error:  # another profiler holds the device
@@ -77,7 +77,7 @@ class ProfileCallback(Callback):
             step=self._begun_at,
             last_step=trainer.state.step,
             trace=str(profiler.path.relative_to(self._folder)),
-            device=trainer.learner.kind,
+            device=trainer.train_module.device_type,
             operations=operations,
         )
         top = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operations[:3])

@@ -17,9 +17,9 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.compile import LossFunction, can_compile, compiled_losses
-from cpplm.train.distributed import DistContext
+from cpplm.train.distributed import TorchDistContext
 from cpplm.train.settings import TrainSettings
-from cpplm.train.sharding import init_weights, load_whole_state_dict, shard
+from cpplm.train.sharding import init_weights, load_full_state_dict, shard_model
 from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 
@@ -41,13 +41,13 @@ def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.d
     return training_kernels(config, kernels, device=device, dtype=dtype, compiling=compiling)
 
 
-def build(
+def build_model(
     settings: TrainSettings,
     config: ModelConfig,
     tokenizer: Tokenizer,
     checkpoint: Checkpoint | None,
     budget: TrainingBudget,
-    dist: DistContext,
+    dist: TorchDistContext,
 ) -> tuple[Transformer, MuonAdamW]:
     """Model and optimizer, new or as the checkpoint left them, on this rank's device.
 
@@ -62,13 +62,13 @@ def build(
             config, compute_dtype=choose_dtype(settings.precision, dist.device), kernels=kernels
         )
     if settings.shard:
-        shard(model, dist)
+        shard_model(model, dist)
     model.to_empty(device=dist.device)
     if checkpoint is None:
         init_weights(model, settings.seed)
         model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
     else:
-        load_whole_state_dict(model, load_tensors(checkpoint, "model.safetensors"))
+        load_full_state_dict(model, load_tensors(checkpoint, "model.safetensors"))
     if kernels.fp8:
         convert_to_fp8(model, kernels.fp8_recipe)
     if kernels.nvfp4:

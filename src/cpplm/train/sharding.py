@@ -9,7 +9,7 @@ The numbers are those of one process, up to the order of sums: the blocks' matri
 which they are multiplied anyway, and gradients are summed in float32. One exception: in bfloat16 the
 gradients of value embeddings are rounded to it before they are summed over the ranks.
 
-All functions here but `shard` and `compile_blocks` take a model whether it is sharded or not.
+All functions here but `shard_model` and `compile_blocks` take a model whether it is sharded or not.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from torch.distributed.tensor.experimental import implicit_replication
 from cpplm.core.errors import UserError
 from cpplm.core.partition import partition_by_size
 from cpplm.model.transformer import Transformer
-from cpplm.train.distributed import DistContext
+from cpplm.train.distributed import DistContext, TorchDistContext
 
 # Entered without the model's own forward. `loss` enters by `hidden_states`, which leaves embedding and head
 # gathered, as long as no backward pass follows: so `logits` can be called after it.
 ENTRIES = ("training_losses", "hidden_states")
 
 
-def shard(model: Transformer, dist: DistContext) -> None:
+def shard_model(model: Transformer, dist: TorchDistContext) -> None:
     """Divide the parameters of `model` among the ranks, in place. All ranks must call it.
 
     Best on the meta device, before `to_empty`: then no rank ever holds the whole model.
@@ -57,7 +57,7 @@ def shard(model: Transformer, dist: DistContext) -> None:
     if model.kernels.nvfp4:
         raise UserError("--nvfp4 keeps weights of its own, which --shard cannot divide", fix="Leave one out.")
     mesh = DeviceMesh.from_group(dist.process_group, dist.device.type)
-    whole = kept_whole(model, dist.size)
+    whole = replicated_params(model, dist.world_size)
     policy = MixedPrecisionPolicy(
         param_dtype=model.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -68,7 +68,7 @@ def shard(model: Transformer, dist: DistContext) -> None:
         register_fsdp_forward_method(model, name)
 
 
-def kept_whole(model: nn.Module, ranks: int) -> set[nn.Parameter]:
+def replicated_params(model: nn.Module, ranks: int) -> set[nn.Parameter]:
     """Tables with sparse gradients, and what has too few dimensions or rows to be divided."""
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse]
     small = [parameter for parameter in model.parameters() if parameter.dim() < 2 or len(parameter) < ranks]
@@ -94,7 +94,7 @@ def compile_blocks(model: Transformer) -> None:
         block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True)
 
 
-def synchronise_gradients(model: nn.Module, now: bool) -> None:
+def set_gradient_sync(model: nn.Module, now: bool) -> None:
     """Say before a backward pass whether it sums the gradients over the ranks: the last one of a step does.
 
     Until then each rank of a sharded model keeps its own gradients of all parameters, whole. Without sharding
@@ -104,24 +104,26 @@ def synchronise_gradients(model: nn.Module, now: bool) -> None:
         model.set_requires_gradient_sync(now)
 
 
-def own_share(model: nn.Module, dist: DistContext) -> dict[str, Tensor]:
+def local_state_dict(model: nn.Module, dist: DistContext) -> dict[str, Tensor]:
     """The weights and buffers of the model that fall to this rank (`partition_by_size`), whole.
 
     What is divided among the ranks comes to the CPU, one tensor after the other; what is not, stays where it
     is. All ranks must call it.
     """
     state = model.state_dict()
-    own = set(partition_by_size({name: value.nbytes for name, value in state.items()}, dist.size)[dist.index])
-    found = {}
+    own = set(
+        partition_by_size({name: value.nbytes for name, value in state.items()}, dist.world_size)[dist.rank]
+    )
+    local = {}
     for name, value in state.items():
         whole = value.full_tensor() if isinstance(value, DTensor) else value  # from all ranks
         if name in own:
-            found[name] = whole.cpu() if isinstance(value, DTensor) else whole
-    return found
+            local[name] = whole.cpu() if isinstance(value, DTensor) else whole
+    return local
 
 
-def load_whole_state_dict(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Fill a model with what the `own_share`s of all ranks are together. All ranks must call it.
+def load_full_state_dict(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Fill a model with what the `local_state_dict`s of all ranks are together. All ranks must call it.
 
     Args:
         model: on its device.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import psutil
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_dtype, peak_memory_bytes
@@ -19,22 +20,22 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.backend import Learner, Profiler, StepLosses, StepPlan
+from cpplm.train.backend import Profiler, StepLosses, StepPlan, TrainBackend, TrainModule
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.compile import LossFunction
 from cpplm.train.devices import Devices, local_devices
-from cpplm.train.distributed import DistContext, open_world
+from cpplm.train.distributed import SINGLE_PROCESS, DistContext, init_distributed
 from cpplm.train.jax_settings import JaxSettings
-from cpplm.train.memory_estimate import Plan, memory_of
+from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
 from cpplm.train.settings import TrainSettings
-from cpplm.train.setup import build, choose_kernels, loss_function
-from cpplm.train.sharding import own_share, synchronise_gradients
+from cpplm.train.setup import build_model, choose_kernels, loss_function
+from cpplm.train.sharding import local_state_dict, set_gradient_sync
 from cpplm.train.torch_profiler import TorchProfiler
 from cpplm.train.training_length import TrainingBudget
 
 
-class TorchBackend:
-    """Makes `TorchLearner`s; see `cpplm.train.backend.Backend`."""
+class TorchBackend(TrainBackend):
+    """Makes `TorchTrainModule`s."""
 
     def __init__(self, settings: TrainSettings) -> None:
         """Nothing is touched yet.
@@ -50,27 +51,32 @@ class TorchBackend:
             if getattr(settings.jax, name) != getattr(JaxSettings, name):
                 raise UserError(f"--{name} does nothing without --backend jax", fix="Leave it out.")
         self._device_type = settings.device_type
+        self._dist = SINGLE_PROCESS
 
-    def open_world(self) -> AbstractContextManager[DistContext]:
-        """See `Backend`."""
-        return open_world(self._device_type)
+    @override
+    @contextmanager
+    def init_distributed(self) -> Iterator[DistContext]:
+        with init_distributed(self._device_type) as self._dist:
+            yield self._dist
 
-    def devices(self, settings: TrainSettings, dist: DistContext) -> Devices:
-        """See `Backend`."""
-        return local_devices(dist.device, choose_dtype(settings.precision, dist.device), dist.size)
+    @override
+    def devices(self, settings: TrainSettings) -> Devices:
+        return local_devices(
+            self._dist.device, choose_dtype(settings.precision, self._dist.device), self._dist.world_size
+        )
 
-    def memory(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> int:
-        """See `Backend`."""
-        plan = Plan.of(settings, config, choose_dtype(settings.precision, dist.device))
-        return memory_of(plan, dist.size, device_type=dist.device.type).peak
+    @override
+    def estimate_memory(self, settings: TrainSettings, config: ModelConfig) -> int:
+        plan = MemoryPlan.of(settings, config, choose_dtype(settings.precision, self._dist.device))
+        return estimate_memory(plan, self._dist.world_size, device_type=self._dist.device.type).peak
 
-    def check(self, settings: TrainSettings, config: ModelConfig, dist: DistContext) -> dict[str, Any]:
-        """See `Backend`."""
-        return {"kernels": choose_kernels(settings, config, dist.device)}
+    @override
+    def check(self, settings: TrainSettings, config: ModelConfig) -> dict[str, Any]:
+        return {"kernels": choose_kernels(settings, config, self._dist.device)}
 
-    def place(self, batch: Batch) -> Batch:
-        """As it is: page-locked, it is sent without blocking when its turn comes."""
-        return batch
+    @override
+    def to_device(self, batch: Batch) -> Batch:
+        return batch  # page-locked, it is sent without blocking when its turn comes
 
     def build(
         self,
@@ -79,15 +85,14 @@ class TorchBackend:
         tokenizer: Tokenizer,
         checkpoint: Checkpoint | None,
         budget: TrainingBudget,
-        dist: DistContext,
-    ) -> Learner:
+    ) -> TrainModule:
         """See `Backend`."""
-        model, optimizer = build(settings, config, tokenizer, checkpoint, budget, dist)
-        return TorchLearner(model, optimizer, loss_function(settings, model), dist)
+        model, optimizer = build_model(settings, config, tokenizer, checkpoint, budget, self._dist)
+        return TorchTrainModule(model, optimizer, loss_function(settings, model), self._dist)
 
 
-class TorchLearner:
-    """See `cpplm.train.backend.Learner`. `losses` is `model.training_losses`, possibly compiled."""
+class TorchTrainModule(TrainModule):
+    """A transformer with its optimizer; `losses` is `model.training_losses`, possibly compiled."""
 
     def __init__(
         self, model: Transformer, optimizer: MuonAdamW, losses: LossFunction, dist: DistContext
@@ -95,37 +100,37 @@ class TorchLearner:
         self.model = model
         self._optimizer = optimizer
         self._losses = losses
-        self._world = dist
+        self._dist = dist
 
     @property
+    @override
     def config(self) -> ModelConfig:
-        """See `Learner`."""
         return self.model.config
 
     @property
+    @override
     def device(self) -> torch.device:
-        """See `Learner`."""
         return self.model.device
 
     @property
-    def kind(self) -> str:
-        """See `Learner`."""
+    @override
+    def device_type(self) -> str:
         return self.model.device.type
 
     @property
+    @override
     def precision(self) -> str:
-        """See `Learner`."""
         return str(self.model.compute_dtype).removeprefix("torch.")
 
+    @override
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
-        """See `Learner`."""
         optimizer = self._optimizer
         optimizer.lr_multiplier = plan.learning_rate
         optimizer.muon_momentum = plan.momentum
         optimizer.weight_decay_multiplier = plan.weight_decay
         self.model.dense_attention = plan.dense_attention
         parts = self._forward_backward(batches, count, plan.multi_token_weight)
-        total, next_token, multi_token, indexer = self._world.mean(parts).tolist()
+        total, next_token, multi_token, indexer = self._dist.mean(parts).tolist()
         optimizer.step()
         norm = float(optimizer.gradient_norm)
         optimizer.zero_grad(set_to_none=True)
@@ -144,26 +149,28 @@ class TorchLearner:
             targets_BT = batch.targets.to(device, non_blocking=True)
             documents = batch.documents
             documents_BT = None if documents is None else documents.to(device, non_blocking=True)
-            synchronise_gradients(self.model, number == count)
+            set_gradient_sync(self.model, number == count)
             losses = self._losses(inputs_BT, targets_BT, weight, documents_BT)
             (losses.total / count).backward()
             parts += torch.stack([part.detach() for part in losses]) / count
         return parts
 
+    @override
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
-        """See `Learner`."""
         return self.model.loss(ids_BT, targets_BT, reduction)
 
+    @override
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `Learner`: gathered from all ranks."""
-        return own_share(self.model, self._world), self._optimizer.named_state(own_share=True)
+        """Gather both from all ranks."""
+        return local_state_dict(self.model, self._dist), self._optimizer.named_state(own_share=True)
 
+    @override
     def peak_memory(self) -> int:
-        """See `Learner`."""
         return peak_memory_bytes(self.device)
 
-    def memory(self) -> dict[str, int]:
-        """See `Learner`; what this rank holds of a sharded tensor counts."""
+    @override
+    def memory_breakdown(self) -> dict[str, int]:
+        """Count what this rank holds; of a sharded tensor, its shard."""
         device = self.device
         cuda = device.type == "cuda"
         held = torch.cuda.memory_allocated(device) if cuda else psutil.Process().memory_info().rss
@@ -182,20 +189,20 @@ class TorchLearner:
             **({"reserved_bytes": torch.cuda.memory_reserved(device)} if cuda else {}),
         }
 
+    @override
     def profiler(self, path: Path) -> Profiler:
-        """See `Learner`."""
         return TorchProfiler(path, self.device)
 
 
-def torch_model(learner: Learner) -> Transformer:
+def torch_model(train_module: TrainModule) -> Transformer:
     """The PyTorch model that is being trained.
 
     Raises:
-        TypeError: the learner is of another backend.
+        TypeError: the module is of another backend.
     """
-    if not isinstance(learner, TorchLearner):
-        raise TypeError(f"{type(learner).__name__} has no PyTorch model")
-    return learner.model
+    if not isinstance(train_module, TorchTrainModule):
+        raise TypeError(f"{type(train_module).__name__} has no PyTorch model")
+    return train_module.model
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -31,7 +31,7 @@ def make_trackers(
         trackers.append(WandbTracker(wandb_project, run_name, folder, settings))
     if tensorboard:
         trackers.append(TensorBoardTracker(folder / "tensorboard"))
-    return tuple(Tolerant(tracker) for tracker in trackers)
+    return tuple(NonFatalTracker(tracker) for tracker in trackers)
 
 
 def require_trackers(*, wandb_project: str, tensorboard: bool) -> None:
@@ -115,7 +115,7 @@ class TensorBoardTracker:
             self._writer.close()
 
 
-class Tolerant:
+class NonFatalTracker:
     """A tracker whose failure is said once and ends only the tracking."""
 
     def __init__(self, tracker: Tracker) -> None:

@@ -27,7 +27,7 @@ from cpplm.core.run_log import RunLog
 from cpplm.dataloader.loader import Batch, shorten
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.backend import Learner, StepPlan
+from cpplm.train.backend import StepPlan, TrainModule
 from cpplm.train.distributed import DistContext, TrainingInterrupted
 from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import TrainingBudget
@@ -82,7 +82,7 @@ class Trainer:
     `stopping` turns true when this rank is asked to stop, or learns that another one was.
     """
 
-    learner: Learner
+    train_module: TrainModule
     tokenizer: Tokenizer
     batches: Iterator[Batch]
     budget: TrainingBudget
@@ -110,19 +110,19 @@ class Trainer:
             KeyboardInterrupt: at once: before a step was made, or asked to twice.
             UserError: the loss or its gradient is no number any more.
         """
-        if self.dist.processes > 1:
+        if self.dist.process_count > 1:
             self._defer_stops()
         with self._stop_at_step_end():
             for callback in self.callbacks:
                 callback.on_start(self)
-            while self.progress < 1 and not self.agreed_to_stop():
+            while self.progress < 1 and not self.should_stop():
                 before = self.state.loader
                 try:
                     metrics = self.step()
-                except _GivenUpError:
+                except _StopBeforeStep:
                     self.state.loader = before
                     break
-                _, self.state.seconds = self.dist.agree(
+                _, self.state.seconds = self.dist.sync_stop_and_clock(
                     stopping=False, seconds=self.state.seconds + metrics.seconds
                 )
                 if not self._has_stepped:
@@ -155,8 +155,8 @@ class Trainer:
         """
         begin = time.perf_counter()
         plan = self._plan()
-        count = self.settings.forward_passes(self.dist.batch_shares)
-        losses = self.learner.step(self._take(count), count, plan)
+        count = self.settings.forward_passes(self.dist.data_parallel_size)
+        losses = self.train_module.step(self._take(count), count, plan)
         if not (math.isfinite(losses.total) and math.isfinite(losses.gradient_norm)):
             raise UserError(
                 f"the loss is {losses.total} and its gradient {losses.gradient_norm} "
@@ -194,10 +194,10 @@ class Trainer:
             _GivenUpError: asked to stop before it came, which may be hours later where data are streamed.
         """
         # Of several ranks the others would wait for this one in the middle of the step.
-        self._may_give_up = self.dist.processes == 1
+        self._may_give_up = self.dist.process_count == 1
         try:
             if self._may_give_up and self.stopping:
-                raise _GivenUpError
+                raise _StopBeforeStep
             return next(self.batches)
         finally:
             self._may_give_up = False
@@ -214,23 +214,23 @@ class Trainer:
             dense_attention=architecture.dense_attention(progress),
         )
 
-    def agreed_to_stop(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether any rank was asked to; the same answer on all of them, and all must ask.
 
         A rank that is asked while it waits for the others' answers says so the next time.
         """
-        agreed, _ = self.dist.agree(stopping=self.stopping, seconds=0.0)
+        agreed, _ = self.dist.sync_stop_and_clock(stopping=self.stopping, seconds=0.0)
         if agreed:
             self.stopping = True
         return agreed
 
-    def until_stopped(self, batches: Iterable[T]) -> Iterator[T]:
+    def iterate_until_stop(self, batches: Iterable[T]) -> Iterator[T]:
         """Those of batches that are the same on all ranks, until one of them is asked to stop.
 
         The ranks ask each other before every round in which each of them computes one.
         """
         for number, batch in enumerate(batches):
-            if number % self.dist.size == 0 and self.agreed_to_stop():
+            if number % self.dist.world_size == 0 and self.should_stop():
                 return
             yield batch
 
@@ -247,7 +247,7 @@ class Trainer:
 
         def ask(number: int, frame: FrameType | None) -> None:
             nonlocal asked
-            if not self._has_stepped and self.dist.processes == 1:
+            if not self._has_stepped and self.dist.process_count == 1:
                 raise KeyboardInterrupt
             if asked is not None and time.monotonic() - asked < 1:
                 return
@@ -259,7 +259,7 @@ class Trainer:
             self.stopping = True
             self._announce()
             if self._may_give_up:
-                raise _GivenUpError
+                raise _StopBeforeStep
 
         previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -269,5 +269,5 @@ class Trainer:
                 signal.signal(number, handler)
 
 
-class _GivenUpError(Exception):
+class _StopBeforeStep(Exception):  # noqa: N818  (no error: a signal)
     """A step that is not made: the run was to stop before its batches came. Nothing has changed."""

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from cpplm.tokenizer.special_tokens import IGNORED
-from cpplm.train.distributed import ALONE, DistContext
+from cpplm.train.distributed import SINGLE_PROCESS, DistContext
 
 
-class Model(Protocol):
-    """A `Transformer`, or a `Learner` that trains one."""
+class LossModel(Protocol):
+    """A `Transformer`, or a `TrainModule` that trains one."""
 
     @property
     def device(self) -> torch.device:
@@ -31,7 +31,7 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationResult:
     """`loss` is in nats per token, special tokens included."""
 
     bits_per_byte: float
@@ -42,11 +42,11 @@ class Validation:
 
 @torch.no_grad()
 def validate(
-    model: Model,
+    model: LossModel,
     batches: Iterable[tuple[Tensor, Tensor]],
     token_bytes: Tensor,
-    dist: DistContext = ALONE,
-) -> Validation:
+    dist: DistContext = SINGLE_PROCESS,
+) -> ValidationResult:
     """Measure a model on (inputs, targets), each of shape BT. All ranks must call it, with the same batches.
 
     Args:
@@ -63,8 +63,8 @@ def validate(
         counted = targets_BT != IGNORED
         sizes = token_bytes[targets_BT.clamp(min=0)] * counted
         sums += torch.stack([(losses * (sizes > 0)).sum(), losses.sum(), counted.sum(), sizes.sum()])
-    nats_with_bytes, nats, tokens, num_bytes = (dist.size * dist.mean(sums.to(dist.device))).tolist()
-    return Validation(
+    nats_with_bytes, nats, tokens, num_bytes = (dist.world_size * dist.mean(sums.to(dist.device))).tolist()
+    return ValidationResult(
         bits_per_byte=nats_with_bytes / math.log(2) / max(1, num_bytes),
         loss=nats / max(1, tokens),
         tokens=round(tokens),
@@ -78,9 +78,9 @@ def _share(batches: Iterable[tuple[Tensor, Tensor]], dist: DistContext) -> Itera
     Where batches run out, a rank gets one again without targets.
     """
     remaining = iter(batches)
-    while round_of_ranks := list(itertools.islice(remaining, dist.size)):
-        if dist.index < len(round_of_ranks):
-            yield round_of_ranks[dist.index]
+    while round_of_ranks := list(itertools.islice(remaining, dist.world_size)):
+        if dist.rank < len(round_of_ranks):
+            yield round_of_ranks[dist.rank]
         else:
             inputs_BT, targets_BT = round_of_ranks[0]
             yield inputs_BT, torch.full_like(targets_BT, IGNORED)

@@ -67,16 +67,16 @@ def test_what_changes_after_save_is_not_saved(storage: Storage, monkeypatch: pyt
 def test_training_goes_on_while_it_writes_and_the_second_save_waits(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow, real = SlowStorage(monkeypatch), writer_module.say
+    slow, real = SlowStorage(monkeypatch), writer_module.log_info
 
-    def say(text: str) -> None:
+    def log_info(text: str) -> None:
         real(text)
         threading.Timer(0.2, slow.gate.set).start()
 
     with CheckpointWriter(storage, RetentionPolicy(5)) as writer:
         hand_over(writer, 1)
         assert slow.arrived.wait(20)  # and we are here
-        monkeypatch.setattr(writer_module, "say", say)
+        monkeypatch.setattr(writer_module, "log_info", log_info)
         hand_over(writer, 2)
         assert slow.gate.is_set()
         assert committed_steps(storage)[:1] == [1]
@@ -163,8 +163,8 @@ def test_an_error_of_the_run_is_not_hidden_and_waits_for_the_save(
 def save_together(writers: list[CheckpointWriter], step: int) -> None:
     """Each its own tensors, as the ranks of a run do."""
     for writer in writers:
-        writer.ready(step)
-    writers[0].clear(step)
+        writer.wait_for_previous(step)
+    writers[0].clear_partial(step)
     shares = [{"model.safetensors": {f"w{n}": torch.full((4,), step)}} for n in range(len(writers))]
     counts = [writer.count_files(share) for writer, share in zip(writers, shares, strict=True)]
     for process, (writer, share) in enumerate(zip(writers, shares, strict=True)):
@@ -228,7 +228,7 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import committed_steps, open_checkpoint
-from cpplm.train.checkpoint.save import KeepRules
+from cpplm.train.checkpoint.save import RetentionPolicy
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 how, folder = sys.argv[1], Path(sys.argv[2])
 storage = Storage(folder, create=True)
@@ -248,7 +248,7 @@ def save(step):
     writer.save(step, {"model.safetensors": weights}, {"state.json": b"{}"})
     writer.join()
 
-writer = CheckpointWriter(storage, KeepRules(9))
+writer = CheckpointWriter(storage, RetentionPolicy(9))
 save(1)
 fill(True)
 save(2)

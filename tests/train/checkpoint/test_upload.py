@@ -176,13 +176,13 @@ def test_down_in_the_midst_of_an_upload(local: Storage, store: ObjectStore) -> N
 AT_EXIT = """
 import sys
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint.save import KeepRules
+from cpplm.train.checkpoint.save import RetentionPolicy
 from cpplm.train.checkpoint.upload import Uploader
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 local = Storage(sys.argv[1])
 remote, limit = Storage("s3://bucket/run"), float(sys.argv[2])
-uploader = Uploader(local, remote, KeepRules(1), missing=[1], exit_limit=limit)
-with CheckpointWriter(local, KeepRules(1), uploader=uploader):
+uploader = Uploader(local, remote, RetentionPolicy(1), missing=[1], exit_limit=limit)
+with CheckpointWriter(local, RetentionPolicy(1), uploader=uploader):
     print("waiting", flush=True)
 print("end", flush=True)
 """

@@ -10,7 +10,7 @@ from cpplm.core.errors import UserError
 from cpplm.optim.lr_settings import Rates
 from cpplm.train.pretrain import pretrain
 from cpplm.train.report.compare import Comparison, compare, find_runs, read_runs, write_comparison
-from cpplm.train.report.log_reader import History
+from cpplm.train.report.log_reader import RunHistory
 from cpplm.train.settings import TrainSettings
 from tests.train.browser import drawn
 from tests.train.report.test_html import charts_of
@@ -18,14 +18,14 @@ from tests.train.report.test_log_reader import session, steps, validation, write
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> list[History]:
+def two(tmp_path: Path) -> list[RunHistory]:
     """The second one is better at the end, and reaches the first one's best between two validations."""
     slow = [session(0, 0), validation(0, 0, 3.0), *steps(0, 1, 10), validation(10, 10, 2.0)]
     fast = [session(0, 0), validation(0, 0, 3.0), *steps(0, 1, 8, of=8), validation(8, 8, 1.0)]
     return read_runs([str(write_log(tmp_path / name, log)) for name, log in (("slow", slow), ("fast", fast))])
 
 
-def test_figures_side_by_side(two: list[History]) -> None:
+def test_figures_side_by_side(two: list[RunHistory]) -> None:
     found = compare(two)
     assert found.names == ["slow", "fast"]
     assert found.common == 2.0
@@ -40,8 +40,8 @@ def test_figures_side_by_side(two: list[History]) -> None:
     assert found.differences == {}
 
 
-def test_a_run_without_validation_has_no_common_point(two: list[History], tmp_path: Path) -> None:
-    plain = History(write_log(tmp_path / "plain", [session(0, 0), *steps(0, 1, 2)]))
+def test_a_run_without_validation_has_no_common_point(two: list[RunHistory], tmp_path: Path) -> None:
+    plain = RunHistory(write_log(tmp_path / "plain", [session(0, 0), *steps(0, 1, 2)]))
     found = compare([*two, plain])
     assert found.common is None
     row = next(row for row in found.rows() if row.name == "bits per byte")
@@ -100,7 +100,7 @@ def test_the_page_of_real_runs_shows_what_differs(
 
 
 @pytest.mark.slow
-def test_a_browser_draws_the_comparison(two: list[History], tmp_path: Path) -> None:
+def test_a_browser_draws_the_comparison(two: list[RunHistory], tmp_path: Path) -> None:
     write_comparison(two, compare(two), tmp_path / "page.html")
     dom = drawn(tmp_path / "page.html", tmp_path / "profile")
     assert dom.count("<svg") == 4
@@ -116,7 +116,7 @@ def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -
     assert compare(read_runs(list(map(str, same)))).names == list(map(str, same))
 
 
-def test_what_cannot_be_compared(two: list[History], tmp_path: Path) -> None:
+def test_what_cannot_be_compared(two: list[RunHistory], tmp_path: Path) -> None:
     slow = str(two[0].folder)
     for runs, message in (
         ([slow], "Name two runs or more"),
@@ -127,7 +127,7 @@ def test_what_cannot_be_compared(two: list[History], tmp_path: Path) -> None:
             read_runs(runs)
 
 
-def test_runs_are_found_below_a_folder(two: list[History], tmp_path: Path) -> None:
+def test_runs_are_found_below_a_folder(two: list[RunHistory], tmp_path: Path) -> None:
     write_log(tmp_path / "slow" / "inner", [session(0, 0)])  # part of that run
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.train.report.curves import MOST_POINTS, run_charts, series, smooth, thinned
-from cpplm.train.report.log_reader import AXES, History
+from cpplm.train.report.curves import MOST_POINTS, downsample, run_charts, series, smooth
+from cpplm.train.report.log_reader import AXES, RunHistory
 from tests.train.report.test_log_reader import session, steps, validation, write_log
 
 VALUES = st.lists(st.floats(-1e6, 1e6), max_size=400)
@@ -16,7 +16,7 @@ VALUES = st.lists(st.floats(-1e6, 1e6), max_size=400)
 
 @given(VALUES, st.integers(2, 40).map(lambda number: 2 * number))
 def test_thinning_keeps_the_extremes_of_every_part(values: list[float], most: int) -> None:
-    kept = thinned(values, most)
+    kept = downsample(values, most)
     assert kept == sorted(set(kept))
     assert len(kept) == len(values) if len(values) <= most else 0 < len(kept) <= most
     if len(values) > most:
@@ -45,7 +45,7 @@ def test_the_average_of_a_long_curve_reaches_further() -> None:
 
 
 def test_a_series_has_its_points_on_every_axis(tmp_path: Path) -> None:
-    history = History(write_log(tmp_path, [session(0, 0), *steps(0, 1, 4)]))
+    history = RunHistory(write_log(tmp_path, [session(0, 0), *steps(0, 1, 4)]))
     line = series(history, "name", "line", history.steps, [1.0, math.nan, math.inf, 1 / 3], color=2)
     assert line["y"] == [1, 0.33333]
     assert line["x"] == {"step": [1, 4], "tokens": [100, 400], "seconds": [0.5, 2], "wall_seconds": [1, 4]}
@@ -55,14 +55,14 @@ def test_a_series_has_its_points_on_every_axis(tmp_path: Path) -> None:
 
 def test_charts_of_what_is_there(tmp_path: Path) -> None:
     records = [session(0, 0), validation(0, 0, 3.0), *steps(0, 1, 10)]
-    titles = [chart["title"] for chart in run_charts(History(write_log(tmp_path, records)))]
+    titles = [chart["title"] for chart in run_charts(RunHistory(write_log(tmp_path, records)))]
     assert "Validation" in titles
     assert "C++ problems" not in titles
     assert "Share of the peak rate" not in titles
     more = {"event": "cpp_evaluation", "time": 3, "step": 2, "compile_rate": 0.5, "pass@1": 0.25}
     failed = {"event": "cpp_evaluation", "time": 4, "step": 3, "failed": "no sandbox"}
     records = [*records[:2], *steps(0, 1, 10, mfu=0.5), more, failed]
-    charts = {chart["title"]: chart for chart in run_charts(History(write_log(tmp_path, records)))}
+    charts = {chart["title"]: chart for chart in run_charts(RunHistory(write_log(tmp_path, records)))}
     assert [line["y"] for line in charts["C++ problems"]["series"]] == [[50], [25]]
     assert charts["Share of the peak rate"]["series"][1]["y"] == [50] * 10
 
@@ -70,7 +70,7 @@ def test_charts_of_what_is_there(tmp_path: Path) -> None:
 def test_a_long_log_is_thinned_and_its_spike_is_still_there(tmp_path: Path) -> None:
     records = [session(0, 0), *steps(0, 1, 5000)]
     records[2345]["loss"] = 99.0
-    charts = {chart["title"]: chart for chart in run_charts(History(write_log(tmp_path, records)))}
+    charts = {chart["title"]: chart for chart in run_charts(RunHistory(write_log(tmp_path, records)))}
     raw = charts["Loss"]["series"][0]
     assert len(raw["y"]) <= MOST_POINTS
     assert raw["x"]["step"][raw["y"].index(99)] == 2345

@@ -12,7 +12,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.evaluate.fim.report import FimReport, FimSample
 from cpplm.train.pretrain import pretrain
-from cpplm.train.report.html import MOST_SAMPLES, some, write_page
+from cpplm.train.report.html import MOST_SAMPLES, evenly_spaced, write_page
 from cpplm.train.settings import TrainSettings
 from tests.train.browser import drawn
 from tests.train.report.test_log_reader import session, steps, validation, write_log
@@ -167,10 +167,10 @@ def test_sessions_and_samples_over_time(tmp_path: Path) -> None:
 
 def test_some_of_many() -> None:
     many = [{"step": number} for number in range(1000)]
-    shown = some(many, MOST_SAMPLES)
+    shown = evenly_spaced(many, MOST_SAMPLES)
     assert len(shown) == MOST_SAMPLES
     assert (shown[0], shown[-1]) == (many[0], many[-1])
-    assert some(many[:5], MOST_SAMPLES) == many[:5]
+    assert evenly_spaced(many[:5], MOST_SAMPLES) == many[:5]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.core.locking import exclusive_lock
-from cpplm.train.report.log_reader import AXES, History, defaults, figures
+from cpplm.train.report.log_reader import AXES, RunHistory, defaults, headline_figures
 
 Records = list[dict[str, Any]]
 
@@ -51,7 +51,7 @@ def write_log(folder: Path, records: Records) -> Path:
 
 def ends(folder: Path, *records: Any) -> list[str]:
     flat = [one for each in records for one in (each if isinstance(each, list) else [each])]
-    return [each.ended for each in History(write_log(folder, flat)).sessions]
+    return [each.ended for each in RunHistory(write_log(folder, flat)).sessions]
 
 
 def test_how_sessions_ended(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_sessions_and_the_settings_that_changed(tmp_path: Path) -> None:
     changed = session(1000, 4)
     changed["settings"] = {**changed["settings"], "save_minutes": 3.0, "new": 1}
     records = [session(0, 0), *steps(0, 1, 4), changed, *steps(1000, 5, 7)]
-    one, two = History(write_log(tmp_path, records)).sessions
+    one, two = RunHistory(write_log(tmp_path, records)).sessions
     assert one.changes == []
     assert two.changes == [("save_minutes", 10.0, 3.0), ("new", None, 1)]
     assert (one.last_step, two.last_step) == (4, 7)
@@ -80,7 +80,7 @@ def test_sessions_and_the_settings_that_changed(tmp_path: Path) -> None:
 
 def test_places_on_every_axis(tmp_path: Path) -> None:
     records = [session(0, 0), *steps(0, 1, 4), session(1000, 4), *steps(1000, 5, 7)]
-    history = History(write_log(tmp_path, records))
+    history = RunHistory(write_log(tmp_path, records))
     assert [history.place(6, axis) for axis in AXES] == [6, 600, 3, 6]  # the pause is no time
     assert [history.place(0, axis) for axis in AXES] == [0, 0, 0, 0]
     assert history.place(99, "tokens") == 700  # the last one there is
@@ -95,7 +95,7 @@ def test_figures(tmp_path: Path) -> None:
         *steps(4, 5, 10, mfu=0.75),
         validation(10, 10, 2.0),
     ]
-    found = figures(History(write_log(tmp_path, records)))
+    found = headline_figures(RunHistory(write_log(tmp_path, records)))
     assert found["state"] == "finished"
     assert (found["bits_per_byte"], found["best_bits_per_byte"], found["best_step"]) == (2.0, 1.5, 4)
     assert [found[name] for name in AXES] == [10, 1000, 5.0, 10.0]
@@ -105,21 +105,21 @@ def test_figures(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_only_begun_has_few_figures(tmp_path: Path) -> None:
-    found = figures(History(write_log(tmp_path, [session(0, 0)])))
+    found = headline_figures(RunHistory(write_log(tmp_path, [session(0, 0)])))
     assert (found["state"], found["sessions"], found["parameters"]) == ("interrupted", 1, 1000)
     assert found.keys() == {"run", "folder", "state", "sessions", "parameters"}
 
 
 def test_the_name_is_that_of_the_folder_or_of_the_one_above_run(tmp_path: Path) -> None:
     for folder, name in ((tmp_path / "mine", "mine"), (tmp_path / "run", tmp_path.name)):
-        assert History(write_log(folder, [session(0, 0)])).name == name
+        assert RunHistory(write_log(folder, [session(0, 0)])).name == name
 
 
 def test_no_session(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no training session"):
-        History(write_log(tmp_path, []))
+        RunHistory(write_log(tmp_path, []))
     with pytest.raises(UserError, match="not the folder of a run"):
-        History(tmp_path / "nowhere")
+        RunHistory(tmp_path / "nowhere")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint.format import folder
+from cpplm.train.checkpoint.format import step_folder
 from cpplm.train.checkpoint.save import (
     RankShard,
     RetentionPolicy,
@@ -40,8 +40,9 @@ class CheckpointWriter:
     when the last one failed, `wait` raises its error. Use as a context manager: leaving it waits.
 
     With several processes each has one and writes its `RankShard`; that of the first one commits, deletes old
-    checkpoints and has the uploader. Between two saves all of them have to be `ready`, then the first has to
-    `clear`, before any begins: what a process has begun to write, the first takes for what was never finished.
+    checkpoints and has the uploader. Between two saves all of them have to
+    `wait_for_previous`, then the first has to `clear_partial`, before any begins: what a process has begun to
+    write, the first takes for what was never finished.
     """
 
     def __init__(
@@ -63,17 +64,17 @@ class CheckpointWriter:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._leaving = threading.Event()
 
-    def ready(self, step: int) -> None:
+    def wait_for_previous(self, step: int) -> None:
         """Wait, and say so, while the checkpoint before that of `step` is still being written."""
         if self._thread is not None and self._thread.is_alive():
             log_info(f"step {step}: waiting until the checkpoint of step {self._step} is written")
         self.join()
 
-    def clear(self, step: int) -> None:
+    def clear_partial(self, step: int) -> None:
         """Delete what was never finished, and what there is of `step`; nobody may be writing."""
         self._prune()
         with contextlib.suppress(UserError):  # a storage that fails: the save will say so
-            delete_files(self.storage, self.storage.names(folder(step)))
+            delete_files(self.storage, self.storage.names(step_folder(step)))
 
     def count_files(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
         """See `cpplm.train.checkpoint.save.count_files`."""
@@ -87,7 +88,7 @@ class CheckpointWriter:
         share: RankShard | None = None,
     ) -> None:
         """Begin to save; returns when the tensors may change. See `write_checkpoint`."""
-        self.ready(step)
+        self.wait_for_previous(step)
         begin = time.perf_counter()
         self._copies = {name: self._copy(name, group) for name, group in tensors.items()}
         copying = time.perf_counter() - begin

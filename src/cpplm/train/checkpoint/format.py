@@ -62,7 +62,7 @@ class Checkpoint:
 
     def path(self, name: str = "") -> str:
         """Full path or URL of a file, or of the folder, for messages."""
-        return self.storage.path(f"{folder(self.step)}/{name}").rstrip("/")
+        return self.storage.path(f"{step_folder(self.step)}/{name}").rstrip("/")
 
     @property
     def size(self) -> int:
@@ -77,7 +77,7 @@ class Checkpoint:
             UserError: this checkpoint never had it.
         """
         digest, size = hashlib.sha256(), 0
-        inside = f"{folder(self.step)}/{name}"
+        inside = f"{step_folder(self.step)}/{name}"
         if name not in self.files:
             raise UserError(f"{self.path()} has no {name}")
         if not self.storage.exists(inside):
@@ -143,7 +143,7 @@ class Checkpoint:
         return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))
 
 
-def folder(step: int) -> str:
+def step_folder(step: int) -> str:
     """The folder of a step; names sort as numbers do."""
     return f"step_{step:06d}"
 
@@ -190,7 +190,7 @@ def open_checkpoint(storage: Storage, step: int | None = None) -> Checkpoint:
 
 def _read_manifest(storage: Storage, step: int) -> dict[str, dict[str, Any]]:
     """The entries of the files. Any changed byte is found: the text must be just what we would write."""
-    name = f"{folder(step)}/{MANIFEST}"
+    name = f"{step_folder(step)}/{MANIFEST}"
     data = storage.read(name)
     try:
         manifest = json.loads(data)

@@ -12,14 +12,22 @@ from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.config import ModelConfig
-from cpplm.train.checkpoint.format import Checkpoint, committed_steps, folder, open_checkpoint
+from cpplm.train.checkpoint.format import Checkpoint, committed_steps, open_checkpoint, step_folder
 from cpplm.train.checkpoint.save import copy_checkpoint, delete_files
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import TrainState
 
 # A continued run must agree in these and in the model; the other settings may change between sessions.
-MODEL = ("depth", "aspect_ratio", "head_dim", "num_kv_heads", "max_seq_len", "window_pattern", "architecture")
-FIXED = ("total_batch_size", "seed", "fim")
+MODEL_SETTINGS = (
+    "depth",
+    "aspect_ratio",
+    "head_dim",
+    "num_kv_heads",
+    "max_seq_len",
+    "window_pattern",
+    "architecture",
+)
+FIXED_SETTINGS = ("total_batch_size", "seed", "fim")
 
 
 def find_checkpoint(
@@ -60,7 +68,7 @@ def find_checkpoint(
     return checkpoint
 
 
-def earlier_settings(settings: TrainSettings) -> dict[str, Any]:
+def checkpointed_settings(settings: TrainSettings) -> dict[str, Any]:
     """Settings of the checkpoint that a run goes on from, as plain JSON types; empty for a new run.
 
     Raises:
@@ -103,7 +111,7 @@ def _refuse_another_run(
     then, now = checkpoint.json("settings.json"), to_dict(settings)
     then_provenance = checkpoint.json("state.json")
     then_model, now_model = to_dict(checkpoint.config()), to_dict(config)
-    fixed = FIXED if then_model == now_model else (*MODEL, *FIXED)
+    fixed = FIXED_SETTINGS if then_model == now_model else (*MODEL_SETTINGS, *FIXED_SETTINGS)
     differences = [
         f"--{path[-1]} was {before}, is {after}"
         for path, before, after in _changes(then, {name: now[name] for name in fixed})
@@ -142,7 +150,7 @@ def _delete_later(storage: Storage, step: int) -> None:
     later = [other for other in committed_steps(storage) if other > step]
     if later:
         log_info(f"deleting the later checkpoints in {storage.location}: {', '.join(map(str, later))}")
-        delete_files(storage, [name for other in later for name in storage.names(folder(other))])
+        delete_files(storage, [name for other in later for name in storage.names(step_folder(other))])
 
 
 def restore_state(checkpoint: Checkpoint) -> TrainState:

@@ -24,7 +24,7 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint.format import MANIFEST, Checkpoint, committed_steps, folder, manifest_bytes
+from cpplm.train.checkpoint.format import MANIFEST, Checkpoint, committed_steps, manifest_bytes, step_folder
 from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, safetensors_file, split_tensors
 
 # Seconds that the first process waits for the others' shares; and when it is about to end after an error.
@@ -38,13 +38,13 @@ class RetentionPolicy:
     last: int
     every: int = -1
 
-    def for_ever(self, step: int) -> bool:
+    def is_permanent(self, step: int) -> bool:
         """Whether this step is never deleted."""
         return self.every > 0 and step % self.every == 0
 
     def kept(self, steps: list[int]) -> set[int]:
         """Of ascending `steps`, those that stay."""
-        return {*steps[-self.last :], *(step for step in steps if self.for_ever(step))}
+        return {*steps[-self.last :], *(step for step in steps if self.is_permanent(step))}
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def write_checkpoint(
     )
     with committing as entries:
         for name, data in files.items():
-            entries[name] = _write(storage, f"{folder(step)}/{name}", [data])
+            entries[name] = _write(storage, f"{step_folder(step)}/{name}", [data])
         for name, parts in groups.items():
             for file, part in zip(share.file_names(name), parts, strict=True):
-                entries[file] = _write(storage, f"{folder(step)}/{file}", safetensors_file(part))
+                entries[file] = _write(storage, f"{step_folder(step)}/{file}", safetensors_file(part))
         if share.process == 0:
             entries.update(_reported(storage, step, share, leaving or threading.Event()))
     return Checkpoint(storage, step, entries)
@@ -140,7 +140,7 @@ def copy_checkpoint(checkpoint: Checkpoint, target: Storage) -> Checkpoint:
     """
     with _committing(target, checkpoint.step) as entries:
         for name in checkpoint.files:
-            entries[name] = _write(target, f"{folder(checkpoint.step)}/{name}", checkpoint.chunks(name))
+            entries[name] = _write(target, f"{step_folder(checkpoint.step)}/{name}", checkpoint.chunks(name))
     return Checkpoint(target, checkpoint.step, entries)
 
 
@@ -150,35 +150,35 @@ def _committing(storage: Storage, step: int, *, alone: bool = True) -> Iterator[
 
     Not `alone`, it removes only those: others may still be writing.
     """
-    manifest = f"{folder(step)}/{MANIFEST}"
+    manifest = f"{step_folder(step)}/{MANIFEST}"
     storage.delete([manifest])  # the same step again: gone first, so that it never covers a mixture
     entries: dict[str, dict[str, Any]] = {}
     try:
         yield entries
-        storage.sync([f"{folder(step)}/{name}" for name in entries])
+        storage.sync([f"{step_folder(step)}/{name}" for name in entries])
         storage.write(manifest, manifest_bytes(step, entries))
         storage.sync([manifest])
     except BaseException:
         with contextlib.suppress(UserError):  # a storage that fails may do so again; the first error counts
             if alone:
-                delete_files(storage, storage.names(folder(step)))
+                delete_files(storage, storage.names(step_folder(step)))
             else:
-                storage.delete([manifest, *(f"{folder(step)}/{name}" for name in entries)])
+                storage.delete([manifest, *(f"{step_folder(step)}/{name}" for name in entries)])
         raise
 
 
 @contextlib.contextmanager
 def _reporting(storage: Storage, step: int, share: RankShard) -> Iterator[dict[str, dict[str, Any]]]:
     """Takes the entries of the files written in the block; reports them, or removes these and reports why."""
-    report = f"{folder(step)}/{share.report(share.process)}"
+    report = f"{step_folder(step)}/{share.report(share.process)}"
     entries: dict[str, dict[str, Any]] = {}
     try:
         yield entries
-        storage.sync([f"{folder(step)}/{name}" for name in entries])
+        storage.sync([f"{step_folder(step)}/{name}" for name in entries])
         storage.write(report, json.dumps({"files": entries}).encode())
     except BaseException as error:
         with contextlib.suppress(UserError):  # then the first process waits in vain, and gives up
-            storage.delete([f"{folder(step)}/{name}" for name in entries])
+            storage.delete([f"{step_folder(step)}/{name}" for name in entries])
             storage.write(report, json.dumps({"error": str(error)}).encode())
         raise
 
@@ -192,7 +192,7 @@ def _reported(
         UserError: one of them has failed, or says nothing.
     """
     entries: dict[str, dict[str, Any]] = {}
-    reports = [f"{folder(step)}/{share.report(process)}" for process in range(len(share.files))]
+    reports = [f"{step_folder(step)}/{share.report(process)}" for process in range(len(share.files))]
     waiting, begin, pause = set(range(1, len(share.files))), time.monotonic(), 0.05
     while waiting:
         for process in [process for process in waiting if storage.exists(reports[process])]:
@@ -231,7 +231,7 @@ def prune(storage: Storage, keep: RetentionPolicy, *, also: Iterable[int] = ()) 
         also: steps to keep besides.
     """
     try:
-        kept = {folder(step) for step in (*keep.kept(committed_steps(storage)), *also)}
+        kept = {step_folder(step) for step in (*keep.kept(committed_steps(storage)), *also)}
         names = [n for n in storage.names() if re.match(r"step_\d+/", n) and n.split("/")[0] not in kept]
         delete_files(storage, names)
     except UserError as error:

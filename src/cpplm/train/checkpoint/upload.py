@@ -34,7 +34,7 @@ def missing_steps(local: Storage, remote: Storage, keep: RetentionPolicy) -> lis
     return [
         step
         for step in committed_steps(local)
-        if step > newest or (keep.for_ever(step) and step not in there)
+        if step > newest or (keep.is_permanent(step) and step not in there)
     ]
 
 
@@ -75,7 +75,7 @@ class Uploader:
         """Upload this checkpoint after those before it."""
         with self._changed:
             self._queue.append(step)
-            for given_up in [s for s in self._queue[1:] if not self._keep.for_ever(s)][:-HELD_BACK]:
+            for given_up in [s for s in self._queue[1:] if not self._keep.is_permanent(s)][:-HELD_BACK]:
                 self._queue.remove(given_up)
                 log_info(f"step {given_up}: not uploaded to {self._remote.location}, newer checkpoints wait")
                 self._events.put(("upload_skipped", {"step": given_up}))

@@ -13,8 +13,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage
 from cpplm.train.report.curves import chart, series, smooth
-from cpplm.train.report.html import duration, render, short
-from cpplm.train.report.log_reader import Axis, History, defaults, figures
+from cpplm.train.report.html import duration, render, short_number
+from cpplm.train.report.log_reader import Axis, RunHistory, defaults, headline_figures
 from cpplm.train.settings import TrainSettings
 
 _NOT_COMPARED = frozenset({"out", "run_name", "wandb_project", "tensorboard"})
@@ -41,9 +41,9 @@ FIGURES = (
     Figure("best bits per byte", "best_bits_per_byte", "{:.4f}".format, min, of_data=True),
     Figure("at step", "best_step", "{:,}".format),
     Figure("training loss", "loss", "{:.4f}".format, min, of_data=True),
-    Figure("parameters", "parameters", short),
+    Figure("parameters", "parameters", short_number),
     Figure("steps", "step", "{:,}".format),
-    Figure("tokens", "tokens", short),
+    Figure("tokens", "tokens", short_number),
     Figure("training time", "seconds", duration),
     Figure("tokens per second", "tokens_per_second", "{:,.0f}".format, max),
     Figure("MFU", "mfu", "{:.1%}".format, max),
@@ -92,7 +92,7 @@ class Comparison:
         extra = []
         if self.common is not None:
             extra.append(Figure(f"time to {self.common:.4f}", "seconds_to_common", duration, min))
-            extra.append(Figure(f"tokens to {self.common:.4f}", "tokens_to_common", short, min))
+            extra.append(Figure(f"tokens to {self.common:.4f}", "tokens_to_common", short_number, min))
         return [row for figure in (*FIGURES[:4], *extra, *FIGURES[4:]) if (row := self._row(figure))]
 
     def _row(self, figure: Figure) -> Row | None:
@@ -119,7 +119,7 @@ class ComparisonPage:
     differences: dict[str, list[Any]]
 
 
-def read_runs(runs: Sequence[str]) -> list[History]:
+def read_runs(runs: Sequence[str]) -> list[RunHistory]:
     """The logs of at least two runs.
 
     Raises:
@@ -131,12 +131,12 @@ def read_runs(runs: Sequence[str]) -> list[History]:
     for number, folder in enumerate(folders):
         if folder in folders[:number]:
             raise UserError(f"{runs[number]} is named twice", fix="Name each run once.")
-    return [History(run) for run in runs]
+    return [RunHistory(run) for run in runs]
 
 
-def compare(histories: Sequence[History]) -> Comparison:
+def compare(histories: Sequence[RunHistory]) -> Comparison:
     """Lay runs side by side."""
-    found = [figures(history) for history in histories]
+    found = [headline_figures(history) for history in histories]
     reached = [run.get("best_bits_per_byte") for run in found]
     same_text = all(_same_text(histories[0], history) for history in histories[1:])
     common = (
@@ -158,7 +158,7 @@ def compare(histories: Sequence[History]) -> Comparison:
     )
 
 
-def _same_text(one: History, other: History) -> bool:
+def _same_text(one: RunHistory, other: RunHistory) -> bool:
     """True if both were validated on the same text: by its hash or, where a log has none, its place."""
     hashes = [each.sessions[-1].record.get("validation_text", {}).get("sha256") for each in (one, other)]
     if None in hashes:
@@ -166,7 +166,7 @@ def _same_text(one: History, other: History) -> bool:
     return hashes[0] == hashes[1]
 
 
-def _first_reach(history: History, bits_per_byte: float, axis: Axis) -> float:
+def _first_reach(history: RunHistory, bits_per_byte: float, axis: Axis) -> float:
     """Where a run first was that good, on a straight line between its validations."""
     before = None
     for record in history.validations:
@@ -180,13 +180,13 @@ def _first_reach(history: History, bits_per_byte: float, axis: Axis) -> float:
     raise ValueError(f"{history.name} never reached {bits_per_byte} bits per byte")
 
 
-def _distinct(histories: Sequence[History]) -> list[str]:
+def _distinct(histories: Sequence[RunHistory]) -> list[str]:
     """Names of the runs; the folders, where two runs have the same name."""
     names = [history.name for history in histories]
     return names if len(set(names)) == len(names) else [str(history.folder) for history in histories]
 
 
-def write_comparison(histories: Sequence[History], comparison: Comparison, out: Path) -> None:
+def write_comparison(histories: Sequence[RunHistory], comparison: Comparison, out: Path) -> None:
     """Write the comparison as a page.
 
     Raises:
@@ -205,7 +205,7 @@ def write_comparison(histories: Sequence[History], comparison: Comparison, out: 
     Storage(out.parent, create=True).write(out.name, render("compare.html.jinja", page).encode())
 
 
-def _charts(histories: Sequence[History], names: Sequence[str]) -> list[dict[str, Any]]:
+def _charts(histories: Sequence[RunHistory], names: Sequence[str]) -> list[dict[str, Any]]:
     numbered = [(number, *pair) for number, pair in enumerate(zip(names, histories, strict=True))]
 
     def averages(field: str) -> list[dict[str, Any]]:

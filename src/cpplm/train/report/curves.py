@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from cpplm.train.report.log_reader import AXES, History, Record
+from cpplm.train.report.log_reader import AXES, Record, RunHistory
 
 MOST_POINTS = 1000
 _DIGITS = 5  # significant digits of a value on the page
@@ -18,7 +18,7 @@ _DIGITS = 5  # significant digits of a value on the page
 Style = Literal["faint", "line", "dots"]
 
 
-def thinned(values: Sequence[float], most: int = MOST_POINTS) -> list[int]:
+def downsample(values: Sequence[float], most: int = MOST_POINTS) -> list[int]:
     """Ascending places of the points to draw, at most `most` (even): see the rule above."""
     if len(values) <= most:
         return list(range(len(values)))
@@ -43,7 +43,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def series(
-    history: History,
+    history: RunHistory,
     name: str,
     style: Style,
     records: Sequence[Record],
@@ -61,7 +61,7 @@ def series(
         color: number of its colour.
     """
     pairs = [pair for pair in zip(records, values, strict=True) if math.isfinite(pair[1])]
-    drawn = [pairs[place] for place in thinned([value for _, value in pairs])]
+    drawn = [pairs[place] for place in downsample([value for _, value in pairs])]
     return {
         "name": name,
         "style": style,
@@ -81,7 +81,7 @@ def chart(title: str, unit: str, lines: Sequence[dict[str, Any]]) -> dict[str, A
     return {"title": title, "unit": unit, "series": [line for line in lines if line["y"]]}
 
 
-def run_charts(history: History) -> list[dict[str, Any]]:
+def run_charts(history: RunHistory) -> list[dict[str, Any]]:
     """The charts of one run: those whose figures its log has."""
     steps, validations = history.steps, history.validations
     problems = [record for record in history.events("cpp_evaluation") if "pass@1" in record]

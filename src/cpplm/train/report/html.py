@@ -20,11 +20,10 @@ import jinja2
 from cpplm import __version__
 from cpplm.core.settings import flatten
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint.format import folder as checkpoint_folder
+from cpplm.train.checkpoint.format import step_folder as checkpoint_folder
 from cpplm.train.report.curves import run_charts
-from cpplm.train.report.html_evaluation import EvaluationView, view
-from cpplm.train.report.html_evaluation import tiles as evaluation_tiles
-from cpplm.train.report.log_reader import AXES, History, Record, Session, defaults, figures
+from cpplm.train.report.html_evaluation import EvaluationView, evaluation_tiles, evaluation_view
+from cpplm.train.report.log_reader import AXES, Record, RunHistory, Session, defaults, headline_figures
 from cpplm.train.settings import TrainSettings
 
 PAGE = "page.html"
@@ -87,24 +86,24 @@ def write_page(run: str | Path, out: Path | None = None) -> Path:
     Raises:
         UserError: not a run folder, nothing was trained yet, or the file cannot be written.
     """
-    history = History(run)
+    history = RunHistory(run)
     if out is None:
         writable = os.access(history.folder, os.W_OK)
         out = history.folder / PAGE if writable else Path(f"{history.name}.html")
     out = out.expanduser()
-    html = render("page.html.jinja", collect(history))
+    html = render("page.html.jinja", collect_page_data(history))
     Storage(out.parent, create=True).write(out.name, html.encode())
     return out
 
 
-def collect(history: History) -> PageData:
+def collect_page_data(history: RunHistory) -> PageData:
     """Read everything a run folder has to show."""
     storage = Storage(history.folder)
     evaluation = storage.read_json("evaluation.json") if storage.exists("evaluation.json") else {}
     samples = history.events("samples")
     if storage.exists("samples.json"):
         samples = [*samples, storage.read_json("samples.json")]
-    shown = some(samples, MOST_SAMPLES)
+    shown = evenly_spaced(samples, MOST_SAMPLES)
     chosen, as_default = _settings(history)
     session = history.sessions[-1]
     return PageData(
@@ -121,7 +120,7 @@ def collect(history: History) -> PageData:
         validation_overlap=_validation_overlap(session.record.get("validation_text", {})),
         samples=shown[::-1],
         samples_left_out=len(samples) - len(shown),
-        evaluation=view(evaluation),
+        evaluation=evaluation_view(evaluation),
         evaluations=history.events("cpp_evaluation"),
         sessions=[_session_row(each) for each in history.sessions],
         checkpoints=_checkpoints(history),
@@ -133,16 +132,16 @@ def collect(history: History) -> PageData:
     )
 
 
-def some(records: list[Record], most: int) -> list[Record]:
+def evenly_spaced(records: list[Record], most: int) -> list[Record]:
     """At most that many of the records, evenly spread, the first and the last among them."""
     if len(records) <= most:
         return records
     return [records[number * (len(records) - 1) // (most - 1)] for number in range(most)]
 
 
-def _tiles(history: History, evaluation: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _tiles(history: RunHistory, evaluation: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
-    found, tiles = figures(history), []
+    found, tiles = headline_figures(history), []
     measured = evaluation.get("bpb") or (history.validations[-1] if history.validations else None)
     if measured:
         first = history.validations[:1]
@@ -150,12 +149,18 @@ def _tiles(history: History, evaluation: dict[str, Any]) -> list[tuple[str, str,
         tiles.append(("validation bits per byte", f"{measured['bits_per_byte']:.3f}", untrained))
     tiles += evaluation_tiles(evaluation)
     parameters = history.sessions[-1].record["parameters"]
-    tiles.append(("parameters", short(parameters["total"]), f"{short(parameters['matrices'])} in the layers"))
+    tiles.append(
+        (
+            "parameters",
+            short_number(parameters["total"]),
+            f"{short_number(parameters['matrices'])} in the layers",
+        )
+    )
     if "step" in found:
         processor = history.sessions[-1].record["environment"]["processor"]
         wait = f"{found['data_wait']:.1%} of the time waiting for data"
         tiles += [
-            ("tokens trained on", short(found["tokens"]), f"{found['step']:,} steps"),
+            ("tokens trained on", short_number(found["tokens"]), f"{found['step']:,} steps"),
             ("tokens per second", f"{found['tokens_per_second']:,.0f}", wait),
             ("training time", duration(found["seconds"]), f"{duration(found['wall_seconds'])} on the clock"),
             ("peak memory", _gib(found["peak_memory_bytes"]), processor),
@@ -168,7 +173,7 @@ def _tiles(history: History, evaluation: dict[str, Any]) -> list[tuple[str, str,
     return tiles
 
 
-def _settings(history: History) -> tuple[list[tuple[str, Any, str]], dict[str, Any]]:
+def _settings(history: RunHistory) -> tuple[list[tuple[str, Any, str]], dict[str, Any]]:
     """Settings that differ from the defaults, as (name, value, default), and all the others by name."""
     default, chosen, same = defaults(TrainSettings), [], {}
     for name, value in sorted(history.settings.items()):
@@ -190,7 +195,7 @@ def _validation_overlap(record: Record) -> str:
     )
 
 
-def _mark(history: History, session: Session) -> dict[str, Any]:
+def _mark(history: RunHistory, session: Session) -> dict[str, Any]:
     """Where a later session begins, on every axis."""
     step = session.record["step"]
     label = f"{_local_time(session.record['time'])}: went on from step {step:,}"
@@ -210,7 +215,7 @@ def _session_row(session: Session) -> SessionRow:
     )
 
 
-def _checkpoints(history: History) -> list[dict[str, Any]]:
+def _checkpoints(history: RunHistory) -> list[dict[str, Any]]:
     """Newest first. Whether one is still there is known only where it lies in the run folder."""
     local = not history.settings["checkpoint_dir"]
     rows = []
@@ -221,7 +226,7 @@ def _checkpoints(history: History) -> list[dict[str, Any]]:
     return rows
 
 
-def _memory(history: History) -> dict[str, str]:
+def _memory(history: RunHistory) -> dict[str, str]:
     """The parts of the newest measurement, as shares of the peak."""
     records = history.events("memory")
     if not records:
@@ -255,7 +260,7 @@ def _local_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def short(number: float) -> str:
+def short_number(number: float) -> str:
     """1,500 as 1.5K."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
         if abs(number) >= size:

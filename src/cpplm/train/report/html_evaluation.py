@@ -54,7 +54,7 @@ class EvaluationView:
         return bool(self.bits or self.problem_sets or self.fim or self.likelihood)
 
 
-def view(evaluation: Record) -> EvaluationView:
+def evaluation_view(evaluation: Record) -> EvaluationView:
     """Put the contents of `evaluation.json` in order."""
     bits = evaluation.get("bpb", {})
     return EvaluationView(
@@ -91,10 +91,10 @@ def _rows(groups: Record) -> list[BitsRow]:
     ]
 
 
-def tiles(evaluation: Record) -> list[tuple[str, str, str]]:
+def evaluation_tiles(evaluation: Record) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
     found = []
-    for each in view(evaluation).problem_sets:
+    for each in evaluation_view(evaluation).problem_sets:
         remark = f"of {each.result['problems']}: {each.title}"
         found.append(("compile rate", f"{each.result['compile_rate']:.1%}", remark))
         found.append(("pass@1", f"{each.result['pass@1']:.1%}", remark))

@@ -39,7 +39,7 @@ class Session:
     changes: list[tuple[str, Any, Any]]
 
 
-class History:
+class RunHistory:
     """The log of one run.
 
     Attributes:
@@ -154,7 +154,7 @@ def defaults(cls: type) -> dict[str, Any]:
     return found
 
 
-def figures(history: History) -> dict[str, Any]:
+def headline_figures(history: RunHistory) -> dict[str, Any]:
     """The headline figures of a run; those that its log does not have are left out.
 
     `loss` is in nats per token, averaged over the last 5 % of the steps; `data_wait` is the share of the time

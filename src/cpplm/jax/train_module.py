@@ -41,7 +41,7 @@ class PlacedBatch(Batch):
     tokens: Tokens = field(default_factory=dict)
 
 
-def place(batch: Batch, sharder: HostBatchSharder, mesh: Mesh) -> PlacedBatch:
+def to_device(batch: Batch, sharder: HostBatchSharder, mesh: Mesh) -> PlacedBatch:
     """Send this host's rows to its chips; returns at once."""
     named = {"inputs": batch.inputs, "targets": batch.targets}
     if batch.documents is not None:
@@ -50,8 +50,8 @@ def place(batch: Batch, sharder: HostBatchSharder, mesh: Mesh) -> PlacedBatch:
     return PlacedBatch(batch.inputs, batch.targets, batch.state, batch.documents, tokens)
 
 
-class JaxLearner:
-    """See `cpplm.train.backend.Learner`.
+class JaxTrainModule:
+    """See `cpplm.train.backend.TrainModule`.
 
     `compiled` holds the step's programs by rows and length of their batches; there are no others.
     """
@@ -86,22 +86,22 @@ class JaxLearner:
 
     @property
     def config(self) -> ModelConfig:
-        """See `Learner`."""
+        """See `TrainModule`."""
         return self._step.config
 
     @property
     def device(self) -> torch.device:
-        """See `Learner`."""
+        """See `TrainModule`."""
         return torch.device("cpu")
 
     @property
-    def kind(self) -> str:
-        """See `Learner`."""
+    def device_type(self) -> str:
+        """See `TrainModule`."""
         return str(self._chip.platform)
 
     @property
     def precision(self) -> str:
-        """See `Learner`."""
+        """See `TrainModule`."""
         return self._step.run.compute_dtype
 
     @property
@@ -109,10 +109,10 @@ class JaxLearner:
         return self._step.mesh.local_devices[0]
 
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
-        """See `Learner`."""
+        """See `TrainModule`."""
         del count  # the compiled step knows
         placed = [
-            b if isinstance(b, PlacedBatch) else place(b, self._sharder, self._step.mesh) for b in batches
+            b if isinstance(b, PlacedBatch) else to_device(b, self._sharder, self._step.mesh) for b in batches
         ]
         tokens = tuple(batch.tokens for batch in placed)
         rows, length = tokens[0]["inputs"].shape
@@ -123,7 +123,7 @@ class JaxLearner:
         return StepLosses(*np.asarray(found).tolist())
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
-        """See `Learner`."""
+        """See `TrainModule`."""
         del reduction
         ids, targets = (
             self._sharder.shard(ids.numpy().astype(np.int32), self._step.mesh) for ids in (ids_BT, targets_BT)
@@ -132,18 +132,18 @@ class JaxLearner:
         return torch.from_numpy(self._sharder.unshard(losses))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `Learner`: gathered from all hosts, one array after the other."""
+        """See `TrainModule`: gathered from all hosts, one array after the other."""
         names = checkpoint_shapes(self.config)
         weights = gather_host_share(self._learning | self._constants, checkpoint_names(names))
         state = gather_host_share(self._state, state_members(self._step.optimizer, self.config))
         return _tensors({name: weights[name] for name in names if name in weights}), _tensors(state)
 
     def peak_memory(self) -> int:
-        """See `Learner`: of one chip; where it does not say, of this process."""
+        """See `TrainModule`: of one chip; where it does not say, of this process."""
         return _memory(self._chip)[1]
 
-    def memory(self) -> dict[str, int]:
-        """See `Learner`: of one chip."""
+    def memory_breakdown(self) -> dict[str, int]:
+        """See `TrainModule`: of one chip."""
         held, peak = _memory(self._chip)
         weights = self._bytes({**self._learning, **self._constants})
         gradients, optimizer = self._bytes(self._learning), self._bytes(self._state)
@@ -158,12 +158,12 @@ class JaxLearner:
 
     def _bytes(self, arrays: Mapping[str, jax.Array]) -> int:
         """On one chip; where all are of one process's memory, on all of its chips."""
-        chips = {self._chip} if self.kind == "tpu" else set(self._step.mesh.local_devices)
+        chips = {self._chip} if self.device_type == "tpu" else set(self._step.mesh.local_devices)
         parts = (shard for array in arrays.values() for shard in array.addressable_shards)
         return sum(shard.data.nbytes for shard in parts if shard.device in chips)
 
     def profiler(self, path: Path) -> Profiler:
-        """See `Learner`."""
+        """See `TrainModule`."""
         return JaxProfiler(path)
 
 
