@@ -39,7 +39,7 @@ from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kv_cache.spec import KVCacheSpec
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ def random_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
 def our_writer(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> tuple[Write, dict[str, int]]:
     """Our scheduler, and what it reads per token."""
     model = random_model(config, dtype)
-    facts = {**sizes(model, dtype), "cache_bytes": cache_bytes(model.remembered(), config, dtype)}
+    facts = {**sizes(model, dtype), "cache_bytes": cache_bytes(model.cache_specs(), config, dtype)}
     prepare_for_inference(model)
 
     def write(ids_BT: torch.Tensor, count: int) -> None:
@@ -92,7 +92,7 @@ def sizes(model: torch.nn.Module, dtype: torch.dtype) -> dict[str, int]:
     }
 
 
-def cache_bytes(remembered: list[Remembered], config: ModelConfig, dtype: torch.dtype) -> int:
+def cache_bytes(remembered: list[KVCacheSpec], config: ModelConfig, dtype: torch.dtype) -> int:
     """What the last token reads of the cache."""
     total = 0
     for each in remembered:

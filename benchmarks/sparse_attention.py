@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from measuring import Spread, describe_machine, prepare_environment, progress, publish, run_alone
 
-from cpplm.model.kernels.sparse import Choice, sparse_attention
+from cpplm.model.kernels.sparse import SparseSpec, sparse_attention
 
 HEAD_DIM, INDEXER_HEADS, INDEXER_DIM = 64, 16, 32
 
@@ -47,7 +47,7 @@ def measure(name: str, seq_len: int, heads: int, top_k: int, threads: int) -> tu
     elif name == "fused":
         F.scaled_dot_product_attention(query, key, value, is_causal=True).square().sum().backward()
     else:
-        mixed, divergence = sparse_attention(query, key, value, *index, Choice(top_k, 128, dense=False))
+        mixed, divergence = sparse_attention(query, key, value, *index, SparseSpec(top_k, 128, dense=False))
         (mixed.square().sum() + divergence.sum()).backward()
     seconds = time.perf_counter() - begin
     return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

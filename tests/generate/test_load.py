@@ -9,7 +9,7 @@ import torch
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import prepare_for_inference
 from cpplm.generate.settings import SamplingSettings
-from cpplm.model import block
+from cpplm.model import fused_decode
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels import cpp_extension, onednn_linear
 from cpplm.model.kernels.onednn_linear import PackedLinear, can_pack
@@ -60,9 +60,9 @@ def test_few_tokens_are_what_all_at_once_give(
     model.compute_dtype = torch.bfloat16
     if not kernels:
         monkeypatch.setattr(cpp_extension, "_library", lambda: None)
-    cpp_extension.compiled.cache_clear()
-    used = Mock(side_effect=block.mlp)
-    monkeypatch.setattr(block, "mlp", used)
+    cpp_extension.load_function.cache_clear()
+    used = Mock(side_effect=fused_decode.fused_mlp)
+    monkeypatch.setattr(fused_decode, "fused_mlp", used)
     try:
         prepare_for_inference(model)
         ids = random_ids(2, 40, config)
@@ -73,7 +73,7 @@ def test_few_tokens_are_what_all_at_once_give(
                 pieces = [decoded(piece) for piece in ids[:rows].split(widths, dim=1)]
                 torch.testing.assert_close(torch.cat(pieces, dim=1), together[:rows], atol=close, rtol=0.1)
     finally:
-        cpp_extension.compiled.cache_clear()
+        cpp_extension.load_function.cache_clear()
     plain = sum(
         each.connections is None and each.attention.indexer is None and isinstance(each.mlp, MLP)
         for each in model.blocks

@@ -10,7 +10,7 @@ from cpplm.generate.engine import Engine
 from cpplm.generate.scheduler import Scheduler, TokenEvent
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
-from cpplm.model.kv_cache.block_pool import BLOCK
+from cpplm.model.kv_cache.block_pool import BLOCK_SIZE
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy, naive_sample
@@ -74,7 +74,7 @@ def test_requests_join_and_leave_between_steps(engine: Engine) -> None:
     for ticket, request in requests.items():
         for sample in range(request.num_samples):
             assert done[ticket, sample] == alone(engine, request, sample)
-    assert scheduler.cache.used_blocks == 0
+    assert scheduler.cache.num_used_blocks == 0
 
 
 def test_more_samples_than_rows(engine: Engine) -> None:
@@ -83,7 +83,7 @@ def test_more_samples_than_rows(engine: Engine) -> None:
     ticket = scheduler.submit(request)
     done = finish(scheduler)
     assert [done[ticket, n] for n in range(11)] == [alone(engine, request, n) for n in range(11)]
-    assert scheduler.cache.used_blocks == scheduler.cache.kept_blocks == 0
+    assert scheduler.cache.num_used_blocks == scheduler.cache.num_cached_blocks == 0
 
 
 def test_samples_share_what_was_read(engine: Engine) -> None:
@@ -93,10 +93,10 @@ def test_samples_share_what_was_read(engine: Engine) -> None:
         scheduler = engine.scheduler()
         scheduler.submit(GenerationRequest(ids(65), SamplingSettings(20, 1.0, 0), samples))
         scheduler.step()
-        used.append(scheduler.cache.used_blocks)
+        used.append(scheduler.cache.num_used_blocks)
     groups = len(scheduler.cache._groups)
     assert used[1] <= used[0] + 7 * groups  # one block each behind the prompt
-    assert used[0] >= 65 // BLOCK
+    assert used[0] >= 65 // BLOCK_SIZE
 
 
 def test_a_shared_beginning_is_read_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,12 +133,12 @@ def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine, steps: int
     for _ in range(1 + steps):
         scheduler.step()
         twin.step()
-    assert scheduler.cache.used_blocks > twin.cache.used_blocks
+    assert scheduler.cache.num_used_blocks > twin.cache.num_used_blocks
     scheduler.cancel(ticket)
     scheduler.cancel(ticket)  # once more is no error
-    assert scheduler.cache.used_blocks == twin.cache.used_blocks
+    assert scheduler.cache.num_used_blocks == twin.cache.num_used_blocks
     assert finish(scheduler) == {(kept, 0): alone(engine, other)}
-    assert scheduler.cache.used_blocks == 0
+    assert scheduler.cache.num_used_blocks == 0
     assert scheduler._free_blocks == scheduler._blocks
 
 
@@ -164,23 +164,23 @@ def test_random_traffic_loses_no_block(engine: Engine) -> None:
         assert scheduler.num_running <= 5
         sizes.append(scheduler.cache.bytes)
     finish(scheduler)
-    assert scheduler.cache.used_blocks == 0
+    assert scheduler.cache.num_used_blocks == 0
     assert scheduler._free_blocks == scheduler._blocks
     groups = len(scheduler.cache._groups)
-    assert 0 < scheduler.cache.kept_blocks <= groups * 64 // BLOCK
+    assert 0 < scheduler.cache.num_cached_blocks <= groups * 64 // BLOCK_SIZE
     assert sizes[-1] == sizes[125]  # memory is flat once it is full
 
 
 def test_the_cache_has_a_bound(engine: Engine) -> None:
     """Who does not fit waits; what can never fit is refused."""
-    scheduler = engine.scheduler(SchedulerLimits(max_batch=8, cache_tokens=7 * BLOCK))
+    scheduler = engine.scheduler(SchedulerLimits(max_batch=8, cache_tokens=7 * BLOCK_SIZE))
     for seed in range(4):
         scheduler.submit(GenerationRequest(ids(30, seed), greedy(20)))  # 2 blocks and 3
     most = 0
     while not scheduler.idle:
         scheduler.step()
         assert scheduler.num_running <= 1
-        most = max(most, scheduler.cache.used_blocks)
+        most = max(most, scheduler.cache.num_used_blocks)
     assert most <= len(scheduler.cache._groups) * 7
     with pytest.raises(UserError, match="do not fit into the cache of 112"):
         scheduler.submit(GenerationRequest(ids(60), greedy(90)))

@@ -15,7 +15,7 @@ from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import DraftSettings, SamplingSettings, SchedulerLimits
 from cpplm.generate.speculative import Proposer
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.cache import Cache
+from cpplm.model.kv_cache.cache import KVCache
 from cpplm.tokenizer.special_tokens import BOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy
@@ -101,7 +101,7 @@ def test_lookup_saves_steps(tokenizer: Tokenizer) -> None:
     assert len(set(plain[0].ids)) < 30  # greedy texts of a random model go in circles
     assert steps - fewer == scheduler.num_accepted > 10
     assert scheduler.num_drafted >= scheduler.num_accepted
-    assert scheduler.cache.used_blocks == 0
+    assert scheduler.cache.num_used_blocks == 0
 
 
 def test_a_head_that_knows_the_model_is_always_right(tokenizer: Tokenizer) -> None:
@@ -155,7 +155,7 @@ def test_the_first_draft_is_what_the_head_says(tokenizer: Tokenizer) -> None:
 
 def test_lookup_finds_what_came_last(tokenizer: Tokenizer) -> None:
     model = random_model(CONFIGS["plain"])
-    cache = Cache(model.remembered(), device=model.device, dtype=torch.float32)
+    cache = KVCache(model.cache_specs(), device=model.device, dtype=torch.float32)
     drafter = Proposer(model, cache, DraftSettings("lookup", tokens=3))
 
     def draft(ids: list[int]) -> list[int]:

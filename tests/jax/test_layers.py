@@ -89,7 +89,7 @@ def test_hashes_are_those_of_64_bit_arithmetic() -> None:
 def test_targets_of_further_tokens() -> None:
     targets = np.random.default_rng(0).integers(9, size=(3, 12))
     targets[targets == 8] = IGNORED
-    theirs = multi_token.shifted_targets(torch.from_numpy(targets), 3)
+    theirs = multi_token.mtp_targets(torch.from_numpy(targets), 3)
     for ours, expected in zip(shifted_targets(jnp.asarray(targets), 3), theirs, strict=True):
         for one, other in zip(ours, expected, strict=True):
             assert (np.asarray(one) == other.numpy()).all()

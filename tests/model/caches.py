@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import torch
 
-from cpplm.model.kv_cache.cache import Cache
-from cpplm.model.kv_cache.view import CacheView, Reading
+from cpplm.model.kv_cache.cache import KVCache
+from cpplm.model.kv_cache.view import CacheReadMode, CacheView
 from cpplm.model.transformer import Transformer
 
 
 class Rows:
     """Sequences of one cache that read their tokens side by side; called like the model itself."""
 
-    def __init__(self, model: Transformer, batch: int, *, reading: Reading | None = None) -> None:
+    def __init__(self, model: Transformer, batch: int, *, read_mode: CacheReadMode | None = None) -> None:
         self.model = model
-        self.cache = Cache(
-            model.remembered(), device=model.device, dtype=model.compute_dtype, reading=reading
+        self.cache = KVCache(
+            model.cache_specs(), device=model.device, dtype=model.compute_dtype, read_mode=read_mode
         )
         self.sequences = [self.cache.begin() for _ in range(batch)]
 

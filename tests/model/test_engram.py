@@ -64,4 +64,4 @@ def test_unknown_ngrams_add_nothing() -> None:
     x = torch.randn(1, 8, 32)
     with torch.no_grad():
         memory.table.weight.zero_()
-        assert torch.all(memory(x, memory.look_up(ids, None), None) == 0)
+        assert torch.all(memory(x, memory.embed_ngrams(ids, None), None) == 0)

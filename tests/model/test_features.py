@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
-from cpplm.model.kv_cache.view import Reading
+from cpplm.model.kv_cache.view import CacheReadMode
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import IGNORED
@@ -58,13 +58,13 @@ def test_causal_in_decoding(config: ModelConfig) -> None:
 
 @EACH
 @pytest.mark.parametrize("chunks", [[16], [1] * 16, [5, 1, 1, 9], [15, 1]], ids=str)
-@pytest.mark.parametrize("reading", ["in place", "together", "each"])
+@pytest.mark.parametrize("read_mode", ["paged", "padded", "per_row"])
 @torch.no_grad()
 def test_cached_decoding_gives_the_training_logits(
-    config: ModelConfig, chunks: list[int], reading: Reading
+    config: ModelConfig, chunks: list[int], read_mode: CacheReadMode
 ) -> None:
     model, ids = random_model(config), random_ids(3, 16)
-    decode = Rows(model, 3, reading=reading)
+    decode = Rows(model, 3, read_mode=read_mode)
     pieces = [decode(piece) for piece in ids.split(chunks, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids), atol=1e-4, rtol=1e-4)
 
@@ -154,7 +154,9 @@ def test_one_graph_and_no_second_compilation() -> None:
     compiled = torch.compile(model.training_losses, dynamic=False, fullgraph=True)  # one graph or an error
     graphs = []
     for weight in (0.4, 0.3, 0.2, 0.1):
-        losses = compiled(ids, ids.roll(-1, dims=1), torch.tensor(weight), found=model.look_up(ids))
+        losses = compiled(
+            ids, ids.roll(-1, dims=1), torch.tensor(weight), ngram_embeddings=model.embed_ngrams(ids)
+        )
         losses.total.backward()
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     torch.testing.assert_close(losses, eager, atol=1e-4, rtol=1e-4)

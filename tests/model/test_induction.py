@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from cpplm.model.config import INDUCTION_LENGTHS
-from cpplm.model.induction import followers, followers_of_last
+from cpplm.model.induction import match_next_token, match_next_token_incremental
 from cpplm.model.transformer import Transformer
 from tests.model.features import CONFIGS, random_ids, random_model
 
@@ -40,8 +40,8 @@ def some_ids(kinds: int, length: int) -> Tensor:
 def test_followers_by_sorting(kinds: int, length: int) -> None:
     ids = some_ids(kinds, length)
     expected = [by_definition(row, [0] * length) for row in ids.tolist()]
-    assert pairs(followers(ids)) == expected
-    assert pairs(followers(ids, torch.zeros_like(ids))) == expected
+    assert pairs(match_next_token(ids)) == expected
+    assert pairs(match_next_token(ids, torch.zeros_like(ids))) == expected
 
 
 @pytest.mark.parametrize(("kinds", "length"), SIZES[:3])
@@ -49,17 +49,17 @@ def test_matches_stay_in_their_document(kinds: int, length: int) -> None:
     ids = some_ids(kinds, length)
     documents = torch.arange(length).div(7, rounding_mode="floor").expand_as(ids)
     expected = [by_definition(row, documents[0].tolist()) for row in ids.tolist()]
-    assert pairs(followers(ids, documents)) == expected
+    assert pairs(match_next_token(ids, documents)) == expected
 
 
 @pytest.mark.parametrize(("kinds", "length"), SIZES)
 @pytest.mark.parametrize("padding", [0, 11])
 def test_followers_by_comparing(kinds: int, length: int, padding: int) -> None:
     ids = some_ids(kinds, length)
-    expected = pairs(followers(ids))
+    expected = pairs(match_next_token(ids))
     padded = torch.nn.functional.pad(ids, (padding, 0))
     for count in {1, min(3, length), length}:
-        assert pairs(followers_of_last(padded, count)) == [row[-count:] for row in expected]
+        assert pairs(match_next_token_incremental(padded, count)) == [row[-count:] for row in expected]
 
 
 def test_the_model_uses_what_followed_and_never_looks_ahead() -> None:

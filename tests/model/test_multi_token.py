@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from cpplm.model.kv_cache.cache import Cache
-from cpplm.model.multi_token import shifted_targets
+from cpplm.model.kv_cache.cache import KVCache
+from cpplm.model.multi_token import mtp_targets
 from cpplm.tokenizer.special_tokens import IGNORED
 from tests.model.features import CONFIGS, PLAIN, random_ids, random_model
 
@@ -17,7 +17,7 @@ X = IGNORED
 @pytest.mark.parametrize("length", [1, 2, 3, 1023, 1024, 1025, 2048])
 def test_every_position_with_a_known_future_is_trained(length: int) -> None:
     targets = torch.arange(1, length + 1).unsqueeze(0)
-    told, further = zip(*shifted_targets(targets, 3), strict=True)
+    told, further = zip(*mtp_targets(targets, 3), strict=True)
     for head in range(3):
         known = max(0, length - head - 1)
         expected = targets[0, head + 1 :].tolist() + [X] * min(length, head + 1)
@@ -28,7 +28,7 @@ def test_every_position_with_a_known_future_is_trained(length: int) -> None:
 
 def test_ignored_targets_stay_ignored() -> None:
     targets = torch.tensor([[5, X, 7, 8, 9, X]])
-    (told, first), (_, second) = shifted_targets(targets, 2)
+    (told, first), (_, second) = mtp_targets(targets, 2)
     assert first.tolist() == [[X, X, 8, 9, X, X]]  # the second is unknown: nothing is known from it on
     assert second.tolist() == [[X, X, 9, X, X, X]]
     assert told.min() >= 0  # nothing ignored is looked up
@@ -71,7 +71,7 @@ def test_heads_are_causal_and_draft_with_a_cache() -> None:
     other = model.draft_states(0, model.hidden_states(changed[:, :-1]), changed[:, 1:])
     assert torch.equal(whole[:, :8], other[:, :8])  # position 8 is told token 9
     assert not torch.allclose(whole[:, 8], other[:, 8])
-    cache = Cache(model.multi_token[0].remembered(), device=model.device, dtype=torch.float32)
+    cache = KVCache(model.multi_token[0].cache_specs(), device=model.device, dtype=torch.float32)
     sequences, pieces = [cache.begin(), cache.begin()], []
     for states, told in zip(hidden.split([6, 1, 6], 1), ids[:, 1:].split([6, 1, 6], 1), strict=True):
         view = cache.view(sequences, told.size(1))

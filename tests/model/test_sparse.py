@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cpplm.core.hardware import peak_memory_bytes
 from cpplm.model.kernels import sparse
 from cpplm.model.kernels.attention import attention
-from cpplm.model.kernels.sparse import Choice, sparse_attention
+from cpplm.model.kernels.sparse import SparseSpec, sparse_attention
 from tests.model.features import CONFIGS, random_ids, random_model
 
 NAMES = ("query", "key", "value", "index_query", "index_key", "index_weight")
@@ -71,7 +71,7 @@ def reference(query, key, value, index_query, index_key, index_weight, choice, d
 def test_matches_the_reference(keys, queries, top_k, window, dense, documents, groups, block) -> None:
     queries = min(queries, keys)
     tensors = inputs(queries, keys, groups=groups, seed=keys * 20 + queries)
-    choice = Choice(top_k, window, dense)
+    choice = SparseSpec(top_k, window, dense)
     own = torch.arange(keys).div(4, rounding_mode="floor").expand(2, -1) if documents else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sparse.BLOCK_ELEMENTS, "cpu", block)
@@ -91,16 +91,16 @@ def test_matches_the_reference(keys, queries, top_k, window, dense, documents, g
 @pytest.mark.parametrize("queries", [1, 5, 40])
 def test_all_keys_are_full_attention(queries: int) -> None:
     query, key, value, *index = inputs(queries, 40)
-    mixed, _ = sparse_attention(query, key, value, *index, Choice(40, 2, dense=False))
+    mixed, _ = sparse_attention(query, key, value, *index, SparseSpec(40, 2, dense=False))
     torch.testing.assert_close(mixed, attention(query, key, value), atol=1e-6, rtol=1e-6)
-    dense, _ = sparse_attention(query, key, value, *index, Choice(3, 2, dense=True))
+    dense, _ = sparse_attention(query, key, value, *index, SparseSpec(3, 2, dense=True))
     torch.testing.assert_close(dense, mixed)
 
 
 @torch.no_grad()
 def test_decoding_reads_only_the_chosen_keys() -> None:
     query, key, value, *index = inputs(1, 60)
-    choice = Choice(8, 2, dense=False)
+    choice = SparseSpec(8, 2, dense=False)
     before, _ = sparse_attention(query, key, value, *index, choice)
     with torch.enable_grad():  # the other path
         training, _ = sparse_attention(query, key, value, *index, choice)
@@ -154,7 +154,7 @@ def test_long_sequences(length: int, backward: bool) -> None:
     query, key, value, *index = inputs(length, length, batch=1, heads=2, groups=1)
     query, key, value, *index = (tensor.detach().float().requires_grad_(backward) for tensor in
                                  (query, key, value, *index))  # fmt: skip
-    choice = Choice(256, 32, dense=False)
+    choice = SparseSpec(256, 32, dense=False)
     before = peak_memory_bytes(torch.device("cpu"))
     mixed, _ = sparse_attention(query, key, value, *index, choice)
     if backward:

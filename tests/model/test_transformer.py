@@ -7,7 +7,7 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict, to_dict
-from cpplm.model.attention import Context
+from cpplm.model.attention import ForwardContext
 from cpplm.model.config import EngramConfig, ModelConfig, SparseAttentionConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import IGNORED
@@ -36,7 +36,7 @@ def test_window_limits_the_receptive_field() -> None:
     model = random_model(config)
     ids = random_ids(1, 12, config)
     x = torch.nn.functional.one_hot(ids % 32, 32).float()
-    context = Context(ids, torch.arange(12.0), (torch.ones(12, 4), torch.ones(12, 4)))
+    context = ForwardContext(ids, torch.arange(12.0), (torch.ones(12, 4), torch.ones(12, 4)))
     before, _ = model.blocks[0].attention(x, context)
     x[:, 3] += 1.0
     after, _ = model.blocks[0].attention(x, context)

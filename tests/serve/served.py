@@ -74,7 +74,7 @@ def assert_nothing_held(driver: Driver) -> None:
     scheduler = driver.scheduler
     assert scheduler.idle
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
-    assert scheduler.cache.used_blocks == 0
+    assert scheduler.cache.num_used_blocks == 0
     assert scheduler._free_blocks == scheduler._blocks
     assert not driver._by_ticket
     assert not driver._scorings

@@ -27,9 +27,9 @@ from cpplm.core.hardware import (
 )
 from cpplm.evaluate.problems import load_problems
 from cpplm.judge.headers import find_missing_headers, included_headers
-from cpplm.model.kernels.attention import AttentionRequest, attention_decision
-from cpplm.model.kernels.decode_attention import can_decode
-from cpplm.model.kernels.loss import LossRequest, loss_decision
+from cpplm.model.kernels.attention import AttentionRequest, explain_attention_choice
+from cpplm.model.kernels.decode_attention import supports
+from cpplm.model.kernels.loss import LossRequest, explain_loss_choice
 from cpplm.model.quantization import missing_for_fp8
 from cpplm.sandbox.compiler import fast_linker
 from cpplm.sandbox.sandbox import FIX as SANDBOX_FIX
@@ -120,9 +120,9 @@ def _kernels() -> Iterator[Finding]:
         request = AttentionRequest.training(
             device, dtype, heads=6, groups=6, head_dim=128, length=2048, window=window, compiling=compiling
         )
-        yield Finding(name, f"{attention_decision(request).describe()} (--attention)")
+        yield Finding(name, f"{explain_attention_choice(request).describe()} (--attention)")
     loss = LossRequest.training(device, dtype, softcap=15.0, compiling=compiling)
-    yield Finding("loss", f"{loss_decision(loss).describe()} (--kernel)")
+    yield Finding("loss", f"{explain_loss_choice(loss).describe()} (--kernel)")
     missing = missing_for_fp8()
     fix = "pip install 'cpplm[cuda]'" if missing == ["the package torchao"] else ""
     yield Finding("fp8", f"needs {' and '.join(missing)}" if missing else "ready", not missing, fix=fix)
@@ -135,7 +135,7 @@ def _compilers() -> Iterator[Finding]:
     compiled = gxx is not None or choose_device().type == "cuda"
     yield Finding("torch.compile", "on" if compiled else "off: training is slower", compiled)
     if choose_device().type == "cpu":
-        decodes = can_decode(choose_device(), choose_dtype("auto", choose_device()))
+        decodes = supports(choose_device(), choose_dtype("auto", choose_device()))
         yield Finding("kernel for decoding", "on" if decodes else "off: decoding is slower", decodes)
 
 

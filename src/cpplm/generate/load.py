@@ -9,7 +9,8 @@ from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.model.attention import Attention
-from cpplm.model.block import Block
+from cpplm.model.block import TransformerBlock
+from cpplm.model.fused_decode import enable_decode_kernels
 from cpplm.model.kernels.onednn_linear import pack_linear_layers
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint.format import Checkpoint, open_run
@@ -39,11 +40,11 @@ def prepare_for_inference(model: Transformer) -> None:
     """
     for module in list(model.modules()):
         if isinstance(module, Attention):
-            module.fuse()
+            module.fuse_qkv()
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.to(model.compute_dtype)
     pack_linear_layers(model, kept=("lm_head",))  # whose weight the loss reads
     for module in model.modules():
-        if isinstance(module, Block) and model.compute_dtype == torch.bfloat16:
-            module.use_kernels()
+        if isinstance(module, TransformerBlock) and model.compute_dtype == torch.bfloat16:
+            enable_decode_kernels(module)

@@ -27,8 +27,8 @@ from cpplm.generate.sequence import (
 )
 from cpplm.generate.settings import SchedulerLimits
 from cpplm.generate.speculative import DraftState, Proposer
-from cpplm.model.kv_cache.block_pool import BLOCK, CachedSequence
-from cpplm.model.kv_cache.cache import Cache
+from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, CachedSequence
+from cpplm.model.kv_cache.cache import KVCache
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -95,18 +95,18 @@ class Scheduler:
             raise UserError(
                 "the model has no head that could draft", fix="Train with --mtp, or draft by lookup."
             )
-        self.cache = Cache(
-            model.remembered(heads=int(draft.kind == "heads")), device=model.device,
-            dtype=model.compute_dtype, kept_tokens=self.limits.prefix_cache_tokens,
+        self.cache = KVCache(
+            model.cache_specs(heads=int(draft.kind == "heads")), device=model.device,
+            dtype=model.compute_dtype, prefix_cache_tokens=self.limits.prefix_cache_tokens,
         )  # fmt: skip
         self._proposer = Proposer(model, self.cache, draft)
         self._max_drafts = 0 if draft.kind == "off" else draft.tokens
         self.num_drafted = self.num_accepted = 0
         """Tokens that were drafted so far, and those of them that were written."""
         # Prompt and continuation end in the middle of a block, and one block is copied.
-        per_sample = model.config.max_seq_len + self._max_drafts + 3 * BLOCK
+        per_sample = model.config.max_seq_len + self._max_drafts + 3 * BLOCK_SIZE
         tokens = self.limits.cache_tokens or self.limits.max_batch * per_sample
-        self._blocks = self._free_blocks = tokens // BLOCK
+        self._blocks = self._free_blocks = tokens // BLOCK_SIZE
         self._requests: dict[int, _Request] = {}
         self._waiting: deque[_Request] = deque()
         self._running: list[_Running] = []
@@ -147,11 +147,11 @@ class Scheduler:
             raise UserError(f"logit_bias names token {unknown[0]}, the model has only {vocab_size}")
         # Each byte of the prefix may take a token of its own; the prompt's last block is copied.
         new = min(len(spec.prefix) + spec.settings.max_new_tokens, context - length) + self._max_drafts
-        request = _Request(self._next_id, spec, -(-length // BLOCK), -(-new // BLOCK) + 1)
+        request = _Request(self._next_id, spec, -(-length // BLOCK_SIZE), -(-new // BLOCK_SIZE) + 1)
         if request.prompt_blocks + request.sample_blocks > self._blocks:
             raise UserError(
                 f"a prompt of {length} tokens and up to {new} new ones do not fit into the cache of "
-                f"{self._blocks * BLOCK}",
+                f"{self._blocks * BLOCK_SIZE}",
                 fix="Lower max_new_tokens, or raise the limit.",
             )
         self._next_id += 1

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from cpplm.generate.settings import DraftSettings
 from cpplm.model.kv_cache.block_pool import CachedSequence
-from cpplm.model.kv_cache.cache import Cache
+from cpplm.model.kv_cache.cache import KVCache
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import NUM_SPECIAL
 
@@ -50,7 +50,7 @@ class DraftState:
 class Proposer:
     """Drafts for the samples of one scheduler."""
 
-    def __init__(self, model: Transformer, cache: Cache, settings: DraftSettings) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, settings: DraftSettings) -> None:
         """The cache remembers the first head if heads are to draft."""
         self.settings = settings
         self._model, self._cache = model, cache

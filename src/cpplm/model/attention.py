@@ -1,4 +1,4 @@
-"""Causal self-attention: rotary positions, normalised queries and keys, and optionally a gated embedding of
+"""Causal self-attention: rotary positions, normalized queries and keys, and optionally a gated embedding of
 the token among the values, or an indexer that chooses what is attended to.
 
 Shapes: B batch, T tokens, S keys, C model_dim, H query heads, G key-value heads, D head_dim, J indexer heads,
@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from cpplm.model.config import VALUE_GATE_INPUTS, ModelConfig
 from cpplm.model.kernels.attention import attention
-from cpplm.model.kernels.decode_attention import Blocks, decode_attention
-from cpplm.model.kernels.small_batch_linear import can_take, product, turn
-from cpplm.model.kernels.sparse import Choice, sparse_attention
-from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kernels.sparse import SparseSpec, sparse_attention
+from cpplm.model.kv_cache.spec import KVCacheSpec
 from cpplm.model.kv_cache.view import CacheView
 from cpplm.model.layers import Angles, Linear, norm, rotary_angles, rotate
 
@@ -27,22 +25,22 @@ VALUE_GATE_RANGE = 3.0  # the gate of a value embedding ends here, as in nanocha
 
 
 @dataclass(frozen=True)
-class Context:
-    """What every layer of one forward pass is told.
-
-    `documents_BS` names the document of each key, to keep attention inside it; `dense` lets sparse layers
-    attend to everything while their indexer warms up; `backend` names the attention kernel. `positions` are
-    those of `rotary_angles`.
-    """
+class ForwardContext:
+    """Inputs of one forward pass that all layers share."""
 
     ids_BT: Tensor
     positions: Tensor
+    """As `rotary_angles` takes them."""
     angles: Angles
     cache: CacheView | None = None
     documents_BS: Tensor | None = None
+    """The document of each key, to keep attention inside it."""
     dense: bool = False
+    """Sparse layers attend to everything while their indexer warms up."""
     backend: str = "auto"
-    found: Mapping[int, Tensor] = field(default_factory=dict)
+    """Name of the attention kernel."""
+    ngram_embeddings: Mapping[int, Tensor] = field(default_factory=dict)
+    """By layer, see `EngramMemory.embed_ngrams`."""
 
 
 class Indexer(nn.Module):
@@ -53,12 +51,12 @@ class Indexer(nn.Module):
         assert config.dsa is not None  # noqa: S101  (the caller asked)
         self.rope_base = config.rope_base
         self.dim, heads = config.dsa.indexer_dim, config.dsa.indexer_heads
-        self.choice = Choice(config.dsa.top_k, config.dsa.local_window, dense=False)
+        self.sparse_spec = SparseSpec(config.dsa.top_k, config.dsa.local_window, dense=False)
         self.query = Linear(config.model_dim, heads * self.dim)
         self.key = Linear(config.model_dim, self.dim)
         self.head_weights = Linear(config.model_dim, heads)
 
-    def forward(self, x_BTC: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x_BTC: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Index queries BJTE, index keys BTE, weights BTJ (equation 1)."""
         x_BTC = x_BTC.detach()
         angles = rotary_angles(context.positions, self.dim, self.rope_base)
@@ -69,8 +67,8 @@ class Indexer(nn.Module):
         return query_BJTE, key_BTE, weight_BTJ
 
 
-Index = tuple[Tensor, Tensor, Tensor]
-"""What an indexer gives: queries, keys, weights."""
+IndexerOutput = tuple[Tensor, Tensor, Tensor]
+"""Queries BJTE, keys BTE, weights BTJ of an indexer."""
 
 
 class Attention(nn.Module):
@@ -86,7 +84,7 @@ class Attention(nn.Module):
         self.key = Linear(config.model_dim, config.num_kv_heads * config.head_dim)
         self.value = Linear(config.model_dim, config.num_kv_heads * config.head_dim)
         self.output = Linear(config.num_heads * config.head_dim, config.model_dim)
-        self.fused: nn.Module | None = None
+        self.qkv: nn.Module | None = None
         self.value_embedding: nn.Embedding | None = None
         if config.has_value_embedding(layer):
             self.value_embedding = nn.Embedding(
@@ -94,148 +92,118 @@ class Attention(nn.Module):
             )
             self.value_gate = Linear(min(VALUE_GATE_INPUTS, config.model_dim), config.num_kv_heads)
         self.indexer = Indexer(config, layer) if config.is_sparse(layer) else None
-        self._keys, self._values, self._index_keys = (
+        self.key_cache, self.value_cache, self.index_key_cache = (
             f"{part}{what} {layer}" for what in ("keys", "values", "index keys")
         )
 
     @torch.no_grad()
-    def fuse(self) -> None:
-        """Queries, keys and values by one product from now on; not for training."""
+    def fuse_qkv(self) -> None:
+        """Compute queries, keys and values by one product from now on; not for training."""
         parts = (self.query, self.key, self.value)
-        fused = Linear(self.query.in_features, sum(part.out_features for part in parts))
-        fused.weight = nn.Parameter(torch.cat([part.weight for part in parts]))
-        self.fused = fused
+        self.qkv = Linear(self.query.in_features, sum(part.out_features for part in parts))
+        self.qkv.weight = nn.Parameter(torch.cat([part.weight for part in parts]))
         del self.query, self.key, self.value
 
-    def remembered(self) -> list[Remembered]:
-        """Keys and values in reach, and all keys of the indexer."""
+    def cache_specs(self) -> list[KVCacheSpec]:
+        """Keys and values within the window, and all keys of the indexer."""
         shape = (self.num_kv_heads, self.head_dim)
-        rows = [Remembered(name, shape, self.window) for name in (self._keys, self._values)]
+        specs = [KVCacheSpec(name, shape, self.window) for name in (self.key_cache, self.value_cache)]
         if self.indexer is not None:
-            rows.append(Remembered(self._index_keys, (self.indexer.dim,), None))
-        return rows
+            specs.append(KVCacheSpec(self.index_key_cache, (self.indexer.dim,), None))
+        return specs
 
-    def forward(self, x_BTC: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTC: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """BTC to BTC, and the indexer's mean divergence in nats, 0 without one.
 
         With a cache, the tokens follow those it holds.
         """
         query_BHTD, key_BGTD, value_BGTD = self._project(x_BTC, context)
         index = None if self.indexer is None else self.indexer(x_BTC, context)
+        divergence = None
         if context.cache is None:
-            mixed_BHTD, divergence = self._mix(
+            mixed_BHTD, divergence = self._attend(
                 query_BHTD, key_BGTD, value_BGTD, index, context.documents_BS, context
             )
         else:
-            mixed_BHTD, divergence = self._mix_with_earlier(
-                query_BHTD, key_BGTD, value_BGTD, index, context.cache, context
-            )
+            mixed_BHTD = self._attend_cached(query_BHTD, key_BGTD, value_BGTD, index, context.cache, context)
         if divergence is None:
             divergence = torch.zeros((), device=x_BTC.device)
         return self.output(mixed_BHTD.transpose(1, 2).flatten(-2)), divergence
 
-    def _mix(
-        self, query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, index: Index | None, documents_BS:
-        Tensor | None, context: Context,
+    def _attend(
+        self, query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, index: IndexerOutput | None,
+        documents_BS: Tensor | None, context: ForwardContext,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """What the last T of S tokens attend to, and the mean divergence of an indexer."""
+        """Attention of the last T of S tokens, and the mean divergence of an indexer."""
         if index is None or self.indexer is None:
             mixed_BHTD = attention(
                 query_BHTD, key_BGSD, value_BGSD,
                 window=self.window, documents_BS=documents_BS, backend=context.backend,
             )  # fmt: skip
             return mixed_BHTD, None
-        choice = replace(self.indexer.choice, dense=context.dense)
+        spec = replace(self.indexer.sparse_spec, dense=context.dense)
         mixed_BHTD, divergence_BT = sparse_attention(
-            query_BHTD, key_BGSD, value_BGSD, *index, choice, documents_BS
+            query_BHTD, key_BGSD, value_BGSD, *index, spec, documents_BS
         )
         return mixed_BHTD, divergence_BT.mean()
 
-    def _mix_with_earlier(
-        self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, index: Index | None, cache: CacheView,
-        context: Context,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        """The same over the tokens that the cache holds and the new ones, which it takes in."""
-        cache.write(self._keys, key_BGTD.transpose(1, 2))
-        cache.write(self._values, value_BGTD.transpose(1, 2))
+    def _attend_cached(
+        self, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor, index: IndexerOutput | None,
+        cache: CacheView, context: ForwardContext,
+    ) -> Tensor:  # fmt: skip
+        """Attention over the tokens that the cache holds and the new ones, which are written to it."""
+        cache.write(self.key_cache, key_BGTD.transpose(1, 2))
+        cache.write(self.value_cache, value_BGTD.transpose(1, 2))
         if index is not None:
-            cache.write(self._index_keys, index[1])
-        if (blocks := self._in_place(context)) is not None:
-            keys_SGD, values_SGD = cache.slots(self._keys), cache.slots(self._values)
-            mixed_BTHD = decode_attention(
-                query_BHTD.transpose(1, 2), keys_SGD, values_SGD, blocks, window=self.window
-            )
-            return mixed_BTHD.transpose(1, 2), None
+            cache.write(self.index_key_cache, index[1])
+        if self.can_read_in_place(context):
+            query_BTHD = query_BHTD.transpose(1, 2)
+            return cache.attend_in_place(
+                query_BTHD, self.key_cache, self.value_cache, window=self.window
+            ).transpose(1, 2)
         mixed = []
-        for piece in cache.pieces(self._keys):
-            rows, new = piece.rows, slice(piece.queries)
-            key_BGSD = cache.read(self._keys, piece).transpose(1, 2)
-            value_BGSD = cache.read(self._values, piece).transpose(1, 2)
-            of_piece = None
+        for batch in cache.batches(self.key_cache):
+            rows, new = batch.rows, slice(batch.queries)
+            key_BGSD = cache.read(self.key_cache, batch).transpose(1, 2)
+            value_BGSD = cache.read(self.value_cache, batch).transpose(1, 2)
+            index_of_rows = None
             if index is not None:
-                of_piece = (index[0][rows, :, new], cache.read(self._index_keys, piece), index[2][rows, new])
-            of_rows, _ = self._mix(
-                query_BHTD[rows, :, new], key_BGSD, value_BGSD, of_piece, piece.documents_BS, context
+                index_key_BSE = cache.read(self.index_key_cache, batch)
+                index_of_rows = (index[0][rows, :, new], index_key_BSE, index[2][rows, new])
+            mixed_of_rows, _ = self._attend(
+                query_BHTD[rows, :, new], key_BGSD, value_BGSD, index_of_rows, batch.documents_BS, context
             )
-            padding = query_BHTD.size(2) - piece.queries
-            mixed.append(F.pad(of_rows, (0, 0, 0, padding)) if padding else of_rows)
-        return torch.cat(mixed), None
+            padding = query_BHTD.size(2) - batch.queries
+            mixed.append(F.pad(mixed_of_rows, (0, 0, 0, padding)) if padding else mixed_of_rows)
+        return torch.cat(mixed)
 
-    def _in_place(self, context: Context) -> Blocks | None:
-        """Where keys are, if a kernel can read them there."""
-        plain = self.indexer is None and context.backend == "auto" and not torch.is_grad_enabled()
-        return context.cache.blocks(self._keys) if plain and context.cache is not None else None
+    def can_read_in_place(self, context: ForwardContext) -> bool:
+        """Whether a kernel can read keys and values in the cache's blocks, without a copy."""
+        if context.cache is None or self.indexer is not None or context.backend != "auto":
+            return False
+        return context.cache.in_place and not torch.is_grad_enabled()
 
-    def add_to_few(
-        self, x_BTC: Tensor, context: Context, fused_EC: Tensor, output_CE: Tensor
-    ) -> Tensor | None:
-        """`x_BTC + attention(norm(x_BTC))` by kernels for few tokens in decoding, None when there are none.
-
-        Args:
-            x_BTC: the residual stream.
-            context: with a cache.
-            fused_EC: weights of queries, keys and values, bfloat16.
-            output_CE: of the output, bfloat16.
-        """
-        cache, blocks = context.cache, self._in_place(context)
-        if cache is None or blocks is None or not can_take(x_BTC):
-            return None
-        turned = (self.num_heads + self.num_kv_heads) * self.head_dim
-        if self.value_embedding is None:
-            projected_BTE = product(x_BTC, fused_EC, normalised=True)
-            value_BTE = projected_BTE[..., turned:]
-        else:
-            normed_BTC = norm(x_BTC)
-            projected_BTE = product(normed_BTC, fused_EC)
-            value_BTE = self._with_embedding(projected_BTE[..., turned:], normed_BTC, context.ids_BT)
-        keys_SGD, values_SGD = cache.slots(self._keys), cache.slots(self._values)
-        query_BTHD = turn(
-            projected_BTE, value_BTE, self.num_heads, context.angles, self.qk_scale,
-            cache.new_slots(self._keys), keys_SGD, values_SGD,
-        )  # fmt: skip
-        mixed_BTHD = decode_attention(query_BTHD, keys_SGD, values_SGD, blocks, window=self.window)
-        return product(mixed_BTHD.flatten(-2), output_CE, residual=x_BTC)
-
-    def _project(self, x_BTC: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, turned and normalised, and values."""
-        if self.fused is None:
-            query_BHTD = self._turn(self.query(x_BTC), context.angles)
-            key_BGTD = self._turn(self.key(x_BTC), context.angles)
+    def _project(self, x_BTC: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated and normalized, and values."""
+        if self.qkv is None:
+            query_BHTD = self._rope_norm(self.query(x_BTC), context.angles)
+            key_BGTD = self._rope_norm(self.key(x_BTC), context.angles)
             value = self.value(x_BTC)
         else:
-            turned = (self.num_heads + self.num_kv_heads) * self.head_dim
-            both, value = self.fused(x_BTC).tensor_split([turned], dim=-1)
-            query_BHTD, key_BGTD = self._turn(both, context.angles).tensor_split([self.num_heads], dim=1)
-        return query_BHTD, key_BGTD, self._heads(self._with_embedding(value, x_BTC, context.ids_BT))
+            split = (self.num_heads + self.num_kv_heads) * self.head_dim
+            query_key, value = self.qkv(x_BTC).tensor_split([split], dim=-1)
+            query_key = self._rope_norm(query_key, context.angles)
+            query_BHTD, key_BGTD = query_key.tensor_split([self.num_heads], dim=1)
+        return query_BHTD, key_BGTD, self._heads(self.add_value_embedding(value, x_BTC, context.ids_BT))
 
-    def _turn(self, projected: Tensor, angles: Angles) -> Tensor:
+    def _rope_norm(self, projected: Tensor, angles: Angles) -> Tensor:
         return norm(rotate(self._heads(projected), angles)) * self.qk_scale
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _with_embedding(self, value: Tensor, x_BTC: Tensor, ids_BT: Tensor) -> Tensor:
-        """Values with the gated embedding of each token (after ResFormer, Zhou et al. 2024)."""
+    def add_value_embedding(self, value: Tensor, x_BTC: Tensor, ids_BT: Tensor) -> Tensor:
+        """Values plus the gated embedding of each token (after ResFormer, Zhou et al. 2024)."""
         if self.value_embedding is None:
             return value
         gate_BTG = self.value_gate(x_BTC[..., : self.value_gate.in_features])

@@ -7,17 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from cpplm.model.attention import Attention, Context
+from cpplm.model.attention import Attention, ForwardContext
 from cpplm.model.config import ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection
-from cpplm.model.kernels.small_batch_linear import mlp
-from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kv_cache.spec import KVCacheSpec
 from cpplm.model.layers import MLP, SwiGLU, norm
 
 
-class Block(nn.Module):
-    """Sublayers on the normalised residual stream, BTC, or on streams, BTNC, with hyper-connections."""
+class TransformerBlock(nn.Module):
+    """Sublayers on the normalized residual stream, BTC, or on streams, BTNC, with hyper-connections."""
 
     def __init__(self, config: ModelConfig, layer: int, part: str = "") -> None:
         """Uninitialised.
@@ -25,7 +24,7 @@ class Block(nn.Module):
         Args:
             config: of the model that the block is a layer of.
             layer: which one.
-            part: of the whole model, in the names of what is remembered in decoding.
+            part: of the whole model; begins the names of its cache specs.
         """
         super().__init__()
         self.layer = layer
@@ -34,7 +33,8 @@ class Block(nn.Module):
             self.engram = (EngramMemory if config.engram.kind == "memory" else NgramBranch)(config, layer)
         self.attention = Attention(config, layer, part)
         self.mlp = (SwiGLU if config.mlp == "swiglu" else MLP)(config.model_dim, config.mlp_dim)
-        self._weights: list[Tensor] = []  # for kernels
+        self.decode_step_fused: Callable[[Tensor, ForwardContext], Tensor | None] | None = None
+        """Attention and MLP by kernels where these serve (`fused_decode.py`), else it gives None."""
         self.connections: nn.ModuleDict | None = None
         if config.hyper_connections is not None:
             names = ("engram", "attention", "mlp") if self.engram is not None else ("attention", "mlp")
@@ -45,22 +45,11 @@ class Block(nn.Module):
                 }
             )
 
-    def use_kernels(self) -> None:
-        """Few tokens by kernels of their own from now on; with hyper-connections or SwiGLU nothing changes.
+    def cache_specs(self) -> list[KVCacheSpec]:
+        """Tensors that the layer caches per token in decoding."""
+        return self.attention.cache_specs() + ([] if self.engram is None else self.engram.cache_specs())
 
-        Queries, keys and values are fused already, weights are bfloat16.
-        """
-        fused = self.attention.fused
-        assert fused is not None  # noqa: S101  (see above)
-        if self.connections is None and isinstance(self.mlp, MLP):
-            linear = (fused, self.attention.output, self.mlp.up, self.mlp.down)
-            self._weights = [layer.get_parameter("weight") for layer in linear]
-
-    def remembered(self) -> list[Remembered]:
-        """What the layer keeps of earlier tokens while decoding."""
-        return self.attention.remembered() + ([] if self.engram is None else self.engram.remembered())
-
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """The residual stream or streams after this layer, and the indexer's divergence."""
         divergence = torch.zeros((), device=x.device)
 
@@ -70,17 +59,15 @@ class Block(nn.Module):
             return mixed_BTC
 
         if self.engram is not None:
-            x = self._add("engram", x, lambda x_BTC: self._remember(norm(x_BTC), context))
-        if self._weights:
-            fused, output, up, down = self._weights
-            if (added_BTC := self.attention.add_to_few(x, context, fused, output)) is not None:
-                return mlp(added_BTC, up, down), divergence
+            x = self._add("engram", x, lambda x_BTC: self._read_ngrams(norm(x_BTC), context))
+        if self.decode_step_fused is not None and (fused := self.decode_step_fused(x, context)) is not None:
+            return fused, divergence
         x = self._add("attention", x, attend)
         return self._add("mlp", x, lambda x_BTC: self.mlp(norm(x_BTC))), divergence
 
-    def _remember(self, x_BTC: Tensor, context: Context) -> Tensor:
+    def _read_ngrams(self, x_BTC: Tensor, context: ForwardContext) -> Tensor:
         if isinstance(self.engram, EngramMemory):
-            return self.engram(x_BTC, context.found[self.layer], context.cache)
+            return self.engram(x_BTC, context.ngram_embeddings[self.layer], context.cache)
         assert self.engram is not None  # noqa: S101  (the caller asked)
         return self.engram(x_BTC, context.cache)
 

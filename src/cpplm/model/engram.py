@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.spec import Remembered
-from cpplm.model.kv_cache.view import CacheView, with_recent
+from cpplm.model.kv_cache.spec import KVCacheSpec
+from cpplm.model.kv_cache.view import CacheView, with_history
 from cpplm.model.layers import Linear, norm
 from cpplm.model.ngram_hash import HASH_BITS, hash_multipliers, table_rows
 
@@ -36,7 +36,7 @@ class EngramMemory(nn.Module):
         self.engram = config.engram
         self.layer = layer
         self.longest = max(self.engram.ngram_orders)
-        self.reach = self.longest * (self.engram.kernel_size - 1)  # of the convolution
+        self.lookback = self.longest * (self.engram.kernel_size - 1)  # of the convolution
         self._ids, self._gated = f"engram ids {layer}", f"engram values {layer}"
         rows = table_rows(self.engram, layer)
         width = len(rows) * self.engram.head_dim
@@ -56,10 +56,10 @@ class EngramMemory(nn.Module):
         self.offsets_K: Tensor
         self.multipliers_KN: Tensor
 
-    def remembered(self) -> list[Remembered]:
+    def cache_specs(self) -> list[KVCacheSpec]:
         """The last ids, and what the convolution reaches."""
-        rows = [Remembered(self._ids, (1,), self.longest - 1, torch.int64)]
-        return rows + [Remembered(self._gated, (self.taps.size(1),), self.reach)] * (self.reach > 0)
+        rows = [KVCacheSpec(self._ids, (1,), self.longest - 1, torch.int64)]
+        return rows + [KVCacheSpec(self._gated, (self.taps.size(1),), self.lookback)] * (self.lookback > 0)
 
     @torch.no_grad()
     def init_constants(self) -> None:
@@ -77,7 +77,7 @@ class EngramMemory(nn.Module):
         """
         canonical_BT1 = self.canonical_V[ids_BT].unsqueeze(-1)
         back = self.longest - 1
-        ids_BS = with_recent(cache, self._ids, canonical_BT1, back).squeeze(-1)
+        ids_BS = with_history(cache, self._ids, canonical_BT1, back).squeeze(-1)
         length = ids_BT.size(1)
         hashed_BTK = torch.zeros((), dtype=torch.int64, device=ids_BT.device)
         for distance in range(self.longest):
@@ -87,32 +87,32 @@ class EngramMemory(nn.Module):
         hashed_BTK = hashed_BTK ^ (hashed_BTK >> 15)
         return hashed_BTK % self.rows_K + self.offsets_K
 
-    def look_up(self, ids_BT: Tensor, cache: CacheView | None) -> Tensor:
+    def embed_ngrams(self, ids_BT: Tensor, cache: CacheView | None) -> Tensor:
         """The embeddings of the n-grams that end at each token, shape (B, T, K * E).
 
         Apart from `forward`, to stay outside of a compiled graph, which cannot give sparse gradients.
         """
         return self.table(self.addresses(ids_BT, cache)).flatten(-2)
 
-    def forward(self, x_BTC: Tensor, found_BTX: Tensor, cache: CacheView | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, ngrams_BTX: Tensor, cache: CacheView | None) -> Tensor:
         """What the memory adds to the residual stream, shape BTC.
 
         Args:
             x_BTC: the normalised residual stream.
-            found_BTX: what `look_up` gave for these tokens.
+            found_BTX: what `embed_ngrams` gave for these tokens.
             cache: what was read before, in decoding.
         """
-        found_BTX = found_BTX.to(x_BTC.dtype)
-        score_BT1 = (x_BTC * norm(self.key(found_BTX))).sum(-1, keepdim=True) * x_BTC.size(-1) ** -0.5
-        gated_BTC = score_BT1.float().sigmoid().to(x_BTC.dtype) * self.value(found_BTX)
+        ngrams_BTX = ngrams_BTX.to(x_BTC.dtype)
+        score_BT1 = (x_BTC * norm(self.key(ngrams_BTX))).sum(-1, keepdim=True) * x_BTC.size(-1) ** -0.5
+        gated_BTC = score_BT1.float().sigmoid().to(x_BTC.dtype) * self.value(ngrams_BTX)
         return gated_BTC + F.silu(self._convolve(norm(gated_BTC), cache))
 
     def _convolve(self, x_BTC: Tensor, cache: CacheView | None) -> Tensor:
         """Each channel alone, over the token itself and every N-th before it (section 2.3)."""
-        rows_BSC = with_recent(cache, self._gated, x_BTC, self.reach)
+        rows_BSC = with_history(cache, self._gated, x_BTC, self.lookback)
         taps = self.taps.to(x_BTC.dtype)
         length = x_BTC.size(1)
-        first = [self.reach - self.longest * tap for tap in range(self.engram.kernel_size)]
+        first = [self.lookback - self.longest * tap for tap in range(self.engram.kernel_size)]
         return sum(taps[tap] * rows_BSC[:, at : at + length] for tap, at in enumerate(first))  # type: ignore[return-value]
 
 
@@ -123,7 +123,7 @@ class NgramBranch(nn.Module):
         super().__init__()
         assert config.engram is not None  # noqa: S101  (the caller asked)
         self.orders = config.engram.ngram_orders
-        self.reach = max(self.orders) - 1
+        self.lookback = max(self.orders) - 1
         self._states = f"ngram states {layer}"
         width = config.engram.bottleneck_dim
         self.reduce = Linear(config.model_dim, width)
@@ -137,17 +137,19 @@ class NgramBranch(nn.Module):
             torch.cat([torch.full((order, 1), 1 / order) for order in self.orders]).expand_as(self.taps)
         )
 
-    def remembered(self) -> list[Remembered]:
+    def cache_specs(self) -> list[KVCacheSpec]:
         """The last states."""
-        return [Remembered(self._states, (self.taps.size(1),), self.reach)]
+        return [KVCacheSpec(self._states, (self.taps.size(1),), self.lookback)]
 
     def forward(self, x_BTC: Tensor, cache: CacheView | None) -> Tensor:
         """What the branch adds to the residual stream, shape BTC."""
-        reach, length = self.reach, x_BTC.size(1)
-        rows_BSX = with_recent(cache, self._states, self.reduce(x_BTC), reach)
+        lookback, length = self.lookback, x_BTC.size(1)
+        rows_BSX = with_history(cache, self._states, self.reduce(x_BTC), lookback)
         total: Tensor | None = None
         for order, taps in zip(self.orders, self.taps.to(x_BTC.dtype).split(list(self.orders)), strict=True):
-            window = [rows_BSX[:, reach - back : reach - back + length] * taps[back] for back in range(order)]
+            window = [
+                rows_BSX[:, lookback - back : lookback - back + length] * taps[back] for back in range(order)
+            ]
             mixed_BTX = F.silu(torch.stack(window).sum(0))
             total = mixed_BTX if total is None else total + mixed_BTX
         assert total is not None  # noqa: S101  (there is at least one order)

@@ -127,11 +127,11 @@ class HyperConnection(nn.Module):
         return mixing @ x_BTNC + writing.unsqueeze(-1) * written_BT1C
 
 
-def to_streams(x_BTC: Tensor, config: HyperConnectionsConfig | None) -> Tensor:
+def expand_streams(x_BTC: Tensor, config: HyperConnectionsConfig | None) -> Tensor:
     """The residual stream, or as many copies of it as there are streams, shape BTNC."""
     return x_BTC if config is None else x_BTC.unsqueeze(-2).expand(-1, -1, config.num_streams, -1)
 
 
-def from_streams(x: Tensor, config: HyperConnectionsConfig | None) -> Tensor:
+def reduce_streams(x: Tensor, config: HyperConnectionsConfig | None) -> Tensor:
     """One residual stream again: the mean of all."""
     return x if config is None else x.mean(-2)

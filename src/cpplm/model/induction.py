@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpplm.model.config import INDUCTION_LENGTHS, ModelConfig
-from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kv_cache.spec import KVCacheSpec
 from cpplm.model.kv_cache.view import CacheView
 from cpplm.model.layers import Linear
 
@@ -36,11 +36,11 @@ class Induction(nn.Module):
         """All lengths count alike."""
         self.scales.fill_(1.0)
 
-    def remembered(self) -> Remembered:
+    def cache_specs(self) -> KVCacheSpec:
         """All ids, each with 1 added, since 0 stands before the start."""
-        return Remembered(_IDS, (1,), None, torch.int64)
+        return KVCacheSpec(_IDS, (1,), None, torch.int64)
 
-    def find(
+    def match(
         self, ids_BT: Tensor, cache: CacheView | None, documents_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The token that followed the match, and which of the lengths matched, from 1; 0 for none.
@@ -53,18 +53,18 @@ class Induction(nn.Module):
             documents_BT: matches are of the document that each token names; not with a cache.
         """
         if cache is None:
-            return followers(ids_BT, documents_BT)
-        ids_BS = cache.recent(_IDS, ids_BT.unsqueeze(-1) + 1, cache.most_before).squeeze(-1)
-        followers_BT, lengths_BT = followers_of_last(ids_BS, ids_BT.size(1))
+            return match_next_token(ids_BT, documents_BT)
+        ids_BS = cache.with_history(_IDS, ids_BT.unsqueeze(-1) + 1, cache.max_context).squeeze(-1)
+        followers_BT, lengths_BT = match_next_token_incremental(ids_BS, ids_BT.size(1))
         return (followers_BT - 1).clamp(min=0), lengths_BT
 
-    def forward(self, told_BTC: Tensor, lengths_BT: Tensor) -> Tensor:
+    def forward(self, next_embed_BTC: Tensor, lengths_BT: Tensor) -> Tensor:
         """What the embeddings take in, shape BTC, of the embeddings of what followed."""
-        scales_BT = F.pad(self.scales.to(told_BTC.dtype), (1, 0))[lengths_BT]
-        return scales_BT.unsqueeze(-1) * self.mix(told_BTC)
+        scales_BT = F.pad(self.scales.to(next_embed_BTC.dtype), (1, 0))[lengths_BT]
+        return scales_BT.unsqueeze(-1) * self.mix(next_embed_BTC)
 
 
-def followers(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def match_next_token(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `Induction.find`, for rows from their start: by sorting, in O(T log T).
 
     A run of tokens has the rank of its last half and that of the half before; equal pairs are equal runs, so
@@ -76,7 +76,7 @@ def followers(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tenso
     ranks_BT = ids_BT
     if documents_BT is not None:
         ranks_BT = ids_BT + documents_BT * (ids_BT.max() + 1)
-    found_BT, lengths_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT)
+    next_ids_BT, lengths_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT)
     for number, run in enumerate(INDUCTION_LENGTHS, 1):
         if run > 1:
             before_BT = F.pad(ranks_BT, (run // 2, 0))[:, :length]
@@ -84,15 +84,15 @@ def followers(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tenso
             ranks_BT = torch.where(places_T >= run - 1, ranks_BT * length + before_BT, -1 - places_T)
         sorted_BT, order_BT = ranks_BT.sort(dim=1, stable=True)
         same_BT = F.pad(sorted_BT[:, 1:] == sorted_BT[:, :-1], (1, 0))
-        behind_BT = F.pad(order_BT[:, :-1] + 1, (1, 0))
-        latest_BT = torch.zeros_like(order_BT).scatter(1, order_BT, torch.where(same_BT, behind_BT, 0))
+        following_BT = F.pad(order_BT[:, :-1] + 1, (1, 0))
+        latest_BT = torch.zeros_like(order_BT).scatter(1, order_BT, torch.where(same_BT, following_BT, 0))
         ranks_BT = torch.zeros_like(order_BT).scatter(1, order_BT, (~same_BT).cumsum(1) - 1)
-        found_BT = torch.where(latest_BT > 0, ids_BT.gather(1, latest_BT), found_BT)
+        next_ids_BT = torch.where(latest_BT > 0, ids_BT.gather(1, latest_BT), next_ids_BT)
         lengths_BT = torch.where(latest_BT > 0, number, lengths_BT)
-    return found_BT, lengths_BT
+    return next_ids_BT, lengths_BT
 
 
-def followers_of_last(ids_BS: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def match_next_token_incremental(ids_BS: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """See `Induction.find`, for the last `count` tokens: by comparing each with all before it.
 
     Rows are padded in front with ids that no token has.
@@ -101,13 +101,13 @@ def followers_of_last(ids_BS: Tensor, count: int) -> tuple[Tensor, Tensor]:
     first = length - count
     places_S = torch.arange(length, device=ids_BS.device)
     matched_BTS = places_S[first:, None] > places_S
-    found_BT = lengths_BT = torch.zeros_like(ids_BS[:, first:])
+    next_ids_BT = lengths_BT = torch.zeros_like(ids_BS[:, first:])
     for back in range(INDUCTION_LENGTHS[-1]):
         earlier_BS = F.pad(ids_BS, (back, 0), value=-1)[:, :length]
         matched_BTS = matched_BTS & (earlier_BS[:, first:, None] == earlier_BS[:, None])
         if back + 1 in INDUCTION_LENGTHS:
             latest_BT = (matched_BTS * (places_S + 1)).amax(-1)
-            found_BT = torch.where(latest_BT > 0, ids_BS.gather(1, latest_BT), found_BT)
+            next_ids_BT = torch.where(latest_BT > 0, ids_BS.gather(1, latest_BT), next_ids_BT)
             number = INDUCTION_LENGTHS.index(back + 1) + 1
             lengths_BT = torch.where(latest_BT > 0, number, lengths_BT)
-    return found_BT, lengths_BT
+    return next_ids_BT, lengths_BT

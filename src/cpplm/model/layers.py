@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpplm.model.kernels.small_batch_linear import can_take, normalised
+from cpplm.model.kernels.small_batch_linear import rms_norm, supports
 
 
 class Linear(nn.Linear):
@@ -25,8 +25,8 @@ class Linear(nn.Linear):
 
 def norm(x: Tensor) -> Tensor:
     """RMSNorm over the last dimension, without weights (Zhang and Sennrich 2019)."""
-    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and can_take(x):
-        return normalised(x)
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and supports(x):
+        return rms_norm(x)
     return F.rms_norm(x, (x.size(-1),))
 
 

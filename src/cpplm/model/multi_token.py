@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from cpplm.model.attention import Context
-from cpplm.model.block import Block
+from cpplm.model.attention import ForwardContext
+from cpplm.model.block import TransformerBlock
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.spec import Remembered
+from cpplm.model.kv_cache.spec import KVCacheSpec
 from cpplm.model.layers import Linear, norm
 from cpplm.tokenizer.special_tokens import IGNORED
 
@@ -28,13 +28,13 @@ class MultiTokenHead(nn.Module):
     def __init__(self, config: ModelConfig, head: int) -> None:
         super().__init__()
         self.merge = Linear(2 * config.model_dim, config.model_dim)
-        self.block = Block(config.multi_token_block(), 0, f"head {head} ")
+        self.block = TransformerBlock(config.multi_token_block(), 0, f"head {head} ")
 
-    def remembered(self) -> list[Remembered]:
+    def cache_specs(self) -> list[KVCacheSpec]:
         """What the head keeps of earlier tokens while decoding."""
-        return self.block.remembered()
+        return self.block.cache_specs()
 
-    def forward(self, hidden_BTC: Tensor, next_embedded_BTC: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden_BTC: Tensor, next_embedded_BTC: Tensor, context: ForwardContext) -> Tensor:
         """Normalised states, shape BTC, that predict one token further than `hidden_BTC`.
 
         Args:
@@ -47,15 +47,15 @@ class MultiTokenHead(nn.Module):
         return norm(states_BTC)
 
 
-def shifted_targets(targets_BT: Tensor, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
+def mtp_targets(targets_BT: Tensor, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
     """For each head, the ids that it is told and the targets that it has, both BT.
 
     A head has a target where all tokens up to it are known: none is ignored, none lies behind the row's end.
     """
     known_BT = targets_BT
     for _ in range(depth):
-        beyond_BT = torch.full_like(known_BT, IGNORED)
-        beyond_BT[:, :-1] = known_BT[:, 1:]
-        target_BT = torch.where(known_BT == IGNORED, IGNORED, beyond_BT)
+        shifted_BT = torch.full_like(known_BT, IGNORED)
+        shifted_BT[:, :-1] = known_BT[:, 1:]
+        target_BT = torch.where(known_BT == IGNORED, IGNORED, shifted_BT)
         yield known_BT.clamp(min=0), target_BT
         known_BT = target_BT

@@ -29,7 +29,7 @@ SIDE_MULTIPLE = 16  # of both sides of a matrix: what 8-bit tensor cores take
 
 
 def convert_to_fp8(model: nn.Module, recipe: Recipe, *, emulate: bool = False) -> list[str]:
-    """Have the linear layers inside `model.kv_cache.block_pool` multiply in FP8 from now on, in place.
+    """Have the linear layers inside `model.blocks` multiply in FP8 from now on, in place.
 
     Layers with a side that is no multiple of 16 stay as they are. Parameters are the same objects as before,
     so an optimizer may be made before or after, and checkpoints do not change.
@@ -121,7 +121,7 @@ def require_nvfp4() -> Any:
 
 
 def convert_to_nvfp4(model: nn.Module) -> list[str]:
-    """Have the linear layers inside `model.kv_cache.block_pool` multiply in NVFP4 from now on, in place.
+    """Have the linear layers inside `model.blocks` multiply in NVFP4 from now on, in place.
 
     Layers with a side that is no multiple of 16 stay as they are. Parameters are the same objects as before;
     the layers' own `_extra_state` is empty for this recipe, and not part of our checkpoints.

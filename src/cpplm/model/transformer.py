@@ -1,11 +1,11 @@
 """The transformer.
 
-Rotary positions, normalised queries and keys, untied embedding and output head, squared ReLU or SwiGLU,
+Rotary positions, normalized queries and keys, untied embedding and output head, squared ReLU or SwiGLU,
 RMSNorm without weights (also right after the embedding), no biases, grouped-query attention, capped logits,
 sliding windows, and per layer two learned scalars: one scales the residual stream, one mixes the embedding
-back in. What else a model has, its configuration says: value embeddings, smear, backout, induction, n-gram
-memory (`engram`), several residual streams (`hyper_connections`), heads that predict further tokens
-(`multi_token`), sparse attention.
+back in. The configuration may add value embeddings, smear, backout, induction, n-gram memory (`engram`),
+several residual streams (`hyper_connections`), heads that predict tokens further ahead (`multi_token`), and
+sparse attention.
 
 Shapes: B batch, T tokens, C model_dim, V vocabulary. `x` is the residual stream BTC, or streams BTNC.
 
@@ -22,17 +22,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cpplm.model.attention import Context
-from cpplm.model.block import Block
+from cpplm.model.attention import ForwardContext
+from cpplm.model.block import TransformerBlock
 from cpplm.model.config import SMEAR_GATE_INPUTS, ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
-from cpplm.model.hyper_connections import HyperConnection, from_streams, to_streams
+from cpplm.model.hyper_connections import HyperConnection, expand_streams, reduce_streams
 from cpplm.model.induction import Induction
 from cpplm.model.kernels.loss import linear_cross_entropy
-from cpplm.model.kv_cache.spec import Remembered
-from cpplm.model.kv_cache.view import CacheView, with_recent
+from cpplm.model.kv_cache.spec import KVCacheSpec
+from cpplm.model.kv_cache.view import CacheView, with_history
 from cpplm.model.layers import Linear, norm, rotary_angles
-from cpplm.model.multi_token import MultiTokenHead, shifted_targets
+from cpplm.model.multi_token import MultiTokenHead, mtp_targets
 from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
 
 BACKOUT_INIT = 0.2
@@ -44,7 +44,7 @@ RANDOM_WEIGHTS = (
 
 
 class Losses(NamedTuple):
-    """Scalars in nats per token. `total` is what training minimises; the parts are detached."""
+    """Scalars in nats per token. Training minimizes `total`; the parts are detached."""
 
     total: Tensor
     next_token: Tensor
@@ -77,7 +77,7 @@ class Transformer(nn.Module):
         self.dense_attention = False
         """Sparse layers attend to everything, as in the warm-up of their indexers."""
         self.embedding = nn.Embedding(config.padded_vocab_size, config.model_dim)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config, layer) for layer in range(config.num_layers))
         self.lm_head = Linear(config.model_dim, config.padded_vocab_size)
         self.residual_scales = nn.Parameter(torch.empty(config.num_layers))
         self.embedding_scales = nn.Parameter(torch.empty(config.num_layers))
@@ -128,17 +128,17 @@ class Transformer(nn.Module):
             if isinstance(module, EngramMemory):
                 module.canonical_V.copy_(canonical_V)
 
-    def remembered(self, heads: int = 0) -> list[Remembered]:
-        """What all layers, and the first heads for further tokens, keep of earlier tokens in decoding."""
-        rows: list[Remembered] = []
+    def cache_specs(self, heads: int = 0) -> list[KVCacheSpec]:
+        """Tensors that all layers, and the first multi-token heads, cache per token in decoding."""
+        specs: list[KVCacheSpec] = []
         for part in (*self.blocks, *self.multi_token[:heads]):
-            assert isinstance(part, Block | MultiTokenHead)  # noqa: S101  (so that its type is known)
-            rows += part.remembered()
+            assert isinstance(part, TransformerBlock | MultiTokenHead)  # noqa: S101  (so that its type is known)
+            specs += part.cache_specs()
         if self.config.smear:
-            rows.append(Remembered("smear", (self.config.model_dim,), 1))
+            specs.append(KVCacheSpec("smear", (self.config.model_dim,), 1))
         if self.induction is not None:
-            rows.append(self.induction.remembered())
-        return rows
+            specs.append(self.induction.cache_specs())
+        return specs
 
     @property
     def device(self) -> torch.device:
@@ -155,12 +155,12 @@ class Transformer(nn.Module):
             cache: what came before them; they count as read when the cache advances.
             documents_BT: attention stays inside the document that each token names; not with a cache.
         """
-        return self._states(self._context(ids_BT, cache, documents_BT, self.look_up(ids_BT, cache)))[0]
+        return self._states(self._context(ids_BT, cache, documents_BT, self.embed_ngrams(ids_BT, cache)))[0]
 
-    def look_up(self, ids_BT: Tensor, cache: CacheView | None = None) -> dict[int, Tensor]:
-        """What the n-gram memories hold about these tokens, by layer."""
+    def embed_ngrams(self, ids_BT: Tensor, cache: CacheView | None = None) -> dict[int, Tensor]:
+        """Embeddings of the n-grams that end at these tokens, by layer with an n-gram memory."""
         return {
-            layer: block.engram.look_up(ids_BT, cache)
+            layer: block.engram.embed_ngrams(ids_BT, cache)
             for layer, block in enumerate(self.blocks)
             if isinstance(block.engram, EngramMemory)
         }
@@ -170,24 +170,26 @@ class Transformer(nn.Module):
         ids_BT: Tensor,
         cache: CacheView | None = None,
         documents_BT: Tensor | None = None,
-        found: dict[int, Tensor] | None = None,
-    ) -> Context:
+        ngram_embeddings: dict[int, Tensor] | None = None,
+    ) -> ForwardContext:
         if cache is None:
             positions = torch.arange(ids_BT.size(1), device=ids_BT.device, dtype=torch.float32)
         else:
             positions = cache.positions_BT
         angles = rotary_angles(positions, self.config.head_dim, self.config.rope_base)
         dense, backend = self.dense_attention, self.kernels.attention
-        return Context(ids_BT, positions, angles, cache, documents_BT, dense, backend, found or {})
+        return ForwardContext(
+            ids_BT, positions, angles, cache, documents_BT, dense, backend, ngram_embeddings or {}
+        )
 
-    def _states(self, context: Context) -> tuple[Tensor, Tensor]:
+    def _states(self, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """Normalised states BTC, and the mean divergence of the indexers."""
         config, ids_BT, cache = self.config, context.ids_BT, context.cache
         embedded_BTC = self._smear(self._embed(ids_BT), cache)
         if self.induction is not None:
-            found_BT, lengths_BT = self.induction.find(ids_BT, cache, context.documents_BS)
-            embedded_BTC = embedded_BTC + self.induction(self._embed(found_BT), lengths_BT)
-        embedded = to_streams(embedded_BTC, config.hyper_connections)
+            next_ids_BT, lengths_BT = self.induction.match(ids_BT, cache, context.documents_BS)
+            embedded_BTC = embedded_BTC + self.induction(self._embed(next_ids_BT), lengths_BT)
+        embedded = expand_streams(embedded_BTC, config.hyper_connections)
         residual_scales = self.residual_scales.to(self.compute_dtype).unbind()
         embedding_scales = self.embedding_scales.to(self.compute_dtype).unbind()
         divergence = torch.zeros((), device=ids_BT.device)
@@ -204,7 +206,7 @@ class Transformer(nn.Module):
         if config.backout:
             x = x - self.backout_scale.to(x.dtype) * middle
         sparse_layers = sum(config.is_sparse(layer) for layer in range(config.num_layers))
-        return norm(from_streams(x, config.hyper_connections)), divergence / max(1, sparse_layers)
+        return norm(reduce_streams(x, config.hyper_connections)), divergence / max(1, sparse_layers)
 
     def _embed(self, ids_BT: Tensor) -> Tensor:
         return norm(self.embedding(ids_BT).to(self.compute_dtype))
@@ -213,7 +215,7 @@ class Transformer(nn.Module):
         """Each token's embedding with a gated share of the one before it."""
         if not self.config.smear:
             return embedded_BTC
-        before_BTC = with_recent(cache, "smear", embedded_BTC, 1)[:, :-1]
+        before_BTC = with_history(cache, "smear", embedded_BTC, 1)[:, :-1]
         gate_BT1 = self.smear_gate(embedded_BTC[..., : self.smear_gate.in_features]).sigmoid()
         return embedded_BTC + self.smear_scale.to(embedded_BTC.dtype) * gate_BT1 * before_BTC
 
@@ -238,7 +240,7 @@ class Transformer(nn.Module):
             head: of the multi-token heads, from 0.
             hidden_BTC: what `hidden_states`, or the head before this one, gave for these positions.
             next_ids_BT: the tokens that follow those that `hidden_BTC` was computed from.
-            cache: at these positions; it was made for this head, too (see `remembered`).
+            cache: at these positions; it was made for this head, too (see `cache_specs`).
         """
         context = self._context(next_ids_BT, cache)
         return self.multi_token[head](hidden_BTC, self._embed(next_ids_BT), context)
@@ -254,29 +256,31 @@ class Transformer(nn.Module):
         targets_BT: Tensor,
         multi_token_weight: Tensor | float = 0.0,
         documents_BT: Tensor | None = None,
-        found: dict[int, Tensor] | None = None,
+        ngram_embeddings: dict[int, Tensor] | None = None,
     ) -> Losses:
-        """What training minimises, and its parts.
+        """The loss that training minimizes, and its parts.
 
         Args:
             ids_BT: tokens.
             targets_BT: the token that follows each; `IGNORED` ones count nothing.
-            multi_token_weight: of the mean loss of the heads that predict further tokens (lambda); a
-                tensor, so that a schedule may change it without compiling again.
+            multi_token_weight: of the mean loss of the multi-token heads (lambda); a tensor, so that a
+                schedule may change it without compiling again.
             documents_BT: see `hidden_states`.
-            found: what `look_up` gave for these tokens, when it was called before.
+            ngram_embeddings: from `embed_ngrams` for these tokens, when it was called before.
         """
-        found = self.look_up(ids_BT) if found is None else found
-        hidden_BTC, divergence = self._states(self._context(ids_BT, None, documents_BT, found))
+        ngram_embeddings = self.embed_ngrams(ids_BT) if ngram_embeddings is None else ngram_embeddings
+        hidden_BTC, divergence = self._states(self._context(ids_BT, None, documents_BT, ngram_embeddings))
         next_token = self._cross_entropy(hidden_BTC, targets_BT, "mean")
-        further = torch.zeros((), device=ids_BT.device)
-        told = shifted_targets(targets_BT, len(self.multi_token))
+        mtp_loss = torch.zeros((), device=ids_BT.device)
+        head_targets = mtp_targets(targets_BT, len(self.multi_token))
         context = self._context(ids_BT, documents_BT=documents_BT)
-        for head, (next_ids_BT, further_BT) in zip(self.multi_token, told, strict=True):
+        for head, (next_ids_BT, mtp_targets_BT) in zip(self.multi_token, head_targets, strict=True):
             hidden_BTC = head(hidden_BTC, self._embed(next_ids_BT), context)
-            further = further + self._cross_entropy(hidden_BTC, further_BT, "mean") / len(self.multi_token)
-        total = next_token + multi_token_weight * further + divergence
-        return Losses(total, next_token.detach(), further.detach(), divergence.detach())
+            mtp_loss = mtp_loss + self._cross_entropy(hidden_BTC, mtp_targets_BT, "mean") / len(
+                self.multi_token
+            )
+        total = next_token + multi_token_weight * mtp_loss + divergence
+        return Losses(total, next_token.detach(), mtp_loss.detach(), divergence.detach())
 
     def _cross_entropy(
         self, hidden_BTC: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"]

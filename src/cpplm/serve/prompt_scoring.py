@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from cpplm.generate.sequence import TokenLogprob
-from cpplm.model.kv_cache.cache import Cache
+from cpplm.model.kv_cache.cache import KVCache
 from cpplm.model.transformer import Transformer
 
 
@@ -29,7 +29,7 @@ class Scoring:
         """Set by whoever does not wait any more."""
         self.finish: Callable[[], None] = lambda: None
         self._model, self._ids, self._count = model, list(ids), count
-        self._cache = Cache(model.remembered(), device=model.device, dtype=model.compute_dtype)
+        self._cache = KVCache(model.cache_specs(), device=model.device, dtype=model.compute_dtype)
         self._sequence = self._cache.begin()
 
     @torch.inference_mode()

@@ -79,7 +79,9 @@ def _compiled(model: Transformer) -> LossFunction:
     def losses(
         ids_BT: Tensor, targets_BT: Tensor, multi_token_weight: Tensor, documents_BT: Tensor | None = None
     ) -> Losses:
-        return compiled(ids_BT, targets_BT, multi_token_weight, documents_BT, found=model.look_up(ids_BT))
+        return compiled(
+            ids_BT, targets_BT, multi_token_weight, documents_BT, ngram_embeddings=model.embed_ngrams(ids_BT)
+        )
 
     return losses
 

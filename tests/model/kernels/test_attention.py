@@ -17,11 +17,11 @@ from cpplm.model.kernels.attention import (
     CHUNKED_FROM,
     AttentionRequest,
     attention,
-    attention_decision,
-    attention_kernel,
+    explain_attention_choice,
+    select_attention_kernel,
     visible,
 )
-from cpplm.model.kernels.registry import Library
+from cpplm.model.kernels.registry import OptionalImport
 
 WITH_GRADIENT = ("sdpa", "chunked", "auto")
 HEADS = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)])
@@ -225,23 +225,24 @@ def refusal(backend: str, request: AttentionRequest) -> str:
     ],
 )
 def test_automatic_choice_without_a_gpu(change: dict, expected: str) -> None:
-    assert attention_kernel(dataclasses.replace(CPU, **change)) == expected
+    assert select_attention_kernel(dataclasses.replace(CPU, **change)) == expected
 
 
 def test_automatic_choice_on_a_gpu() -> None:
     """As decided from documentation: with libraries and without, masked and not."""
-    assert attention_kernel(gpu()) == "flex"
-    assert attention_kernel(dataclasses.replace(gpu(), compiling=False)) == "sdpa"
-    assert attention_kernel(gpu(window=None)) == "sdpa"
+    assert select_attention_kernel(gpu()) == "flex"
+    assert select_attention_kernel(dataclasses.replace(gpu(), compiling=False)) == "sdpa"
+    assert select_attention_kernel(gpu(window=None)) == "sdpa"
     found = {
-        name: dataclasses.replace(BACKENDS[name], library=Library(print, "")) for name in ("flash2", "flash3")
+        name: dataclasses.replace(BACKENDS[name], library=OptionalImport(print, ""))
+        for name in ("flash2", "flash3")
     }
     with patch.dict(BACKENDS, found):
-        assert attention_kernel(gpu()) == "flash3"
-        assert attention_kernel(gpu(window=None)) == "flash3"
-        assert attention_kernel(gpu(documents=True)) == "flex"
-        assert attention_kernel(dataclasses.replace(gpu(), capability=(8, 0))) == "flash2"
-        assert attention_kernel(dataclasses.replace(gpu(), dtype=torch.float32)) == "flex"
+        assert select_attention_kernel(gpu()) == "flash3"
+        assert select_attention_kernel(gpu(window=None)) == "flash3"
+        assert select_attention_kernel(gpu(documents=True)) == "flex"
+        assert select_attention_kernel(dataclasses.replace(gpu(), capability=(8, 0))) == "flash2"
+        assert select_attention_kernel(dataclasses.replace(gpu(), dtype=torch.float32)) == "flex"
         assert "Hopper" in refusal("flash3", dataclasses.replace(gpu(), capability=(10, 0)))
         assert "documents" in refusal("flash2", gpu(documents=True))
         assert "multiple of 8" in refusal("flash2", dataclasses.replace(gpu(), head_dim=20))
@@ -270,7 +271,7 @@ def test_a_wrong_choice_says_why_and_what_works(backend: str) -> None:
 
 
 def test_the_decision_in_words() -> None:
-    decision = attention_decision(CPU)
+    decision = explain_attention_choice(CPU)
     assert decision.chosen == "chunked"
     assert decision.others["sdpa"] == ""
     assert "cuda" in decision.others["flash3"]
@@ -296,7 +297,7 @@ def test_flash_is_called_as_its_documentation_says(backend: str, queries: int, w
 
     run = BACKENDS[backend].run
     assert isinstance(run, functools.partial)
-    ours = run.func(Library(flash_attn_func, ""), query, key, value, window=window, documents_BS=None)
+    ours = run.func(OptionalImport(flash_attn_func, ""), query, key, value, window=window, documents_BS=None)
     torch.testing.assert_close(ours, reference(query, key, value, window))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from cpplm.model.kernels import cpp_extension as kernels
 from cpplm.model.kernels import small_batch_linear
-from cpplm.model.kernels.decode_attention import can_decode
+from cpplm.model.kernels.decode_attention import supports
 
 
 @pytest.mark.parametrize("broken", ["no compiler", "compiler fails", "no room for it"])
@@ -28,13 +28,13 @@ def test_there_are_none_without_a_compiler(
 
 def test_who_asks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1, 64, dtype=torch.bfloat16)
-    assert small_batch_linear.can_take(x) and can_decode(x.device, x.dtype)
+    assert small_batch_linear.supports(x) and supports(x.device, x.dtype)
     monkeypatch.setattr(kernels, "_library", lambda: None)
-    kernels.compiled.cache_clear()
+    kernels.load_function.cache_clear()
     try:
-        assert not small_batch_linear.can_take(x) and not can_decode(x.device, x.dtype)
+        assert not small_batch_linear.supports(x) and not supports(x.device, x.dtype)
     finally:
-        kernels.compiled.cache_clear()
+        kernels.load_function.cache_clear()
 
 
 def test_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

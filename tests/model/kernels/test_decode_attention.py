@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cpplm.model.kernels.decode_attention import Blocks, can_decode, decode_attention
-from cpplm.model.kv_cache.block_pool import BLOCK, BlockTable
+from cpplm.model.kernels.decode_attention import PagedSequences, decode_attention, supports
+from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockTable
 from tests.model.kernels.test_attention import reference
 
 SHAPES = {  # heads, groups, head width, window, new tokens of each sequence, tokens before them
@@ -30,10 +30,10 @@ class Pool:
         heads, groups, dim, self.window, self.counts, self.starts = shape
         rows, generator = len(self.counts), random.Random(0)
         ends = [start + count for start, count in zip(self.starts, self.counts, strict=True)]
-        numbers = list(range(sum(-(-end // BLOCK) for end in ends) + 5))
+        numbers = list(range(sum(-(-end // BLOCK_SIZE) for end in ends) + 5))
         generator.shuffle(numbers)
-        self.tables = [BlockTable(0, [numbers.pop() for _ in range(-(-end // BLOCK))]) for end in ends]
-        slots = (max(max(table.blocks) for table in self.tables) + 3) * BLOCK
+        self.tables = [BlockTable(0, [numbers.pop() for _ in range(-(-end // BLOCK_SIZE))]) for end in ends]
+        slots = (max(max(table.blocks) for table in self.tables) + 3) * BLOCK_SIZE
         torch.manual_seed(0)
         self.pools = [torch.full((slots, groups, dim), float("nan"), dtype=dtype) for _ in range(2)]
         self.query = torch.randn(rows, max(self.counts), heads, dim).to(dtype)
@@ -42,11 +42,11 @@ class Pool:
                 pool[table.slots(0, end)] = torch.randn(end, groups, dim).to(dtype)
         if self.window is not None:  # what is out of reach was given back
             for table, start in zip(self.tables, self.starts, strict=True):
-                while table.first < (start - self.window) // BLOCK:
+                while table.first < (start - self.window) // BLOCK_SIZE:
                     block = table.blocks.pop(0)
                     table.first += 1
                     for pool in self.pools:
-                        pool[block * BLOCK :][:BLOCK] = float("nan")
+                        pool[block * BLOCK_SIZE :][:BLOCK_SIZE] = float("nan")
 
     def mixed(self) -> Tensor:
         most = max(len(table.blocks) for table in self.tables)
@@ -55,12 +55,14 @@ class Pool:
             row[: len(table.blocks)] = table.blocks
         firsts = [table.first for table in self.tables]
         places = np.array([self.starts, self.counts, firsts]).T.copy()
-        return decode_attention(self.query, *self.pools, Blocks(numbers, places, BLOCK), window=self.window)
+        return decode_attention(
+            self.query, *self.pools, PagedSequences(numbers, places, BLOCK_SIZE), window=self.window
+        )
 
     def expected(self, row: int) -> Tensor:
         """In float64, shape THD."""
         table, start, count = self.tables[row], self.starts[row], self.counts[row]
-        first = table.first * BLOCK
+        first = table.first * BLOCK_SIZE
         keys, values = (
             pool[table.slots(first, start + count)].double().transpose(0, 1)[None] for pool in self.pools
         )
@@ -107,6 +109,6 @@ def test_large_scores_and_no_numbers() -> None:
 
 
 def test_only_what_it_can_do() -> None:
-    assert can_decode(torch.device("cpu"), torch.bfloat16)
-    assert not can_decode(torch.device("cpu"), torch.float16)
-    assert not can_decode(torch.device("cuda"), torch.bfloat16)
+    assert supports(torch.device("cpu"), torch.bfloat16)
+    assert not supports(torch.device("cpu"), torch.float16)
+    assert not supports(torch.device("cuda"), torch.bfloat16)

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from cpplm.core.errors import UserError
 from cpplm.model.kernels import chunked_loss as chunked_module
 from cpplm.model.kernels import loss as loss_module
-from cpplm.model.kernels.loss import BACKENDS, LossRequest, linear_cross_entropy, loss_decision, loss_kernel
-from cpplm.model.kernels.registry import Library
+from cpplm.model.kernels.loss import (
+    BACKENDS,
+    LossRequest,
+    explain_loss_choice,
+    linear_cross_entropy,
+    select_loss_kernel,
+)
+from cpplm.model.kernels.registry import OptionalImport
 from cpplm.tokenizer.special_tokens import IGNORED
 
 HERE = ("native", "chunked", "auto")
@@ -246,10 +252,10 @@ def test_the_operators_keep_the_rules_of_torch() -> None:
 
 
 def test_automatic_choice() -> None:
-    assert loss_kernel(CPU) == "chunked"
-    assert loss_kernel(GPU) == "chunked"
-    assert loss_kernel(dataclasses.replace(CPU, softcap=61.0)) == "native"
-    decision = loss_decision(CPU)
+    assert select_loss_kernel(CPU) == "chunked"
+    assert select_loss_kernel(GPU) == "chunked"
+    assert select_loss_kernel(dataclasses.replace(CPU, softcap=61.0)) == "native"
+    decision = explain_loss_choice(CPU)
     assert decision.chosen == "chunked"
     assert decision.others["native"] == ""
     assert "cuda" in decision.others["cce"]
@@ -271,7 +277,7 @@ def test_a_wrong_choice_says_why_and_what_works(backend: str) -> None:
 
 
 def installed(backend: str):
-    return dataclasses.replace(BACKENDS[backend], library=Library(print, ""))
+    return dataclasses.replace(BACKENDS[backend], library=OptionalImport(print, ""))
 
 
 def test_liger_is_refused_where_its_gradients_are_wrong() -> None:
@@ -318,7 +324,7 @@ def test_libraries_are_called_as_their_documentation_says(backend, function, red
     options = {"vocab_size": 9, "softcap": 15.0, "reduction": reduction}
     for ignored in (0.3, 1.0):
         hidden, weight, targets = inputs(8, 9, ignored=ignored, dtype=torch.bfloat16)
-        with patch.object(loss_module, backend.upper(), Library(function, "")):
+        with patch.object(loss_module, backend.upper(), OptionalImport(function, "")):
             ours = BACKENDS[backend].run(hidden, weight, targets, **options)
         native = linear_cross_entropy(hidden, weight, targets, **options, backend="native")
         torch.testing.assert_close(ours, native)

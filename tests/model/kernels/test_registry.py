@@ -6,25 +6,34 @@ import pytest
 import torch
 
 from cpplm.core.errors import UserError
-from cpplm.model.kernels.registry import Backend, Library, Request, capability_of, choose, decide
+from cpplm.model.kernels.registry import (
+    KernelBackend,
+    KernelRequest,
+    OptionalImport,
+    compute_capability,
+    explain_choice,
+    select_backend,
+)
 
-REQUEST = Request(device="cpu", dtype=torch.float32, gradient=True, compiling=False, capability=(0, 0))
-BACKENDS: dict[str, Backend[Request]] = {
+REQUEST = KernelRequest(device="cpu", dtype=torch.float32, gradient=True, compiling=False, capability=(0, 0))
+BACKENDS: dict[str, KernelBackend[KernelRequest]] = {
     backend.name: backend
     for backend in (
-        Backend("fast", torch.add, devices=("cuda",)),
-        Backend("half", torch.add, dtypes=(torch.bfloat16,)),
-        Backend("forward", torch.add, refusal=lambda request: "has no backward" if request.gradient else ""),
-        Backend("plain", torch.add),
+        KernelBackend("fast", torch.add, devices=("cuda",)),
+        KernelBackend("half", torch.add, dtypes=(torch.bfloat16,)),
+        KernelBackend(
+            "forward", torch.add, refusal=lambda request: "has no backward" if request.gradient else ""
+        ),
+        KernelBackend("plain", torch.add),
     )
 }
 
 
 def test_takes_the_first_that_can() -> None:
-    assert choose("test", BACKENDS, ("fast", "half", "forward", "plain"), REQUEST).name == "plain"
-    forward = Request("cpu", torch.float32, False, False, (0, 0))
-    assert choose("test", BACKENDS, ("fast", "forward", "plain"), forward).name == "forward"
-    assert choose("test", BACKENDS, ("plain",), forward, "forward").name == "forward"
+    assert select_backend("test", BACKENDS, ("fast", "half", "forward", "plain"), REQUEST).name == "plain"
+    forward = KernelRequest("cpu", torch.float32, False, False, (0, 0))
+    assert select_backend("test", BACKENDS, ("fast", "forward", "plain"), forward).name == "forward"
+    assert select_backend("test", BACKENDS, ("plain",), forward, "forward").name == "forward"
 
 
 @pytest.mark.parametrize(
@@ -38,19 +47,19 @@ def test_takes_the_first_that_can() -> None:
 )
 def test_an_impossible_choice_says_why(name: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        choose("test", BACKENDS, ("plain",), REQUEST, name)
+        select_backend("test", BACKENDS, ("plain",), REQUEST, name)
     assert str(raised.value) == f"the test kernel {message}"
 
 
 def test_nothing_works() -> None:
     only = {"fast": BACKENDS["fast"]}
     with pytest.raises(UserError, match=r"'auto' finds nothing .* What works here: nothing"):
-        choose("test", only, ("fast",), REQUEST)
-    assert decide(only, ("fast",), REQUEST).chosen == "none"
+        select_backend("test", only, ("fast",), REQUEST)
+    assert explain_choice(only, ("fast",), REQUEST).chosen == "none"
 
 
 def test_decision_names_everyone() -> None:
-    decision = decide(BACKENDS, ("fast", "plain"), REQUEST)
+    decision = explain_choice(BACKENDS, ("fast", "plain"), REQUEST)
     assert decision.chosen == "plain"
     assert set(decision.others) == {"fast", "half", "forward"}
     assert decision.describe() == (
@@ -60,11 +69,11 @@ def test_decision_names_everyone() -> None:
 
 
 def test_capability_is_that_of_the_gpu() -> None:
-    assert capability_of(torch.device("cpu")) == (0, 0)
-    newer = Backend("newer", torch.add, devices=("cuda",), capability=(9, 0))
-    old = Request("cuda", torch.float32, False, False, (8, 9))
+    assert compute_capability(torch.device("cpu")) == (0, 0)
+    newer = KernelBackend("newer", torch.add, devices=("cuda",), capability=(9, 0))
+    old = KernelRequest("cuda", torch.float32, False, False, (8, 9))
     assert newer.why_not(old) == "needs compute capability 9.0 or newer, this GPU has 8.9"
-    assert newer.why_not(Request("cuda", torch.float32, False, False, (10, 0))) == ""
+    assert newer.why_not(KernelRequest("cuda", torch.float32, False, False, (10, 0))) == ""
 
 
 def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,16 +81,16 @@ def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernel_that_breaks.py").write_text("raise RuntimeError('built for another torch')\n")
     (tmp_path / "kernel_that_needs.py").write_text("import package_that_is_nowhere.inside\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert Library.load("kernel_that_works", "run").reason == "needs a cuda device"
+    assert OptionalImport.load("kernel_that_works", "run").reason == "needs a cuda device"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    works = Library.load("kernel_that_works", "run")
+    works = OptionalImport.load("kernel_that_works", "run")
     assert works.reason == ""
     assert works(1) == 2
-    lacks = Backend("x", torch.add, library=Library.load("kernel_that_is_nowhere", "run"))
+    lacks = KernelBackend("x", torch.add, library=OptionalImport.load("kernel_that_is_nowhere", "run"))
     assert lacks.why_not(REQUEST) == "needs kernel_that_is_nowhere, which is not installed"
-    assert "built for another torch" in Library.load("kernel_that_breaks", "run").reason
-    assert "package_that_is_nowhere" in Library.load("kernel_that_needs", "run").reason
-    assert "does not load: AttributeError" in Library.load("kernel_that_works", "walk").reason
+    assert "built for another torch" in OptionalImport.load("kernel_that_breaks", "run").reason
+    assert "package_that_is_nowhere" in OptionalImport.load("kernel_that_needs", "run").reason
+    assert "does not load: AttributeError" in OptionalImport.load("kernel_that_works", "walk").reason
 
 
 def test_a_choice_is_folded_away_by_the_compiler() -> None:
@@ -93,8 +102,8 @@ def test_a_choice_is_folded_away_by_the_compiler() -> None:
         return graph.forward
 
     def call(x):
-        request = Request(x.device.type, x.dtype, x.requires_grad, True, capability_of(x.device))
-        return choose("test", BACKENDS, ("fast", "half", "plain"), request).run(x, x)
+        request = KernelRequest(x.device.type, x.dtype, x.requires_grad, True, compute_capability(x.device))
+        return select_backend("test", BACKENDS, ("fast", "half", "plain"), request).run(x, x)
 
     torch.compile(call, fullgraph=True, backend=remember)(torch.ones(2))
     (graph,) = graphs

@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpplm.model.kernels.small_batch_linear import MOST_TOKENS, can_take, mlp, normalised, product, turn
+from cpplm.model.kernels.small_batch_linear import (
+    MAX_TOKENS,
+    fused_mlp,
+    gemv,
+    rms_norm,
+    rope_write_cache,
+    supports,
+)
 from cpplm.model.layers import norm, rotary_angles, rotate
 
 SIZES = [(768, 256), (64, 31), (37, 5), (130, 1), (31, 70)]  # width, height
@@ -44,7 +51,7 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def rms_norm(x: Tensor) -> Tensor:
+def torch_norm(x: Tensor) -> Tensor:
     """By torch."""
     return F.rms_norm(x, (x.size(-1),))
 
@@ -52,28 +59,28 @@ def rms_norm(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("width", [1, 31, 768])
 def test_norm(width: int) -> None:
     for x in (random(2, 1, width), random(width), random(1, 3, width, scale=1e-4)):
-        assert_rounded(normalised(x), rms_norm(x))
-        assert_rounded(normalised(x.expand(1, *x.shape)), rms_norm(x)[None])
+        assert_rounded(rms_norm(x), torch_norm(x))
+        assert_rounded(rms_norm(x.expand(1, *x.shape)), torch_norm(x)[None])
         with torch.no_grad():
-            assert torch.equal(norm(x), normalised(x))
+            assert torch.equal(norm(x), rms_norm(x))
 
 
 @pytest.mark.parametrize("tokens", TOKENS, ids=str)
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_product(width: int, height: int, tokens: tuple[int, ...]) -> None:
     x, weight, residual = random(*tokens, width), random(height, width), random(*tokens, height, scale=9)
-    assert_rounded(product(x, weight), linear(x, weight))
-    assert_rounded(product(x, weight, normalised=True), linear(rms_norm(x), weight))
-    assert_rounded(product(x, weight, residual=residual), residual + linear(x, weight))
-    assert torch.equal(on_three_threads(lambda: product(x, weight)), product(x, weight))
+    assert_rounded(gemv(x, weight), linear(x, weight))
+    assert_rounded(gemv(x, weight, normalized=True), linear(torch_norm(x), weight))
+    assert_rounded(gemv(x, weight, residual=residual), residual + linear(x, weight))
+    assert torch.equal(on_three_threads(lambda: gemv(x, weight)), gemv(x, weight))
 
 
 @pytest.mark.parametrize("tokens", TOKENS, ids=str)
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_mlp(width: int, height: int, tokens: tuple[int, ...]) -> None:
     x, up, down = random(*tokens, width), random(height, width, scale=0.1), random(width, height, scale=0.1)
-    assert_rounded(mlp(x, up, down), x + linear(F.relu(linear(rms_norm(x), up)).square(), down))
-    assert torch.equal(on_three_threads(lambda: mlp(x, up, down)), mlp(x, up, down))
+    assert_rounded(fused_mlp(x, up, down), x + linear(F.relu(linear(torch_norm(x), up)).square(), down))
+    assert torch.equal(on_three_threads(lambda: fused_mlp(x, up, down)), fused_mlp(x, up, down))
 
 
 @pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 4, 64), (6, 2, 22), (1, 1, 2)])
@@ -89,9 +96,11 @@ def test_turn(heads: int, groups: int, dim: int, shape: tuple[int, int]) -> None
     pools = [torch.full((9, groups, dim), -1.0).bfloat16() for _ in range(2)]
 
     def turned(x_BTHD: Tensor) -> Tensor:
-        return (rms_norm(rotate(x_BTHD.transpose(1, 2), angles)) * scale).transpose(1, 2)
+        return (torch_norm(rotate(x_BTHD.transpose(1, 2), angles)) * scale).transpose(1, 2)
 
-    found = turn(projected, projected[..., (heads + groups) * dim :], heads, angles, scale, slots, *pools)
+    found = rope_write_cache(
+        projected, projected[..., (heads + groups) * dim :], heads, angles, scale, slots, *pools
+    )
     assert_rounded(found, turned(query))
     assert_rounded(pools[0][slots].view_as(key), turned(key))
     assert torch.equal(pools[1][slots].view_as(value), value)
@@ -105,16 +114,16 @@ def test_small_large_and_no_numbers() -> None:
     for scale in (1e-30, 1e-4, 1e20):
         x = random(1, 64, scale=scale)
         torch.testing.assert_close(
-            product(x, weight, normalised=True), linear(rms_norm(x), weight), atol=0.1, rtol=0.01
+            gemv(x, weight, normalized=True), linear(torch_norm(x), weight), atol=0.1, rtol=0.01
         )
     weight[7, 3] = float("nan")
-    found = product(random(64), weight)
+    found = gemv(random(64), weight)
     assert found[7].isnan() and found.isfinite().sum() == 39
-    assert mlp(random(1, 64), weight, random(64, 40)).isnan().all()  # through the ReLU
+    assert fused_mlp(random(1, 64), weight, random(64, 40)).isnan().all()  # through the ReLU
 
 
 def test_only_what_it_can_do() -> None:
-    assert can_take(random(MOST_TOKENS, 8)) and can_take(random(1, MOST_TOKENS, 8)) and can_take(random(8))
-    assert not can_take(random(MOST_TOKENS + 1, 8))
-    assert not can_take(random(1, 8).float())
-    assert not can_take(random(1, 8).to("meta"))
+    assert supports(random(MAX_TOKENS, 8)) and supports(random(1, MAX_TOKENS, 8)) and supports(random(8))
+    assert not supports(random(MAX_TOKENS + 1, 8))
+    assert not supports(random(1, 8).float())
+    assert not supports(random(1, 8).to("meta"))

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.block_pool import BLOCK, BlockPool, CachedSequence, block_names
-from cpplm.model.kv_cache.cache import Cache
-from cpplm.model.kv_cache.view import Reading
+from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockPool, CachedSequence, block_hashes
+from cpplm.model.kv_cache.cache import KVCache
+from cpplm.model.kv_cache.view import CacheReadMode
 from cpplm.model.transformer import Transformer
 from tests.model.caches import Rows
 from tests.model.features import CONFIGS, DECODED, PLAIN, random_ids, random_model
 
 EACH = pytest.mark.parametrize("config", DECODED.values(), ids=DECODED.keys())
-READING = pytest.mark.parametrize("reading", ["in place", "together", "each"])
+READ_MODES = pytest.mark.parametrize("read_mode", ["paged", "padded", "per_row"])
 
 
 @dataclass(eq=False)  # a fork is another text
@@ -30,11 +30,11 @@ class Text:
 class Session:
     """Texts that come and go at random; every logit is compared with the whole pass without a cache."""
 
-    def __init__(self, model: Transformer, *, reading: Reading, kept_tokens: int, seed: int) -> None:
+    def __init__(self, model: Transformer, *, read_mode: CacheReadMode, seed: int) -> None:
         self.model, self.random = model, random.Random(seed)
-        self.cache = Cache(
-            model.remembered(), device=model.device, dtype=model.compute_dtype, reading=reading,
-            kept_tokens=kept_tokens,
+        self.cache = KVCache(
+            model.cache_specs(), device=model.device, dtype=model.compute_dtype, read_mode=read_mode,
+            prefix_cache_tokens=64,
         )  # fmt: skip
         self.texts: list[Text] = []
         self.reused = 0
@@ -87,10 +87,10 @@ class Session:
 
 
 @EACH
-@READING
+@READ_MODES
 @torch.no_grad()
-def test_every_row_is_as_if_it_were_alone(config: ModelConfig, reading: Reading) -> None:
-    session = Session(random_model(config), reading=reading, kept_tokens=64, seed=len(str(config)))
+def test_every_row_is_as_if_it_were_alone(config: ModelConfig, read_mode: CacheReadMode) -> None:
+    session = Session(random_model(config), read_mode=read_mode, seed=len(str(config)))
     for _ in range(3):
         session.begin()
     for _ in range(20):
@@ -106,17 +106,17 @@ def test_every_row_is_as_if_it_were_alone(config: ModelConfig, reading: Reading)
     assert session.reused > 0
     for text in session.texts.copy():
         session.release(text)
-    assert session.cache.used_blocks == 0
+    assert session.cache.num_used_blocks == 0
 
 
 @EACH
-@READING
+@READ_MODES
 @torch.no_grad()
-def test_thirty_two_rows_of_different_lengths(config: ModelConfig, reading: Reading) -> None:
+def test_thirty_two_rows_of_different_lengths(config: ModelConfig, read_mode: CacheReadMode) -> None:
     """Padded on the right as they are read, then token by token, shorter ones joining later."""
     model = random_model(config)
     ids = random_ids(32, 37, config)
-    rows = Rows(model, 32, reading=reading)
+    rows = Rows(model, 32, read_mode=read_mode)
     first = [1 + 31 * row // 32 for row in range(32)]
     early = rows(ids[:, :31], first)
     late = [rows(ids.gather(1, torch.tensor(first)[:, None] + step)) for step in range(5)]
@@ -124,9 +124,9 @@ def test_thirty_two_rows_of_different_lengths(config: ModelConfig, reading: Read
     for row, count in enumerate(first):
         got = torch.cat([early[row, :count], *(logits[row] for logits in late)])
         torch.testing.assert_close(got, whole[row, : count + 5], atol=2e-4, rtol=2e-4)
-    assert rows.cache.used_blocks > 0
+    assert rows.cache.num_used_blocks > 0
     rows.release()
-    assert rows.cache.used_blocks == rows.cache.kept_blocks == 0
+    assert rows.cache.num_used_blocks == rows.cache.num_cached_blocks == 0
 
 
 @torch.no_grad()
@@ -149,16 +149,16 @@ def test_memory_is_that_of_key_value_heads_and_windows() -> None:
     rows = Rows(model, 1)
     for _ in range(20):
         rows(random_ids(1, 8))
-    everything, window = 160 // BLOCK, 32 // BLOCK
-    assert rows.cache.used_blocks == everything + window
-    per_block = 2 * BLOCK * PLAIN.num_kv_heads * PLAIN.head_dim * 4
+    everything, window = 160 // BLOCK_SIZE, 32 // BLOCK_SIZE
+    assert rows.cache.num_used_blocks == everything + window
+    per_block = 2 * BLOCK_SIZE * PLAIN.num_kv_heads * PLAIN.head_dim * 4
     assert rows.cache.bytes <= 2 * per_block * (everything + 2 + 3 * (window + 1 + 2))
 
 
 @torch.no_grad()
 def test_what_begins_alike_is_read_once() -> None:
     model, ids = random_model(CONFIGS["all"]), random_ids(1, 50)[0].tolist()
-    cache = Cache(model.remembered(), device=model.device, dtype=torch.float32, kept_tokens=48)
+    cache = KVCache(model.cache_specs(), device=model.device, dtype=torch.float32, prefix_cache_tokens=48)
 
     def read(ids: list[int]) -> tuple[int, CachedSequence]:
         sequence = cache.begin(ids)
@@ -170,30 +170,30 @@ def test_what_begins_alike_is_read_once() -> None:
     known, sequence = read(ids)
     assert known == 0
     cache.release(sequence)
-    assert (cache.used_blocks, cache.kept_blocks > 0) == (0, True)
+    assert (cache.num_used_blocks, cache.num_cached_blocks > 0) == (0, True)
     assert read([*ids[:40], 1, 2, 3])[0] == 32
     assert read(ids[:32])[0] == 16  # at least one token is left to read
     assert read([ids[0] ^ 1, *ids[1:]])[0] == 0
 
 
 def test_kept_blocks_have_a_bound_and_the_longest_unused_goes_first() -> None:
-    pool = BlockPool(most_kept=2)
-    blocks = [pool.take() for _ in range(4)]
+    pool = BlockPool(max_cached=2)
+    blocks = [pool.allocate() for _ in range(4)]
     for block, name in zip(blocks, (b"a", b"b", b"c"), strict=False):
-        pool.name(block, name)
+        pool.register(block, name)
     for block in blocks:
         pool.release(block)
-    assert (pool.used, pool.kept, pool.size) == (0, 2, 4)
-    assert [pool.has(name) for name in (b"a", b"b", b"c")] == [False, True, True]
+    assert (pool.num_used, pool.num_cached, pool.size) == (0, 2, 4)
+    assert [name in pool for name in (b"a", b"b", b"c")] == [False, True, True]
     assert pool.reuse(b"b") == blocks[1]
-    assert (pool.used, pool.kept) == (1, 1)
-    assert sorted(pool.take() for _ in range(3)) == [0, 3, 4]  # what is kept is not handed out
+    assert (pool.num_used, pool.num_cached) == (1, 1)
+    assert sorted(pool.allocate() for _ in range(3)) == [0, 3, 4]  # what is kept is not handed out
 
 
 def test_names_depend_on_all_tokens_before() -> None:
     ids = list(range(48))
-    names = list(block_names(ids))
+    names = list(block_hashes(ids))
     assert len(names) == 3
-    assert list(block_names(ids[16:], names[0])) == names[1:]
-    assert not set(names) & set(block_names([7, *ids[1:]]))
-    assert list(block_names(ids[:47])) == names[:2]
+    assert list(block_hashes(ids[16:], names[0])) == names[1:]
+    assert not set(names) & set(block_hashes([7, *ids[1:]]))
+    assert list(block_hashes(ids[:47])) == names[:2]

@@ -44,13 +44,13 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from cpplm.model.kernels.chunked_attention import chunked_attention
 from cpplm.model.kernels.registry import (
     HALF,
-    Backend,
-    Decision,
-    Library,
-    Request,
-    capability_of,
-    choose,
-    decide,
+    KernelBackend,
+    KernelChoice,
+    KernelRequest,
+    OptionalImport,
+    compute_capability,
+    explain_choice,
+    select_backend,
 )
 
 CHUNKED_FROM = 512  # queries, see above
@@ -59,7 +59,7 @@ HOPPER = 9  # major compute capability; FlashAttention 3 uses instructions of th
 
 
 @dataclass(frozen=True)
-class AttentionRequest(Request):
+class AttentionRequest(KernelRequest):
     """One call of `attention`, without its tensors."""
 
     heads: int
@@ -87,7 +87,7 @@ class AttentionRequest(Request):
         """The call that training makes, to check a person's choice before anything is compiled."""
         if window is not None and window >= length - 1:
             window = None
-        capability = capability_of(device)
+        capability = compute_capability(device)
         return cls(
             device.type, dtype, True, compiling, capability, heads, groups, head_dim, length, length, window,
             documents,
@@ -140,7 +140,7 @@ def attention(
         gradient=torch.is_grad_enabled()
         and (query_BHTD.requires_grad or key_BGSD.requires_grad or value_BGSD.requires_grad),
         compiling=torch.compiler.is_compiling(),
-        capability=capability_of(query_BHTD.device),
+        capability=compute_capability(query_BHTD.device),
         heads=query_BHTD.size(1),
         groups=key_BGSD.size(1),
         head_dim=query_BHTD.size(3),
@@ -149,7 +149,7 @@ def attention(
         window=window,
         documents=documents_BS is not None,
     )
-    run = BACKENDS[attention_kernel(request, backend)].run
+    run = BACKENDS[select_attention_kernel(request, backend)].run
     return run(query_BHTD, key_BGSD, value_BGSD, window=window, documents_BS=documents_BS)
 
 
@@ -163,18 +163,18 @@ def preference(request: AttentionRequest) -> tuple[str, ...]:
     return ("chunked", "sdpa") if request.queries >= CHUNKED_FROM else ("sdpa", "chunked")
 
 
-def attention_kernel(request: AttentionRequest, backend: str = "auto") -> str:
+def select_attention_kernel(request: AttentionRequest, backend: str = "auto") -> str:
     """The name of the backend that serves a request.
 
     Raises:
         UserError: the named one does not exist or cannot serve it.
     """
-    return choose("attention", BACKENDS, preference(request), request, backend).name
+    return select_backend("attention", BACKENDS, preference(request), request, backend).name
 
 
-def attention_decision(request: AttentionRequest) -> Decision:
+def explain_attention_choice(request: AttentionRequest) -> KernelChoice:
     """What "auto" takes for a request, and why not the others."""
-    return decide(BACKENDS, preference(request), request)
+    return explain_choice(BACKENDS, preference(request), request)
 
 
 def visible(
@@ -275,7 +275,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def _flash(
-    library: Library,
+    library: OptionalImport,
     query_BHTD: Tensor,
     key_BGSD: Tensor,
     value_BGSD: Tensor,
@@ -321,16 +321,18 @@ def _flash3_refuses(request: AttentionRequest) -> str:
     return _flash_refuses(request)
 
 
-FLASH2 = Library.load("flash_attn", "flash_attn_func")
-FLASH3 = Library.load("flash_attn_interface", "flash_attn_func")
-BACKENDS: dict[str, Backend[AttentionRequest]] = {
+FLASH2 = OptionalImport.load("flash_attn", "flash_attn_func")
+FLASH3 = OptionalImport.load("flash_attn_interface", "flash_attn_func")
+BACKENDS: dict[str, KernelBackend[AttentionRequest]] = {
     backend.name: backend
     for backend in (
-        Backend("sdpa", _sdpa),
-        Backend("chunked", chunked_attention),
-        Backend("flex", _flex, devices=("cuda", "cpu"), refusal=_flex_refuses),
-        Backend("flash2", functools.partial(_flash, FLASH2), ("cuda",), HALF, (8, 0), FLASH2, _flash_refuses),
-        Backend(
+        KernelBackend("sdpa", _sdpa),
+        KernelBackend("chunked", chunked_attention),
+        KernelBackend("flex", _flex, devices=("cuda", "cpu"), refusal=_flex_refuses),
+        KernelBackend(
+            "flash2", functools.partial(_flash, FLASH2), ("cuda",), HALF, (8, 0), FLASH2, _flash_refuses
+        ),
+        KernelBackend(
             "flash3", functools.partial(_flash, FLASH3), ("cuda",), HALF, (9, 0), FLASH3, _flash3_refuses
         ),
     )

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from cpplm.tokenizer.special_tokens import IGNORED
 
-MOST_SOFTCAP = 60.0  # e^60 times any vocabulary fits float32
+MAX_SOFTCAP = 60.0  # e^60 times any vocabulary fits float32
 # Rows of a chunk. On CPUs 128 to 512 differ by less than the noise; GPUs want larger matrix products.
 _CHUNK_ROWS = {"cpu": 256}
 _CHUNK_ROWS_ELSEWHERE = 2048
@@ -68,7 +68,7 @@ def _mean_loss(
     gradients: bool, fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The loss; for the backward pass, which only scales them: the gradients of the sum, how many it has."""
-    counted = (targets != IGNORED).to(wide(hidden.dtype))
+    counted = (targets != IGNORED).to(accum_dtype(hidden.dtype))
     count = counted.sum().clamp(min=1)
     losses, of_hidden, of_weight = _chunks(
         hidden, weight, targets, counted, vocab_size, softcap, gradients, fused
@@ -103,7 +103,7 @@ def _each_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float, fused: bool
 ) -> Tensor:
     """Losses (N). Their gradients are made in the backward pass, weighted by what comes from above."""
-    nothing = hidden.new_empty(0, dtype=wide(hidden.dtype))
+    nothing = hidden.new_empty(0, dtype=accum_dtype(hidden.dtype))
     return _chunks(hidden, weight, targets, nothing, vocab_size, softcap, False, fused)[0]
 
 
@@ -184,7 +184,7 @@ def _chunks(
 
 def _softmax_gradient(product_MU: Tensor, scale_M1: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
     """Sums of exp(logits), M1, and scale * p * (1 - tanh^2) in the dtype of the product, MU."""
-    capped_MU = (product_MU.to(wide(product_MU.dtype)) * (1.0 / softcap)).tanh_()
+    capped_MU = (product_MU.to(accum_dtype(product_MU.dtype)) * (1.0 / softcap)).tanh_()
     weights_MU = (capped_MU * softcap).exp_()
     total_M1 = weights_MU.sum(1, keepdim=True)
     weights_MU.mul_(scale_M1 / total_M1)
@@ -199,7 +199,7 @@ def _compiled_softmax_gradient() -> Callable[..., Any]:
 
 
 def _sum_of_exponentials(product_MU: Tensor, softcap: float) -> Tensor:
-    capped_MU = (product_MU.to(wide(product_MU.dtype)) * (1.0 / softcap)).tanh_()
+    capped_MU = (product_MU.to(accum_dtype(product_MU.dtype)) * (1.0 / softcap)).tanh_()
     return capped_MU.mul_(softcap).exp_().sum(1)
 
 
@@ -213,13 +213,13 @@ def _accumulate(sum_UC: Tensor, left_UM: Tensor, right_MC: Tensor) -> None:
 
 def _results(hidden: Tensor, weight: Tensor, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Room for losses, gradient of hidden states, gradient of the weight."""
-    losses = hidden.new_empty(hidden.size(0), dtype=wide(hidden.dtype))
+    losses = hidden.new_empty(hidden.size(0), dtype=accum_dtype(hidden.dtype))
     if not gradients:
         return losses, hidden.new_empty(0), weight.new_empty(0)
-    of_weight = torch.empty(weight.shape, dtype=wide(weight.dtype), device=weight.device)
+    of_weight = torch.empty(weight.shape, dtype=accum_dtype(weight.dtype), device=weight.device)
     return losses, hidden.new_empty(hidden.shape), of_weight
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Where sums are kept: float32 or better."""
     return torch.promote_types(dtype, torch.float32)

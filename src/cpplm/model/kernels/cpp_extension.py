@@ -26,7 +26,7 @@ _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes
 
 
 @functools.cache
-def compiled(name: str, arguments: str) -> Callable[..., None] | None:
+def load_function(name: str, arguments: str) -> Callable[..., None] | None:
     """A function of the kernels, None where they cannot be made.
 
     Args:

@@ -12,7 +12,7 @@ layer, kernel / torch, bfloat16, 12 heads of 64, one thread of an AMD EPYC, torc
 | 4          | 103 / 105 | 657 / 479   |
 | 8          | 194 / 132 | 1297 / 632  |
 
-Without the kernel (`compiled.py`) attention goes through torch, sequence by sequence.
+Without the kernel (`load_function.py`) attention goes through torch, sequence by sequence.
 
 Shapes: B sequences, T new tokens, N blocks of a sequence, S slots of a pool, H query heads, G key-value
 heads, D head width.
@@ -28,40 +28,45 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpplm.model.kernels.cpp_extension import compiled
+from cpplm.model.kernels.cpp_extension import load_function
 
-MOST_TOKENS = 3  # new ones of a sequence, see above
+MAX_TOKENS = 3  # new ones of a sequence, see above
 _FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
 _ARGUMENTS = "pppppp" + "iiiiiiiii" + "f"
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Where the tokens of some sequences lie, the new ones included."""
+class PagedSequences:
+    """Block tables of a batch: where the tokens of its sequences lie, the new ones included."""
 
-    numbers_BN: NDArray[np.int64]
+    block_numbers_BN: NDArray[np.int64]
     """Blocks of each sequence, in order; what is behind a sequence's own is not read."""
-    places_B3: NDArray[np.int64]
-    """Position of the first new token, count of new tokens, and how many blocks in front are gone."""
-    size: int
+    spans_B3: NDArray[np.int64]
+    """Position of the first new token, count of new tokens, and how many blocks in front were given back."""
+    block_size: int
     """Tokens of a block."""
 
     @functools.cached_property
     def addresses(self) -> tuple[int, int]:
         """Of both arrays, which are contiguous."""
-        assert self.numbers_BN.flags.c_contiguous and self.places_B3.flags.c_contiguous  # noqa: S101
-        return self.numbers_BN.ctypes.data, self.places_B3.ctypes.data
+        assert self.block_numbers_BN.flags.c_contiguous and self.spans_B3.flags.c_contiguous  # noqa: S101
+        return self.block_numbers_BN.ctypes.data, self.spans_B3.ctypes.data
 
 
-def can_decode(device: torch.device, dtype: torch.dtype) -> bool:
+def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there is a kernel here for keys and values of this dtype. The first call compiles it."""
-    return (
-        device.type == "cpu" and dtype in _FUNCTIONS and compiled(_FUNCTIONS[dtype], _ARGUMENTS) is not None
-    )
+    if device.type != "cpu" or dtype not in _FUNCTIONS:
+        return False
+    return load_function(_FUNCTIONS[dtype], _ARGUMENTS) is not None
 
 
 def decode_attention(
-    query_BTHD: Tensor, keys_SGD: Tensor, values_SGD: Tensor, blocks: Blocks, *, window: int | None = None
+    query_BTHD: Tensor,
+    keys_SGD: Tensor,
+    values_SGD: Tensor,
+    sequences: PagedSequences,
+    *,
+    window: int | None = None,
 ) -> Tensor:
     """Causal scaled dot-product attention of each sequence's new tokens over all of its tokens.
 
@@ -69,15 +74,15 @@ def decode_attention(
         query_BTHD: of the new tokens, padded on the right; G divides H; float32 or bfloat16.
         keys_SGD: the pool, contiguous, the new tokens' keys in it; dtype of the query.
         values_SGD: likewise.
-        blocks: which slots are whose.
+        sequences: which slots are whose.
         window: earlier tokens visible besides the token itself; None for all.
 
     Returns:
         The mixed values, shape BTHD, dtype of the query; zero where the query is padding. Sums are float32.
     """
     dtype = query_BTHD.dtype
-    attend = compiled(_FUNCTIONS[dtype], _ARGUMENTS)
-    assert attend is not None  # noqa: S101  (`can_decode` was asked)
+    attend = load_function(_FUNCTIONS[dtype], _ARGUMENTS)
+    assert attend is not None  # noqa: S101  (`supports` was asked)
     assert keys_SGD.is_contiguous() and values_SGD.is_contiguous()  # noqa: S101
     assert keys_SGD.dtype == values_SGD.dtype == dtype  # noqa: S101
     query = query_BTHD.contiguous()
@@ -85,8 +90,8 @@ def decode_attention(
     rows, tokens, heads, dim = query.shape
     groups = keys_SGD.size(1)
     attend(
-        keys_SGD.data_ptr(), values_SGD.data_ptr(), query.data_ptr(), output.data_ptr(), *blocks.addresses,
-        rows, tokens, groups, heads // groups, dim, blocks.size, blocks.numbers_BN.shape[1],
+        keys_SGD.data_ptr(), values_SGD.data_ptr(), query.data_ptr(), output.data_ptr(), *sequences.addresses,
+        rows, tokens, groups, heads // groups, dim, sequences.block_size, sequences.block_numbers_BN.shape[1],
         -1 if window is None else window, torch.get_num_threads(), dim**-0.5,
     )  # fmt: skip
     return output

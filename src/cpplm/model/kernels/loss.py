@@ -28,16 +28,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpplm.model.kernels.chunked_loss import MOST_SOFTCAP, chunked_loss, wide
+from cpplm.model.kernels.chunked_loss import MAX_SOFTCAP, accum_dtype, chunked_loss
 from cpplm.model.kernels.registry import (
     HALF,
-    Backend,
-    Decision,
-    Library,
-    Request,
-    capability_of,
-    choose,
-    decide,
+    KernelBackend,
+    KernelChoice,
+    KernelRequest,
+    OptionalImport,
+    compute_capability,
+    explain_choice,
+    select_backend,
 )
 from cpplm.tokenizer.special_tokens import IGNORED
 
@@ -46,7 +46,7 @@ PREFERENCE = ("chunked", "native")
 
 
 @dataclass(frozen=True)
-class LossRequest(Request):
+class LossRequest(KernelRequest):
     """One call of `linear_cross_entropy`, without its tensors."""
 
     softcap: float
@@ -57,7 +57,7 @@ class LossRequest(Request):
         cls, device: torch.device, dtype: torch.dtype, *, softcap: float, compiling: bool = False
     ) -> LossRequest:
         """The call that training makes, to check a person's choice before anything is compiled."""
-        return cls(device.type, dtype, True, compiling, capability_of(device), softcap, "mean")
+        return cls(device.type, dtype, True, compiling, compute_capability(device), softcap, "mean")
 
 
 def linear_cross_entropy(
@@ -93,26 +93,26 @@ def linear_cross_entropy(
         dtype=hidden_NC.dtype,
         gradient=torch.is_grad_enabled() and (hidden_NC.requires_grad or weight_VC.requires_grad),
         compiling=torch.compiler.is_compiling(),
-        capability=capability_of(hidden_NC.device),
+        capability=compute_capability(hidden_NC.device),
         softcap=softcap,
         reduction=reduction,
     )
-    run = BACKENDS[loss_kernel(request, backend)].run
+    run = BACKENDS[select_loss_kernel(request, backend)].run
     return run(hidden_NC, weight_VC, targets_N, vocab_size=vocab_size, softcap=softcap, reduction=reduction)
 
 
-def loss_kernel(request: LossRequest, backend: str = "auto") -> str:
+def select_loss_kernel(request: LossRequest, backend: str = "auto") -> str:
     """The name of the backend that serves a request.
 
     Raises:
         UserError: the named one does not exist or cannot serve it.
     """
-    return choose("loss", BACKENDS, PREFERENCE, request, backend).name
+    return select_backend("loss", BACKENDS, PREFERENCE, request, backend).name
 
 
-def loss_decision(request: LossRequest) -> Decision:
+def explain_loss_choice(request: LossRequest) -> KernelChoice:
     """What "auto" takes for a request, and why not the others."""
-    return decide(BACKENDS, PREFERENCE, request)
+    return explain_choice(BACKENDS, PREFERENCE, request)
 
 
 def _native(
@@ -125,7 +125,7 @@ def _native(
     reduction: str,
 ) -> Tensor:
     product_NV = F.linear(hidden_NC, weight_VC[:vocab_size].to(hidden_NC.dtype))
-    logits_NV = softcap * torch.tanh(product_NV.to(wide(hidden_NC.dtype)) / softcap)
+    logits_NV = softcap * torch.tanh(product_NV.to(accum_dtype(hidden_NC.dtype)) / softcap)
     losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
     return losses_N if reduction == "none" else _mean(losses_N.sum(), targets_N)
 
@@ -181,29 +181,29 @@ def _liger(
 
 
 def _chunked_refuses(request: LossRequest) -> str:
-    if request.softcap > MOST_SOFTCAP:
-        return f"needs a softcap of at most {MOST_SOFTCAP:g}, not {request.softcap:g}: exp would overflow"
+    if request.softcap > MAX_SOFTCAP:
+        return f"needs a softcap of at most {MAX_SOFTCAP:g}, not {request.softcap:g}: exp would overflow"
     return ""
 
 
-def _reads_back(request: LossRequest) -> str:
+def _syncs_with_host(request: LossRequest) -> str:
     return "reads sizes back from the GPU, which torch.compile cannot trace" if request.compiling else ""
 
 
 def _liger_refuses(request: LossRequest) -> str:
     if request.gradient and request.reduction == "none":
         return 'gives wrong gradients for reduction "none" up to at least 0.7 (its issue 968)'
-    return _reads_back(request)
+    return _syncs_with_host(request)
 
 
-CCE = Library.load("cut_cross_entropy", "linear_cross_entropy")
-LIGER = Library.load("liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss")
-BACKENDS: dict[str, Backend[LossRequest]] = {
+CCE = OptionalImport.load("cut_cross_entropy", "linear_cross_entropy")
+LIGER = OptionalImport.load("liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss")
+BACKENDS: dict[str, KernelBackend[LossRequest]] = {
     backend.name: backend
     for backend in (
-        Backend("chunked", chunked_loss, refusal=_chunked_refuses),
-        Backend("native", _native),
-        Backend("cce", _cce, ("cuda",), HALF, (8, 0), CCE, _reads_back),
-        Backend("liger", _liger, ("cuda",), (), (8, 0), LIGER, _liger_refuses),
+        KernelBackend("chunked", chunked_loss, refusal=_chunked_refuses),
+        KernelBackend("native", _native),
+        KernelBackend("cce", _cce, ("cuda",), HALF, (8, 0), CCE, _syncs_with_host),
+        KernelBackend("liger", _liger, ("cuda",), (), (8, 0), LIGER, _liger_refuses),
     )
 }

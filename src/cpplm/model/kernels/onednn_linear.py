@@ -12,9 +12,9 @@ ordinary, one thread of an AMD EPYC with AVX512-BF16, torch 2.13, 3072 x 768, 20
 | 128    | 0.74     | 0.62    |
 
 A few rows in bfloat16 are quicker still with the weight as it was, by a kernel that reads it as fast as
-memory gives it (`few_tokens.py`), or where that is missing a single row by torch's own loop over its rows,
-which runs only where oneDNN is switched off: 0.7 of the time of packed products, for all of a model of 110
-million weights. So each weight is kept twice, as many bytes as once in float32.
+memory gives it (`small_batch_linear.py`), or where that is missing a single row by torch's own loop over its
+rows, which runs only where oneDNN is switched off: 0.7 of the time of packed products, for all of a model of
+110 million weights. So each weight is kept twice, as many bytes as once in float32.
 
 The two operators are those that torch.compile uses for the same end (`torch/_inductor/fx_passes/
 mkldnn_fusion.py`). They are no documented interface: where they are missing nothing is packed.
@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cpplm.model.kernels.small_batch_linear import can_take, product
+from cpplm.model.kernels.small_batch_linear import gemv, supports
 
 _TYPICAL_TOKENS = 16
 _LEAST_WEIGHTS = 2**14  # packing smaller ones saves nothing
@@ -51,8 +51,8 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features), in the dtype of the weight."""
         if self._row_by_row:
-            if can_take(x):
-                return product(x, self.weight)
+            if supports(x):
+                return gemv(x, self.weight)
             if x.numel() == self.in_features:
                 return self._of_one_row(x)
         packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")

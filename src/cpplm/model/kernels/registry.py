@@ -1,8 +1,8 @@
-"""Which implementation of an operation runs, decided from facts that do not change while a model trains.
+"""Choice of an operation's implementation, from facts that do not change while a model trains.
 
-A backend declares what it needs; a request says what is asked for. `choose` takes the first of an ordered
-preference that can serve the request; for everybody else there is a reason in words, which `cpplm doctor`
-prints. All of it is plain Python on devices, dtypes and sizes, so torch.compile folds a choice away.
+A backend declares what it needs, a request what a call needs. `select_backend` takes the first of an ordered
+preference that can serve the request; all others have a reason in words, which `cpplm doctor` prints. All of
+it is plain Python on devices, dtypes and sizes, so torch.compile folds a choice away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Request:
+class KernelRequest:
     """What every operation has to know of a call.
 
     Attributes:
@@ -40,18 +40,18 @@ class Request:
     capability: Capability
 
 
-RequestT = TypeVar("RequestT", bound=Request)
+RequestT = TypeVar("RequestT", bound=KernelRequest)
 
 
 @dataclass(frozen=True)
-class Library:
+class OptionalImport:
     """One function of an optional library. `function` is None where it is not; `reason` says why."""
 
     function: Callable[..., Any] | None
     reason: str
 
     @classmethod
-    def load(cls, module: str, function: str) -> Library:
+    def load(cls, module: str, function: str) -> OptionalImport:
         """Import it now, outside any traced function; not without a GPU, where it could do nothing."""
         if not torch.cuda.is_available():
             return cls(None, "needs a cuda device")
@@ -64,12 +64,12 @@ class Library:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """What the function gives."""
-        assert self.function is not None, self.reason  # noqa: S101  (`choose` has looked)
+        assert self.function is not None, self.reason  # noqa: S101  (`select_backend` has looked)
         return self.function(*arguments, **options)
 
 
 @dataclass(frozen=True)
-class Backend(Generic[RequestT]):
+class KernelBackend(Generic[RequestT]):
     """One implementation of an operation.
 
     Attributes:
@@ -88,7 +88,7 @@ class Backend(Generic[RequestT]):
     devices: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     capability: Capability = (0, 0)
-    library: Library | None = None
+    library: OptionalImport | None = None
     refusal: Callable[[RequestT], str] | None = None
 
     def why_not(self, request: RequestT) -> str:
@@ -106,7 +106,7 @@ class Backend(Generic[RequestT]):
 
 
 @dataclass(frozen=True)
-class Decision:
+class KernelChoice:
     """Which backend serves a request, and why each of the others does not; empty where it could."""
 
     chosen: str
@@ -122,13 +122,13 @@ class Decision:
         return text + (f"; not here: {', '.join(unable)}" if unable else "")
 
 
-def choose(
+def select_backend(
     operation: str,
-    backends: Mapping[str, Backend[RequestT]],
+    backends: Mapping[str, KernelBackend[RequestT]],
     preference: Sequence[str],
     request: RequestT,
     name: str = "auto",
-) -> Backend[RequestT]:
+) -> KernelBackend[RequestT]:
     """The backend of that name, or for "auto" the first of `preference` that can serve the request.
 
     Raises:
@@ -147,16 +147,16 @@ def choose(
     )
 
 
-def decide(
-    backends: Mapping[str, Backend[RequestT]], preference: Sequence[str], request: RequestT
-) -> Decision:
+def explain_choice(
+    backends: Mapping[str, KernelBackend[RequestT]], preference: Sequence[str], request: RequestT
+) -> KernelChoice:
     """What "auto" means for a request, with the reasons of all others."""
     reasons = {name: backend.why_not(request) for name, backend in backends.items()}
     chosen = next((name for name in preference if not reasons[name]), "none")
-    return Decision(chosen, {name: reason for name, reason in reasons.items() if name != chosen})
+    return KernelChoice(chosen, {name: reason for name, reason in reasons.items() if name != chosen})
 
 
-def capability_of(device: torch.device) -> Capability:
+def compute_capability(device: torch.device) -> Capability:
     """Of the GPU; (0, 0) for any other device."""
     return CAPABILITIES[device.index or 0] if device.type == "cuda" else (0, 0)
 

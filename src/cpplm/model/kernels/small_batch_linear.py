@@ -1,9 +1,9 @@
 """Layers of the transformer for a few tokens in bfloat16, on a CPU.
 
 Such a product reads each weight once and does little with it, so its time is that of memory; and between two
-products torch's operators take longer to call than to compute. `few_tokens.cpp` reads a weight once for all
-tokens and does what stands before and behind a product in the same call. What torch rounds is rounded there,
-too; only sums are in another order.
+products torch's operators take longer to call than to compute. `small_batch_linear.cpp` reads a weight once
+for all tokens and does what stands before and behind a product in the same call. What torch rounds is rounded
+there, too; only sums are in another order.
 
 Shapes: C and E widths, H query heads, G key-value heads, D head width, S slots of a pool; "..." and T are
 tokens, MOST_TOKENS in all.
@@ -16,26 +16,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cpplm.model.kernels.cpp_extension import compiled
+from cpplm.model.kernels.cpp_extension import load_function
 
-MOST_TOKENS = 3  # from four on, oneDNN's products are as quick
+MAX_TOKENS = 3  # from four on, oneDNN's products are as quick
 
 
-def can_take(x: Tensor) -> bool:
+def supports(x: Tensor) -> bool:
     """Whether these tokens, shape (..., C), are few, and there are kernels for them here."""
-    few = x.dtype == torch.bfloat16 and x.numel() <= MOST_TOKENS * x.size(-1) and x.device.type == "cpu"
-    return few and compiled("few_product", "ppppiiiii") is not None
+    few = x.dtype == torch.bfloat16 and x.numel() <= MAX_TOKENS * x.size(-1) and x.device.type == "cpu"
+    return few and load_function("gemv", "ppppiiiii") is not None
 
 
-def product(
-    x: Tensor, weight_EC: Tensor, *, normalised: bool = False, residual: Tensor | None = None
-) -> Tensor:
+def gemv(x: Tensor, weight_EC: Tensor, *, normalized: bool = False, residual: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight_EC)`.
 
     Args:
         x: tokens, shape (..., C).
         weight_EC: contiguous.
-        normalised: multiply `norm(x)` instead.
+        normalized: multiply `norm(x)` instead.
         residual: added to the product, shape (..., E).
 
     Returns:
@@ -45,35 +43,35 @@ def product(
     x = x.contiguous()
     added = None if residual is None else residual.contiguous()
     output = x.new_empty(*x.shape[:-1], height)
-    _function("few_product", "ppppiiiii")(
+    _function("gemv", "ppppiiiii")(
         x.data_ptr(), weight_EC.data_ptr(), None if added is None else added.data_ptr(), output.data_ptr(),
-        x.numel() // width, width, height, normalised, torch.get_num_threads(),
+        x.numel() // width, width, height, normalized, torch.get_num_threads(),
     )  # fmt: skip
     return output
 
 
-def mlp(x: Tensor, up_EC: Tensor, down_CE: Tensor) -> Tensor:
+def fused_mlp(x: Tensor, up_EC: Tensor, down_CE: Tensor) -> Tensor:
     """`x + F.linear(F.relu(F.linear(norm(x), up_EC)).square(), down_CE)`, shape (..., C)."""
     hidden, width = up_EC.shape
     x = x.contiguous()
     output = torch.empty_like(x)
-    _function("few_mlp", "ppppiiii")(
+    _function("fused_mlp", "ppppiiii")(
         x.data_ptr(), up_EC.data_ptr(), down_CE.data_ptr(), output.data_ptr(),
         x.numel() // width, width, hidden, torch.get_num_threads(),
     )  # fmt: skip
     return output
 
 
-def normalised(x: Tensor) -> Tensor:
+def rms_norm(x: Tensor) -> Tensor:
     """`norm(x)`, shape (..., C)."""
     x = x.contiguous()
     output = torch.empty_like(x)
     width = x.size(-1)
-    _function("few_norm", "ppii")(x.data_ptr(), output.data_ptr(), x.numel() // width, width)
+    _function("rms_norm", "ppii")(x.data_ptr(), output.data_ptr(), x.numel() // width, width)
     return output
 
 
-def turn(
+def rope_write_cache(
     projected: Tensor,
     value: Tensor,
     heads: int,
@@ -83,7 +81,7 @@ def turn(
     keys_SGD: Tensor,
     values_SGD: Tensor,
 ) -> Tensor:
-    """Queries, turned, normalised and scaled; keys, likewise, and values go where the cache has them.
+    """Queries, turned, normalized and scaled; keys, likewise, and values go where the cache has them.
 
     Args:
         projected: queries, then keys, shape (..., at least (H + G) * D), one token behind another.
@@ -101,7 +99,7 @@ def turn(
     _, groups, dim = keys_SGD.shape
     query = projected.new_empty(*projected.shape[:-1], heads, dim)
     cosines, sines = (part.contiguous() for part in angles)
-    _function("few_turn", "ppppppppiiiiiif")(
+    _function("rope_write_cache", "ppppppppiiiiiif")(
         projected.data_ptr(), value.data_ptr(), cosines.data_ptr(), sines.data_ptr(), slots.data_ptr(),
         query.data_ptr(), keys_SGD.data_ptr(), values_SGD.data_ptr(),
         slots.numel(), projected.stride(-2), value.stride(-2), heads, groups, dim, scale,
@@ -110,6 +108,6 @@ def turn(
 
 
 def _function(name: str, arguments: str) -> Callable[..., None]:
-    function = compiled(name, arguments)
-    assert function is not None  # noqa: S101  (`can_take` was asked)
+    function = load_function(name, arguments)
+    assert function is not None  # noqa: S101  (`supports` was asked)
     return function

@@ -29,7 +29,7 @@ LOWEST = -1e30  # instead of -inf, which makes NaN of what is multiplied by 0
 
 
 @dataclass(frozen=True)
-class Choice:
+class SparseSpec:
     """What a query may attend to. `dense` takes all visible keys, as in the indexer's warm-up."""
 
     top_k: int
@@ -56,7 +56,7 @@ def sparse_attention(
     index_query_BJTE: Tensor,
     index_key_BSE: Tensor,
     index_weight_BTJ: Tensor,
-    choice: Choice,
+    choice: SparseSpec,
     documents_BS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of the last T positions to the chosen among S keys.
@@ -88,7 +88,7 @@ def index_scores(
     return positive_BQJS, (weight_BQJ.float().unsqueeze(2) @ positive_BQJS).squeeze(2)
 
 
-def choose(index_BQS: Tensor, visible_BQS: Tensor, distance_QS: Tensor, choice: Choice) -> Tensor:
+def select_keys(index_BQS: Tensor, visible_BQS: Tensor, distance_QS: Tensor, choice: SparseSpec) -> Tensor:
     """True for the keys that each query attends to, shape BQS."""
     if choice.dense or choice.top_k >= index_BQS.size(-1):
         return visible_BQS
@@ -100,12 +100,12 @@ def choose(index_BQS: Tensor, visible_BQS: Tensor, distance_QS: Tensor, choice: 
 
 def _decode(
     query_BH1D: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, index_B1S: Tensor, visible_B1S: Tensor, choice:
-    Choice,
+    SparseSpec,
 ) -> Tensor:  # fmt: skip
     """One new token: only the chosen keys and values are read. The same choice, and the same result."""
     num_keys = key_BGSD.size(2)
     distance_1S = torch.arange(num_keys - 1, -1, -1, device=key_BGSD.device).unsqueeze(0)
-    chosen_BS = choose(index_B1S, visible_B1S, distance_1S, choice).squeeze(1)
+    chosen_BS = select_keys(index_B1S, visible_B1S, distance_1S, choice).squeeze(1)
     most = int(chosen_BS.sum(-1).max())
     taken_BK = chosen_BS.to(torch.uint8).topk(most, sorted=False).indices
     rows_B1K1 = taken_BK[:, None, :, None]
@@ -123,7 +123,7 @@ def _decode(
 
 def _blocks(
     query: Tensor, key: Tensor, index_query: Tensor, index_key: Tensor, index_weight: Tensor, documents:
-    Tensor, choice: Choice,
+    Tensor, choice: SparseSpec,
 ) -> Iterator[_Block]:  # fmt: skip
     """The scores, block by block of queries; keys behind the block's last query are left out."""
     batch, heads, num_queries, width = query.shape
@@ -143,7 +143,7 @@ def _blocks(
         positive_BQJS, index_BQS = index_scores(
             index_query[:, :, rows], index_key[:, :end], index_weight[:, rows]
         )
-        chosen_BQS = choose(index_BQS, visible_BQS, distance_QS, choice)
+        chosen_BQS = select_keys(index_BQS, visible_BQS, distance_QS, choice)
         query_BGRQD = query[:, :, rows].unflatten(1, (groups, heads // groups))
         scores_BGRQS = (query_BGRQD @ key[:, :, None, :end].mT).float() * width**-0.5
         scores_BGRQS.masked_fill_(~chosen_BQS[:, None, None], LOWEST)
@@ -161,7 +161,7 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, index_query: Tensor, index_key: Tensor, index_weight: Tensor,
     documents: Tensor, top_k: int, local_window: int, dense: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    choice = Choice(top_k, local_window, dense)
+    choice = SparseSpec(top_k, local_window, dense)
     mixed = torch.empty_like(query, memory_format=torch.contiguous_format)
     divergence_BT = query.new_empty(query.size(0), query.size(2), dtype=torch.float32)
     for block in _blocks(query, key, index_query, index_key, index_weight, documents, choice):
@@ -187,7 +187,7 @@ def _backward(
     int, dense: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value, index query, index key, index weight; scores are computed once more."""
-    choice = Choice(top_k, local_window, dense)
+    choice = SparseSpec(top_k, local_window, dense)
     groups, scale = key.size(1), query.size(-1) ** -0.5
     of_query, of_index_query, of_index_weight = map(_zeros, (query, index_query, index_weight))
     of_key, of_value, of_index_key = map(_zeros, (key, value, index_key))

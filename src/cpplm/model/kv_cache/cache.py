@@ -1,10 +1,10 @@
-"""What layers remember of earlier tokens while decoding, for many sequences of different lengths.
+"""Paged cache of earlier tokens in decoding, for many sequences of different lengths.
 
-Keys and values of all tokens or of a window, the last few states of a convolution: everything lies in blocks
-(`blocks.py`). A sequence gives back the blocks that have gone out of reach.
+Keys and values of all tokens or of a window, and the last few states of a convolution are kept in blocks
+(`block_pool.py`). A sequence gives back the blocks that no layer looks back to any more.
 
-    cache = Cache(model.remembered(), device=model.device, dtype=model.compute_dtype)
-    sequence = cache.begin(ids)                      # what is known of these tokens is there already
+    cache = KVCache(model.cache_specs(), device=model.device, dtype=model.compute_dtype)
+    sequence = cache.begin(ids)                      # a known prefix is there already
     view = cache.view([sequence], len(ids) - sequence.length)
     logits = model(torch.tensor([ids[sequence.length :]]), view)
     cache.advance(sequence, ids[sequence.length :])  # only now they count: drafts need not be taken back
@@ -16,53 +16,55 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from cpplm.model.kernels.decode_attention import can_decode
-from cpplm.model.kv_cache.block_pool import BLOCK, BlockTable, CachedSequence, block_names
-from cpplm.model.kv_cache.spec import Group, Remembered
-from cpplm.model.kv_cache.view import CacheView, Reading
+from cpplm.model.kernels.decode_attention import supports
+from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockTable, CachedSequence, block_hashes
+from cpplm.model.kv_cache.spec import KVCacheGroup, KVCacheSpec
+from cpplm.model.kv_cache.view import CacheReadMode, CacheView
 
 
-class Cache:
+class KVCache:
     """The blocks of all sequences."""
 
     def __init__(
         self,
-        remembered: Iterable[Remembered],
+        specs: Iterable[KVCacheSpec],
         *,
         device: torch.device,
         dtype: torch.dtype,
-        kept_tokens: int = 0,
-        reading: Reading | None = None,
+        prefix_cache_tokens: int = 0,
+        read_mode: CacheReadMode | None = None,
     ) -> None:
         """Empty; it grows as sequences need it, and never shrinks.
 
         Args:
-            remembered: what layers keep.
+            specs: of all layers.
             device: where.
             dtype: of the computation.
-            kept_tokens: of ended sequences, for others that begin alike.
-            reading: how the rows of a batch attend; None for what suits the device: in place on a CPU that
-                has a kernel for it, else one by one, and together on a GPU.
+            prefix_cache_tokens: tokens of ended sequences to keep, for others with the same prefix.
+            read_mode: how the rows of a batch attend; None for what suits the device: "paged" on a CPU that
+                has a kernel for it, else "per_row", and "padded" on a GPU.
         """
         self.device, self.dtype = device, dtype
-        if reading is None:
-            on_cpu: Reading = "in place" if can_decode(device, dtype) else "each"
-            reading = on_cpu if device.type == "cpu" else "together"
-        self.reading = reading
-        by_reach: dict[int | None, list[Remembered]] = {}
-        for each in remembered:
-            by_reach.setdefault(each.group, []).append(each)
-        self._groups = [Group(members, kept_tokens // BLOCK) for members in by_reach.values()]
+        if read_mode is None:
+            on_cpu: CacheReadMode = "paged" if supports(device, dtype) else "per_row"
+            read_mode = on_cpu if device.type == "cpu" else "padded"
+        self.read_mode = read_mode
+        by_lookback: dict[int | None, list[KVCacheSpec]] = {}
+        for spec in specs:
+            by_lookback.setdefault(spec.block_lookback, []).append(spec)
+        self._groups = [
+            KVCacheGroup(members, prefix_cache_tokens // BLOCK_SIZE) for members in by_lookback.values()
+        ]
 
     @property
-    def used_blocks(self) -> int:
+    def num_used_blocks(self) -> int:
         """Blocks that sequences hold, in all pools."""
-        return sum(group.pool.used for group in self._groups)
+        return sum(group.pool.num_used for group in self._groups)
 
     @property
-    def kept_blocks(self) -> int:
-        """Blocks that no sequence holds, kept for what begins alike."""
-        return sum(group.pool.kept for group in self._groups)
+    def num_cached_blocks(self) -> int:
+        """Blocks that no sequence holds, kept for others with the same prefix."""
+        return sum(group.pool.num_cached for group in self._groups)
 
     @property
     def bytes(self) -> int:
@@ -72,57 +74,57 @@ class Cache:
     # ---- sequences ------------------------------------------------------------------------------------
 
     def begin(self, ids: Sequence[int] = ()) -> CachedSequence:
-        """A sequence that is to hold `ids`; as many of them as are known are there, never all of them."""
-        names = list(block_names(ids[:-1]))
-        count, before = len(names), -1
+        """A sequence that is to hold `ids`; its longest cached prefix is there, but never all of it."""
+        hashes = list(block_hashes(ids[:-1]))
+        count, before = len(hashes), -1
         while count != before:  # until all groups agree
             before = count
             for group in self._groups:
-                count = group.known(names, count)
+                count = group.prefix_hit_blocks(hashes, count)
         tables = []
         for group in self._groups:
-            first = group.first_in_reach(count * BLOCK) // BLOCK
-            tables.append(BlockTable(first, [group.pool.reuse(name) for name in names[first:count]]))
-        return CachedSequence(tables, count * BLOCK, names[count - 1] if count else b"")
+            first = group.first_needed(count * BLOCK_SIZE) // BLOCK_SIZE
+            tables.append(BlockTable(first, [group.pool.reuse(block) for block in hashes[first:count]]))
+        return CachedSequence(tables, count * BLOCK_SIZE, hashes[count - 1] if count else b"")
 
     def fork(self, sequence: CachedSequence) -> CachedSequence:
         """A second sequence with the same tokens: full blocks are shared, the last one is copied."""
         tables = []
         for group, table in zip(self._groups, sequence.tables, strict=True):
-            full = sequence.length // BLOCK - table.first
+            full = sequence.length // BLOCK_SIZE - table.first
             blocks = table.blocks[:full]
             for block in blocks:
-                group.pool.share(block)
+                group.pool.add_user(block)
             if sequence.tail:
-                blocks.append(group.pool.take())
-                group.fit(self.device, self.dtype)
+                blocks.append(group.pool.allocate())
+                group.grow(self.device, self.dtype)
                 for rows in group.rows.values():
-                    of_block = rows.unflatten(0, (-1, BLOCK))
+                    of_block = rows.unflatten(0, (-1, BLOCK_SIZE))
                     of_block[blocks[-1]] = of_block[table.blocks[full]]
             tables.append(BlockTable(table.first, blocks))
-        return CachedSequence(tables, sequence.length, sequence.name, sequence.tail.copy())
+        return CachedSequence(tables, sequence.length, sequence.last_hash, sequence.tail.copy())
 
     def release(self, sequence: CachedSequence) -> None:
-        """Give back all of its blocks, the last first, so that beginnings are kept longest."""
+        """Give back all blocks of a sequence, the last first, so that prefixes stay cached longest."""
         for group, table in zip(self._groups, sequence.tables, strict=True):
             for block in reversed(table.blocks):
                 group.pool.release(block)
             table.blocks.clear()
 
     def advance(self, sequence: CachedSequence, ids: Sequence[int]) -> None:
-        """Take `ids`, the first of the new tokens of the last view, as read."""
-        first = sequence.length // BLOCK
+        """Count `ids`, the first of the new tokens of the last view, as read."""
+        first = sequence.length // BLOCK_SIZE
         sequence.tail += ids
         sequence.length += len(ids)
-        names = list(block_names(sequence.tail, sequence.name))
-        if not names:
+        hashes = list(block_hashes(sequence.tail, sequence.last_hash))
+        if not hashes:
             return
-        sequence.name = names[-1]
-        del sequence.tail[: len(names) * BLOCK]
+        sequence.last_hash = hashes[-1]
+        del sequence.tail[: len(hashes) * BLOCK_SIZE]
         for group, table in zip(self._groups, sequence.tables, strict=True):
-            for number, name in enumerate(names, first):
-                group.pool.name(table.blocks[number - table.first], name)
-            while table.first < group.first_in_reach(sequence.length) // BLOCK:
+            for number, block_hash in enumerate(hashes, first):
+                group.pool.register(table.blocks[number - table.first], block_hash)
+            while table.first < group.first_needed(sequence.length) // BLOCK_SIZE:
                 group.pool.release(table.blocks.pop(0))
                 table.first += 1
 
@@ -134,7 +136,7 @@ class Cache:
         counts: int | Sequence[int],
         starts: Sequence[int] | None = None,
     ) -> CacheView:
-        """What the model reads and writes while it takes in the next tokens of some sequences.
+        """The cache as the model reads and writes it while it takes in the next tokens of some sequences.
 
         Args:
             sequences: the rows of the batch.
@@ -146,7 +148,7 @@ class Cache:
         for index, group in enumerate(self._groups):
             for sequence, start, count in zip(sequences, starts, counts, strict=True):
                 table = sequence.tables[index]
-                missing = -(-(start + count) // BLOCK) - table.first - len(table.blocks)
-                table.blocks += [group.pool.take() for _ in range(missing)]
-            group.fit(self.device, self.dtype)
-        return CacheView(self._groups, sequences, starts, counts, self.device, reading=self.reading)
+                missing = -(-(start + count) // BLOCK_SIZE) - table.first - len(table.blocks)
+                table.blocks += [group.pool.allocate() for _ in range(missing)]
+            group.grow(self.device, self.dtype)
+        return CacheView(self._groups, sequences, starts, counts, self.device, read_mode=self.read_mode)

@@ -1,7 +1,7 @@
-"""What layers remember per token, and the tensors that hold it.
+"""Cache specifications of layers, and the tensors of layers that share a block pool.
 
-A layer says what it keeps of each token and how far it looks back. Layers that look equally far back, in
-whole blocks, form a group: one pool of blocks, with a tensor for each thing remembered.
+A layer specifies what it caches per token and how far it looks back. Specs that look equally far back, in
+whole blocks, form a group: one pool of blocks, with one tensor for each spec.
 """
 
 from __future__ import annotations
@@ -13,58 +13,61 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from cpplm.model.kv_cache.block_pool import BLOCK, BlockPool
+from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockPool
 
 SCRATCH = 0  # block where rows of padding go
-ZEROS = 1  # block of what stands before the start, never written
+ZEROS = 1  # block of positions before the start, never written
 _RESERVED = 2
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """What a layer keeps of each token."""
+class KVCacheSpec:
+    """A tensor that a layer caches for each token."""
 
     name: str
     shape: tuple[int, ...]
     """Per token."""
-    reach: int | None
+    lookback: int | None
     """Earlier tokens that a new one needs; None for all."""
     dtype: torch.dtype | None = None
     """None for that of the computation."""
 
     @property
-    def group(self) -> int | None:
-        """Layers of one group hold on to the same blocks: the reach, rounded up to whole ones."""
-        return None if self.reach is None else -(-self.reach // BLOCK) * BLOCK
+    def block_lookback(self) -> int | None:
+        """The lookback rounded up to whole blocks; specs with the same one form a group."""
+        return None if self.lookback is None else -(-self.lookback // BLOCK_SIZE) * BLOCK_SIZE
 
 
-class Group:
-    """One pool of blocks, and the tensors over it."""
+class KVCacheGroup:
+    """Specs with one lookback: their block pool, and a tensor for each."""
 
-    def __init__(self, remembered: Iterable[Remembered], most_kept: int) -> None:
-        self.remembered = list(remembered)
-        self.reach = self.remembered[0].group
-        self.pool = BlockPool(reserved=_RESERVED, most_kept=most_kept)
+    def __init__(self, specs: Iterable[KVCacheSpec], max_cached: int) -> None:
+        self.specs = list(specs)
+        self.lookback = self.specs[0].block_lookback
+        self.pool = BlockPool(reserved=_RESERVED, max_cached=max_cached)
         self.rows: dict[str, Tensor] = {}
 
-    def fit(self, device: torch.device, dtype: torch.dtype) -> None:
+    def grow(self, device: torch.device, dtype: torch.dtype) -> None:
         """Make room for all blocks that the pool has handed out: when it grows, to twice as much at least."""
-        for each in self.remembered:
-            rows = self.rows.get(each.name)
-            have = 0 if rows is None else rows.size(0)
-            if have < self.pool.size * BLOCK:
-                more = max(have, self.pool.size * BLOCK - have)
-                new = torch.zeros(more, *each.shape, device=device, dtype=each.dtype or dtype)
-                self.rows[each.name] = new if rows is None else torch.cat((rows, new))
+        for spec in self.specs:
+            rows = self.rows.get(spec.name)
+            capacity = 0 if rows is None else rows.size(0)
+            if capacity < self.pool.size * BLOCK_SIZE:
+                more = max(capacity, self.pool.size * BLOCK_SIZE - capacity)
+                new = torch.zeros(more, *spec.shape, device=device, dtype=spec.dtype or dtype)
+                self.rows[spec.name] = new if rows is None else torch.cat((rows, new))
 
-    def first_in_reach(self, position: int) -> int:
-        """The first position that the token at this one needs."""
-        return 0 if self.reach is None else max(0, position - self.reach)
+    def first_needed(self, position: int) -> int:
+        """The first position that the token at this one looks back to."""
+        return 0 if self.lookback is None else max(0, position - self.lookback)
 
-    def known(self, names: list[bytes], count: int) -> int:
-        """How many of the first `count` named blocks a sequence can begin behind, at most."""
-        if self.reach is None:
-            return sum(1 for _ in takewhile(self.pool.has, names[:count]))
-        while not all(map(self.pool.has, names[self.first_in_reach(count * BLOCK) // BLOCK : count])):
+    def prefix_hit_blocks(self, hashes: list[bytes], count: int) -> int:
+        """How many of the first `count` blocks, by hash, a sequence can find in the cache, at most."""
+        if self.lookback is None:
+            return sum(1 for _ in takewhile(self.pool.__contains__, hashes[:count]))
+        while count:
+            first = self.first_needed(count * BLOCK_SIZE) // BLOCK_SIZE
+            if all(block in self.pool for block in hashes[first:count]):
+                break
             count -= 1
         return count

@@ -1,6 +1,7 @@
 """The cache as the model sees it during one forward pass: where new rows go, where earlier ones are.
 
-Shapes: B sequences, T new tokens, S tokens in reach, X whatever a layer remembers per token.
+Shapes: B sequences, T new tokens, S tokens that they look back to (new ones included), H query heads, D head
+width, X whatever a layer caches per token.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpplm.model.kernels.decode_attention import MOST_TOKENS, Blocks
-from cpplm.model.kv_cache.block_pool import BLOCK, CachedSequence
-from cpplm.model.kv_cache.spec import SCRATCH, ZEROS, Group
+from cpplm.model.kernels.decode_attention import MAX_TOKENS, PagedSequences, decode_attention
+from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, CachedSequence
+from cpplm.model.kv_cache.spec import SCRATCH, ZEROS, KVCacheGroup
 
-Reading = Literal["in place", "together", "each"]
+CacheReadMode = Literal["paged", "padded", "per_row"]
 """How the rows of a batch attend: by one kernel that reads the blocks in place; over a copy of all rows' keys
 together, the shorter ones padded; each over a copy of its own."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class CacheBatch:
     """Some rows of a batch that attend together, and where their keys and values are.
 
-    Rows that share a piece are aligned at their ends; `documents_BS` is -1 in front of the shorter ones, and
+    The rows are aligned at their ends; `documents_BS` is -1 in front of the shorter ones, and
     None when all are of one length.
     """
 
@@ -45,29 +46,31 @@ class CacheView:
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[KVCacheGroup],
         sequences: Sequence[CachedSequence],
         starts: Sequence[int],
         counts: Sequence[int],
         device: torch.device,
         *,
-        reading: Reading,
+        read_mode: CacheReadMode,
     ) -> None:
-        """See `Cache.view`."""
+        """Arguments are those of `KVCache.view`, with a start and a count for each sequence."""
         self._groups, self._device = groups, device
-        self._group_of = {each.name: index for index, group in enumerate(groups) for each in group.remembered}
+        self._group_of = {spec.name: index for index, group in enumerate(groups) for spec in group.specs}
         self._tables = [[sequence.tables[index] for sequence in sequences] for index in range(len(groups))]
         self._starts, self._counts, self._width = starts, counts, max(counts)
-        self._reading = reading
+        self._read_mode = read_mode
+        self.in_place = read_mode == "paged" and self._width <= MAX_TOKENS
+        """Whether `attend_in_place` serves these tokens."""
         self.positions_BT = self._tensor(np.array(starts)[:, None] + np.arange(self._width)).float()
         """Of the new tokens, counted from each sequence's start; float32."""
         self._new: dict[int, tuple[NDArray[np.int64], Tensor]] = {}
         self._before: dict[tuple[int, int], Tensor] = {}
-        self._pieces: dict[int, list[Piece]] = {}
-        self._blocks: dict[int, Blocks] = {}
+        self._batches: dict[int, list[CacheBatch]] = {}
+        self._paged: dict[int, PagedSequences] = {}
 
     @property
-    def most_before(self) -> int:
+    def max_context(self) -> int:
         """Tokens before the new ones, of the longest sequence."""
         return max(self._starts)
 
@@ -78,7 +81,7 @@ class CacheView:
         """Where the new tokens' rows go, shape BT, and the same as an index of shape B * T."""
         if group in self._new:
             return self._new[group]
-        slots = np.full((len(self._starts), self._width), SCRATCH * BLOCK)
+        slots = np.full((len(self._starts), self._width), SCRATCH * BLOCK_SIZE)
         for row, table, start, count in zip(
             slots, self._tables[group], self._starts, self._counts, strict=True
         ):
@@ -91,10 +94,10 @@ class CacheView:
         return self._new_slots(self._group_of[name])[1]
 
     def write(self, name: str, rows_BTX: Tensor) -> None:
-        """Store what is remembered of the new tokens."""
+        """Store a layer's rows of the new tokens."""
         self.slots(name).index_copy_(0, self.new_slots(name), rows_BTX.flatten(0, 1))
 
-    def recent(self, name: str, rows_BTX: Tensor, count: int) -> Tensor:
+    def with_history(self, name: str, rows_BTX: Tensor, count: int) -> Tensor:
         """The new rows, stored, behind the `count` rows before them, which are zero before the start."""
         self.write(name, rows_BTX)
         if count == 0:
@@ -106,78 +109,78 @@ class CacheView:
         return torch.cat((before.unflatten(0, (-1, count)), rows_BTX), dim=1)
 
     def _slots_before(self, group: int, count: int) -> Tensor:
-        slots = np.full((len(self._starts), count), ZEROS * BLOCK)
+        slots = np.full((len(self._starts), count), ZEROS * BLOCK_SIZE)
         for row, table, start in zip(slots, self._tables[group], self._starts, strict=True):
             if there := min(count, start):
                 row[count - there :] = table.slots(start - there, start)
         return self._tensor(slots.reshape(-1))
 
-    def blocks(self, name: str) -> Blocks | None:
-        """Where all rows are, for a kernel that reads them in place; None if the batch goes by `pieces`."""
-        if self._reading != "in place" or self._width > MOST_TOKENS:
-            return None
-        group = self._group_of[name]
-        if group not in self._blocks:
+    def attend_in_place(self, query_BTHD: Tensor, keys: str, values: str, *, window: int | None) -> Tensor:
+        """`decode_attention` of the new tokens over the keys and values of these names, shape BTHD."""
+        group = self._group_of[keys]
+        if group not in self._paged:
             tables = self._tables[group]
             numbers = np.zeros((len(tables), max(len(table.blocks) for table in tables)), dtype=np.int64)
             for row, table in zip(numbers, tables, strict=True):
                 row[: len(table.blocks)] = table.blocks
-            places = zip(self._starts, self._counts, (table.first for table in tables), strict=True)
-            self._blocks[group] = Blocks(numbers, np.array(list(places)), BLOCK)
-        return self._blocks[group]
+            spans = zip(self._starts, self._counts, (table.first for table in tables), strict=True)
+            self._paged[group] = PagedSequences(numbers, np.array(list(spans)), BLOCK_SIZE)
+        return decode_attention(
+            query_BTHD, self.slots(keys), self.slots(values), self._paged[group], window=window
+        )
 
     def slots(self, name: str) -> Tensor:
-        """All that is remembered of a layer, of all sequences, shape SX."""
+        """The pool's rows of this name, of all sequences, shape (slots, X)."""
         return self._groups[self._group_of[name]].rows[name]
 
-    def pieces(self, name: str) -> list[Piece]:
-        """How to go through the batch: all rows, each in one piece."""
+    def batches(self, name: str) -> list[CacheBatch]:
+        """The sequences, divided into batches that attend together."""
         group = self._group_of[name]
-        if group not in self._pieces:
-            together = self._reading == "together" and len(self._starts) > 1
-            self._pieces[group] = [self._all(group)] if together else self._each(group)
-        return self._pieces[group]
+        if group not in self._batches:
+            padded = self._read_mode == "padded" and len(self._starts) > 1
+            self._batches[group] = [self._padded_batch(group)] if padded else self._batch_per_row(group)
+        return self._batches[group]
 
-    def read(self, name: str, piece: Piece) -> Tensor:
-        """All that is remembered in reach of a piece's queries, these included, shape BSX."""
-        return self.slots(name).index_select(0, piece.slots_BS.flatten()).unflatten(0, piece.slots_BS.shape)
+    def read(self, name: str, batch: CacheBatch) -> Tensor:
+        """Rows that a batch's queries look back to, these included, shape BSX."""
+        return self.slots(name).index_select(0, batch.slots_BS.flatten()).unflatten(0, batch.slots_BS.shape)
 
-    def _each(self, group: int) -> list[Piece]:
+    def _batch_per_row(self, group: int) -> list[CacheBatch]:
         """Row by row, without padding."""
-        pieces = []
+        batches = []
         for row, (table, start, count) in enumerate(
             zip(self._tables[group], self._starts, self._counts, strict=True)
         ):
-            first, end = self._groups[group].first_in_reach(start), start + count
+            first, end = self._groups[group].first_needed(start), start + count
             slots_1S = self._tensor(table.slots(first, end)[None])
-            pieces.append(Piece(slice(row, row + 1), count, slots_1S))
-        return pieces
+            batches.append(CacheBatch(slice(row, row + 1), count, slots_1S))
+        return batches
 
-    def _all(self, group: int) -> Piece:
-        """All rows in one piece, padded in front."""
-        firsts = [self._groups[group].first_in_reach(start) for start in self._starts]
-        most = max(start - first for start, first in zip(self._starts, firsts, strict=True)) + self._width
-        slots = np.full((len(firsts), most), ZEROS * BLOCK)
-        documents = np.full((len(firsts), most), -1)
+    def _padded_batch(self, group: int) -> CacheBatch:
+        """All rows in one batch, padded in front."""
+        firsts = [self._groups[group].first_needed(start) for start in self._starts]
+        length = max(start - first for start, first in zip(self._starts, firsts, strict=True)) + self._width
+        slots = np.full((len(firsts), length), ZEROS * BLOCK_SIZE)
+        documents = np.full((len(firsts), length), -1)
         for row, (table, start, first) in enumerate(
             zip(self._tables[group], self._starts, firsts, strict=True)
         ):
-            begin = most - self._width - (start - first)
+            begin = length - self._width - (start - first)
             documents[row, begin:] = 0
-            slots[row, begin : most - self._width] = table.slots(first, start)
-            slots[row, most - self._width :] = self._new_slots(group)[0][row]
+            slots[row, begin : length - self._width] = table.slots(first, start)
+            slots[row, length - self._width :] = self._new_slots(group)[0][row]
         padded = bool((documents < 0).any())
         documents_BS = self._tensor(documents) if padded else None
-        return Piece(slice(None), self._width, self._tensor(slots), documents_BS)
+        return CacheBatch(slice(None), self._width, self._tensor(slots), documents_BS)
 
 
-def before_start(rows_BTX: Tensor, count: int) -> Tensor:
+def pad_start(rows_BTX: Tensor, count: int) -> Tensor:
     """The rows behind `count` rows of zeros."""
     return F.pad(rows_BTX, (0, 0, count, 0))
 
 
-def with_recent(view: CacheView | None, name: str, rows_BTX: Tensor, count: int) -> Tensor:
+def with_history(view: CacheView | None, name: str, rows_BTX: Tensor, count: int) -> Tensor:
     """The rows behind the `count` rows before them, shape (B, count + T, X), in training and in decoding."""
     if view is None or count == 0:
-        return before_start(rows_BTX, count)
-    return view.recent(name, rows_BTX, count)
+        return pad_start(rows_BTX, count)
+    return view.with_history(name, rows_BTX, count)

@@ -1,6 +1,6 @@
-// What a layer of the transformer computes for a few tokens, in bfloat16.
+// Parts of a transformer layer for a few tokens, in bfloat16.
 //
-// few_tokens.py says what the functions stand for. Sums are float32; what torch would round to bfloat16 between
+// small_batch_linear.py says what the functions stand for. Sums are float32; what torch would round to bfloat16 between
 // two operators is rounded here, too. Threads share the rows of a matrix, so that their number changes no bit.
 
 #include <omp.h>
@@ -62,7 +62,7 @@ struct Rows {
 };
 
 // Asks for the first of a thread's weights, while there is something else to do.
-inline void ask_for(const Bfloat16* matrix, Int width, Int height) {
+inline void prefetch(const Bfloat16* matrix, Int width, Int height) {
   const Rows rows(height);
   const Int count = std::min(ahead, (rows.end - rows.begin) * width);
   for (Int i = 0; i < count; i += pair) __builtin_prefetch(matrix + rows.begin * width + i, 0, 0);
@@ -103,7 +103,7 @@ void multiply(const float* x, Int tokens, const Bfloat16* matrix, Int width, Int
 }
 
 // RMSNorm of one vector, in place, rounded.
-inline void normalise(float* x, Int width) {
+inline void normalize(float* x, Int width) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (Int i = 0; i < width; ++i) squares += x[i] * x[i];
@@ -122,7 +122,7 @@ class Tokens {
   std::vector<Floats> parts_;
 };
 
-Tokens read(const Bfloat16* from, Int tokens, Int width, bool normalised) {
+Tokens read(const Bfloat16* from, Int tokens, Int width, bool normalized) {
   Tokens all(tokens, width);
   for (Int t = 0; t < tokens; ++t, from += width) {
     float* x = all.data() + t * width;
@@ -133,13 +133,13 @@ Tokens read(const Bfloat16* from, Int tokens, Int width, bool normalised) {
       std::memcpy(x + i + lanes, &pairs.odd, sizeof pairs.odd);
     }
     for (; i < width; ++i) x[i] = wide(from[i]);
-    if (normalised) normalise(x, width);
+    if (normalized) normalize(x, width);
   }
   return all;
 }
 
-// One head of one token: turned by its angles, normalised, scaled.
-void turn(const Bfloat16* from, const float* cosines, const float* sines, Int dim, float scale,
+// One head of one token: turned by its angles, normalized, scaled.
+void rope_norm(const Bfloat16* from, const float* cosines, const float* sines, Int dim, float scale,
           std::vector<float>& head, Bfloat16* to) {
   const Int half = dim / 2;
   head.resize(dim);
@@ -149,19 +149,19 @@ void turn(const Bfloat16* from, const float* cosines, const float* sines, Int di
     head[i] = rounded(first * cosines[i] + second * sines[i]);
     head[half + i] = rounded(second * cosines[i] - first * sines[i]);
   }
-  normalise(head.data(), dim);
+  normalize(head.data(), dim);
 #pragma omp simd
   for (Int i = 0; i < dim; ++i) to[i] = narrow<Bfloat16>(head[i] * scale);
 }
 
 }  // namespace
 
-extern "C" void few_product(const Bfloat16* x, const Bfloat16* weight, const Bfloat16* residual, Bfloat16* output,
-                            Int tokens, Int width, Int height, Int normalised, Int threads) {
+extern "C" void gemv(const Bfloat16* x, const Bfloat16* weight, const Bfloat16* residual, Bfloat16* output,
+                            Int tokens, Int width, Int height, Int normalized, Int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    ask_for(weight, width, height);
-    Tokens read_x = read(x, tokens, width, normalised);
+    prefetch(weight, width, height);
+    Tokens read_x = read(x, tokens, width, normalized);
     multiply(read_x.data(), tokens, weight, width, height, [&](Int token, Int row, float sum) {
       const Int at = token * height + row;
       output[at] = narrow<Bfloat16>(residual ? wide(residual[at]) + rounded(sum) : sum);
@@ -169,19 +169,19 @@ extern "C" void few_product(const Bfloat16* x, const Bfloat16* weight, const Bfl
   }
 }
 
-extern "C" void few_mlp(const Bfloat16* x, const Bfloat16* up, const Bfloat16* down, Bfloat16* output, Int tokens,
+extern "C" void fused_mlp(const Bfloat16* x, const Bfloat16* up, const Bfloat16* down, Bfloat16* output, Int tokens,
                         Int width, Int hidden_width, Int threads) {
   Tokens hidden_tokens(tokens, hidden_width);
   float* hidden = hidden_tokens.data();
 #pragma omp parallel num_threads(threads)
   {
-    ask_for(up, width, hidden_width);
+    prefetch(up, width, hidden_width);
     Tokens read_x = read(x, tokens, width, true);
     multiply(read_x.data(), tokens, up, width, hidden_width, [&](Int token, Int row, float sum) {
       const float value = rounded(sum), kept = value < 0 ? 0 : value;  // NaN stays
       hidden[token * hidden_width + place(row, hidden_width)] = rounded(kept * kept);
     });
-    ask_for(down, hidden_width, width);
+    prefetch(down, hidden_width, width);
 #pragma omp barrier
     multiply(hidden, tokens, down, hidden_width, width, [&](Int token, Int row, float sum) {
       const Int at = token * width + row;
@@ -190,16 +190,16 @@ extern "C" void few_mlp(const Bfloat16* x, const Bfloat16* up, const Bfloat16* d
   }
 }
 
-extern "C" void few_norm(const Bfloat16* x, Bfloat16* output, Int tokens, Int width) {
+extern "C" void rms_norm(const Bfloat16* x, Bfloat16* output, Int tokens, Int width) {
   std::vector<float> token(width);
   for (Int t = 0; t < tokens; ++t, x += width, output += width) {
     for (Int i = 0; i < width; ++i) token[i] = wide(x[i]);
-    normalise(token.data(), width);
+    normalize(token.data(), width);
     for (Int i = 0; i < width; ++i) output[i] = narrow<Bfloat16>(token[i]);
   }
 }
 
-extern "C" void few_turn(const Bfloat16* projected, const Bfloat16* value, const float* cosines, const float* sines,
+extern "C" void rope_write_cache(const Bfloat16* projected, const Bfloat16* value, const float* cosines, const float* sines,
                          const Int* slots, Bfloat16* query, Bfloat16* keys, Bfloat16* values, Int tokens,
                          Int projected_stride, Int value_stride, Int heads, Int groups, Int dim, float scale) {
   std::vector<float> head;
@@ -208,9 +208,9 @@ extern "C" void few_turn(const Bfloat16* projected, const Bfloat16* value, const
     const float *cosine = cosines + t * (dim / 2), *sine = sines + t * (dim / 2);
     Bfloat16* to = keys + slots[t] * groups * dim;
     for (Int h = 0; h < heads; ++h)
-      turn(from + h * dim, cosine, sine, dim, scale, head, query + (t * heads + h) * dim);
+      rope_norm(from + h * dim, cosine, sine, dim, scale, head, query + (t * heads + h) * dim);
     for (Int g = 0; g < groups; ++g)
-      turn(from + (heads + g) * dim, cosine, sine, dim, scale, head, to + g * dim);
+      rope_norm(from + (heads + g) * dim, cosine, sine, dim, scale, head, to + g * dim);
     std::memcpy(values + slots[t] * groups * dim, value + t * value_stride, sizeof(Bfloat16) * groups * dim);
   }
 }

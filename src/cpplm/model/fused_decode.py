@@ -1,0 +1,57 @@
+"""A transformer layer's step in decoding by a few fused kernels: few tokens, bfloat16, on a CPU."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from cpplm.model.attention import Attention, ForwardContext
+from cpplm.model.block import TransformerBlock
+from cpplm.model.kernels.small_batch_linear import fused_mlp, gemv, rope_write_cache, supports
+from cpplm.model.layers import MLP, norm
+
+
+def enable_decode_kernels(block: TransformerBlock) -> None:
+    """Compute few tokens by kernels from now on; with hyper-connections or SwiGLU nothing changes.
+
+    Queries, keys and values are fused already (`Attention.fuse_qkv`), weights are bfloat16.
+    """
+    qkv, mlp = block.attention.qkv, block.mlp
+    assert qkv is not None  # noqa: S101  (see above)
+    if block.connections is not None or not isinstance(mlp, MLP):
+        return
+    layers = (qkv, block.attention.output, mlp.up, mlp.down)
+    qkv_EC, output_CE, up_EC, down_CE = (layer.get_parameter("weight") for layer in layers)
+
+    def decode_step_fused(x_BTC: Tensor, context: ForwardContext) -> Tensor | None:
+        """The residual stream after attention and MLP; None where the kernels cannot serve."""
+        if not supports(x_BTC) or not block.attention.can_read_in_place(context):
+            return None
+        mixed_BTC = _attention_step(block.attention, x_BTC, context, qkv_EC, output_CE)
+        return fused_mlp(mixed_BTC, up_EC, down_CE)
+
+    block.decode_step_fused = decode_step_fused
+
+
+def _attention_step(
+    attention: Attention, x_BTC: Tensor, context: ForwardContext, qkv_EC: Tensor, output_CE: Tensor
+) -> Tensor:
+    """`x_BTC + attention(norm(x_BTC))`, with a cache in `context`."""
+    cache = context.cache
+    assert cache is not None  # noqa: S101  (`can_read_in_place` was asked)
+    split = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+    if attention.value_embedding is None:
+        projected_BTE = gemv(x_BTC, qkv_EC, normalized=True)
+        value_BTE = projected_BTE[..., split:]
+    else:
+        normed_BTC = norm(x_BTC)
+        projected_BTE = gemv(normed_BTC, qkv_EC)
+        value_BTE = attention.add_value_embedding(projected_BTE[..., split:], normed_BTC, context.ids_BT)
+    query_BTHD = rope_write_cache(
+        projected_BTE, value_BTE, attention.num_heads, context.angles, attention.qk_scale,
+        cache.new_slots(attention.key_cache), cache.slots(attention.key_cache),
+        cache.slots(attention.value_cache),
+    )  # fmt: skip
+    mixed_BTHD = cache.attend_in_place(
+        query_BTHD, attention.key_cache, attention.value_cache, window=attention.window
+    )
+    return gemv(mixed_BTHD.flatten(-2), output_CE, residual=x_BTC)
