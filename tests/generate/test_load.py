@@ -103,7 +103,7 @@ def test_where_nothing_can_be_packed() -> None:
 def test_one_row_in_bfloat16(shape: tuple[int, ...], kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another loop than many rows, and oneDNN is as it was before."""
     if not kernels:
-        monkeypatch.setattr(onednn_linear, "can_take", lambda x: False)
+        monkeypatch.setattr(onednn_linear, "supports", lambda x: False)
     linear = Linear(96, 200).bfloat16()
     torch.nn.init.normal_(linear.weight)
     packed = PackedLinear(linear, keep_weight=False)
