@@ -1,6 +1,6 @@
 import pytest
 
-from cpplm.core.text import format_bytes, pluralize
+from cpplm.core.text import format_bytes, pluralize, short_number
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,7 @@ def test_a_plural_of_its_own() -> None:
 )  # fmt: skip
 def test_sizes_have_a_unit_that_fits(number: float, text: str) -> None:
     assert format_bytes(number) == text
+
+
+def test_abbreviated_numbers() -> None:
+    assert [short_number(n) for n in (7, 1_500, 20_700_000, 3e12)] == ["7", "1.5K", "20.7M", "3T"]

@@ -1,17 +1,14 @@
 """Likelihood of solutions: shares, intervals, borders; on a model whose bits are known and on a real one."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.likelihood import Solution, measure_likelihood, table, wilson
+from cpplm.evaluate.likelihood import Solution, measure_likelihood, table
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import TokenBits
 from cpplm.evaluate.problems import Problem, load_problems
@@ -92,24 +89,3 @@ def test_a_real_model_on_the_problems_that_come_with_cpplm(tokenizer: Tokenizer)
     same = [dataclasses.replace(each, buggy_solution=each.canonical_solution) for each in problems]
     tied = measure_likelihood(CheckpointModel(Engine(model, tokenizer), rows=3), same)
     assert tied["bug_ranking"]["share"] == tied["bug_ranking_per_byte"]["share"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("share", "count", "low", "high"),
-    [
-        (0.5, 10, 0.2366, 0.7634),  # as R's prop.test without correction gives them
-        (0.0, 20, 0.0, 0.1611),
-        (1.0, 164, 0.9771, 1.0),
-        (0.1, 100, 0.0552, 0.1744),
-    ],
-)
-def test_wilson_against_known_values(share: float, count: int, low: float, high: float) -> None:
-    assert wilson(share, count) == pytest.approx((low, high), abs=2e-4)
-
-
-@given(st.integers(1, 500), st.floats(0.01, 0.99))
-def test_wilson_solves_its_equation(count: int, share: float) -> None:
-    """Both ends are 1.96 standard errors away, by the standard error that they themselves have."""
-    for end in wilson(share, count):
-        deviation = abs(share - end) / math.sqrt(end * (1 - end) / count)
-        assert deviation == pytest.approx(1.96, rel=1e-3)

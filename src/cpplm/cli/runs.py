@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from cpplm.cli.report import Report
 from cpplm.cli.settings import RunCompareSettings, RunListSettings, RunPageSettings
 from cpplm.core.errors import UserError
+from cpplm.core.text import short_number
 from cpplm.train.report.compare import compare as compare_runs
 from cpplm.train.report.compare import find_runs, read_runs, write_comparison
-from cpplm.train.report.html import duration, short_number, write_page
+from cpplm.train.report.html import duration, write_page
 from cpplm.train.report.log_reader import RunHistory, headline_figures
 
 

@@ -12,3 +12,11 @@ def format_bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:,.1f} {unit}"
     return pluralize(round(number), "byte")
+
+
+def short_number(number: float) -> str:
+    """ "1.5K", "20.7M", "3T": a number in three or four digits."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.4g}"

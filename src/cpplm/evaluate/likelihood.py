@@ -11,13 +11,13 @@ a share is Wilson's (1927), 95 %.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
+from cpplm.core.statistics import wilson_interval
 from cpplm.core.text import pluralize
 from cpplm.evaluate.bits_per_byte import figures
 from cpplm.evaluate.models.code_model import CodeModel, TokenBits
@@ -25,7 +25,6 @@ from cpplm.evaluate.problems import Problem
 
 # Of the bits: less is rounding, which depends on what else is in a batch.
 _ROUNDING = 1e-6
-_NORMAL_95 = 1.959964
 
 
 @dataclass(frozen=True)
@@ -103,18 +102,7 @@ def _share(values: Sequence[float]) -> dict[str, Any] | None:
     if not values:
         return None
     share = sum(values) / len(values)
-    return {"share": share, "interval": list(wilson(share, len(values))), "pairs": len(values)}
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share that was seen in so many trials.
-
-    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
-    """
-    z = _NORMAL_95
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return {"share": share, "interval": list(wilson_interval(sum(values), len(values))), "pairs": len(values)}
 
 
 def table(result: dict[str, Any]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cpplm.core.statistics import wilson_interval
 from cpplm.corpus.compile.compiler import CompileResult
 
 TOP_REASONS = 8
@@ -89,23 +89,18 @@ def _sizes(documents: list[dict[str, Any]]) -> dict[str, Any]:
     return {f"mean_{unit}": round(statistics.mean(sizes)), f"median_{unit}": round(statistics.median(sizes))}
 
 
-def rate(verdicts: list[CompileResult]) -> dict[str, Any]:
-    """Compile rate with the 95 % interval of Wilson (1927), which holds for small samples too.
+def rate(results: list[CompileResult]) -> dict[str, Any]:
+    """Compile rate with its 95 % interval.
 
     `later_standard` counts those that needed another standard than the first.
     """
-    number, passed, z = len(verdicts), sum(verdict.compiles for verdict in verdicts), 1.96
-    if not number:
-        return {"documents": 0, "compile": 0, "compile_rate": None, "interval": None, "later_standard": 0}
-    share = passed / number
-    middle = (share + z * z / (2 * number)) / (1 + z * z / number)
-    half = z / (1 + z * z / number) * math.sqrt(share * (1 - share) / number + z * z / (4 * number**2))
+    number, passed = len(results), sum(result.compiles for result in results)
     return {
         "documents": number,
         "compile": passed,
-        "compile_rate": round(share, 4),
-        "interval": [round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4)],
-        "later_standard": sum(verdict.later_standard for verdict in verdicts),
+        "compile_rate": round(passed / number, 4) if number else None,
+        "interval": [round(end, 4) for end in wilson_interval(passed, number)] if number else None,
+        "later_standard": sum(result.later_standard for result in results),
     }
 
 

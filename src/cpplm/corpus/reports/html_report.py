@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pyarrow.compute as pc
 
 from cpplm import __version__
+from cpplm.core.html_page import render
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage
-from cpplm.core.text import format_bytes
+from cpplm.core.text import format_bytes, short_number
 from cpplm.corpus.reports.stats import FilterResult, corpus_totals, describe_overlap, filter_results
 from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN
 from cpplm.cpp.highlight import highlight
@@ -104,7 +105,9 @@ def write_page(reader: ShardReader, documents: list[dict[str, Any]], path: Path)
     Raises:
         UserError: a shard is damaged, or the page cannot be written.
     """
-    html = render(collect(reader, documents))
+    filters: dict[str, Callable[..., str]] = {"bytes": format_bytes, "held_out": describe_overlap}
+    page = collect(reader, documents)
+    html = render("cpplm.corpus.reports", "corpus.html.jinja", filters, page=page)
     path = path.expanduser()
     Storage(path.parent, create=True).write(path.name, html.encode("utf-8", "replace"))
 
@@ -181,15 +184,7 @@ def _chart(title: str, what: str, counts: ByLength, kinds: list[str]) -> Chart:
         bars.append(Bar(x, f"{low:,} to {high - 1:,}: {counter.total():,} {what}", boxes))
         if place % (2 * _BARS_PER_DOUBLING) == 0:
             labels.append((x, f"{low:,}" if low < 1024 else f"{low // 1024:,}K"))
-    return Chart(title, f"{_short(top)} {what}", round(0.86 * width, 2), bars, labels)
-
-
-def _short(number: float) -> str:
-    """1,500 as 1.5K."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:g}"
+    return Chart(title, f"{short_number(top)} {what}", round(0.86 * width, 2), bars, labels)
 
 
 def _tiles(totals: dict[str, Any], kinds: dict[str, KindTotals]) -> list[tuple[str, str, str]]:
@@ -207,7 +202,7 @@ def _tiles(totals: dict[str, Any], kinds: dict[str, KindTotals]) -> list[tuple[s
         ("text", format_bytes(text), f"{text / max(1, source):.2f} times the source"),
     ]
     if tokens:
-        tiles.append(("tokens", _short(tokens), f"{text / tokens:.2f} bytes per token"))
+        tiles.append(("tokens", short_number(tokens), f"{text / tokens:.2f} bytes per token"))
     left_out = sum(totals["skipped"].values())
     tiles.append(("files left out", f"{left_out:,}", format_bytes(sum(totals["skipped_bytes"].values()))))
     return tiles
@@ -241,16 +236,3 @@ def _words(value: Any) -> str:
     if isinstance(value, dict) and value.keys() == {"file", "first", "last"}:
         return f"{value['file']}:{value['first']}-{value['last']}"
     return str(value)
-
-
-def render(page: CorpusPage) -> str:
-    """The page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cpplm.corpus.reports", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(bytes=format_bytes, held_out=describe_overlap)
-    return environment.get_template("corpus.html.jinja").render(page=page)

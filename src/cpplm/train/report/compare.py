@@ -12,8 +12,9 @@ from cpplm import __version__
 from cpplm.core.errors import UserError
 from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage
+from cpplm.core.text import short_number
 from cpplm.train.report.curves import chart, series, smooth
-from cpplm.train.report.html import duration, render, short_number
+from cpplm.train.report.html import duration, render_page
 from cpplm.train.report.log_reader import Axis, RunHistory, defaults, headline_figures
 from cpplm.train.settings import TrainSettings
 
@@ -202,7 +203,7 @@ def write_comparison(histories: Sequence[RunHistory], comparison: Comparison, ou
         differences=comparison.differences,
     )
     out = out.expanduser()
-    Storage(out.parent, create=True).write(out.name, render("compare.html.jinja", page).encode())
+    Storage(out.parent, create=True).write(out.name, render_page("compare.html.jinja", page).encode())
 
 
 def _charts(histories: Sequence[RunHistory], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from cpplm import __version__
+from cpplm.core.html_page import render
 from cpplm.core.settings import flatten
 from cpplm.core.storage import Storage
+from cpplm.core.text import short_number
 from cpplm.train.checkpoint.format import step_folder as checkpoint_folder
 from cpplm.train.report.curves import run_charts
 from cpplm.train.report.html_evaluation import EvaluationView, evaluation_tiles, evaluation_view
@@ -91,7 +91,7 @@ def write_page(run: str | Path, out: Path | None = None) -> Path:
         writable = os.access(history.folder, os.W_OK)
         out = history.folder / PAGE if writable else Path(f"{history.name}.html")
     out = out.expanduser()
-    html = render("page.html.jinja", collect_page_data(history))
+    html = render_page("page.html.jinja", collect_page_data(history))
     Storage(out.parent, create=True).write(out.name, html.encode())
     return out
 
@@ -260,14 +260,6 @@ def _local_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def short_number(number: float) -> str:
-    """1,500 as 1.5K."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.4g}"
-
-
 def duration(seconds: float) -> str:
     """Seconds, minutes or hours."""
     if seconds < 120:
@@ -275,13 +267,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def render(template: str, page: Any) -> str:
-    """A page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cpplm.train.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(template).render(page=page, nonce=secrets.token_hex(16))
+def render_page(template: str, page: Any) -> str:
+    """A page as HTML; its policy allows the scripts that carry the nonce."""
+    return render("cpplm.train.report", template, {}, page=page, nonce=secrets.token_hex(16))
