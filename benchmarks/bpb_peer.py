@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from cpplm.train.compile import can_compile
 
 BETAS, WEIGHT_DECAY, MAX_NORM, WARMUP = (0.9, 0.95), 0.1, 1.0, 0.05
@@ -100,7 +100,7 @@ class Llama:
         self.model: nn.Module = LlamaForCausalLM(config).train().to(self.device)
 
     def losses(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Nats, shape BT, 0 where the target is `IGNORED`."""
+        """Nats, shape BT, 0 where the target is `IGNORE_INDEX`."""
         return self._cross_entropy(inputs_BT, targets_BT, "none").view_as(targets_BT)
 
     def mean_loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Llama:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             logits_BTV = self.model(input_ids=inputs_BT).logits
         logits = logits_BTV.float().flatten(0, 1)
-        return F.cross_entropy(logits, targets_BT.flatten(), ignore_index=IGNORED, reduction=reduction)
+        return F.cross_entropy(logits, targets_BT.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction)
 
 
 def train_peer(peer: Peer, work: Path, minutes: float, points: int) -> dict[str, Any]:

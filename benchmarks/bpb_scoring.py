@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 # Rows of a batch are cut to its longest one, rounded up to this.
 _LENGTH_MULTIPLE = 128
@@ -50,7 +50,7 @@ def notice_length(text: str) -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens, and what follows each of them; `IGNORED` where that was scored before.
+    """Tokens, and what follows each of them; `IGNORE_INDEX` where that was scored before.
 
     `notice`: how many of the targets belong to the licence notice.
     """
@@ -69,7 +69,7 @@ def windows(ids: Sequence[int], start_id: int, seq_len: int, notice: int = 0) ->
     while True:
         targets = list(ids[begin : begin + seq_len])
         if begin:
-            targets[: seq_len - half] = [IGNORED] * min(seq_len - half, len(targets))
+            targets[: seq_len - half] = [IGNORE_INDEX] * min(seq_len - half, len(targets))
         found.append(Window(stream[begin : begin + len(targets)], targets, max(0, notice - begin)))
         if begin + seq_len >= len(ids):
             return found
@@ -121,7 +121,7 @@ class HeldOut:
             longest = len(batch[0].inputs)
             length = min(seq_len, -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE)
             inputs = torch.full((len(batch), length), start_id)
-            targets = torch.full((len(batch), length), IGNORED)
+            targets = torch.full((len(batch), length), IGNORE_INDEX)
             for row, window in enumerate(batch):
                 inputs[row, : len(window.inputs)] = torch.tensor(window.inputs)
                 targets[row, : len(window.targets)] = torch.tensor(window.targets)
@@ -134,7 +134,7 @@ class HeldOut:
         """Score a model.
 
         Args:
-            losses: gives nats, shape BT, for inputs and targets; 0 where the target is `IGNORED`.
+            losses: gives nats, shape BT, for inputs and targets; 0 where the target is `IGNORE_INDEX`.
             device: where it wants its tensors.
         """
         whole = code = 0.0

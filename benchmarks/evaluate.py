@@ -37,8 +37,8 @@ from cpplm.evaluate.problems import load_problems
 from cpplm.judge.executor import Judge
 from cpplm.sandbox import precompiled
 from cpplm.sandbox.compiler import fast_linker, require_compiler
-from cpplm.sandbox.limits import Limits
-from cpplm.sandbox.sandbox import Sandbox, survey
+from cpplm.sandbox.limits import ResourceLimits
+from cpplm.sandbox.sandbox import Sandbox, list_backends
 
 _TRUE = "/bin/true"
 
@@ -94,9 +94,9 @@ def measure_judging(workers: int, every: int, repetitions: int) -> dict[str, Any
 def measure_sandbox(runs: int) -> dict[str, Any]:
     """Milliseconds that each backend adds to a run."""
     figures = {}
-    for state in survey():
-        if state.trouble:
-            figures[state.backend.mode] = {"not here": state.trouble}
+    for state in list_backends():
+        if state.problem:
+            figures[state.backend.mode] = {"not here": state.problem}
             continue
         sandbox = Sandbox(state.backend)
         added = []
@@ -104,7 +104,7 @@ def measure_sandbox(runs: int) -> dict[str, Any]:
             begin = time.perf_counter()
             subprocess.run([_TRUE], check=True)
             between = time.perf_counter()
-            sandbox.run({}, [_TRUE], Limits())
+            sandbox.run({}, [_TRUE], ResourceLimits())
             added.append(1000 * (time.perf_counter() - between - (between - begin)))
         figures[state.backend.mode] = {"added_ms": Spread.of(added, 1)}
     return figures

@@ -17,20 +17,20 @@ from measuring import describe_machine, progress, publish
 
 from cpplm.core.shards import ShardReader
 from cpplm.dataloader.encoding import PlainEncoder, RawDocument
-from cpplm.dataloader.loader_state import LANES, Position
-from cpplm.dataloader.packing import pack
-from cpplm.dataloader.sampler import WindowOrder
+from cpplm.dataloader.loader_state import NUM_STREAMS, Cursor
+from cpplm.dataloader.packing import pack_rows
+from cpplm.dataloader.sampler import EpochShuffler
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 def window_lengths(reader: ShardReader, encoder: PlainEncoder, most: int) -> list[list[int]]:
     """Tokens of each document, window by window, of the first epoch."""
-    order, position, found, texts = WindowOrder(reader, 0), Position(), [], {}
+    order, position, found, texts = EpochShuffler(reader, 0), Cursor(), [], {}
     while len(found) < most:
-        position = order.forward(Position(), len(found))
+        position = order.advance(Cursor(), len(found))
         if position is None or position.epoch > 0:
             break
-        window = order.window(position)
+        window = order.group_at(position)
         if window.shard not in texts:
             texts = {window.shard: reader.table(window.shard, ["text"])["text"].to_pylist()}
         documents = [RawDocument(texts[window.shard][number], (0, 0, number)) for number in window.documents]
@@ -40,12 +40,12 @@ def window_lengths(reader: ShardReader, encoder: PlainEncoder, most: int) -> lis
 
 def share_cut(windows: list[list[int]], seq_len: int) -> float:
     """Of the documents of at most `seq_len` tokens, those in more than one row."""
-    carry: list[list[tuple[int, int]]] = [[] for _ in range(LANES)]
+    carry: list[list[tuple[int, int]]] = [[] for _ in range(NUM_STREAMS)]
     cut = 0
     for number, lengths in enumerate(windows):
-        documents = carry[number % LANES] + [(0, length) for length in lengths]
-        rows, rest = pack(documents, seq_len)
-        carry[number % LANES] = [(piece.start, piece.stop) for piece in rest]
+        documents = carry[number % NUM_STREAMS] + [(0, length) for length in lengths]
+        rows, rest = pack_rows(documents, seq_len)
+        carry[number % NUM_STREAMS] = [(piece.start, piece.stop) for piece in rest]
         beginnings = (piece for row in rows for piece in row if piece.start == 0)
         cut += sum(piece.stop < documents[piece.document][1] <= seq_len for piece in beginnings)
     return cut / sum(length <= seq_len for lengths in windows for length in lengths)

@@ -28,9 +28,9 @@ from measuring import describe_machine, progress, publish
 from cpplm.core.shards import COMPLETE, ShardReader, write_manifest, write_shard
 from cpplm.core.storage import Storage
 from cpplm.corpus.ingest.raw_files import find_batches
-from cpplm.tokenizer.bpe_trainer import NUM_BYTES, PairMerger, learn_tokens
+from cpplm.tokenizer.bpe_trainer import NUM_BYTES, PairMerger, train_bpe
 from cpplm.tokenizer.forced_vocab import forced_tokens
-from cpplm.tokenizer.pretoken_counts import FileBatch, Words, count_words
+from cpplm.tokenizer.pretoken_counts import FileBatch, WordCounts, count_words
 from cpplm.tokenizer.pretokenizer import LEAD, LINE_ENDS, NEWLINES, OPENER, PATTERNS, PUNCTUATION, WORD
 from cpplm.tokenizer.special_tokens import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -132,7 +132,7 @@ def rows(batches: list[FileBatch], wanted: int) -> list[dict[str, str]]:
 
 
 def learn(
-    words: Words, ids: list[list[int]] | None, tokens: list[bytes], room: int, longest: int
+    words: WordCounts, ids: list[list[int]] | None, tokens: list[bytes], room: int, longest: int
 ) -> list[bytes]:
     """Tokens learned from words, given as bytes or, for the second stage, as ids of `tokens`."""
     if ids is None:
@@ -142,7 +142,7 @@ def learn(
         symbols = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int64)
         lengths = np.array([len(row) for row in ids])
     merger = PairMerger(symbols, lengths, words.weights, tokens, max_token_bytes=longest, min_weight=40)
-    learned = learn_tokens(merger, room, forced_tokens()[: room // 8])
+    learned = train_bpe(merger, room, forced_tokens()[: room // 8])
     if learned is None:
         raise SystemExit("the corpus is too small for this vocabulary")
     return learned
@@ -154,7 +154,7 @@ def make_tokenizer(variant: str, batches: list[FileBatch], vocab_size: int) -> T
     single = [bytes([value]) for value in range(NUM_BYTES)]
     pattern = VARIANTS[variant]
 
-    def count(by: str) -> Words:
+    def count(by: str) -> WordCounts:
         return count_words(batches, by, workers=1, share=VOCABULARY_SHARE)
 
     if variant != SUPERWORDS:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cpplm.tokenizer.pretoken_counts import count_words
-from cpplm.tokenizer.pretokenizer import PATTERNS, Pieces
+from cpplm.tokenizer.pretokenizer import PATTERNS, PretokenizerName
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.train import learn_vocabulary
+from cpplm.tokenizer.train import train_vocabulary
 
 
 def cpp_document(number: int) -> str:
@@ -33,8 +33,8 @@ class TextBatch:
         return ((self.project, text) for text in self.texts_)
 
 
-def make_tokenizer(texts: Iterable[str], vocab_size: int, pieces: Pieces = "lines") -> Tokenizer:
+def make_tokenizer(texts: Iterable[str], vocab_size: int, pieces: PretokenizerName = "lines") -> Tokenizer:
     """Trained on these texts alone."""
     batch = TextBatch(tuple(text.encode() for text in texts))
     words = count_words([batch], PATTERNS[pieces], workers=1)
-    return Tokenizer(PATTERNS[pieces], learn_vocabulary(words, vocab_size))
+    return Tokenizer(PATTERNS[pieces], train_vocabulary(words, vocab_size))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from cpplm.cli import chat as chat_module
-from cpplm.cli.chat import BLOCK, Session, history_file
+from cpplm.cli.chat import BLOCK, ChatSession, history_file
 from cpplm.cli.main import dispatch
 from cpplm.cli.settings import ChatSettings
 from cpplm.core.errors import UserError
@@ -156,7 +156,7 @@ class Questions:
 
 def interrupt_while_printing(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
     """SIGINT, as Ctrl-C gives it, when so many pieces were printed; once."""
-    real, left = chat_module.shown, [when]
+    real, left = chat_module.sanitize, [when]
 
     def shown(text: str, style: str = "") -> str:
         left[0] -= 1
@@ -164,7 +164,7 @@ def interrupt_while_printing(monkeypatch: pytest.MonkeyPatch, when: int) -> None
             os.kill(os.getpid(), signal.SIGINT)
         return real(text, style)
 
-    monkeypatch.setattr(chat_module, "shown", shown)
+    monkeypatch.setattr(chat_module, "sanitize", shown)
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(
@@ -172,7 +172,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 ) -> None:
     engine = talker(tokenizer)
     conversation = Conversation(engine, SamplingSettings(max_new_tokens=40, temperature=0))
-    session = Session(engine, ToolBox(), conversation)
+    session = ChatSession(engine, ToolBox(), conversation)
     interrupt_while_printing(monkeypatch, 2)
     session.talk(Questions("12*34?", "clear", "12*34?"))  # type: ignore[arg-type]
     out, err = capsys.readouterr()
@@ -189,7 +189,7 @@ def test_what_was_said_before_ctrl_c_stays_said(
 ) -> None:
     engine = talker(tokenizer)
     conversation = Conversation(engine, SamplingSettings(max_new_tokens=40, temperature=0))
-    session = Session(engine, ToolBox(), conversation)
+    session = ChatSession(engine, ToolBox(), conversation)
     interrupt_while_printing(monkeypatch, 1)
     session.talk(Questions("12*34?"))  # type: ignore[arg-type]
     (said,) = conversation.messages[-1]["content"]

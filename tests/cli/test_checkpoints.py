@@ -22,7 +22,9 @@ def storage(tmp_path: Path) -> Storage:
 
 def test_list(storage: Storage, tmp_path: Path) -> None:
     report = list_checkpoints(CheckpointListSettings(str(tmp_path)))
-    size = sum(len(storage.read(name)) for name in storage.names("step_000200") if "manifest" not in name)
+    size = sum(
+        len(storage.read(name)) for name in storage.list_names("step_000200") if "manifest" not in name
+    )
     assert report.figures["location"] == storage.location
     assert report.figures["checkpoints"][1] == {"step": 200, "bytes": size, "files": 4}
     assert [row.split()[:2] for row in report.text.splitlines()[1:]] == [["step", "10"], ["step", "200"]]
@@ -51,7 +53,7 @@ def test_verify_names_every_damaged_file(storage: Storage) -> None:
     with pytest.raises(UserError, match="step_000200") as caught:
         verify(VerifySettings(storage.location, step=200))
     assert "step_000010" not in str(caught.value)
-    storage.delete(storage.names())
+    storage.delete(storage.list_names())
     with pytest.raises(UserError, match="no checkpoint in"):
         verify(VerifySettings(storage.location))
 

@@ -15,12 +15,12 @@ from cpplm.core.shutdown import StopWatcher
 # The main thread swallows what it can, as libraries do, and a compiler that it has started is still at work.
 DEAF = """
 import signal, subprocess, sys, time
-from cpplm.core.shutdown import watching
+from cpplm.core.shutdown import watch_signals
 
 def ignore(number, frame):
     pass
 
-with watching("before anything was saved"):
+with watch_signals("before anything was saved"):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ignore)
@@ -30,10 +30,10 @@ with watching("before anything was saved"):
 # What a library makes of a KeyboardInterrupt in the middle of an import.
 WRAPPED = """
 import signal, time
-from cpplm.core.shutdown import watching
+from cpplm.core.shutdown import watch_signals
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-with watching("before anything was saved"):
+with watch_signals("before anything was saved"):
     try:
         print(flush=True)
         time.sleep(600)
@@ -94,8 +94,8 @@ def test_what_has_something_to_save_is_let_to(signals: tuple[Ended, socket.socke
     assert announced.acquire(timeout=60)
     ours.send(bytes([signal.SIGTERM, signal.SIGCHLD]))  # a second SIGTERM changes nothing
     assert announced.acquire(timeout=60)
-    assert watcher.signalled
-    assert not watcher.ending
+    assert watcher.signaled
+    assert not watcher.is_ending
     assert watcher.ends == []
     ours.send(bytes([signal.SIGINT]))  # a second Ctrl-C does
     assert watcher.heard.acquire(timeout=60)
@@ -121,8 +121,8 @@ def test_a_block_that_nobody_interrupts_leaves_nothing_behind() -> None:
     before = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(before)
     threads = threading.active_count()
-    with shutdown.watching("nothing saved") as watcher:
-        assert shutdown.current() is watcher
-    assert shutdown.current() is shutdown.NULL_WATCHER
+    with shutdown.watch_signals("nothing saved") as watcher:
+        assert shutdown.current_watcher() is watcher
+    assert shutdown.current_watcher() is shutdown.NULL_WATCHER
     assert signal.set_wakeup_fd(before) == before
     assert threading.active_count() == threads

@@ -39,15 +39,15 @@ def test_write_read_overwrite_delete(storage: Storage) -> None:
     assert storage.read("a/b.txt") == b""
     storage.delete(["a/b.txt"])
     assert not storage.exists("a/b.txt")
-    assert storage.names() == []
+    assert storage.list_names() == []
 
 
 def test_listing_is_sorted_and_by_whole_folders(storage: Storage) -> None:
     for name in ("b", "step_10/x", "step_1/y", "step_1/x/z"):
         storage.write(name, b"1")
-    assert storage.names() == ["b", "step_1/x/z", "step_1/y", "step_10/x"]
-    assert storage.names("step_1") == ["step_1/x/z", "step_1/y"]
-    assert storage.names("nothing") == []
+    assert storage.list_names() == ["b", "step_1/x/z", "step_1/y", "step_10/x"]
+    assert storage.list_names("step_1") == ["step_1/x/z", "step_1/y"]
+    assert storage.list_names("nothing") == []
 
 
 def test_missing_objects(storage: Storage) -> None:
@@ -56,7 +56,7 @@ def test_missing_objects(storage: Storage) -> None:
         storage.read("gone")
     storage.write("here", b"1")
     storage.delete(["gone", "here", "here"])
-    assert storage.names() == []
+    assert storage.list_names() == []
 
 
 def test_a_folder_is_no_object(storage: Storage) -> None:
@@ -72,7 +72,7 @@ def test_a_folder_is_no_object(storage: Storage) -> None:
 def test_odd_names_are_kept_as_they_are(name: str, storage: Storage, tmp_path: Path) -> None:
     storage.write(name, b"odd")
     assert storage.read(name) == b"odd"
-    assert storage.names() == [name]
+    assert storage.list_names() == [name]
     if not isinstance(storage._store, MemoryStore):
         assert files_below(tmp_path / "root") == [name]
 
@@ -197,7 +197,7 @@ def test_a_reader_never_sees_half(tmp_path: Path) -> None:
         assert len(data) == len(versions[0])
         assert data == bytes([data[0]]) * len(data)
         seen.add(data[:1])
-        assert storage.names() == ["object"]
+        assert storage.list_names() == ["object"]
     writer.join()
     assert len(seen) > 1  # the reader did run beside the writer
     assert files_below(tmp_path) == ["object"]
@@ -266,20 +266,20 @@ def test_what_a_killed_writer_left_is_not_listed(tmp_path: Path) -> None:
     """The store writes to NAME#1 and renames; a kill between the two leaves only that."""
     (tmp_path / "object#1").write_bytes(b"half")
     storage = Storage(tmp_path)
-    assert storage.names() == []
+    assert storage.list_names() == []
     assert not storage.exists("object")
     storage.write("object", b"whole")
-    assert storage.names() == ["object"]
+    assert storage.list_names() == ["object"]
     assert storage.read("object") == b"whole"
 
 
 def test_a_file_written_piece_by_piece_appears_when_it_is_whole(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     pieces = [bytes([number]) * 3_000_000 for number in range(8)]
-    with storage.writing("folder/large") as file:
+    with storage.open_write("folder/large") as file:
         for piece in pieces:
             file.write(piece)
-        assert storage.names() == []
+        assert storage.list_names() == []
     assert storage.read("folder/large") == b"".join(pieces)
     assert files_below(tmp_path) == ["folder/large"]
 
@@ -288,18 +288,18 @@ def test_a_file_written_piece_by_piece_appears_when_it_is_whole(tmp_path: Path) 
 def test_nothing_stays_of_a_file_whose_writer_failed(tmp_path: Path, size: int) -> None:
     storage = Storage(tmp_path)
     storage.write("there", b"before")
-    with pytest.raises(ZeroDivisionError), storage.writing("there") as file:
+    with pytest.raises(ZeroDivisionError), storage.open_write("there") as file:
         file.write(b"x" * size)
         raise ZeroDivisionError
     assert files_below(tmp_path) == ["there"]
     assert storage.read("there") == b"before"
-    with pytest.raises(UserError, match="cannot write"), storage.writing("there/below") as file:
+    with pytest.raises(UserError, match="cannot write"), storage.open_write("there/below") as file:
         file.write(b"x" * size)
 
 
 def test_chunks_are_the_object(storage: Storage) -> None:
     data = os.urandom(12_000_000)
-    with storage.writing("large") as file:
+    with storage.open_write("large") as file:
         file.write(data)
     assert b"".join(storage.chunks("large")) == data
     with pytest.raises(UserError, match=r"no such file: .*/gone"):

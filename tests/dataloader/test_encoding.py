@@ -13,8 +13,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import write_manifest, write_shard
 from cpplm.core.storage import Storage
 from cpplm.dataloader.encoding import PlainEncoder, RawDocument, TokenIds
-from cpplm.dataloader.pack_worker import WindowSource, pack_window
-from cpplm.dataloader.sampler import Window
+from cpplm.dataloader.pack_worker import PackSource, pack_group
+from cpplm.dataloader.sampler import DocumentGroup
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.texts import cpp_document, make_tokenizer
 
@@ -66,13 +66,13 @@ def test_an_encoder_is_given_the_columns_it_asks_for_as_far_as_they_exist(
     shard = write_shard(Storage(tmp_path), "train", 0, rows, schema)
     write_manifest(Storage(tmp_path), [shard])
     seen: list[RawDocument] = []
-    source = WindowSource(str(tmp_path), Recorder((seen,)), seq_len=3)
-    pack_window(source, Window(epoch=4, number=0, shard=shard, documents=(2, 0), row_seed=None), ())
+    source = PackSource(str(tmp_path), Recorder((seen,)), seq_len=3)
+    pack_group(source, DocumentGroup(epoch=4, number=0, shard=shard, documents=(2, 0), row_seed=None), ())
     assert [(document.text, document.key) for document in seen] == [("c", (4, 0, 2)), ("a", (4, 0, 0))]
     extra = (b"s", [{"doc_start": 1}]) if with_columns else (None, None)
     assert {(document.spans, str(document.docstrings)) for document in seen} == {(extra[0], str(extra[1]))}
     seen.clear()
-    pack_window(replace(source, encoder=Recorder((seen,), ())), Window(4, 0, shard, (1,), None), ())
+    pack_group(replace(source, encoder=Recorder((seen,), ())), DocumentGroup(4, 0, shard, (1,), None), ())
     assert seen == [RawDocument("b", (4, 0, 1))]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.core.spans import Span, SpanKind, pack, read_spans
+from cpplm.core.spans import Span, SpanKind, pack_spans, read_spans
 from cpplm.cpp.doc_comments import shift_pairs
 from cpplm.cpp.syntax_spans import join_spans
 from cpplm.dataloader.encoding import PlainEncoder, RawDocument, TokenIds
@@ -45,7 +45,7 @@ def document(functions: int, number: int = 0) -> RawDocument:
     return RawDocument(
         b"".join(piece.text for piece in pieces).decode(),
         (0, 0, number),
-        pack(join_spans(zip((piece.spans for piece in pieces), starts[:-1], strict=True))),
+        pack_spans(join_spans(zip((piece.spans for piece in pieces), starts[:-1], strict=True))),
         shift_pairs(zip(pairs, starts[:-1], strict=True)),
     )
 
@@ -120,7 +120,7 @@ def test_the_pieces_of_a_document_give_it_back(
 ) -> None:
     places = [len(text[:end].encode()) for end in ends]
     table = [(a, b, n % 6) for n, (a, b) in enumerate(itertools.pairwise(places)) if a < b]
-    given = RawDocument(text, key, pack(np.array(table, dtype=np.int32).reshape(-1, 3)))
+    given = RawDocument(text, key, pack_spans(np.array(table, dtype=np.int32).reshape(-1, 3)))
     options = {"fim_rate": rates[0], "syntax_fim_rate": rates[1], "fim_spm_rate": rates[2]}
     pieces = encoder(tokenizer_path, seq_len, **options).encode([given])[0]
     assert b"".join(invert(piece, tokenizer) for piece in pieces) == text.encode()

@@ -20,11 +20,11 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.dataloader import sampler
 from cpplm.dataloader.encoding import PlainEncoder
-from cpplm.dataloader.loader import Batch, DataSource, TrainLoader, shorten, validation_batches
-from cpplm.dataloader.loader_state import LANES, LoaderState
+from cpplm.dataloader.loader import Batch, DataSource, TrainLoader, reshape_to_seq_len, validation_batches
+from cpplm.dataloader.loader_state import NUM_STREAMS, LoaderState
 from cpplm.dataloader.prefetch import Prefetcher
-from cpplm.dataloader.sampler import WINDOW_BYTES
-from cpplm.tokenizer.special_tokens import BOS, IGNORED
+from cpplm.dataloader.sampler import GROUP_BYTES
+from cpplm.tokenizer.special_tokens import BOS, IGNORE_INDEX
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.conftest import write_corpus
 from tests.dataloader.numbered import NumberedEncoder, token_id, where, write_numbered
@@ -33,9 +33,9 @@ LENGTHS = [[5, 31, 90, 2, 17], [44, 8, 8, 61, 23, 70, 12], [1, 150]]
 
 
 @pytest.fixture(autouse=True)
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window holds two or three of the numbered documents."""
-    monkeypatch.setattr(sampler, "WINDOW_BYTES", 12)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group holds two or three of the numbered documents."""
+    monkeypatch.setattr(sampler, "GROUP_BYTES", 12)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def train_loader(*corpora: Path, **options) -> TrainLoader:
     return TrainLoader([DataSource(ShardReader(corpus)) for corpus in corpora], **(defaults | options))
 
 
-def taken(loader: TrainLoader, batches: int) -> list[Batch]:
+def take(loader: TrainLoader, batches: int) -> list[Batch]:
     with closing(loader):
         return [next(loader) for _ in range(batches)]
 
@@ -89,8 +89,8 @@ def test_each_token_is_an_input_once_and_followed_by_its_target(
                     seen[where(input_id)] += 1
                     epoch, number, token = where(input_id)
                     assert target == (BOS if (number, token) in ends else token_id(epoch, number, token + 1))
-                states = [state for [state] in batch.state.lanes.values()]
-                past_first_epoch = all(state is not None and state.position.epoch > 0 for state in states)
+                states = [state for [state] in batch.state.streams.values()]
+                past_first_epoch = all(state is not None and state.cursor.epoch > 0 for state in states)
     assert set(seen.values()) == {1}
     missing = {(0, n, i) for n, length in lengths.items() for i in range(length)} - set(seen)
     firsts = [sum(map(len, shards[:number])) for number in range(len(shards))]
@@ -104,11 +104,11 @@ def test_resume_at_any_row_gives_the_very_batches_that_would_have_followed(
     numbered: Path, seq_len: int, halves: bool
 ) -> None:
     options = {"batch_size": 1, "seq_len": seq_len, "encoder": NumberedEncoder(halves), "seed": 3}
-    whole = taken(train_loader(numbered, **options), 90)
+    whole = take(train_loader(numbered, **options), 90)
     for stop in (*range(1, 60, 7), *range(16, 19)):
         state = stored(whole[stop - 1].state)
         for found, expected in zip(
-            taken(train_loader(numbered, state=state, **options), 30), whole[stop:], strict=False
+            take(train_loader(numbered, state=state, **options), 30), whole[stop:], strict=False
         ):
             assert_equal(found, expected)
 
@@ -116,34 +116,34 @@ def test_resume_at_any_row_gives_the_very_batches_that_would_have_followed(
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 16, 32])
 def test_any_number_of_ranks_reads_the_same_rows(numbered: Path, num_ranks: int) -> None:
     """Also when the number changes in between."""
-    expected = taken(train_loader(numbered, batch_size=96), 4)
+    expected = take(train_loader(numbered, batch_size=96), 4)
     state = LoaderState()
     for step, ranks in enumerate([num_ranks, num_ranks, 2, num_ranks]):
         parts = []
         for rank in range(ranks):
             options = {"batch_size": 96 // ranks, "rank": rank, "num_ranks": ranks, "state": stored(state)}
-            parts += taken(train_loader(numbered, **options), 1)
+            parts += take(train_loader(numbered, **options), 1)
         inputs = torch.stack([part.inputs for part in parts], dim=1).flatten(0, 1)
         assert torch.equal(inputs, expected[step].inputs)
         state = LoaderState.merge(part.state for part in parts)
         assert state == expected[step].state
 
 
-def test_a_rank_reads_only_the_lanes_of_its_rows(numbered: Path) -> None:
-    [batch] = taken(train_loader(numbered, rank=3, num_ranks=8), 1)
-    assert sorted(batch.state.lanes) == [3, 11]
-    with pytest.raises(UserError, match="2 of 16 lanes"):
+def test_a_rank_reads_only_the_streams_of_its_rows(numbered: Path) -> None:
+    [batch] = take(train_loader(numbered, rank=3, num_ranks=8), 1)
+    assert sorted(batch.state.streams) == [3, 11]
+    with pytest.raises(UserError, match="2 of 16 streams"):
         train_loader(numbered, state=batch.state)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers_change_nothing(numbered: Path, workers: int) -> None:
-    expected = taken(train_loader(numbered, document_mask=True), 60)
+    expected = take(train_loader(numbered, document_mask=True), 60)
     state = stored(expected[39].state)
-    for found, other in zip(taken(train_loader(numbered, workers=workers), 40), expected, strict=False):
+    for found, other in zip(take(train_loader(numbered, workers=workers), 40), expected, strict=False):
         assert_equal(found, other)
     for found, other in zip(
-        taken(train_loader(numbered, workers=workers, state=state), 20), expected[40:], strict=True
+        take(train_loader(numbered, workers=workers, state=state), 20), expected[40:], strict=True
     ):
         assert_equal(found, other)
 
@@ -180,13 +180,13 @@ def test_closing_ends_threads_and_processes(numbered: Path) -> None:
 
 
 def test_seeds_differ(numbered: Path) -> None:
-    one, two, again = (taken(train_loader(numbered, seed=seed), 1)[0].inputs for seed in (1, 2, 1))
+    one, two, again = (take(train_loader(numbered, seed=seed), 1)[0].inputs for seed in (1, 2, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, two)
 
 
 def test_documents_of_a_row_are_numbered(numbered: Path) -> None:
-    for batch in taken(train_loader(numbered, document_mask=True, seq_len=64), 40):
+    for batch in take(train_loader(numbered, document_mask=True, seq_len=64), 40):
         assert batch.documents is not None and batch.documents.dtype == torch.int64
         for inputs, documents in zip(batch.inputs.tolist(), batch.documents.tolist(), strict=True):
             assert documents[0] == 0
@@ -197,8 +197,8 @@ def test_documents_of_a_row_are_numbered(numbered: Path) -> None:
 
 
 def test_shorter_rows_have_the_same_tokens(numbered: Path) -> None:
-    batch = taken(train_loader(numbered, document_mask=True, seq_len=64), 1)[0]
-    short = shorten(batch, 16)
+    batch = take(train_loader(numbered, document_mask=True, seq_len=64), 1)[0]
+    short = reshape_to_seq_len(batch, 16)
     assert short.inputs.shape == (12, 16)
     assert torch.equal(short.inputs.flatten(), batch.inputs.flatten())
     assert torch.equal(short.targets.flatten(), batch.targets.flatten())
@@ -207,15 +207,15 @@ def test_shorter_rows_have_the_same_tokens(numbered: Path) -> None:
     assert torch.equal(short.documents.diff(), batch.documents.reshape(12, 16).diff())
     assert short.state == batch.state
     with pytest.raises(ValueError, match="rows of 64 tokens"):
-        shorten(batch, 24)
+        reshape_to_seq_len(batch, 24)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pinned_batches_are_the_same(numbered: Path) -> None:
-    expected = taken(train_loader(numbered, document_mask=True), 3)
+    expected = take(train_loader(numbered, document_mask=True), 3)
     for found, other in zip(
-        taken(train_loader(numbered, document_mask=True, pin=True), 3), expected, strict=True
+        take(train_loader(numbered, document_mask=True, pin=True), 3), expected, strict=True
     ):
         assert found.inputs.is_pinned() and found.targets.is_pinned() and found.documents.is_pinned()
         assert_equal(found, other)
@@ -231,7 +231,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_mixtures_keep_their_weights_and_resume(two: list[Path]) -> None:
     sources = [DataSource(ShardReader(two[0]), 3, 1), DataSource(ShardReader(two[1]), 1, 3)]
     options = {"batch_size": 8, "seq_len": 8, "late_from_row": 8 * 40}
-    whole = taken(TrainLoader(sources, NumberedEncoder(), **options), 80)
+    whole = take(TrainLoader(sources, NumberedEncoder(), **options), 80)
     shares = [
         sum(where(id_)[1] >= 50 for batch in half for id_ in batch.inputs[:, 0].tolist()) / 320
         for half in (whole[:40], whole[40:])
@@ -239,26 +239,26 @@ def test_mixtures_keep_their_weights_and_resume(two: list[Path]) -> None:
     assert shares == pytest.approx([0.25, 0.75], abs=0.03)
     for stop in (1, 39, 40, 57):
         again = TrainLoader(sources, NumberedEncoder(), state=stored(whole[stop - 1].state), **options)
-        for found, expected in zip(taken(again, 20), whole[stop:], strict=False):
+        for found, expected in zip(take(again, 20), whole[stop:], strict=False):
             assert_equal(found, expected)
 
 
 def test_the_parts_of_a_mixture_are_what_each_is_alone(two: list[Path]) -> None:
-    """Per lane, the rows of a data set are those of a run on it alone."""
+    """Per stream, the rows of a data set are those of a run on it alone."""
     sources = [DataSource(ShardReader(corpus), weight) for corpus, weight in zip(two, (2, 1), strict=True)]
     mixed: dict[tuple[int, bool], list[list[int]]] = {}
-    for batch in taken(TrainLoader(sources, NumberedEncoder(), batch_size=LANES, seq_len=8), 60):
-        for lane, row in enumerate(batch.inputs.tolist()):
-            mixed.setdefault((lane, where(row[0])[1] >= 50), []).append(row)
+    for batch in take(TrainLoader(sources, NumberedEncoder(), batch_size=NUM_STREAMS, seq_len=8), 60):
+        for stream, row in enumerate(batch.inputs.tolist()):
+            mixed.setdefault((stream, where(row[0])[1] >= 50), []).append(row)
     for second, corpus in enumerate(two):
-        alone = taken(train_loader(corpus, batch_size=LANES, seq_len=8), 60)
-        for lane in range(LANES):
-            found = mixed[lane, bool(second)]
-            assert found == [batch.inputs[lane].tolist() for batch in alone][: len(found)]
+        alone = take(train_loader(corpus, batch_size=NUM_STREAMS, seq_len=8), 60)
+        for stream in range(NUM_STREAMS):
+            found = mixed[stream, bool(second)]
+            assert found == [batch.inputs[stream].tolist() for batch in alone][: len(found)]
 
 
 def test_settings_that_do_not_fit_are_refused(numbered: Path) -> None:
-    state = taken(train_loader(numbered), 1)[0].state
+    state = take(train_loader(numbered), 1)[0].state
     for options in ({"seq_len": 32}, {"seed": 9}):
         with pytest.raises(UserError, match="saved position is of rows of 16 tokens, seed 0"):
             train_loader(numbered, state=state, **options)
@@ -283,10 +283,10 @@ def plain(tokenizer: Tokenizer, tokenizer_path: Path) -> PlainEncoder:
 def test_rows_of_real_text_are_pieces_of_documents_most_of_them_whole(
     corpus: Path, tokenizer: Tokenizer, plain: PlainEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "WINDOW_BYTES", WINDOW_BYTES)
+    monkeypatch.setattr(sampler, "GROUP_BYTES", GROUP_BYTES)
     texts = {text for _, text in ShardReader(corpus).texts("train")}
     found: set[str] = set()
-    for batch in taken(train_loader(corpus, encoder=plain, seq_len=800, document_mask=True), 100):
+    for batch in take(train_loader(corpus, encoder=plain, seq_len=800, document_mask=True), 100):
         for ids, documents in zip(batch.inputs, batch.documents, strict=True):
             for number in documents.unique():
                 piece = ids[documents == number].tolist()
@@ -303,7 +303,7 @@ def test_damaged_shard_is_named(tmp_path: Path, plain: PlainEncoder) -> None:
     shard.write_bytes(data)
     for workers in (0, 1):
         with pytest.raises(UserError, match=r"train_00000\.parquet is damaged"):
-            taken(train_loader(corpus, encoder=plain, workers=workers), 1)
+            take(train_loader(corpus, encoder=plain, workers=workers), 1)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 100, 10_000_000])
@@ -314,7 +314,7 @@ def test_validation_covers_each_token_once(
     stream = [id_ for _, text in reader.texts("val") for id_ in tokenizer.encode(text, prepend=BOS)]
     batches = list(validation_batches(reader, tokenizer, batch_size=2, seq_len=16, max_tokens=max_tokens))
     targets = torch.cat([targets.flatten() for _, targets in batches])
-    assert targets[targets != IGNORED].tolist() == stream[1:][:max_tokens]
+    assert targets[targets != IGNORE_INDEX].tolist() == stream[1:][:max_tokens]
     assert {inputs.shape for inputs, _ in batches} == {(2, 16)}
 
 

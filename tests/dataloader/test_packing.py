@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cpplm.dataloader.packing import Piece, _best_fit, pack
+from cpplm.dataloader.packing import Segment, _best_fit, pack_rows
 
 documents = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 90)).map(lambda pair: (pair[0], sum(pair))), max_size=40
@@ -18,7 +18,7 @@ documents = st.lists(
 @example([(0, 40)] * 3, 40)
 @example([(7, 8), (0, 81)], 40)
 def test_each_token_once_in_full_rows(documents: list[tuple[int, int]], row_length: int) -> None:
-    rows, rest = pack(documents, row_length)
+    rows, rest = pack_rows(documents, row_length)
     packed = Counter(
         (piece.document, token)
         for pieces in (*rows, rest)
@@ -30,7 +30,7 @@ def test_each_token_once_in_full_rows(documents: list[tuple[int, int]], row_leng
     assert all(sum(piece.stop - piece.start for piece in row) == row_length for row in rows)
     assert sum(piece.stop - piece.start for piece in rest) < row_length
     assert all(piece.stop == documents[piece.document][1] for piece in rest)
-    assert pack(documents, row_length) == (rows, rest)
+    assert pack_rows(documents, row_length) == (rows, rest)
 
 
 @given(st.lists(st.integers(1, 50), max_size=60))
@@ -43,7 +43,7 @@ def test_best_fit_takes_the_tightest_row(lengths: list[int]) -> None:
             fills[max(fitting, key=lambda row: fills[row])] += length
         else:
             fills.append(length)
-    rows = _best_fit([Piece(n, 0, length) for n, length in enumerate(lengths)], 50)
+    rows = _best_fit([Segment(n, 0, length) for n, length in enumerate(lengths)], 50)
     assert sorted(sum(piece.stop for piece in row) for row in rows) == sorted(fills)
 
 
@@ -51,7 +51,7 @@ def test_few_documents_are_cut_that_fit_into_a_row() -> None:
     """Lengths spread as those of files are: many short, some long. Rows of an unpacked stream cut a third."""
     lengths = [int(length) for length in np.random.default_rng(0).lognormal(6.5, 1.5, 400)]
     short = {n for n, length in enumerate(lengths) if length <= 2048}
-    rows, _ = pack([(0, length) for length in lengths], 2048)
+    rows, _ = pack_rows([(0, length) for length in lengths], 2048)
     pieces = Counter(piece.document for row in rows for piece in row)
     edges = np.cumsum([0, *lengths])
     concatenated = sum(bool(edges[n] // 2048 != (edges[n + 1] - 1) // 2048) for n in short)
@@ -65,14 +65,19 @@ def test_nothing_is_left_over_time_and_again() -> None:
     rest: list[tuple[int, int, int]] = []  # with the number of the window
     for window in range(300):
         documents = rest + [(0, int(length), window) for length in random.lognormal(5.5, 1.5, 20).clip(1)]
-        packing = pack([(first, length) for first, length, _ in documents], 2048)
-        rest = [(piece.start, piece.stop, documents[piece.document][2]) for piece in packing.rest]
+        packing = pack_rows([(first, length) for first, length, _ in documents], 2048)
+        rest = [(piece.start, piece.stop, documents[piece.document][2]) for piece in packing.leftover]
         assert all(window - came < 6 for _, _, came in rest)
 
 
 def test_a_long_document_is_cut_rather_than_short_ones() -> None:
     lengths = [(0, 30), (0, 31), (0, 32), (0, 40 + 35)]
-    rows, rest = pack(lengths, 40)
-    assert [row[0] for row in rows] == [Piece(3, 0, 40), Piece(2, 0, 32), Piece(1, 0, 31), Piece(0, 0, 30)]
+    rows, rest = pack_rows(lengths, 40)
+    assert [row[0] for row in rows] == [
+        Segment(3, 0, 40),
+        Segment(2, 0, 32),
+        Segment(1, 0, 31),
+        Segment(0, 0, 30),
+    ]
     assert [piece.document for row in rows[1:] for piece in row[1:]] == [3, 3, 3]
-    assert rest == [Piece(3, 67, 75)]
+    assert rest == [Segment(3, 67, 75)]

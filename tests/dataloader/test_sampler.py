@@ -1,4 +1,4 @@
-"""Windows: every document once per epoch, an order that follows from seed and epoch."""
+"""Groups: every document once per epoch, an order that follows from seed and epoch."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from cpplm.core.shards import Shard, ShardReader
 from cpplm.dataloader import sampler
-from cpplm.dataloader.loader_state import Position
-from cpplm.dataloader.sampler import WINDOW_BYTES, Window, WindowOrder, num_windows
+from cpplm.dataloader.loader_state import Cursor
+from cpplm.dataloader.sampler import GROUP_BYTES, DocumentGroup, EpochShuffler, num_groups
 from tests.dataloader.numbered import write_numbered
 
 LENGTHS = [[9] * 10, [], [9] * 3, [9] * 7]
@@ -16,47 +16,47 @@ LENGTHS = [[9] * 10, [], [9] * 3, [9] * 7]
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardReader:
-    monkeypatch.setattr(sampler, "WINDOW_BYTES", 9)
+    monkeypatch.setattr(sampler, "GROUP_BYTES", 9)
     return ShardReader(write_numbered(tmp_path, LENGTHS))
 
 
-def windows(reader: ShardReader, seed: int | None, epochs: int) -> list[Window]:
-    windows_of, position, found = WindowOrder(reader, seed), Position(), []
+def groups(reader: ShardReader, seed: int | None, epochs: int) -> list[DocumentGroup]:
+    shuffler, cursor, found = EpochShuffler(reader, seed), Cursor(), []
     for steps in range(10_000):
-        position = windows_of.forward(Position(), steps)
-        assert position is not None
-        if position.epoch == epochs:
+        cursor = shuffler.advance(Cursor(), steps)
+        assert cursor is not None
+        if cursor.epoch == epochs:
             return found
-        assert windows_of.forward(windows_of.forward(Position(), steps // 2), steps - steps // 2) == position
-        found.append(windows_of.window(position))
+        assert shuffler.advance(shuffler.advance(Cursor(), steps // 2), steps - steps // 2) == cursor
+        found.append(shuffler.group_at(cursor))
     raise AssertionError("epochs do not end")
 
 
 @pytest.mark.parametrize("seed", [None, 0, 5])
 def test_every_document_once_per_epoch(reader: ShardReader, seed: int | None) -> None:
-    found = windows(reader, seed, 3)
+    found = groups(reader, seed, 3)
     for epoch in range(3):
         documents = Counter((w.number, d) for w in found if w.epoch == epoch for d in w.documents)
         assert documents == Counter((n, d) for n, lengths in enumerate(LENGTHS) for d in range(len(lengths)))
-    assert all(window.documents for window in found)
-    assert max(len(window.documents) for window in found) <= 4
+    assert all(group.documents for group in found)
+    assert max(len(group.documents) for group in found) <= 4
 
 
 def test_orders_differ_by_epoch_and_seed_and_repeat(reader: ShardReader) -> None:
     def documents(seed: int | None, epoch: int) -> list[tuple[int, int]]:
-        return [(w.number, d) for w in windows(reader, seed, 2) if w.epoch == epoch for d in w.documents]
+        return [(w.number, d) for w in groups(reader, seed, 2) if w.epoch == epoch for d in w.documents]
 
     assert documents(None, 0) == documents(None, 1) == sorted(documents(0, 0))
     assert documents(0, 0) == documents(0, 0)
     assert len({tuple(documents(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
-    seeds = [window.row_seed for window in windows(reader, 0, 2)]
+    seeds = [group.row_seed for group in groups(reader, 0, 2)]
     assert len(set(seeds)) == len(seeds)
 
 
-def test_the_number_of_windows_follows_from_the_manifest() -> None:
+def test_the_number_of_groups_follows_from_the_manifest() -> None:
     def shard(documents: int, size: float) -> Shard:
-        return Shard("train_00000.parquet", "train", documents, round(size * WINDOW_BYTES), "")
+        return Shard("train_00000.parquet", "train", documents, round(size * GROUP_BYTES), "")
 
-    assert [num_windows(shard(100, size)) for size in (0.1, 1.4, 1.6, 50)] == [1, 1, 2, 50]
-    assert num_windows(shard(3, 50)) == 3
-    assert num_windows(shard(0, 0)) == 0
+    assert [num_groups(shard(100, size)) for size in (0.1, 1.4, 1.6, 50)] == [1, 1, 2, 50]
+    assert num_groups(shard(3, 50)) == 3
+    assert num_groups(shard(0, 0)) == 0

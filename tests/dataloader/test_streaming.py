@@ -29,8 +29,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "WINDOW_BYTES", 12)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "GROUP_BYTES", 12)
 
 
 def open_stream(folder: Path) -> StreamingReader:
@@ -48,7 +48,7 @@ def train_loader(reader: ShardReader, state: LoaderState | None = None) -> Train
     return TrainLoader([DataSource(reader)], NumberedEncoder(), batch_size=4, seq_len=16, state=state)
 
 
-def taken(loader: TrainLoader, batches: int = 60) -> list[Batch]:
+def take(loader: TrainLoader, batches: int = 60) -> list[Batch]:
     with closing(loader):
         return [next(loader) for _ in range(batches)]
 
@@ -62,8 +62,8 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
 @pytest.mark.parametrize("manifest", [True, False])
 def test_batches_do_not_depend_on_when_shards_come(finished: Path, tmp_path: Path, manifest: bool) -> None:
     """Nor on whether a manifest describes them."""
-    expected = taken(train_loader(open_stream(finished)))
-    assert expected[-1].state.lanes[0][0].position.epoch > 0
+    expected = take(train_loader(open_stream(finished)))
+    assert expected[-1].state.streams[0][0].cursor.epoch > 0
     last = [MANIFEST, COMPLETE] if manifest else [COMPLETE]
     bring(finished, tmp_path, VAL, TRAIN[0])
     with closing(train_loader(open_stream(tmp_path))) as loader:
@@ -81,15 +81,15 @@ def test_batches_do_not_depend_on_when_shards_come(finished: Path, tmp_path: Pat
         thread.join()
     assert_same(found, expected)
     state = found[9].state
-    assert_same(taken(train_loader(open_stream(tmp_path), state), 50), expected[10:])
+    assert_same(take(train_loader(open_stream(tmp_path), state), 50), expected[10:])
 
 
 def test_the_first_epoch_is_in_the_order_of_numbers_and_later_ones_are_not(finished: Path) -> None:
-    stream = sampler.WindowOrder(open_stream(finished), 2)
+    stream = sampler.EpochShuffler(open_stream(finished), 2)
     numbers: dict[int, list[int]] = {}
     for step in range(150):
-        window = stream.window(stream.forward(sampler.Position(), step))
-        numbers.setdefault(window.epoch, []).append(window.number)
+        group = stream.group_at(stream.advance(sampler.Cursor(), step))
+        numbers.setdefault(group.epoch, []).append(group.number)
     assert numbers[0] == sorted(numbers[0])
     assert set(numbers[0]) == set(range(len(LENGTHS)))
     assert any(later != sorted(later) for later in list(numbers.values())[1:-1])
@@ -115,7 +115,7 @@ def test_what_is_not_whole_is_named_and_waited_for(
         assert "waiting for" not in capsys.readouterr().err  # said once
         bring(finished, tmp_path, TRAIN[1], COMPLETE)
         found = [next(batches) for _ in range(60)]
-    assert_same(found, taken(train_loader(open_stream(finished))))
+    assert_same(found, take(train_loader(open_stream(finished))))
 
 
 def test_the_reminder_comes_again(
@@ -123,7 +123,7 @@ def test_the_reminder_comes_again(
 ) -> None:
     monkeypatch.setattr(streaming, "_REMIND_SECONDS", 0.05)
     bring(finished, tmp_path, TRAIN[0])
-    said, again, real = [], threading.Event(), streaming.say
+    said, again, real = [], threading.Event(), streaming.log_info
 
     def say(text: str) -> None:
         real(text)
@@ -135,7 +135,7 @@ def test_the_reminder_comes_again(
         again.wait(20)
         bring(finished, tmp_path, VAL)
 
-    monkeypatch.setattr(streaming, "say", say)
+    monkeypatch.setattr(streaming, "log_info", say)
     thread = threading.Thread(target=deliver)
     thread.start()
     assert [shard.name for shard in open_stream(tmp_path).shards("val")] == [VAL]
@@ -149,7 +149,7 @@ def test_missing_for_good_is_an_error(finished: Path, tmp_path: Path, missing: s
     names = {VAL, *TRAIN, COMPLETE} - {missing}
     bring(finished, tmp_path, *names, *([MANIFEST] if manifest else []))
     with pytest.raises(UserError, match=missing):
-        taken(train_loader(open_stream(tmp_path)))
+        take(train_loader(open_stream(tmp_path)))
 
 
 @pytest.mark.parametrize("manifest", [True, False])
@@ -158,7 +158,7 @@ def test_damaged_for_good_is_an_error(finished: Path, tmp_path: Path, manifest: 
     data = (tmp_path / TRAIN[1]).read_bytes()
     (tmp_path / TRAIN[1]).write_bytes(data[:200])
     with pytest.raises(UserError, match=TRAIN[1]):
-        taken(train_loader(open_stream(tmp_path)))
+        take(train_loader(open_stream(tmp_path)))
 
 
 def test_a_shard_that_the_manifest_does_not_describe_is_an_error(finished: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from cpplm.generate.settings import SamplingSettings
 from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge
 from cpplm.judge.result_cache import FILE
 from cpplm.sandbox.compiler import require_compiler
-from cpplm.sandbox.limits import Result
+from cpplm.sandbox.limits import RunResult
 from cpplm.sandbox.sandbox import Sandbox
 
 NEEDS_LIBRARIES = {"CPP/22", "CPP/137", "CPP/162"}  # libboost-dev, libssl-dev
@@ -180,7 +180,7 @@ def test_contradictory_settings(values: dict[str, float], message: str) -> None:
 
 def test_a_missing_compiler_is_named(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "g++" in require_compiler(sandbox) or "GCC" in require_compiler(sandbox)
-    absent = Result("start", None, None, b"", b"g++: no such program in the sandbox", 0, 0)
+    absent = RunResult("start", None, None, b"", b"g++: no such program in the sandbox", 0, 0)
     monkeypatch.setattr(sandbox, "run", lambda *_, **__: absent)
     with pytest.raises(UserError, match=r"no such program.*apt-get install g\+\+"):
         evaluate_problems(lambda *_: [], CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cpplm.evaluate.sliding_window import EncodedText, score_in_windows, sliding_windows
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 START = 7
 
@@ -18,7 +18,7 @@ START = 7
 def losses(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
     """A causal model: the loss of a token depends on it and on all inputs up to it, and on nothing else."""
     seen_BT = (inputs_BT * torch.arange(1, inputs_BT.size(1) + 1)).cumsum(1)
-    return ((seen_BT * 31 + targets_BT * 17) % 97 / 10) * (targets_BT != IGNORED)
+    return ((seen_BT * 31 + targets_BT * 17) % 97 / 10) * (targets_BT != IGNORE_INDEX)
 
 
 def by_hand(ids: list[int], context: int) -> tuple[list[float], list[int]]:

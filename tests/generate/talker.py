@@ -17,7 +17,7 @@ from cpplm.generate.settings import SamplingSettings
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.conversations import render_conversation
-from cpplm.tokenizer.special_tokens import IGNORED, PAD
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.save import write_checkpoint
 from tests.model.features import random_model
@@ -64,8 +64,8 @@ def talker(tokenizer: Tokenizer) -> Engine:
     ids = torch.tensor([row.ids + [PAD] * (longest - len(row.ids)) for row in rows])
     targets = torch.tensor(
         [
-            [id_ if learnt else IGNORED for id_, learnt in zip(row.ids[1:], row.mask[1:], strict=True)]
-            + [IGNORED] * (longest - len(row.ids) + 1)
+            [id_ if learnt else IGNORE_INDEX for id_, learnt in zip(row.ids[1:], row.mask[1:], strict=True)]
+            + [IGNORE_INDEX] * (longest - len(row.ids) + 1)
             for row in rows
         ]
     )

@@ -51,7 +51,7 @@ def test_a_prompt_may_end_anywhere(engine: Engine, cut: int) -> None:
             assert written == prompt + completion.text or len(written) < len(prompt)
             spelling = len(completion.ids) - 8
             assert (completion.finish_reason == "length") == (
-                len(engine.tokenizer.decode_bytes(completion.ids[:spelling])) >= len(healed.taken)
+                len(engine.tokenizer.decode_bytes(completion.ids[:spelling])) >= len(healed.removed)
             )
 
 
@@ -60,7 +60,7 @@ def test_healing_takes_the_likeliest_token_that_spells_the_end(engine: Engine) -
     prompt = "int shift_3_1(int value) {\n"
     healed = heal(engine.tokenizer, prompt)
     completion = engine.complete(prompt, SamplingSettings(6, 0))[0]
-    ids, rest = [BOS, *healed.ids], healed.taken
+    ids, rest = [BOS, *healed.ids], healed.removed
     for token in completion.ids:
         logits = engine.model(torch.tensor([ids]))[0, -1]
         logits[[id_ for id_ in range(NUM_SPECIAL) if rest or id_ not in (BOS, EOS)]] = float("-inf")

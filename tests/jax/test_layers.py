@@ -14,7 +14,7 @@ from cpplm.jax.multi_token import shifted_targets
 from cpplm.jax.settings import RunSettings
 from cpplm.model import hyper_connections, layers, multi_token
 from cpplm.model.engram import EngramMemory
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.jax.twins import TWINS, torch_model
 
 
@@ -88,7 +88,7 @@ def test_hashes_are_those_of_64_bit_arithmetic() -> None:
 
 def test_targets_of_further_tokens() -> None:
     targets = np.random.default_rng(0).integers(9, size=(3, 12))
-    targets[targets == 8] = IGNORED
+    targets[targets == 8] = IGNORE_INDEX
     theirs = multi_token.mtp_targets(torch.from_numpy(targets), 3)
     for ours, expected in zip(shifted_targets(jnp.asarray(targets), 3), theirs, strict=True):
         for one, other in zip(ours, expected, strict=True):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from cpplm.jax.loss import cross_entropy
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.jax.devices import mesh_of
 
 VOCAB, PADDED, WIDTH = 70, 128, 16
@@ -21,7 +21,7 @@ def inputs(rows: int = 2, length: int = 24) -> tuple[np.ndarray, np.ndarray, np.
     hidden = random.standard_normal((rows, length, WIDTH)).astype(np.float32)
     weight = 3 * random.standard_normal((PADDED, WIDTH)).astype(np.float32)
     targets = random.integers(VOCAB, size=(rows, length)).astype(np.int32)
-    targets[0, 3:7] = IGNORED
+    targets[0, 3:7] = IGNORE_INDEX
     return hidden, weight, targets
 
 
@@ -32,7 +32,7 @@ def reference(
     states, head = (torch.from_numpy(x).double().requires_grad_() for x in (hidden, weight))
     logits = softcap * torch.tanh(states @ head[:VOCAB].T / softcap)
     flat = torch.from_numpy(targets).long().flatten()
-    loss = F.cross_entropy(logits.flatten(0, 1), flat, ignore_index=IGNORED)
+    loss = F.cross_entropy(logits.flatten(0, 1), flat, ignore_index=IGNORE_INDEX)
     loss.backward()
     return [loss.detach().numpy(), states.grad.numpy(), head.grad.numpy()]
 
@@ -64,7 +64,7 @@ def test_against_float64(chunk: int, softcap: float) -> None:
 
 def test_no_target_at_all() -> None:
     hidden, weight, targets = inputs()
-    for found in ours(hidden, weight, np.full_like(targets, IGNORED), 15.0, 7):
+    for found in ours(hidden, weight, np.full_like(targets, IGNORE_INDEX), 15.0, 7):
         assert (found == 0).all()
 
 

@@ -24,7 +24,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.lr_settings import Rates
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from cpplm.train.backend import StepLosses, StepPlan, TrainModule
 from cpplm.train.distributed import SINGLE_PROCESS
 from cpplm.train.torch_backend import TorchTrainModule
@@ -82,7 +82,7 @@ def make_batches(
         ids = torch.randint(config.vocab_size, (rows, length + 1), generator=chance)
         inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].clone()
         if not whole:
-            targets[0, length // 2] = targets[-1, -1] = IGNORED
+            targets[0, length // 2] = targets[-1, -1] = IGNORE_INDEX
         batches.append(Batch(inputs, targets, LoaderState()))
     return batches
 

@@ -23,7 +23,7 @@ from cpplm.model.config import (
     SparseAttentionConfig,
 )
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.model.features import CHANGES, CONFIGS, LOCAL, random_model
 
 EXACT = RunSettings(compute_dtype="float32", loss_chunk=7, sparse_block=5)
@@ -109,7 +109,7 @@ def make_batch(
     chance = np.random.default_rng(seed)
     ids = chance.integers(config.vocab_size, size=(rows, length + 1)).astype(np.int32)
     targets = ids[:, 1:].copy()
-    targets[0, length // 2] = targets[-1, -2:] = IGNORED
+    targets[0, length // 2] = targets[-1, -2:] = IGNORE_INDEX
     batch = {"inputs": ids[:, :-1], "targets": targets}
     if config.mtp:
         batch["multi_token_weight"] = np.float32(0.3)

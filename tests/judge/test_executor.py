@@ -13,7 +13,7 @@ from cpplm.judge import executor
 from cpplm.judge.executor import COMPILER, MAX_ANSWER_CHARS, Judge, Program
 from cpplm.judge.result_cache import FILE, Verdict
 from cpplm.judge.scoring import Outcome
-from cpplm.sandbox.limits import Limits, Result
+from cpplm.sandbox.limits import ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
 BEFORE = "#include <cstdlib>\n#include <unistd.h>\n// Doubles.\nint twice(int x) {\n"
@@ -30,7 +30,7 @@ def sandbox() -> Sandbox:
 
 @pytest.fixture(scope="module")
 def judge(sandbox: Sandbox) -> Judge:
-    return Judge(sandbox, limits=Limits(wall_seconds=3, cpu_seconds=1))
+    return Judge(sandbox, limits=ResourceLimits(wall_seconds=3, cpu_seconds=1))
 
 
 def verdict(judge: Judge, written: str, before: str = BEFORE, after: str = AFTER) -> Verdict:
@@ -219,7 +219,7 @@ def runs(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[lis
 
     def counting(
         self: Sandbox, files: dict[str, bytes], argv: list[str], *rest: object, **more: object
-    ) -> Result:
+    ) -> RunResult:
         asked.append(argv)
         return run(self, files, argv, *rest, **more)  # type: ignore[arg-type]
 
@@ -258,7 +258,7 @@ def test_an_interrupted_judge_goes_on(sandbox: Sandbox, tmp_path: Path, runs: li
 
 def test_other_limits_and_another_compiler_are_another_question(sandbox: Sandbox, tmp_path: Path) -> None:
     program = Program(BEFORE, RIGHT, AFTER)
-    for limits in (Limits(), Limits(cpu_seconds=3)):
+    for limits in (ResourceLimits(), ResourceLimits(cpu_seconds=3)):
         [(_, found)] = Judge(sandbox, cache_dir=tmp_path, limits=limits).judge([program])
         assert not found.cached
     other = Judge(sandbox, cache_dir=tmp_path)
@@ -270,12 +270,12 @@ def test_other_limits_and_another_compiler_are_another_question(sandbox: Sandbox
 
 def test_what_the_machine_is_to_blame_for_is_not_kept(sandbox: Sandbox, tmp_path: Path) -> None:
     sleeps = Program(BEFORE, "sleep(60); return 2 * x; }", AFTER)
-    limits = Limits(wall_seconds=0.3)
+    limits = ResourceLimits(wall_seconds=0.3)
     for _ in range(2):
         [(_, found)] = Judge(sandbox, cache_dir=tmp_path, limits=limits).judge([sleeps])
         assert (found.outcome, found.cached) == ("timeout", False)
     loops = Program(BEFORE, "while (true) { } }", AFTER)
-    limits = Limits(wall_seconds=60, cpu_seconds=1)
+    limits = ResourceLimits(wall_seconds=60, cpu_seconds=1)
     for known in (False, True):
         [(_, found)] = Judge(sandbox, cache_dir=tmp_path, limits=limits).judge([loops])
         assert (found.outcome, found.cached) == ("timeout", known)
@@ -287,7 +287,7 @@ def test_a_failing_sandbox_is_counted_and_not_kept(
     judge = Judge(sandbox, cache_dir=tmp_path)
     run = Sandbox.run
 
-    def fail(self: Sandbox, files: dict[str, bytes], *rest: object, **more: object) -> Result:
+    def fail(self: Sandbox, files: dict[str, bytes], *rest: object, **more: object) -> RunResult:
         if "program.cpp" in files:
             raise SandboxError("out of processes")
         return run(self, files, *rest, **more)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from cpplm.model.flops import count_flops, count_parameters
 from cpplm.model.kv_cache.view import CacheReadMode
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.model.caches import Rows
 from tests.model.features import CONFIGS, random_ids, random_model
 
@@ -85,7 +85,7 @@ def test_untrained_loss_is_uniform(config: ModelConfig) -> None:
 def test_every_parameter_learns_and_ignored_targets_do_not_count(config: ModelConfig) -> None:
     model, ids = random_model(config), random_ids(2, 16)
     targets = ids.roll(-1, dims=1)
-    targets[0, 10:] = IGNORED
+    targets[0, 10:] = IGNORE_INDEX
     model.training_losses(ids, targets, 0.3).total.backward()
     for name, gradient in gradients(model).items():
         assert torch.isfinite(gradient).all(), name

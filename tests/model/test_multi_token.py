@@ -7,11 +7,11 @@ import torch
 
 from cpplm.model.kv_cache.cache import KVCache
 from cpplm.model.multi_token import mtp_targets
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.model.features import CONFIGS, PLAIN, random_ids, random_model
 
 CONFIG = CONFIGS["further"]
-X = IGNORED
+X = IGNORE_INDEX
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 1023, 1024, 1025, 2048])

@@ -10,7 +10,7 @@ from cpplm.core.settings import from_dict, to_dict
 from cpplm.model.attention import ForwardContext
 from cpplm.model.config import EngramConfig, ModelConfig, SparseAttentionConfig
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.model.features import CONFIGS, PLAIN, random_ids, random_model
 
 CONFIG = PLAIN
@@ -65,7 +65,7 @@ def test_ignored_targets_count_nothing() -> None:
     model = random_model(CONFIG)
     ids = random_ids(2, 16)
     targets = ids.roll(-1, dims=1)
-    targets[:, 10:] = IGNORED
+    targets[:, 10:] = IGNORE_INDEX
     each = model.loss(ids, targets, reduction="none")
     assert each.shape == (2, 16)
     assert torch.all(each[:, 10:] == 0)

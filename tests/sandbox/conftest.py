@@ -12,16 +12,16 @@ import psutil
 import pytest
 
 from cpplm.sandbox import sandbox as sandbox_module
-from cpplm.sandbox.backends import BACKENDS, Backend
+from cpplm.sandbox.backends import BACKENDS, SandboxBackend
 from cpplm.sandbox.compiler import fast_linker
-from cpplm.sandbox.limits import MIB, Limits, Result
-from cpplm.sandbox.sandbox import Sandbox, state_of
+from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
+from cpplm.sandbox.sandbox import Sandbox, backend_status
 from tests.sandbox.programs import Hostile
 
-COMPILE_LIMITS = Limits(
+COMPILE_LIMITS = ResourceLimits(
     wall_seconds=120, cpu_seconds=20, memory_bytes=1024 * MIB, processes=16, scratch_bytes=64 * MIB
 )
-Attack = Callable[..., Result]
+Attack = Callable[..., RunResult]
 
 
 _FIRST, *_OTHERS = BACKENDS
@@ -30,8 +30,8 @@ _EACH = [_FIRST, *(pytest.param(backend, marks=pytest.mark.slow) for backend in 
 
 @pytest.fixture(params=_EACH, ids=lambda backend: backend.mode)
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    backend: Backend = request.param
-    trouble = state_of(backend.mode).trouble
+    backend: SandboxBackend = request.param
+    trouble = backend_status(backend.mode).problem
     if trouble:
         pytest.skip(f"{backend.mode} does not work here: {trouble}")
     return Sandbox(backend)
@@ -66,8 +66,8 @@ def attack(sandbox: Sandbox, compile_cpp: Callable[[str], bytes]) -> Iterator[At
 
     def run(
         program: Hostile, *arguments: object, fetch: dict[str, int] | None = None, **limits: float
-    ) -> Result:
-        chosen = Limits(**{"wall_seconds": 10.0, **limits})  # type: ignore[arg-type]
+    ) -> RunResult:
+        chosen = ResourceLimits(**{"wall_seconds": 10.0, **limits})  # type: ignore[arg-type]
         files = {name: compile_cpp(program.source)}
         return sandbox.run(files, [f"./{name}", *map(str, arguments)], chosen, fetch=fetch)
 
@@ -105,7 +105,7 @@ def assert_removed(sandbox: Sandbox, work_folders: list[Path]) -> None:
 
 
 def assert_next_is_unaffected(sandbox: Sandbox) -> None:
-    after = sandbox.run({}, ["/bin/echo", "unaffected"], Limits())
+    after = sandbox.run({}, ["/bin/echo", "unaffected"], ResourceLimits())
     assert after.succeeded
     assert after.stdout == b"unaffected\n"
 

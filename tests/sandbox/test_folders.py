@@ -9,11 +9,11 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.sandbox.backends import UNSAFE
-from cpplm.sandbox.compiler import include_folders, require_compiler, require_folders
-from cpplm.sandbox.limits import MIB, Limits
+from cpplm.sandbox.compiler import check_mounts, include_folders, require_compiler
+from cpplm.sandbox.limits import MIB, ResourceLimits
 from cpplm.sandbox.sandbox import Sandbox
 
-WRITABLE = Limits(scratch_bytes=MIB)
+WRITABLE = ResourceLimits(scratch_bytes=MIB)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def shared(public_file: Path) -> Iterator[Path]:
     assert public_file.read_text() == "the secret"
 
 
-@pytest.mark.parametrize("limits", [Limits(), WRITABLE], ids=["read_only", "writable"])
-def test_files_are_read_by_the_name_given(sandbox: Sandbox, shared: Path, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ResourceLimits(), WRITABLE], ids=["read_only", "writable"])
+def test_files_are_read_by_the_name_given(sandbox: Sandbox, shared: Path, limits: ResourceLimits) -> None:
     command = ["sh", "-c", "cat lib/deep/a.h lib/inside && ls lib lib/deep"]
     result = sandbox.run({}, command, limits, folders={"lib": shared})
     assert result.succeeded, result.message()
@@ -49,7 +49,7 @@ def test_two_folders_beside_files(sandbox: Sandbox, shared: Path) -> None:
     folders = {"one": shared, "two": shared / "deep"}
     files = {"main.cpp": b'#include <a.h>\n#include "own/b.h"\nint c = a + b;\n', "own/b.h": b"int b;\n"}
     command = ["g++", "-fsyntax-only", "-isystem", "two", "main.cpp"]
-    limits = Limits(processes=16, scratch_bytes=MIB, memory_bytes=1024 * MIB)
+    limits = ResourceLimits(processes=16, scratch_bytes=MIB, memory_bytes=1024 * MIB)
     result = sandbox.run(files, command, limits, folders=folders)
     assert result.succeeded, result.message()
 
@@ -60,13 +60,13 @@ def test_two_folders_beside_files(sandbox: Sandbox, shared: Path) -> None:
 def test_nothing_else_of_the_host_becomes_visible(sandbox: Sandbox, shared: Path, path: str) -> None:
     """Namespaces: such links lead nowhere. Landlock: they lead to a file that cannot be opened."""
     folders = {"lib": shared}
-    result = sandbox.run({}, ["cat", f"lib/{path}"], Limits(), folders=folders)
+    result = sandbox.run({}, ["cat", f"lib/{path}"], ResourceLimits(), folders=folders)
     assert not result.succeeded
     assert result.stdout == b""
     include = sandbox.run(
         {"a.cpp": f'#include "lib/{path}"\n'.encode()},
         ["g++", "-fsyntax-only", "a.cpp"],
-        Limits(processes=16, scratch_bytes=MIB, memory_bytes=1024 * MIB),
+        ResourceLimits(processes=16, scratch_bytes=MIB, memory_bytes=1024 * MIB),
         folders=folders,
     )
     assert not include.succeeded
@@ -75,7 +75,7 @@ def test_nothing_else_of_the_host_becomes_visible(sandbox: Sandbox, shared: Path
 
 
 def test_the_unsafe_sandbox_is_what_those_attacks_succeed_in(shared: Path) -> None:
-    result = Sandbox(UNSAFE).run({}, ["cat", "lib/absolute"], Limits(), folders={"lib": shared})
+    result = Sandbox(UNSAFE).run({}, ["cat", "lib/absolute"], ResourceLimits(), folders={"lib": shared})
     assert result.stdout == b"the secret"
 
 
@@ -102,7 +102,7 @@ def test_nothing_in_them_can_be_changed(sandbox: Sandbox, shared: Path, attack: 
 def test_nothing_in_them_can_be_executed(sandbox: Sandbox, shared: Path) -> None:
     if sandbox.name == "bubblewrap":
         pytest.skip("bwrap has no such mounts; a program can run its own copy in any case")
-    result = sandbox.run({}, ["lib/program"], Limits(), folders={"lib": shared})
+    result = sandbox.run({}, ["lib/program"], ResourceLimits(), folders={"lib": shared})
     assert not result.succeeded
     assert result.stdout == b""
 
@@ -119,34 +119,34 @@ def test_a_folder_is_not_fetched(sandbox: Sandbox, shared: Path) -> None:
 
 def test_files_lie_in_sub_folders(sandbox: Sandbox) -> None:
     files = {"a/b/c.txt": b"deep", "a/d.txt": b"er"}
-    assert sandbox.run(files, ["cat", "a/b/c.txt", "a/d.txt"], Limits()).stdout == b"deeper"
+    assert sandbox.run(files, ["cat", "a/b/c.txt", "a/d.txt"], ResourceLimits()).stdout == b"deeper"
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../b", "/a", "a//b", "a/", "a/.b", "a/b\n", "/".join("a" * 17)])
 def test_paths_of_files_stay_below(sandbox: Sandbox, name: str) -> None:
     with pytest.raises(ValueError, match="plain file name"):
-        sandbox.run({name: b""}, ["true"], Limits())
+        sandbox.run({name: b""}, ["true"], ResourceLimits())
 
 
 def test_names_that_clash(sandbox: Sandbox, tmp_path: Path) -> None:
     for name in ("a/b", ".", "..", "a b"):
         with pytest.raises(ValueError, match="plain file name"):
-            sandbox.run({}, ["true"], Limits(), folders={name: tmp_path})
+            sandbox.run({}, ["true"], ResourceLimits(), folders={name: tmp_path})
     for name in ("lib", "lib/a.h"):
         with pytest.raises(ValueError, match="only be read"):
-            sandbox.run({name: b""}, ["true"], Limits(), folders={"lib": tmp_path})
+            sandbox.run({name: b""}, ["true"], ResourceLimits(), folders={"lib": tmp_path})
     with pytest.raises(ValueError, match="not a folder"):
-        sandbox.run({}, ["true"], Limits(), folders={"lib": tmp_path / "none"})
+        sandbox.run({}, ["true"], ResourceLimits(), folders={"lib": tmp_path / "none"})
 
 
 def test_folders_that_cannot_be_read_are_named(sandbox: Sandbox, tmp_path: Path, shared: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
-    require_folders(sandbox, [shared])
+    check_mounts(sandbox, [shared])
     with pytest.raises(UserError, match="closed cannot be read"):
-        require_folders(sandbox, [shared, closed])
+        check_mounts(sandbox, [shared, closed])
     with pytest.raises(UserError, match="none cannot be read"):
-        require_folders(sandbox, [tmp_path / "none"])
+        check_mounts(sandbox, [tmp_path / "none"])
 
 
 def test_the_compilers_own_folders() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.sandbox.backends import NOBODY, UNSAFE
-from cpplm.sandbox.limits import MIB, Limits, Result
+from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import Sandbox
 from tests.sandbox.conftest import Attack, assert_removed
 from tests.sandbox.more_programs import ATTACKS, combined
@@ -67,7 +67,7 @@ def test_memory_outside_the_address_space(attack: Attack) -> None:
 def in_time(attack: Attack, compile_cpp: Callable[[str], bytes], patient_harness: None) -> Attack:
     """An attack that its launcher ends at the limit, and soon."""
 
-    def run(program: Hostile, *arguments: object, **limits: float) -> Result:
+    def run(program: Hostile, *arguments: object, **limits: float) -> RunResult:
         compile_cpp(program.source)  # which does not count
         begin = time.monotonic()
         result = attack(program, *arguments, **limits)
@@ -303,5 +303,5 @@ def test_the_attacks_are_real(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         arguments = [str(listener.getsockname()[1]), "none"] if program == NETWORK else [str(public_file)]
         files = {"attack": compile_cpp(program.source)}
-        result = Sandbox(UNSAFE).run(files, ["./attack", *arguments], Limits())
+        result = Sandbox(UNSAFE).run(files, ["./attack", *arguments], ResourceLimits())
     assert result.stdout.startswith(harm)

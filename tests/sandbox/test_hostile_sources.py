@@ -11,7 +11,7 @@ import pytest
 
 from cpplm.judge.executor import COMPILER
 from cpplm.sandbox.backends import UNSAFE
-from cpplm.sandbox.limits import MIB, Limits, Result
+from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import Sandbox
 from tests.sandbox import programs
 from tests.sandbox.conftest import assert_next_is_unaffected
@@ -20,11 +20,13 @@ from tests.sandbox.programs import Hostile
 from tests.sandbox.sources import BOMBS, COSTLY, HARMLESS_HERE, READING
 
 # For what ends by itself: a busy machine is no failure.
-LIMITS = Limits(wall_seconds=60, cpu_seconds=20, memory_bytes=512 * MIB, processes=16, scratch_bytes=16 * MIB)
+LIMITS = ResourceLimits(
+    wall_seconds=60, cpu_seconds=20, memory_bytes=512 * MIB, processes=16, scratch_bytes=16 * MIB
+)
 TIGHT = dataclasses.replace(LIMITS, wall_seconds=4, cpu_seconds=3)
 
 
-def compile_in(sandbox: Sandbox, source: str, limits: Limits = LIMITS) -> Result:
+def compile_in(sandbox: Sandbox, source: str, limits: ResourceLimits = LIMITS) -> RunResult:
     """Compile, see that nothing of the compiler lives on, and that the next program runs as ever."""
     name = f"h{secrets.token_hex(5)}.cpp"  # in the command line of all that the compiler starts
     command = [*COMPILER, "-o", "program", name]

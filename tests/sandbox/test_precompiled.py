@@ -9,7 +9,7 @@ import pytest
 
 from cpplm.sandbox import precompiled
 from cpplm.sandbox.compiler import COMPILE_LIMITS, fast_linker, missing_headers, require_compiler
-from cpplm.sandbox.precompiled import FLAGS, cache_folder, folder_of, precompile
+from cpplm.sandbox.precompiled import FLAGS, cache_folder, pch_include_dir, precompile
 from cpplm.sandbox.sandbox import Sandbox
 
 COMMAND = ("g++", "-std=c++17", "-O0")
@@ -31,12 +31,12 @@ def test_compiled_headers_are_used_and_cannot_be_changed(sandbox: Sandbox, cache
     assert sorted(path.name for path in folder.iterdir()) == ["all.h", "all.h.gch"]
     command = [*COMMAND, *FLAGS, "-H", "-o", "main", "main.cpp"]
     files = {"main.cpp": SOURCE}
-    result = sandbox.run(files, command, COMPILE_LIMITS, folders=folder_of(folder))
+    result = sandbox.run(files, command, COMPILE_LIMITS, folders=pch_include_dir(folder))
     assert result.succeeded, result.message()
     assert "! ./headers/all.h.gch" in result.message(), "gcc marks what it used with !"
     assert "/cstddef" in result.message()
     spoil = ["sh", "-c", "echo x >headers/all.h.gch"]
-    assert not sandbox.run({}, spoil, COMPILE_LIMITS, folders=folder_of(folder)).succeeded
+    assert not sandbox.run({}, spoil, COMPILE_LIMITS, folders=pch_include_dir(folder)).succeeded
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
 
@@ -44,7 +44,7 @@ def test_other_flags_do_not_use_them_and_compile_all_the_same(sandbox: Sandbox) 
     folder = precompile(sandbox, ["cstddef"], COMMAND, "1")
     assert folder is not None
     command = ["g++", "-std=c++14", *FLAGS, "-H", "-o", "main", "main.cpp"]
-    result = sandbox.run({"main.cpp": SOURCE}, command, COMPILE_LIMITS, folders=folder_of(folder))
+    result = sandbox.run({"main.cpp": SOURCE}, command, COMPILE_LIMITS, folders=pch_include_dir(folder))
     assert result.succeeded
     assert "! ./headers" not in result.message()
 

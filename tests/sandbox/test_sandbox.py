@@ -17,11 +17,18 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.sandbox import sandbox as sandbox_module
 from cpplm.sandbox.backends import BACKENDS, UNSAFE
-from cpplm.sandbox.limits import MIB, Limits
-from cpplm.sandbox.sandbox import LARGEST_STDIN, BackendState, Sandbox, SandboxError, examine, survey
+from cpplm.sandbox.limits import MIB, ResourceLimits
+from cpplm.sandbox.sandbox import (
+    MAX_STDIN_BYTES,
+    BackendStatus,
+    Sandbox,
+    SandboxError,
+    list_backends,
+    probe_backend,
+)
 from tests.sandbox.conftest import assert_removed
 
-WRITABLE = Limits(scratch_bytes=MIB)
+WRITABLE = ResourceLimits(scratch_bytes=MIB)
 
 
 def test_result_of_a_plain_run(sandbox: Sandbox) -> None:
@@ -39,14 +46,14 @@ def test_result_of_a_plain_run(sandbox: Sandbox) -> None:
 
 def test_files_travel_unchanged(sandbox: Sandbox) -> None:
     data = os.urandom(3 * MIB)
-    limits = Limits(scratch_bytes=8 * MIB)
+    limits = ResourceLimits(scratch_bytes=8 * MIB)
     result = sandbox.run({"a": data, "b": b""}, ["cp", "a", "c"], limits, fetch={"a": 4 * MIB, "c": 4 * MIB})
     assert result.files == {"a": data, "c": data}
 
 
 def test_standard_input_can_be_read_once(sandbox: Sandbox) -> None:
-    data = os.urandom(LARGEST_STDIN)
-    limits = Limits(output_bytes=2 * LARGEST_STDIN)
+    data = os.urandom(MAX_STDIN_BYTES)
+    limits = ResourceLimits(output_bytes=2 * MAX_STDIN_BYTES)
     assert sandbox.run({}, ["sh", "-c", "cat; cat"], limits, stdin=data).stdout == data
     assert sandbox.run({}, ["cat"], limits).stdout == b""
     with pytest.raises(ValueError, match="stdin takes 65,536 bytes, not 65,537"):
@@ -58,32 +65,34 @@ def test_a_file_over_its_bound_is_not_fetched(sandbox: Sandbox) -> None:
 
 
 def test_output_up_to_the_limit_is_whole(sandbox: Sandbox) -> None:
-    exact = sandbox.run({"a": b"x" * 5000}, ["cat", "a"], Limits(output_bytes=5000))
+    exact = sandbox.run({"a": b"x" * 5000}, ["cat", "a"], ResourceLimits(output_bytes=5000))
     assert exact.succeeded
     assert exact.stdout == b"x" * 5000
-    over = sandbox.run({"a": b"x" * 5001}, ["cat", "a"], Limits(output_bytes=5000))
+    over = sandbox.run({"a": b"x" * 5001}, ["cat", "a"], ResourceLimits(output_bytes=5000))
     assert (over.reason, over.exit_code) == ("output limit", None)
     assert over.stdout == b"x" * 5000
 
 
 def test_signal_and_absent_program(sandbox: Sandbox) -> None:
-    killed = sandbox.run({}, ["sh", "-c", "kill -SEGV $$"], Limits())
+    killed = sandbox.run({}, ["sh", "-c", "kill -SEGV $$"], ResourceLimits())
     assert (killed.reason, killed.exit_code, killed.signal) == ("signal", None, 11)
-    absent = sandbox.run({}, ["no-such-program"], Limits())
+    absent = sandbox.run({}, ["no-such-program"], ResourceLimits())
     assert not absent.succeeded
     assert b"no-such-program" in absent.stderr
-    broken = sandbox.run({"program": b"\x7fELF is all of it"}, ["./program"], Limits())
+    broken = sandbox.run({"program": b"\x7fELF is all of it"}, ["./program"], ResourceLimits())
     assert not broken.succeeded
 
 
 def test_environment_holds_four_names(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPPLM_TEST_SECRET", "1")
-    names = {line.split("=")[0] for line in sandbox.run({}, ["env"], Limits()).stdout.decode().splitlines()}
+    names = {
+        line.split("=")[0] for line in sandbox.run({}, ["env"], ResourceLimits()).stdout.decode().splitlines()
+    }
     assert {"PATH", "HOME", "TMPDIR", "LC_ALL"} <= names <= {"PATH", "HOME", "TMPDIR", "LC_ALL", "PWD"}
 
 
 def test_programs_do_not_run_as_root(sandbox: Sandbox) -> None:
-    uid = int(sandbox.run({}, ["id", "-u"], Limits()).stdout)
+    uid = int(sandbox.run({}, ["id", "-u"], ResourceLimits()).stdout)
     assert uid != 0
     assert sandbox.name == "landlock" or uid == 65534
 
@@ -92,9 +101,9 @@ def test_programs_do_not_run_as_root(sandbox: Sandbox) -> None:
 def test_only_plain_names(sandbox: Sandbox, name: str) -> None:
     if name != "a/b":
         with pytest.raises(ValueError, match="plain file name"):
-            sandbox.run({name: b""}, ["true"], Limits())
+            sandbox.run({name: b""}, ["true"], ResourceLimits())
     with pytest.raises(ValueError, match="plain file name"):
-        sandbox.run({}, ["true"], Limits(), fetch={name: 1})
+        sandbox.run({}, ["true"], ResourceLimits(), fetch={name: 1})
 
 
 def test_many_threads_at_once(sandbox: Sandbox) -> None:
@@ -108,7 +117,7 @@ def test_many_threads_at_once(sandbox: Sandbox) -> None:
 
 def test_runs_leave_no_descriptors_and_no_folders(sandbox: Sandbox, work_folders: list[Path]) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for limits in (Limits(), Limits(wall_seconds=0.05), Limits(output_bytes=1)):
+    for limits in (ResourceLimits(), ResourceLimits(wall_seconds=0.05), ResourceLimits(output_bytes=1)):
         sandbox.run({}, ["sh", "-c", "echo long enough; sleep 0.2"], limits)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert_removed(sandbox, work_folders)
@@ -155,7 +164,7 @@ def test_probe_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         sandbox_module,
         "state_of",
-        lambda mode: BackendState(UNSAFE, "" if mode in {"bubblewrap", "landlock"} else "broken"),
+        lambda mode: BackendStatus(UNSAFE, "" if mode in {"bubblewrap", "landlock"} else "broken"),
     )
     assert Sandbox.probe().name == "bubblewrap"
 
@@ -176,7 +185,9 @@ def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_runs_when_no_backend_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_module, "state_of", lambda mode: BackendState(UNSAFE, f"{mode} is closed"))
+    monkeypatch.setattr(
+        sandbox_module, "backend_status", lambda mode: BackendStatus(UNSAFE, f"{mode} is closed")
+    )
     with pytest.raises(UserError) as caught:
         Sandbox.probe()
     for words in (
@@ -193,26 +204,26 @@ def test_unsafe_is_loud_and_never_the_default(capsys: pytest.CaptureFixture[str]
     chosen = Sandbox.probe(unsafe=True)
     assert "NO isolation" in capsys.readouterr().err
     assert chosen.name == "unsafe"
-    assert chosen.run({"a": b"x"}, ["cat", "a"], Limits()).stdout == b"x"
+    assert chosen.run({"a": b"x"}, ["cat", "a"], ResourceLimits()).stdout == b"x"
 
 
 def test_the_examination_finds_missing_walls() -> None:
-    assert "leak" in examine(UNSAFE)
+    assert "leak" in probe_backend(UNSAFE)
 
 
 def test_every_backend_has_a_state() -> None:
-    assert [state.backend for state in survey()] == list(BACKENDS)
-    for state in survey():
-        assert state.trouble == "" or len(state.trouble) > 5
+    assert [state.backend for state in list_backends()] == list(BACKENDS)
+    for state in list_backends():
+        assert state.problem == "" or len(state.problem) > 5
 
 
 def test_a_lost_launcher_is_an_error(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module, "_START", "import os; os._exit(3)")
     with pytest.raises(SandboxError, match="without a report"):
-        sandbox.run({}, ["true"], Limits())
+        sandbox.run({}, ["true"], ResourceLimits())
 
 
 @pytest.mark.parametrize("field", ["wall_seconds", "cpu_seconds", "memory_bytes", "processes", "open_files"])
 def test_limits_must_be_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        Limits(**{field: 0})
+        ResourceLimits(**{field: 0})

@@ -11,7 +11,7 @@ from cpplm.model.transformer import Transformer
 from cpplm.serve.api.chat import signature
 from cpplm.serve.request_models import FunctionTool
 from cpplm.tokenizer.conversations import render_conversation
-from cpplm.tokenizer.special_tokens import IGNORED, PAD
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 CONTEXT = 320
@@ -70,13 +70,13 @@ def learned(tokenizer: Tokenizer) -> Engine:
     ids = torch.tensor([row.ids + [PAD] * (longest - len(row.ids)) for row in rows])
     targets = torch.tensor(
         [
-            [id_ if learnt else IGNORED for id_, learnt in zip(row.ids[1:], row.mask[1:], strict=True)]
-            + [IGNORED] * (longest - len(row.ids) + 1)
+            [id_ if learnt else IGNORE_INDEX for id_, learnt in zip(row.ids[1:], row.mask[1:], strict=True)]
+            + [IGNORE_INDEX] * (longest - len(row.ids) + 1)
             for row in rows
         ]
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    learnt = targets != IGNORED
+    learnt = targets != IGNORE_INDEX
     for step in range(400):
         if step % 10 == 0 and _by_heart(model, ids, targets, learnt):
             return Engine(model.eval(), tokenizer)

@@ -13,7 +13,7 @@ from cpplm.core.errors import UserError
 from cpplm.cpp.standard_headers import KEYWORDS
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
-from cpplm.sandbox.limits import Limits
+from cpplm.sandbox.limits import ResourceLimits
 from cpplm.serve import page_compile, page_routes
 from cpplm.serve.app import build
 from cpplm.serve.model_info import ServedModel
@@ -187,7 +187,7 @@ def test_nothing_of_the_host_comes_in(client: TestClient) -> None:
 
 
 def test_programs_that_do_not_end_well(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_compile, "_RUN_LIMITS", Limits(wall_seconds=1))
+    monkeypatch.setattr(page_compile, "_RUN_LIMITS", ResourceLimits(wall_seconds=1))
     source = '#include <cstdio>\nint main() {{ std::puts("begun"); std::fflush(stdout); {} }}\n'
     run = compiled(client, source.format("__builtin_trap();"), run=True)["run"]
     assert (run["reason"], run["stdout"]) == ("signal", "begun\n")
@@ -196,7 +196,9 @@ def test_programs_that_do_not_end_well(client: TestClient, monkeypatch: pytest.M
 
 
 def test_a_compiler_that_does_not_end(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_compile, "_COMPILE_LIMITS", Limits(wall_seconds=0.5, scratch_bytes=1 << 20))
+    monkeypatch.setattr(
+        page_compile, "_COMPILE_LIMITS", ResourceLimits(wall_seconds=0.5, scratch_bytes=1 << 20)
+    )
     source = """
 template <int N, int M> struct A { static constexpr unsigned v = A<N - 1, M>::v + A<N - 1, M + 1>::v; };
 template <int M> struct A<0, M> { static constexpr unsigned v = 1; };

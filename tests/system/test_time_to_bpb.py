@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SIZES = (
@@ -42,7 +42,7 @@ def test_every_token_is_scored_once_behind_half_a_context(length: int, seq_len: 
     for window in scoring.windows(ids, 7, seq_len):
         assert len(window.inputs) == len(window.targets) <= seq_len
         for place, (before, target) in enumerate(zip(window.inputs, window.targets, strict=True)):
-            if target == IGNORED:
+            if target == IGNORE_INDEX:
                 continue
             assert before == (7 if target == 100 else target - 1)
             assert place >= min(seq_len // 2, target - 100)
@@ -64,7 +64,7 @@ def test_a_model_that_guesses_takes_the_logarithm_of_its_vocabulary() -> None:
 
     def losses(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         assert inputs.shape == targets.shape
-        return (targets != IGNORED) * math.log(256)
+        return (targets != IGNORE_INDEX) * math.log(256)
 
     assert held_out.num_bytes == sum(map(len, encoded))
     score = held_out.score(losses, torch.device("cpu"))
@@ -81,7 +81,7 @@ def test_a_licence_notice_counts_in_whole_files_only() -> None:
     assert held_out.notice_bytes == notice_bytes
 
     def losses(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (targets != IGNORED) * torch.where(targets == ord("\n"), math.log(4), math.log(2))
+        return (targets != IGNORE_INDEX) * torch.where(targets == ord("\n"), math.log(4), math.log(2))
 
     whole = len(text) + 14 + text.count("\n") + 1
     code = whole - notice_bytes - text[:notice_bytes].count("\n")

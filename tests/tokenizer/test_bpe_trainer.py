@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.tokenizer.bpe_trainer import PairMerger, learn_tokens
+from cpplm.tokenizer.bpe_trainer import PairMerger, train_bpe
 from cpplm.tokenizer.forced_vocab import forced_tokens
-from cpplm.tokenizer.pretoken_counts import Words, count_words
+from cpplm.tokenizer.pretoken_counts import WordCounts, count_words
 from cpplm.tokenizer.pretokenizer import PATTERN
-from cpplm.tokenizer.train import learn_vocabulary
+from cpplm.tokenizer.train import train_vocabulary
 from tests.texts import TextBatch, cpp_document
 
 BYTES = [bytes([value]) for value in range(256)]
@@ -99,7 +99,7 @@ def test_merges_of_real_code_are_those_of_the_definition() -> None:
 
 
 def test_forced_tokens_come_last_unless_they_are_learned() -> None:
-    tokens = learn_tokens(merger({b"int": 100, b"char": 90, b"xy": 1}), 261, [b"int", b"xyz"])
+    tokens = train_bpe(merger({b"int": 100, b"char": 90, b"xy": 1}), 261, [b"int", b"xyz"])
     assert tokens is not None
     assert len(tokens) == 261
     assert tokens[:256] == BYTES
@@ -109,32 +109,32 @@ def test_forced_tokens_come_last_unless_they_are_learned() -> None:
 
 
 def test_too_few_pairs() -> None:
-    assert learn_tokens(merger({b"ab": 5}), 300, []) is None
-    words = Words([b"int", b" x", b";"], np.array([20, 20, 20]), 7, 1)
+    assert train_bpe(merger({b"ab": 5}), 300, []) is None
+    words = WordCounts([b"int", b" x", b";"], np.array([20, 20, 20]), 7, 1)
     with pytest.raises(UserError, match=r"gives only .* smaller vocabulary"):
-        learn_vocabulary(words, 4096)
+        train_vocabulary(words, 4096)
 
 
 @pytest.mark.parametrize(("num_words", "vocab_size"), [(60, 4096), (300, 4096), (3000, 60_000), (3000, 1024)])
 def test_a_soft_limit_gives_what_the_text_gives(num_words: int, vocab_size: int) -> None:
     letters = random.Random(num_words)
     chosen = sorted({bytes(letters.choices(b"abcdefgh", k=8)) for _ in range(num_words)})
-    words = Words(chosen, np.full(len(chosen), 100), 8 * len(chosen), 1)
-    number = 64 + len(learn_vocabulary(words, vocab_size, soft_limit=True))
+    words = WordCounts(chosen, np.full(len(chosen), 100), 8 * len(chosen), 1)
+    number = 64 + len(train_vocabulary(words, vocab_size, soft_limit=True))
     assert 320 < number <= vocab_size and number % 64 == 0
     if number < vocab_size:
         with pytest.raises(UserError, match="--soft_vocab_limit"):
-            learn_vocabulary(words, vocab_size)
+            train_vocabulary(words, vocab_size)
     with pytest.raises(UserError, match="gives only 320 tokens"):
-        learn_vocabulary(Words([b"a", b"b"], np.array([20, 20]), 2, 1), vocab_size, soft_limit=True)
+        train_vocabulary(WordCounts([b"a", b"b"], np.array([20, 20]), 2, 1), vocab_size, soft_limit=True)
 
 
 def test_core_names_are_in_every_vocabulary_that_has_room() -> None:
     letters = random.Random(0)
     words = {bytes(letters.choices(b"abcdefgh", k=8)) for _ in range(3000)}
-    counted = Words(sorted(words), np.full(len(words), 100), 24_000, 1)
+    counted = WordCounts(sorted(words), np.full(len(words), 100), 24_000, 1)
     for vocab_size in (1024, 4096):
-        tokens = learn_vocabulary(counted, vocab_size)
+        tokens = train_vocabulary(counted, vocab_size)
         assert len(tokens) == vocab_size - 64
         assert len(set(tokens)) == len(tokens)
         forced = forced_tokens()[: (vocab_size - 320) // 8]

@@ -29,7 +29,7 @@ def test_every_cut_of_real_code(tokenizer: Tokenizer) -> None:
     whole = tokenizer.encode(CODE)
     for cut in range(len(CODE) + 1):
         healed = heal(tokenizer, CODE[:cut])
-        assert tokenizer.decode(healed.ids) + healed.taken.decode() == CODE[:cut]
+        assert tokenizer.decode(healed.ids) + healed.removed.decode() == CODE[:cut]
         assert whole[: len(healed.ids)] == healed.ids, CODE[:cut][-40:]
 
 
@@ -46,7 +46,7 @@ def test_any_prompt_with_any_continuation(tokenizer: Tokenizer, prompt: str, res
 @given(data=st.binary(max_size=20))
 def test_bytes(tokenizer: Tokenizer, data: bytes) -> None:
     healed = heal(tokenizer, data)
-    assert tokenizer.decode_bytes(healed.ids) + healed.taken == data
+    assert tokenizer.decode_bytes(healed.ids) + healed.removed == data
 
 
 def test_the_constraint_lets_through_what_spells_the_prefix_and_nothing_else(tokenizer: Tokenizer) -> None:
@@ -79,7 +79,7 @@ def test_healing_lets_the_whole_token_come_back(tokenizer: Tokenizer) -> None:
     whole = tokenizer.encode(text)
     assert whole[: len(tokenizer.encode(prompt))] != tokenizer.encode(prompt)
     expected = whole[len(healed.ids) :]
-    constraint = PrefixConstraint(tokenizer, healed.taken)
+    constraint = PrefixConstraint(tokenizer, healed.removed)
     while not constraint.done:
         assert expected[0] in constraint.allowed()
         constraint.advance(expected.pop(0))

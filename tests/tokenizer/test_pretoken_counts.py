@@ -9,7 +9,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.pretoken_counts import FileBatch, count_words
 from cpplm.tokenizer.pretokenizer import PATTERN
-from cpplm.tokenizer.train import learn_vocabulary
+from cpplm.tokenizer.train import train_vocabulary
 from tests.texts import TextBatch, cpp_document
 
 DOCUMENTS = [(f"project {number % 6}", cpp_document(number).encode()) for number in range(60)]
@@ -35,7 +35,7 @@ def test_any_order_any_batches_any_workers(size: int, workers: int) -> None:
     assert np.array_equal(found.weights, expected.weights)
     assert found.num_bytes == sum(len(text) for _, text in DOCUMENTS)
     assert found.num_projects == 6
-    assert learn_vocabulary(found, 450) == learn_vocabulary(expected, 450)
+    assert train_vocabulary(found, 450) == train_vocabulary(expected, 450)
 
 
 def test_words_of_few_projects_count_less() -> None:

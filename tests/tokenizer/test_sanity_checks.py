@@ -6,7 +6,7 @@ from cpplm.tokenizer.pretoken_counts import count_words
 from cpplm.tokenizer.pretokenizer import PATTERN
 from cpplm.tokenizer.sanity_checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.train import learn_vocabulary
+from cpplm.tokenizer.train import train_vocabulary
 from tests.texts import TextBatch, cpp_document, make_tokenizer
 
 CODE = [cpp_document(number) for number in range(20)]
@@ -18,7 +18,7 @@ PYTHON = (
 
 def test_keywords() -> None:
     counted = count_words([TextBatch(tuple(text.encode() for text in CODE), "p")], PATTERN, workers=1)
-    small = Tokenizer(PATTERN, learn_vocabulary(counted, 400))
+    small = Tokenizer(PATTERN, train_vocabulary(counted, 400))
     (warning,) = check_vocabulary(small)
     assert "C++ keywords and directives" in warning
     assert "'cpplm tokenizer train'" in warning

@@ -13,7 +13,7 @@ from typing import Any
 
 from cpplm.cli.report import Report
 from cpplm.cli.settings import ChatSettings
-from cpplm.cli.terminal import printable, shown
+from cpplm.cli.terminal import escape_control, sanitize
 from cpplm.core.progress import log_info
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.engine import Engine
@@ -47,7 +47,7 @@ def chat(settings: ChatSettings) -> Report:
         log_info(
             "this is a base model: it saw no conversation, and goes on writing code instead of answering"
         )
-    session = Session(engine, box, Conversation(engine, settings.sampling, settings.system))
+    session = ChatSession(engine, box, Conversation(engine, settings.sampling, settings.system))
     figures: dict[str, Any] = {"step": checkpoint.step, "stage": checkpoint.stage}
     if settings.prompt is None:
         with _only_ctrl_c_interrupts():
@@ -58,7 +58,7 @@ def chat(settings: ChatSettings) -> Report:
     return Report("", figures | {"messages": session.conversation.messages})
 
 
-class Session:
+class ChatSession:
     """A conversation that is printed as it goes."""
 
     def __init__(self, engine: Engine, box: ToolBox, conversation: Conversation) -> None:
@@ -113,7 +113,7 @@ class Session:
     def _show(self, event: ToolLoopEvent) -> None:
         match event:
             case TextDelta(text):
-                print(shown(text), end="", flush=True)
+                print(sanitize(text), end="", flush=True)
                 self._begun = not text.endswith("\n")
             case ToolCall() as call:
                 self._aside(f"[{call.name or 'not a call'}] {call.text.strip()}")
@@ -128,9 +128,9 @@ class Session:
         """A line that is no part of the answer: faint on a terminal, otherwise on stderr."""
         if sys.stdout.isatty():
             self._new_line()
-            print(shown(text, "2"), flush=True)
+            print(sanitize(text, "2"), flush=True)
         else:
-            print(printable(text), file=sys.stderr, flush=True)
+            print(escape_control(text), file=sys.stderr, flush=True)
 
     def _new_line(self) -> None:
         if self._begun:

@@ -52,7 +52,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "tokenizer evaluate": Command(
         "cli.tokenizer:evaluate",
-        "tokenizer.benchmark:MeasureSettings",
+        "tokenizer.benchmark:TokenizerBenchmarkSettings",
         "bytes per token and encoding speed on held-out code",
         "tokenizer evaluate runs/demo/corpus --tokenizer runs/demo/tokenizer.json",
     ),

@@ -46,7 +46,7 @@ WIDTH = 76  # of a value, before it goes on in the next line
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing that was looked at; `fix` is the command that mends it, `needed` that the demo needs it."""
 
     name: str
@@ -66,39 +66,39 @@ def doctor(_: DoctorSettings) -> Report:
     return Report("\n".join(rows), {"ready": not broken, "findings": figures})
 
 
-def _row(finding: Finding) -> str:
+def _row(finding: Check) -> str:
     lines = textwrap.wrap(finding.value, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
     text = f"{_mark(finding)} {finding.name:24} " + f"\n{'':33}".join(lines)
     return text + (f"\n{'':9}-> {finding.fix}" if finding.fix else "")
 
 
-def _mark(finding: Finding) -> str:
+def _mark(finding: Check) -> str:
     if finding.ok:
         return "     ok"
     return "MISSING" if finding.needed else "     --"
 
 
-def _hardware() -> Iterator[Finding]:
+def _hardware() -> Iterator[Check]:
     here, device = environment(), choose_device()
     modern = sys.version_info >= (3, 11)
     fix = "" if modern else "make clean, then PYTHON=/path/to/python3.11 make demo"
-    yield Finding("python", here["python"], modern, needed=True, fix=fix)
-    yield Finding("processor", f"{here['processor']}, {here['cores']} cores")
+    yield Check("python", here["python"], modern, needed=True, fix=fix)
+    yield Check("processor", f"{here['processor']}, {here['cores']} cores")
     memory = psutil.virtual_memory().total / 2**30
-    yield Finding(
+    yield Check(
         "memory", f"{memory:.1f} GiB", memory >= LEAST_MEMORY_GIB, fix="" if memory >= LEAST_MEMORY_GIB else
         "lower --device_batch_size when training"
     )  # fmt: skip
     free = shutil.disk_usage(".").free / 2**30
     fix = "" if free >= LEAST_DISK_GIB else f"free {LEAST_DISK_GIB} GiB, or work on another disk"
-    yield Finding("free disk here", f"{free:.0f} GiB", free >= LEAST_DISK_GIB, needed=True, fix=fix)
-    yield Finding("device", f"{device.type} (choose another with --device_type)")
+    yield Check("free disk here", f"{free:.0f} GiB", free >= LEAST_DISK_GIB, needed=True, fix=fix)
+    yield Check("device", f"{device.type} (choose another with --device_type)")
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
     reason = "in hardware" if has_fast_bf16(device) else "no fast bfloat16 here"
-    yield Finding("matrix products", f"{dtype} ({reason}; --precision)")
+    yield Check("matrix products", f"{dtype} ({reason}; --precision)")
 
 
-def _tpu() -> Iterator[Finding]:
+def _tpu() -> Iterator[Check]:
     """TPUs, and what trains on them; nothing where there is neither."""
     chips, found = count_tpus(), {}
     for name in ("jax", "libtpu"):
@@ -107,12 +107,12 @@ def _tpu() -> Iterator[Finding]:
     if chips:
         ready = len(found) == 2
         fix = "" if ready else "pip install 'cpplm[tpu]'"
-        yield Finding("tpu", f"{chips} chips; cpplm train takes JAX and them (--backend)", ready, fix=fix)
+        yield Check("tpu", f"{chips} chips; cpplm train takes JAX and them (--backend)", ready, fix=fix)
     for name, installed in found.items():
-        yield Finding(name, installed)
+        yield Check(name, installed)
 
 
-def _kernels() -> Iterator[Finding]:
+def _kernels() -> Iterator[Check]:
     """What "auto" takes when a model with 128 wide heads trains on 2048 tokens, and why not the others."""
     device = choose_device()
     dtype, compiling = choose_dtype("auto", device), device.type != "mps"
@@ -120,38 +120,38 @@ def _kernels() -> Iterator[Finding]:
         request = AttentionRequest.training(
             device, dtype, heads=6, groups=6, head_dim=128, length=2048, window=window, compiling=compiling
         )
-        yield Finding(name, f"{explain_attention_choice(request).describe()} (--attention)")
+        yield Check(name, f"{explain_attention_choice(request).describe()} (--attention)")
     loss = LossRequest.training(device, dtype, softcap=15.0, compiling=compiling)
-    yield Finding("loss", f"{explain_loss_choice(loss).describe()} (--kernel)")
+    yield Check("loss", f"{explain_loss_choice(loss).describe()} (--kernel)")
     missing = missing_for_fp8()
     fix = "pip install 'cpplm[cuda]'" if missing == ["the package torchao"] else ""
-    yield Finding("fp8", f"needs {' and '.join(missing)}" if missing else "ready", not missing, fix=fix)
+    yield Check("fp8", f"needs {' and '.join(missing)}" if missing else "ready", not missing, fix=fix)
 
 
-def _compilers() -> Iterator[Finding]:
+def _compilers() -> Iterator[Check]:
     install = "sudo apt-get install g++ (Debian, Ubuntu), or your system's C++ compiler"
     gxx = compiler_version("g++")
-    yield Finding("g++", gxx or "not found", gxx is not None, needed=True, fix="" if gxx else install)
+    yield Check("g++", gxx or "not found", gxx is not None, needed=True, fix="" if gxx else install)
     compiled = gxx is not None or choose_device().type == "cuda"
-    yield Finding("torch.compile", "on" if compiled else "off: training is slower", compiled)
+    yield Check("torch.compile", "on" if compiled else "off: training is slower", compiled)
     if choose_device().type == "cpu":
         decodes = supports(choose_device(), choose_dtype("auto", choose_device()))
-        yield Finding("kernel for decoding", "on" if decodes else "off: decoding is slower", decodes)
+        yield Check("kernel for decoding", "on" if decodes else "off: decoding is slower", decodes)
 
 
-def _sandbox() -> Iterator[Finding]:
+def _sandbox() -> Iterator[Check]:
     try:
         sandbox = Sandbox.probe()
     except UserError as error:
-        yield Finding("sandbox", str(error), ok=False, needed=True, fix=SANDBOX_FIX)
+        yield Check("sandbox", str(error), ok=False, needed=True, fix=SANDBOX_FIX)
         return
     found = sandbox.describe()
-    yield Finding("sandbox", f"{found['backend']}: isolates {found['isolates']}", fix=found["fix"])
-    yield Finding("sandbox lacks", found["lacks"])
+    yield Check("sandbox", f"{found['backend']}: isolates {found['isolates']}", fix=found["fix"])
+    yield Check("sandbox lacks", found["lacks"])
     yield from _problems(sandbox)
 
 
-def _problems(sandbox: Sandbox) -> Iterator[Finding]:
+def _problems(sandbox: Sandbox) -> Iterator[Check]:
     """What judging C++ problems takes, as seen from inside the sandbox."""
     problems = load_problems("humaneval")
     try:
@@ -160,27 +160,27 @@ def _problems(sandbox: Sandbox) -> Iterator[Finding]:
             {name for p in problems for name in included_headers(p.prompt)}, sandbox
         )
     except (UserError, SandboxError) as error:
-        yield Finding("HumanEval", f"cannot be judged: {error}", ok=False)
+        yield Check("HumanEval", f"cannot be judged: {error}", ok=False)
         return
     faster = "" if linker else "sudo apt-get install mold (Debian, Ubuntu)"
     name = linker[0].removeprefix("-fuse-ld=") if linker else "the compiler's own: slower"
-    yield Finding("linker", name, bool(linker), fix=faster)
+    yield Check("linker", name, bool(linker), fix=faster)
     lacking = [p.name for p in problems if any(name in missing for name in included_headers(p.prompt))]
     text = f"{len(problems) - len(lacking)} of {len(problems)} problems can be judged"
     if lacking:
         text += f"; not {', '.join(lacking)}: {', '.join(missing.values())}"
     fix = "" if not lacking else "sudo apt-get install libboost-dev libssl-dev (Debian, Ubuntu)"
-    yield Finding("HumanEval", text, not lacking, fix=fix)
+    yield Check("HumanEval", text, not lacking, fix=fix)
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries() -> Iterator[Check]:
     for name, extra in LIBRARIES.items():
         try:
-            yield Finding(name, version(name))
+            yield Check(name, version(name))
         except PackageNotFoundError:
             fix = f"pip install 'cpplm[{extra}]'" if extra else "pip install cpplm"
-            yield Finding(name, "not installed", ok=False, needed=extra != "tracking", fix=fix)
+            yield Check(name, "not installed", ok=False, needed=extra != "tracking", fix=fix)
     compiled = importlib.util.find_spec("triton") is not None
     if choose_device().type == "cuda":
-        yield Finding("triton", "found" if compiled else "not installed", compiled, fix="" if compiled else
+        yield Check("triton", "found" if compiled else "not installed", compiled, fix="" if compiled else
                       "pip install triton")  # fmt: skip

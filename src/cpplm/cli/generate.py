@@ -7,7 +7,7 @@ from typing import Any
 
 from cpplm.cli.report import Report
 from cpplm.cli.settings import CURSOR, GenerateSettings
-from cpplm.cli.terminal import shown
+from cpplm.cli.terminal import sanitize
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import run_folder
@@ -39,7 +39,7 @@ def generate(settings: GenerateSettings) -> Report:
     }
     blocks = [] if len(completions) == 1 else [
         f"--- sample {number} ({completion.finish_reason}) ---\n"
-        + shown(prefix) + shown(completion.text, "1") + shown(suffix or "")
+        + sanitize(prefix) + sanitize(completion.text, "1") + sanitize(suffix or "")
         for number, completion in enumerate(completions, 1)
     ]  # fmt: skip
     return Report("\n".join(blocks), figures)
@@ -51,7 +51,7 @@ def _examples(engine: Engine, settings: GenerateSettings, step: int) -> Report:
         raise UserError("no example fits into the model's context", fix="Give a shorter --prompt.")
     if settings.save:
         Storage(run_folder(settings.model.run)).write_json("samples.json", {"step": step, "samples": samples})
-    blocks = [f"--- {s['finish_reason']} ---\n{s['prompt']}{shown(s['completion'], '1')}" for s in samples]
+    blocks = [f"--- {s['finish_reason']} ---\n{s['prompt']}{sanitize(s['completion'], '1')}" for s in samples]
     return Report("\n".join(blocks), {"step": step, "samples": samples})
 
 
@@ -98,16 +98,16 @@ def _write(
     scheduler.submit(request)
     streams = settings.num_samples == 1
     if streams:
-        _print(shown(prefix))
+        _print(sanitize(prefix))
     done: dict[int, CompletionOutput] = {}
     while not scheduler.idle:
         for event in scheduler.step():
             if streams:
-                _print(shown(event.text, "1" if suffix is not None else ""))
+                _print(sanitize(event.text, "1" if suffix is not None else ""))
             if event.completion is not None:
                 done[event.sample] = event.completion
     if streams:
-        _print(shown(suffix or ""))
+        _print(sanitize(suffix or ""))
         if not (prefix + done[0].text + (suffix or "")).endswith("\n"):
             _print("\n")
     drafts = {"drafted": scheduler.num_drafted, "accepted": scheduler.num_accepted}

@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> None:
     name, rest = find_command(arguments)
     from cpplm.core import shutdown  # noqa: PLC0415  (keeps `cpplm --help` free of psutil)
 
-    watched = shutdown.watching("before a step was made; nothing had to be saved")
+    watched = shutdown.watch_signals("before a step was made; nothing had to be saved")
     with watched if COMMANDS[name].stops_at_once else contextlib.nullcontext():
         from cpplm.core import settings as settings_module  # noqa: PLC0415  (keeps it free of tyro)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument, group, short
+from cpplm.core.settings import Argument, group, short_flag
 from cpplm.core.storage import require_path
 from cpplm.generate.settings import ModelSource, SamplingSettings, ToolLimits
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ class GenerateSettings:
 
     model: ModelSource
     """The model."""
-    prompt: Annotated[str | None, short("p")] = None
+    prompt: Annotated[str | None, short_flag("p")] = None
     """Text to complete (default: what comes on standard input)."""
     fim: bool = False
     """Write what belongs between --prompt and --suffix, or where a text on standard input has <|cursor|>; the
@@ -82,7 +82,7 @@ class ChatSettings:
 
     model: ModelSource
     """The model."""
-    prompt: Annotated[str | None, short("p")] = None
+    prompt: Annotated[str | None, short_flag("p")] = None
     """Answer this and end, instead of asking for questions."""
     system: str = ""
     """What the model is told before the first question."""

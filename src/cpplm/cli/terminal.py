@@ -8,13 +8,13 @@ import sys
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     """The text without what a terminal would obey: its control characters become visible ones."""
     return _CONTROL.sub(lambda match: chr(0x2400 + ord(match[0])) if match[0] < " " else "\ufffd", text)
 
 
-def shown(text: str, style: str = "") -> str:
+def sanitize(text: str, style: str = "") -> str:
     """For stdout: on a terminal printable and in a style ("1" bold, "2" faint), elsewhere as it is."""
     if not sys.stdout.isatty():
         return text
-    return f"\x1b[{style}m{printable(text)}\x1b[0m" if style and text else printable(text)
+    return f"\x1b[{style}m{escape_control(text)}\x1b[0m" if style and text else escape_control(text)

@@ -14,7 +14,7 @@ from cpplm.core.settings import Argument
 from cpplm.core.storage import Storage
 from cpplm.core.text import pluralize
 from cpplm.corpus.ingest.raw_files import find_batches
-from cpplm.tokenizer.benchmark import MeasureSettings, measure, validation_texts
+from cpplm.tokenizer.benchmark import TokenizerBenchmarkSettings, benchmark_tokenizer, validation_texts
 from cpplm.tokenizer.conversations import render_conversation
 from cpplm.tokenizer.export import export_hf
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def train(settings: TokenizerSettings) -> Report:
     return Report(text, figures)
 
 
-def evaluate(settings: MeasureSettings) -> Report:
+def evaluate(settings: TokenizerBenchmarkSettings) -> Report:
     """Bytes per token by project, and speed."""
     tokenizer = Tokenizer.load(settings.tokenizer)
     if settings.projects_dir is None:
@@ -91,7 +91,7 @@ def evaluate(settings: MeasureSettings) -> Report:
     else:
         batches, _ = find_batches(settings.projects_dir, sys.maxsize, prose=False)
         texts = [text for batch in batches for text in batch.texts()]
-    result = measure(tokenizer, texts, settings.threads)
+    result = benchmark_tokenizer(tokenizer, texts, settings.threads)
     rows = [f"{project:30} {ratio:6.3f} bytes/token" for project, ratio in sorted(result.by_project.items())]
     rows.append(f"{'mean over projects':30} {result.bytes_per_token:6.3f} bytes/token")
     rows += [

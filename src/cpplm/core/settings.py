@@ -46,7 +46,7 @@ class Argument:
     letters: tuple[str, ...] = ()
 
 
-def short(*letters: str) -> Any:
+def short_flag(*letters: str) -> Any:
     """For the annotation of a setting: `Annotated[int, short("k")]` is the flag -k too."""
     return tyro.conf.arg(aliases=[f"-{letter}" for letter in letters])
 
@@ -68,17 +68,17 @@ class SharedFlags:
 
 def to_dict(settings: Any) -> dict[str, Any]:
     """The settings as plain JSON types, to store beside what they produced."""
-    values: dict[str, Any] = _plain(dataclasses.asdict(settings))
+    values: dict[str, Any] = _to_plain(dataclasses.asdict(settings))
     return values
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _to_plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     return value
 
 
@@ -100,23 +100,23 @@ def from_dict(cls: type[T], values: dict[str, Any], *, where: str) -> T:
     Raises:
         UserError: unknown key (with the nearest known one), wrong type, or a contradiction.
     """
-    _refuse_bent(cls, values, where)
+    _reject_coercions(cls, values, where)
     try:
         return dacite.from_dict(cls, values, dacite.Config(strict=True, cast=[tuple, Path]))
     except (dacite.DaciteError, TypeError) as error:
         raise UserError(f"{where}: {error}") from error
 
 
-def _refuse_bent(cls: type, values: Any, where: str) -> None:
+def _reject_coercions(cls: type, values: Any, where: str) -> None:
     """Refuse unknown keys, and the values that dacite would bend into another type without a word."""
     if not isinstance(values, dict):
         raise UserError(f"{where}: {values!r} is not a group of settings")
     hints = _hints(cls)
-    _refuse_unknown(list(hints), values, where)
+    _reject_unknown(list(hints), values, where)
     for key, value in values.items():
         hint = hints[key]
         if dataclasses.is_dataclass(hint):
-            _refuse_bent(typing.cast(type, hint), value, f"{where}: {key}")
+            _reject_coercions(typing.cast(type, hint), value, f"{where}: {key}")
         elif isinstance(value, bool) and hint is not bool:
             raise UserError(f"{where}: {key} is a number or text, not {str(value).lower()}")
         elif isinstance(value, str) and typing.get_origin(hint) is tuple:
@@ -141,13 +141,13 @@ class _Setting(NamedTuple):
         return self.argument.metavar + ("..." if typing.get_origin(self.hint) is tuple else "")
 
 
-def _settings(cls: type) -> Iterator[_Setting]:
+def _list_settings(cls: type) -> Iterator[_Setting]:
     """The settings of a class, those of nested groups in their place."""
     hints, annotated = _hints(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
-            yield from _settings(typing.cast(type, hint))
+            yield from _list_settings(typing.cast(type, hint))
         else:
             required = field.default is field.default_factory is dataclasses.MISSING
             yield _Setting(field.name, hint, _argument(annotated[field.name]), required)
@@ -161,13 +161,13 @@ def _argument(annotated: Any) -> Argument | None:
 
 def flags(cls: type) -> dict[str, Any]:
     """Name and type of each setting as the command line knows them: nested groups are laid flat."""
-    return {setting.name: setting.hint for setting in _settings(cls)}
+    return {setting.name: setting.hint for setting in _list_settings(cls)}
 
 
 def usage(cls: type, program: str) -> str:
     """A usage line with all required arguments: `cpplm export RUN --out FOLDER [flags]`."""
     words = [program]
-    for setting in _settings(cls):
+    for setting in _list_settings(cls):
         if setting.argument is not None and setting.argument.positional:
             words.insert(1, setting.metavar if setting.required else f"[{setting.metavar}]")
         elif setting.required:
@@ -175,7 +175,7 @@ def usage(cls: type, program: str) -> str:
     return " ".join([*words, "[flags]"])
 
 
-def _refuse_unknown(known: list[str], given: Iterable[str], where: str) -> None:
+def _reject_unknown(known: list[str], given: Iterable[str], where: str) -> None:
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -196,7 +196,7 @@ def recipe_arguments(cls: type, path: Path) -> list[str]:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
     known = flags(cls)
-    _refuse_unknown(list(known), values, str(path))
+    _reject_unknown(list(known), values, str(path))
     recipe = dataclasses.make_dataclass("Recipe", [(key, known[key]) for key in values])
     from_dict(recipe, values, where=str(path))
     arguments: list[str] = []
@@ -280,7 +280,7 @@ def _positional_last(cls: type, recipe: list[str], arguments: list[str]) -> list
     Raises:
         UserError: it was given both ways.
     """
-    setting = next((each for each in _settings(cls) if each.argument and each.argument.positional), None)
+    setting = next((each for each in _list_settings(cls) if each.argument and each.argument.positional), None)
     if setting is None or setting.argument is None:
         return [*recipe, *arguments]
     parser = FlagParser()
@@ -314,9 +314,9 @@ def from_command_line(
     """
     wanted = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
     given = [argument[2:].split("=")[0].replace("-", "_") for argument in wanted]
-    _refuse_unknown([*flags(cls), "help", *flags(SharedFlags)], given, program.removeprefix("cpplm "))
+    _reject_unknown([*flags(cls), "help", *flags(SharedFlags)], given, program.removeprefix("cpplm "))
     arguments = _positional_last(cls, recipe_arguments(cls, recipe) if recipe else [], arguments)
-    said, error = _Captured(), io.StringIO()
+    said, error = _StdoutCapture(), io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(error):
             settings: T = tyro.cli(
@@ -330,18 +330,16 @@ def from_command_line(
             ).settings
     except SystemExit as stop:
         if stop.code:
-            complaint = re.sub(
-                r"argument 'settings\.(?:\w+\.)*(\w+)'", r"--\1", _on_one_line(error.getvalue())
-            )
+            complaint = re.sub(r"argument 'settings\.(?:\w+\.)*(\w+)'", r"--\1", _one_line(error.getvalue()))
             raise UserError(complaint, fix=f"Try '{program} --help'.") from None
         body = said.getvalue().partition("\n")[2]  # behind tyro's own line of usage
         sys.stdout.write(f"usage: {usage(cls, program)}\n{body}")
         raise
-    _refuse_urls(settings)
+    _reject_urls(settings)
     return settings
 
 
-class _Captured(io.StringIO):
+class _StdoutCapture(io.StringIO):
     """Collects what tyro prints, in the colours and characters that standard output shows."""
 
     def __init__(self) -> None:
@@ -372,17 +370,17 @@ def check_paths(settings: Any) -> None:
             check_paths(value)
 
 
-def _refuse_urls(settings: Any) -> None:
+def _reject_urls(settings: Any) -> None:
     """Refuse a bucket URL where a local path is wanted: it would become a folder named `s3:` here."""
     for name, value in vars(settings).items():
         if dataclasses.is_dataclass(value):
-            _refuse_urls(value)
+            _reject_urls(value)
         for path in value if isinstance(value, tuple) else (value,):
             if isinstance(path, Path) and re.match(r"[a-z][a-z0-9]+:/", str(path)):
                 raise UserError(f"--{name} {path} must be local, not in a bucket", fix="Name a local path.")
 
 
-def _on_one_line(box: str) -> str:
+def _one_line(box: str) -> str:
     """What tyro says in a box of several lines, without titles and help texts."""
     rows = [row[1:-1] for row in box.splitlines()[1:-1]]
     said = [row.strip() for row in rows if not row.startswith(" " * 8)]  # deeper rows are help texts

@@ -122,7 +122,7 @@ def open_corpus(location: str | Path) -> Storage:
 
 def shard_names(storage: Storage) -> list[str]:
     """The files in a folder that are named like shards, whether or not a manifest lists them."""
-    return [name for name in storage.names() if _SHARD_NAME.fullmatch(name)]
+    return [name for name in storage.list_names() if _SHARD_NAME.fullmatch(name)]
 
 
 def write_manifest(storage: Storage, shards: list[Shard], **figures: Any) -> None:

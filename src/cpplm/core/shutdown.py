@@ -36,7 +36,7 @@ class StopWatcher:
         self._ending = threading.Lock()
 
     @property
-    def signalled(self) -> bool:
+    def signaled(self) -> bool:
         """True once a signal has come."""
         return self._heard.is_set()
 
@@ -45,9 +45,9 @@ class StopWatcher:
         return self._heard.wait(seconds)
 
     @property
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         """True when a signal has come and nothing is deferred: the process is about to end."""
-        return self.signalled and self._announce is None
+        return self.signaled and self._announce is None
 
     def defer(self, announce: Callable[[], None], outcome: str) -> None:
         """From now on the first signal only calls `announce`, at once and in another thread.
@@ -59,7 +59,7 @@ class StopWatcher:
     def enforce(self) -> None:
         """The end of `defer`: a signal that has come ends the process now, and so does a later one."""
         self._announce = None
-        if self.signalled:
+        if self.signaled:
             self._end_later()
 
     def watch(self, signals: socket.socket) -> None:
@@ -105,13 +105,13 @@ NULL_WATCHER = StopWatcher("")
 _current = NULL_WATCHER
 
 
-def current() -> StopWatcher:
-    """The watcher of this process; one that does nothing outside `watching`."""
+def current_watcher() -> StopWatcher:
+    """The watcher of this process; one that does nothing outside `watch_signals`."""
     return _current
 
 
 @contextlib.contextmanager
-def watching(outcome: str) -> Iterator[StopWatcher]:
+def watch_signals(outcome: str) -> Iterator[StopWatcher]:
     """Within the block, signals end this process within two seconds.
 
     To be entered in the main thread, where handlers of both signals that raise KeyboardInterrupt are set.
@@ -135,7 +135,8 @@ def watching(outcome: str) -> Iterator[StopWatcher]:
             watcher.end(str(stop))
         raise
     except Exception:
-        if watcher.wait(GRACE_SECONDS) and watcher.ending:  # what a library has made of the KeyboardInterrupt
+        # A library may have turned the KeyboardInterrupt into this.
+        if watcher.wait(GRACE_SECONDS) and watcher.is_ending:
             watcher.end()
         raise
     finally:

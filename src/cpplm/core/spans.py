@@ -50,7 +50,7 @@ class Span(NamedTuple):
     kind: SpanKind
 
 
-def pack(spans: SpanTable) -> bytes:
+def pack_spans(spans: SpanTable) -> bytes:
     """The stored form of a document's spans, in whatever order they are given.
 
     Args:
@@ -66,8 +66,8 @@ def pack(spans: SpanTable) -> bytes:
     return (np.stack(planes) & 0xFF).astype(np.uint8).tobytes()
 
 
-def unpack(data: bytes) -> SpanTable:
-    """What `pack` stored, in the order of starts, outer before inner.
+def unpack_spans(data: bytes) -> SpanTable:
+    """What `pack_spans` stored, in the order of starts, outer before inner.
 
     Raises:
         ValueError: these are no packed spans.
@@ -90,4 +90,4 @@ def read_spans(row: Mapping[str, Any]) -> list[Span]:
     packed = row.get(SPANS_COLUMN)
     if packed is None:
         return []
-    return [Span(start, end, SpanKind(kind)) for start, end, kind in unpack(packed).tolist()]
+    return [Span(start, end, SpanKind(kind)) for start, end, kind in unpack_spans(packed).tolist()]

@@ -130,7 +130,7 @@ class Storage:
             ) from error
 
     @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[WritableFile]:
+    def open_write(self, name: str) -> Iterator[WritableFile]:
         """A file for bytes of any length: the object appears when the block ends, and only without an error.
 
         Raises:
@@ -145,7 +145,7 @@ class Storage:
                 fix="Free some space or check the permissions, then run the same command again.",
             ) from error
 
-    def names(self, prefix: str = "") -> list[str]:
+    def list_names(self, prefix: str = "") -> list[str]:
         """All object names below the folder `prefix`, sorted.
 
         Raises:
@@ -157,7 +157,7 @@ class Storage:
         """Bytes of each object below the folder `prefix`, by name.
 
         Raises:
-            UserError: as `names`.
+            UserError: as `list_names`.
         """
         try:
             batches = list(self._store.list(prefix=prefix or None))
@@ -194,7 +194,7 @@ class Storage:
             except OSError as error:
                 raise UserError(f"cannot write {path}: {error.strerror}", fix="Free some space.") from error
 
-    def remove_leftovers(self) -> None:
+    def cleanup_partial_writes(self) -> None:
         """Delete what a killed process left of its writes and deletions: halves of files, empty folders.
 
         Only for the one process that writes here. A bucket keeps no such things.

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from cpplm.core.errors import UserError
 
 # Windows cannot wait for more processes than this at once.
-_MOST_WORKERS = 61
+_MAX_WORKERS = 61
 
 
 def available_cores() -> int:
@@ -55,7 +55,7 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     theirs, ours = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
-        min(workers, _MOST_WORKERS), mp_context=context, initializer=_start_worker, initargs=(theirs,)
+        min(workers, _MAX_WORKERS), mp_context=context, initializer=_start_worker, initargs=(theirs,)
     )
     try:
         yield pool

@@ -297,15 +297,15 @@ def _tidy(storage: Storage, manifest: dict[str, Any]) -> None:
     named = {shard["name"] for shard in manifest["shards"]}
     named.add(manifest["fingerprints"]["name"])
     storage.delete([name for name in _written_names(storage) if name not in named])
-    storage.delete(storage.names(PARTS))
+    storage.delete(storage.list_names(PARTS))
     if not is_bucket(storage.location):
         shutil.rmtree(Path(storage.location, UNPACKED), ignore_errors=True)
-    storage.remove_leftovers()
+    storage.cleanup_partial_writes()
 
 
 def _written_names(storage: Storage) -> list[str]:
     """Shards and fingerprints, whether or not a manifest names them."""
-    return shard_names(storage) + [name for name in storage.names() if FINGERPRINTS_NAME.fullmatch(name)]
+    return shard_names(storage) + [name for name in storage.list_names() if FINGERPRINTS_NAME.fullmatch(name)]
 
 
 @contextmanager
@@ -319,17 +319,17 @@ def _output(location: str) -> Iterator[Storage]:
     storage = Storage(location, create=True)
     with exclusive_lock(storage.location):
         ours = {MANIFEST, COMPLETE, *_written_names(storage)}
-        names = [name for name in storage.names() if name.split("/")[0] not in (PARTS, UNPACKED)]
+        names = [name for name in storage.list_names() if name.split("/")[0] not in (PARTS, UNPACKED)]
         foreign = [name for name in names if name not in ours]
         if foreign and COMPLETE not in names:
             raise UserError(
                 f"{storage.location} holds other files, such as {foreign[0]}", fix="Choose another --out."
             )
-        storage.remove_leftovers()
+        storage.cleanup_partial_writes()
         try:
             yield storage
         finally:
-            storage.remove_leftovers()
+            storage.cleanup_partial_writes()
             if new:
                 with suppress(OSError):  # not empty
                     Path(storage.location).rmdir()

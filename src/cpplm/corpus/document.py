@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
 
-from cpplm.core.spans import pack
+from cpplm.core.spans import pack_spans
 from cpplm.cpp.doc_comments import shift_pairs
 from cpplm.cpp.items import Syntax, read_syntax
 from cpplm.cpp.lexer import lex
@@ -65,7 +65,7 @@ class Annotations(TypedDict):
 def annotations_of(parts: Sequence[tuple[Syntax, int]]) -> Annotations:
     """What a document keeps of its parts, each with the offset of its text in the document."""
     return {
-        "spans": pack(join_spans((syntax.spans, start) for syntax, start in parts)),
+        "spans": pack_spans(join_spans((syntax.spans, start) for syntax, start in parts)),
         "docstrings": tuple(shift_pairs((syntax.pairs, start) for syntax, start in parts)),
     }
 

@@ -96,7 +96,7 @@ def make_jobs(
 
 def missing_jobs(storage: Storage, jobs: list[ProjectJob]) -> list[ProjectJob]:
     """The jobs that are not done; parts of anything else are deleted."""
-    existing = [name for name in storage.names(PARTS) if name.count("/") == 1]
+    existing = [name for name in storage.list_names(PARTS) if name.count("/") == 1]
     keys = {job.key for job in jobs}
     storage.delete([name for name in existing if name.split("/")[1][:32] not in keys])
     return [job for job in jobs if job.record not in existing]

@@ -1,6 +1,6 @@
 """Documents to token ids: what the loader asks of an encoder, and the plain one.
 
-An encoder is a small frozen dataclass of parameters. It travels to worker processes with every window, so
+An encoder is a small frozen dataclass of parameters. It travels to worker processes with every group, so
 what is large (the tokenizer) is named by path and hash and loaded once per process. This module and all that
 it imports do without torch, so that workers start quickly.
 """

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cpplm.core.errors import UserError
-from cpplm.core.spans import SPANS_COLUMN, SpanTable, unpack
+from cpplm.core.spans import SPANS_COLUMN, SpanTable, unpack_spans
 from cpplm.dataloader.encoding import RawDocument, TokenIds, load_tokenizer
-from cpplm.dataloader.fim_holes import Stretch, body_hole, cut_segments, random_hole, syntax_hole
+from cpplm.dataloader.fim_holes import ByteRange, body_hole, cut_segments, random_hole, syntax_hole
 from cpplm.tokenizer.special_tokens import BOS, EOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -183,18 +183,23 @@ class FimEncoder:
         """The segments of a document that are to be rearranged, in order; `edges` as in `cut_segments`."""
         data = document.text.encode()
         rng = np.random.default_rng([self.settings.fim_seed, *document.key])
-        spans = unpack(document.spans or b"")
+        spans = unpack_spans(document.spans or b"")
         cuts = cut_segments(data, edges, spans, self.seq_len - RESERVED_TOKENS)
         for first, last in itertools.pairwise(cuts):
             start, end = edges[[first, last]].tolist()
-            hole = self._hole(document, data, spans, Stretch(start, end), rng)
+            hole = self._hole(document, data, spans, ByteRange(start, end), rng)
             if hole is not None:
                 parts = data[start : hole.start], data[hole.start : hole.end], data[hole.end : end]
                 yield _Hole(first, last, parts, spm=rng.random() < self.settings.fim_spm_rate)
 
     def _hole(
-        self, document: RawDocument, data: bytes, spans: SpanTable, segment: Stretch, rng: np.random.Generator
-    ) -> Stretch | None:
+        self,
+        document: RawDocument,
+        data: bytes,
+        spans: SpanTable,
+        segment: ByteRange,
+        rng: np.random.Generator,
+    ) -> ByteRange | None:
         """What is to be written in a segment; None where it stays plain."""
         settings, roll = self.settings, rng.random()
         if roll < settings.fim_rate:

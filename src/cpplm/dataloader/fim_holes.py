@@ -1,7 +1,7 @@
-"""Where fill-in-the-middle cuts a document: into segments that fit a row, and a hole into a segment.
+"""Cuts of fill-in-the-middle: a document into segments that fit a row, and a hole into a segment.
 
-Offsets are bytes of the document's UTF-8 text; a `Stretch` is from `start` to `end` (exclusive). No cut lies
-inside a character, whatever the characters.
+Offsets are bytes of the document's UTF-8 text; a `ByteRange` is from `start` to `end` (exclusive). No cut
+lies inside a character, whatever the characters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cpplm.core.spans import SpanTable
 _NO_LINE_END, _INSIDE_CHARACTER = 2**32, 2**33
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a document."""
 
     start: int
@@ -59,10 +59,10 @@ def cut_segments(data: bytes, edges: npt.NDArray[np.int64], spans: SpanTable, ma
     return [0, *chosen[np.take_along_axis(ranks, best, axis=1) < _INSIDE_CHARACTER].tolist(), total]
 
 
-def random_hole(data: bytes, segment: Stretch, rng: np.random.Generator) -> Stretch:
+def random_hole(data: bytes, segment: ByteRange, rng: np.random.Generator) -> ByteRange:
     """Between two places that are drawn evenly (Bavarian et al. 2022, character level)."""
     first, second = sorted(rng.integers(segment.start, segment.end, size=2, endpoint=True).tolist())
-    return Stretch(_character_start(data, first), _character_start(data, second))
+    return ByteRange(_character_start(data, first), _character_start(data, second))
 
 
 def _character_start(data: bytes, offset: int) -> int:
@@ -71,7 +71,7 @@ def _character_start(data: bytes, offset: int) -> int:
     return offset
 
 
-def syntax_hole(spans: SpanTable, segment: Stretch, rng: np.random.Generator) -> Stretch | None:
+def syntax_hole(spans: SpanTable, segment: ByteRange, rng: np.random.Generator) -> ByteRange | None:
     """A whole statement, block, body, function, argument list or condition; None if the segment has none.
 
     The kind is drawn first: statements are many times more numerous than the others.
@@ -81,12 +81,12 @@ def syntax_hole(spans: SpanTable, segment: Stretch, rng: np.random.Generator) ->
         return None
     of_kind = inside[inside[:, 2] == rng.choice(np.unique(inside[:, 2]))]
     start, end, _ = of_kind[rng.integers(len(of_kind))].tolist()
-    return Stretch(start, end)
+    return ByteRange(start, end)
 
 
 def body_hole(
-    pairs: Sequence[Mapping[str, int]], segment: Stretch, rng: np.random.Generator
-) -> Stretch | None:
+    pairs: Sequence[Mapping[str, int]], segment: ByteRange, rng: np.random.Generator
+) -> ByteRange | None:
     """What stands between the braces of a documented function; None if the segment holds none whole.
 
     Args:
@@ -98,4 +98,4 @@ def body_hole(
     if not inside:
         return None
     pair = inside[rng.integers(len(inside))]
-    return Stretch(pair["body_start"] + 1, pair["body_end"] - 1)
+    return ByteRange(pair["body_start"] + 1, pair["body_end"] - 1)

@@ -1,12 +1,13 @@
 """Documents to batches of token ids: well mixed, nothing thrown away, resumable to the row.
 
-The run has one endless sequence of rows; row r comes from lane r mod `LANES`. A lane reads every `LANES`-th
-window of each data set (see `sampler`), packed on its own (see `packing`); what a window leaves over goes
-into the lane's next one. Every token of an epoch is an input once and a target once.
+The run has one endless sequence of rows; row r comes from stream r mod `NUM_STREAMS`. A stream reads every
+`NUM_STREAMS`-th group of documents of each data set (see `sampler`), packed on its own (see `packing`); what
+a group leaves over goes into the stream's next one. Every token of an epoch is an input once and a target
+once.
 
-Of R ranks, rank k takes the rows r with r mod R = k. It reads the lanes that these rows come from, and passes
-over the rows of other ranks in them. So the sequence depends neither on the number of ranks nor on that of
-workers, which only pack windows ahead of time.
+Of R ranks, rank k takes the rows r with r mod R = k. It reads the streams that these rows come from, and
+passes over the rows of other ranks in them. So the sequence depends neither on the number of ranks nor on
+that of workers, which only pack groups ahead of time.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.core.workers import worker_pool
 from cpplm.dataloader.encoding import DocumentEncoder
-from cpplm.dataloader.loader_state import LANES, LoaderState
+from cpplm.dataloader.loader_state import NUM_STREAMS, LoaderState
 from cpplm.dataloader.mixture import Mixture
-from cpplm.dataloader.pack_worker import WindowSource, forget_shards, pack_window
-from cpplm.dataloader.sampler import WindowOrder
-from cpplm.dataloader.shard_streams import Lane, Submit
-from cpplm.tokenizer.special_tokens import IGNORED, PAD
+from cpplm.dataloader.pack_worker import PackSource, clear_shard_cache, pack_group
+from cpplm.dataloader.sampler import EpochShuffler
+from cpplm.dataloader.shard_streams import RowStream, Submit
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 
-_ROUNDS_AHEAD = 8  # of all lanes, whose windows are begun at the start
-_TOKENIZE_AT_ONCE = 64  # validation documents; enough to keep the encoder's threads busy
+_ROUNDS_AHEAD = 8  # of all streams, whose groups are begun at the start
+_VALIDATION_BATCH = 64  # validation documents; enough to keep the encoder's threads busy
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Batch:
         inputs: (batch_size, seq_len), int64.
         targets: likewise.
         state: where the loader stands after this batch, as far as this rank knows (see `LoaderState.merge`).
-        documents: likewise; the number within the row of the document or piece that each token belongs to,
-            for attention masks. None unless asked for.
+        documents: likewise; the number within the row of the segment of a document that each token belongs
+            to, for attention masks. None unless asked for.
     """
 
     inputs: Tensor
@@ -109,8 +110,8 @@ class TrainLoader:
                 hold.
             rank: this one's number among `num_ranks`.
             num_ranks: that take part.
-            workers: processes that tokenise and pack; 0 for one thread of this process.
-            token_cache: folder for shards already tokenised; for the plain encoder.
+            workers: processes that tokenize and pack; 0 for one thread of this process.
+            token_cache: folder for shards already tokenized; for the plain encoder.
             document_mask: whether batches carry `documents`.
             pin: whether tensors are in page-locked memory, for copies to CUDA that do not block.
 
@@ -125,19 +126,19 @@ class TrainLoader:
         self._document_mask, self._pin = document_mask, pin
         self._resources = ExitStack()
         self._stop = threading.Event()
-        encoded = [WindowSource(s.reader.storage.location, encoder, seq_len, token_cache) for s in sources]
+        encoded = [PackSource(s.reader.storage.location, encoder, seq_len, token_cache) for s in sources]
         executor = self._start_executor(workers)
-        self._lanes: dict[int, list[Lane]] = {
-            lane: [] for lane in range(rank % self._stride, LANES, self._stride)
+        self._streams: dict[int, list[RowStream]] = {
+            stream: [] for stream in range(rank % self._stride, NUM_STREAMS, self._stride)
         }
         for number, source in enumerate(sources):
-            order, submit = WindowOrder(source.reader, seed), _submitter(executor, encoded[number])
-            for lane, lanes in self._lanes.items():
-                known = state.lanes[lane][number] if state.rows else None
-                lanes.append(Lane(order, submit, self._stop, lane, known))
-        # In the order in which they are needed, so that the first rows do not wait for windows of later ones.
-        for row in self._row_numbers(state.rows + _ROUNDS_AHEAD * LANES):
-            self._lane_of(row).begin_next()
+            shuffler, submit = EpochShuffler(source.reader, seed), _submitter(executor, encoded[number])
+            for stream, of_sources in self._streams.items():
+                start = state.streams[stream][number] if state.rows else None
+                of_sources.append(RowStream(shuffler, submit, self._stop, stream, start))
+        # In the order in which they are needed, so that the first rows do not wait for groups of later ones.
+        for row in self._row_numbers(state.rows + _ROUNDS_AHEAD * NUM_STREAMS):
+            self._stream_of(row).begin_next()
 
     def _start_executor(self, workers: int) -> Executor:
         executor: Executor
@@ -145,22 +146,22 @@ class TrainLoader:
             executor = self._resources.enter_context(worker_pool(workers))
         else:
             executor = ThreadPoolExecutor(1, thread_name_prefix="packing")
-            self._resources.callback(forget_shards)
+            self._resources.callback(clear_shard_cache)
             self._resources.callback(executor.shutdown, cancel_futures=True)
         self._resources.callback(self._stop.set)
         return executor
 
     @property
     def _stride(self) -> int:
-        """The rows of this rank come from lanes that are so far apart."""
-        return gcd(LANES, self._num_ranks)
+        """The rows of this rank come from streams that are so far apart."""
+        return gcd(NUM_STREAMS, self._num_ranks)
 
     def _row_numbers(self, end: int) -> range:
-        """Of the rows up to `end` in the lanes that this rank reads."""
+        """Of the rows up to `end` in the streams that this rank reads."""
         return range(self._rows + (self._rank - self._rows) % self._stride, end, self._stride)
 
-    def _lane_of(self, row: int) -> Lane:
-        return self._lanes[row % LANES][self._mixture.source(row)]
+    def _stream_of(self, row: int) -> RowStream:
+        return self._streams[row % NUM_STREAMS][self._mixture.dataset_for_row(row)]
 
     def __iter__(self) -> TrainLoader:
         return self
@@ -175,9 +176,9 @@ class TrainLoader:
         end = self._rows + self._batch_size * self._num_ranks
         try:
             for row in self._row_numbers(end):
-                taken = self._lane_of(row).next_row()
+                packed = self._stream_of(row).next_row()
                 if row % self._num_ranks == self._rank:
-                    rows.append(taken)
+                    rows.append(packed)
         except BrokenProcessPool as error:
             raise UserError(
                 "a process that prepares batches was killed, most likely for lack of memory",
@@ -186,11 +187,11 @@ class TrainLoader:
         self._rows = end
         documents = None
         if self._document_mask:
-            lengths = [window.lengths[row] for window, row in rows]
-            documents = self._tensor([np.repeat(np.arange(len(pieces)), pieces) for pieces in lengths])
+            lengths = [packed.lengths[row] for packed, row in rows]
+            documents = self._tensor([np.repeat(np.arange(len(of_row)), of_row) for of_row in lengths])
         return Batch(
-            self._tensor([window.inputs[row] for window, row in rows]),
-            self._tensor([window.targets[row] for window, row in rows]),
+            self._tensor([packed.inputs[row] for packed, row in rows]),
+            self._tensor([packed.targets[row] for packed, row in rows]),
             self._state(),
             documents,
         )
@@ -200,16 +201,16 @@ class TrainLoader:
         return tensor.pin_memory() if self._pin else tensor
 
     def _state(self) -> LoaderState:
-        lanes = {number: tuple(lane.state for lane in lanes) for number, lanes in self._lanes.items()}
-        return LoaderState(self._rows, lanes, self._seq_len, self._seed)
+        streams = {number: tuple(s.state for s in of_sources) for number, of_sources in self._streams.items()}
+        return LoaderState(self._rows, streams, self._seq_len, self._seed)
 
     def close(self) -> None:
         """End the workers and what waits for them. May be called from another thread, and again."""
         self._resources.close()
 
 
-def _submitter(executor: Executor, source: WindowSource) -> Submit:
-    return lambda window, carry: executor.submit(pack_window, source, window, carry)
+def _submitter(executor: Executor, source: PackSource) -> Submit:
+    return lambda group, carry: executor.submit(pack_group, source, group, carry)
 
 
 def _mixture(sources: Sequence[DataSource], late_from_row: int | None) -> Mixture:
@@ -225,7 +226,7 @@ def _mixture(sources: Sequence[DataSource], late_from_row: int | None) -> Mixtur
     return Mixture(weights, late if changes else None, late_from_row)
 
 
-def shorten(batch: Batch, length: int) -> Batch:
+def reshape_to_seq_len(batch: Batch, length: int) -> Batch:
     """The same tokens in rows of `length`: (B, T) becomes (B * T / length, length), for length schedules.
 
     Documents are numbered from 0 in each of the new rows.
@@ -270,7 +271,7 @@ def validation_batches(
     per_batch = batch_size * seq_len
     ids = np.fromiter(islice(wanted, per_batch + 1), dtype=np.int64)
     while len(ids) > 1:
-        inputs, targets = np.full(per_batch, PAD), np.full(per_batch, IGNORED)
+        inputs, targets = np.full(per_batch, PAD), np.full(per_batch, IGNORE_INDEX)
         inputs[: len(ids) - 1], targets[: len(ids) - 1] = ids[:-1], ids[1:]
         shape = (batch_size, seq_len)
         yield torch.from_numpy(inputs.reshape(shape)), torch.from_numpy(targets.reshape(shape))
@@ -285,6 +286,6 @@ def _validation_documents(reader: ShardReader, tokenizer: Tokenizer, threads: in
         )
     for shard in shards:
         texts = reader.table(shard, ["text"])["text"].to_pylist()
-        for begin in range(0, len(texts), _TOKENIZE_AT_ONCE):
-            some = texts[begin : begin + _TOKENIZE_AT_ONCE]
+        for begin in range(0, len(texts), _VALIDATION_BATCH):
+            some = texts[begin : begin + _VALIDATION_BATCH]
             yield from tokenizer.encode_batch(some, prepend="<BOS>", threads=threads)

@@ -1,9 +1,10 @@
-"""Which data set a row comes from: weights kept as evenly as they can be, without a memory.
+"""Mixing of data sets, row by row: weights kept as evenly as they can be, without a memory.
 
-A lane's i-th row looks up u = frac(i * golden ratio + lane / lanes) in the weights laid end to end. These
-numbers fill the unit interval more evenly than any random draw (a Weyl sequence; L. Kuipers, H. Niederreiter,
-"Uniform Distribution of Sequences", 1974, section 2.3), and as they follow from the number of the row alone,
-weights may change between rows and on resume. They are computed in integers: equal on every machine.
+A stream's i-th row looks up u = frac(i * golden ratio + stream / streams) in the weights laid end to end.
+These numbers fill the unit interval more evenly than any random draw (a Weyl sequence; L. Kuipers, H.
+Niederreiter, "Uniform Distribution of Sequences", 1974, section 2.3), and as they follow from the number of
+the row alone, weights may change between rows and on resume. They are computed in integers: equal on every
+machine.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from math import fsum, inf
 
 from cpplm.core.errors import UserError
-from cpplm.dataloader.loader_state import LANES
+from cpplm.dataloader.loader_state import NUM_STREAMS
 
 _ONE = 2**64
 _GOLDEN_RATIO = 11400714819323198485  # its fractional part, as a share of _ONE
@@ -37,11 +38,11 @@ class Mixture:
         self._late = self._early if late_weights is None else _edges(late_weights)
         self._late_from_row = late_from_row
 
-    def source(self, row: int) -> int:
+    def dataset_for_row(self, row: int) -> int:
         """The number of the data set that gives the run's row of that number."""
         late = self._late_from_row is not None and row >= self._late_from_row
-        i, lane = divmod(row, LANES)
-        point = (i * _GOLDEN_RATIO + lane * (_ONE // LANES)) % _ONE
+        i, stream = divmod(row, NUM_STREAMS)
+        point = (i * _GOLDEN_RATIO + stream * (_ONE // NUM_STREAMS)) % _ONE
         return bisect_right(self._late if late else self._early, point)
 
 

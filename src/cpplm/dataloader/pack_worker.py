@@ -1,4 +1,4 @@
-"""One window to packed rows: what runs in worker processes.
+"""One group of documents to packed rows: what runs in worker processes.
 
 Nothing here has a memory that matters: the rows follow from the arguments alone. Imports no torch.
 """
@@ -19,26 +19,26 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import Shard, read_shard
 from cpplm.core.storage import Storage
 from cpplm.dataloader.encoding import DocumentEncoder, PlainEncoder, RawDocument, TokenIds
-from cpplm.dataloader.loader_state import Reference
-from cpplm.dataloader.packing import pack
-from cpplm.dataloader.sampler import Window
+from cpplm.dataloader.loader_state import DocumentRef
+from cpplm.dataloader.packing import pack_rows
+from cpplm.dataloader.sampler import DocumentGroup
 from cpplm.dataloader.token_cache import cached_tokens
 from cpplm.tokenizer.special_tokens import BOS
 
-SHARDS_IN_MEMORY = 2  # of each data set; the lanes stand in one shard, or some already in the next
+SHARDS_IN_MEMORY = 2  # of each data set; the streams stand in one shard, or some already in the next
 
 Rows = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class WindowSource:
-    """What all windows of a data set share.
+class PackSource:
+    """A data set as workers know it: all that its groups share.
 
     Attributes:
         location: of the shards.
         encoder: of the documents.
         seq_len: tokens per row.
-        token_cache: folder of shards already tokenised, for the plain encoder; None for none.
+        token_cache: folder of shards already tokenized, for the plain encoder; None for none.
     """
 
     location: str
@@ -55,80 +55,79 @@ class WindowSource:
 
 
 @dataclass(frozen=True)
-class Unread:
+class Leftover:
     """A document, or the end of one, that is still to be packed.
 
-    `ids` are its tokens from `reference.first` on, and the <BOS> of whatever comes next; None when they have
+    `ids` are its tokens from `ref.first` on, and the <BOS> of whatever comes next; None when they have
     to be made again, in a loader that goes on from a state.
     """
 
-    reference: Reference
+    ref: DocumentRef
     shard: Shard
     ids: TokenIds | None
 
 
 @dataclass(frozen=True)
-class PackedWindow:
+class PackedRows:
     """Rows ready for training.
 
     Attributes:
         inputs: (rows, seq_len), int32.
         targets: what follows each input in its document, <BOS> after the last token; likewise.
-        lengths: per row, the tokens of each piece in it.
-        rest: what did not fill a row, for the lane's next window.
+        lengths: per row, the tokens of each segment in it.
+        leftover: what did not fill a row, for the stream's next group.
     """
 
     inputs: Rows
     targets: Rows
     lengths: tuple[tuple[int, ...], ...]
-    rest: tuple[Unread, ...]
+    leftover: tuple[Leftover, ...]
 
 
-def pack_window(source: WindowSource, window: Window, carry: tuple[Unread, ...]) -> PackedWindow:
-    """Tokenise and pack the documents of a window, and before them what the lane's last window left over."""
-    documents = [_with_ids(source, unread) for unread in carry]
-    encoded = _encode(source, window.epoch, window.number, window.shard, window.documents)
-    for document, several in zip(window.documents, encoded, strict=True):
-        for piece, ids in enumerate(several):
-            reference = Reference(window.epoch, window.number, document, piece, 0)
-            documents.append((reference, window.shard, np.append(ids, np.int32(BOS))))
-    spans = [(reference.first, reference.first + len(ids) - 1) for reference, _, ids in documents]
-    packing = pack(spans, source.seq_len)
-    rows = packing.rows
-    if window.row_seed is not None:
-        rows = [rows[i] for i in np.random.default_rng(window.row_seed).permutation(len(rows))]
+def pack_group(source: PackSource, group: DocumentGroup, carry: tuple[Leftover, ...]) -> PackedRows:
+    """Tokenize and pack the documents of a group, and before them what the stream's last group left over."""
+    documents = [_with_ids(source, leftover) for leftover in carry]
+    encoded = _encode(source, group.epoch, group.number, group.shard, group.documents)
+    for document, pieces in zip(group.documents, encoded, strict=True):
+        for piece, ids in enumerate(pieces):
+            ref = DocumentRef(group.epoch, group.number, document, piece, 0)
+            documents.append((ref, group.shard, np.append(ids, np.int32(BOS))))
+    layout = pack_rows([(ref.first, ref.first + len(ids) - 1) for ref, _, ids in documents], source.seq_len)
+    rows = layout.rows
+    if group.row_seed is not None:
+        rows = [rows[i] for i in np.random.default_rng(group.row_seed).permutation(len(rows))]
     inputs, targets = np.empty((2, len(rows), source.seq_len), dtype=np.int32)
-    for row, pieces in enumerate(rows):
+    for row, segments in enumerate(rows):
         at = 0
-        for number, start, stop in pieces:
-            reference, _, ids = documents[number]
-            begin, end = start - reference.first, stop - reference.first
+        for number, start, stop in segments:
+            ref, _, ids = documents[number]
+            begin, end = start - ref.first, stop - ref.first
             inputs[row, at : at + end - begin] = ids[begin:end]
             targets[row, at : at + end - begin] = ids[begin + 1 : end + 1]
             at += end - begin
-    rest = []
-    for number, start, _ in packing.rest:
-        reference, shard, ids = documents[number]
-        rest.append(Unread(reference._replace(first=start), shard, ids[start - reference.first :]))
-    lengths = tuple(tuple(piece.stop - piece.start for piece in row) for row in rows)
-    return PackedWindow(inputs, targets, lengths, tuple(rest))
+    leftover = []
+    for number, start, _ in layout.leftover:
+        ref, shard, ids = documents[number]
+        leftover.append(Leftover(ref._replace(first=start), shard, ids[start - ref.first :]))
+    lengths = tuple(tuple(segment.stop - segment.start for segment in row) for row in rows)
+    return PackedRows(inputs, targets, lengths, tuple(leftover))
 
 
-def forget_shards() -> None:
+def clear_shard_cache() -> None:
     """Free the memory of shards that were read in this process."""
     _shard_tables.cache_clear()
 
 
-def _with_ids(source: WindowSource, unread: Unread) -> tuple[Reference, Shard, TokenIds]:
-    reference, ids = unread.reference, unread.ids
+def _with_ids(source: PackSource, leftover: Leftover) -> tuple[DocumentRef, Shard, TokenIds]:
+    ref, ids = leftover.ref, leftover.ids
     if ids is None:
-        [pieces] = _encode(source, reference.epoch, reference.shard, unread.shard, (reference.document,))
-        ids = np.append(pieces[reference.piece], np.int32(BOS))[reference.first :]
-    return reference, unread.shard, ids
+        [pieces] = _encode(source, ref.epoch, ref.shard, leftover.shard, (ref.document,))
+        ids = np.append(pieces[ref.piece], np.int32(BOS))[ref.first :]
+    return ref, leftover.shard, ids
 
 
 def _encode(
-    source: WindowSource, epoch: int, number: int, shard: Shard, documents: tuple[int, ...]
+    source: PackSource, epoch: int, number: int, shard: Shard, documents: tuple[int, ...]
 ) -> list[list[TokenIds]]:
     """The pieces of some documents of a shard."""
     read = _shard_tables(source.location, source.encoder.columns)

@@ -21,11 +21,11 @@ class DataSettings:
     streaming_data: bool = False
     """Take shards as they arrive, until `_COMPLETE` stands beside them."""
     data_workers: int = 0
-    """Processes that tokenise and pack ahead of the step (0 = a thread of this one)."""
+    """Processes that tokenize and pack ahead of the step (0 = a thread of this one)."""
     tokenizer_threads: int = 4
-    """Threads that tokenise, where no processes do."""
+    """Threads that tokenize, where no processes do."""
     token_cache: Path | None = None
-    """Keep tokenised shards in this folder, for the next run."""
+    """Keep tokenized shards in this folder, for the next run."""
     document_mask: bool = False
     """Attention stays inside a document where several share a row."""
     short_seq_len: int = -1

@@ -1,4 +1,4 @@
-"""One lane of one data set: every `LANES`-th window, row by row, the next one packed ahead of time."""
+"""One stream of one data set: every `NUM_STREAMS`-th group, row by row, the next one packed ahead of time."""
 
 from __future__ import annotations
 
@@ -8,74 +8,79 @@ from concurrent.futures import Future
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
-from cpplm.dataloader.loader_state import LANES, LaneState, Position, Reference
-from cpplm.dataloader.pack_worker import PackedWindow, Unread
-from cpplm.dataloader.sampler import Window, WindowOrder
+from cpplm.dataloader.loader_state import NUM_STREAMS, Cursor, DocumentRef, StreamState
+from cpplm.dataloader.pack_worker import Leftover, PackedRows
+from cpplm.dataloader.sampler import DocumentGroup, EpochShuffler
 
-# Has a window packed somewhere, with what the window before it left over.
-Submit = Callable[[Window, tuple[Unread, ...]], "Future[PackedWindow]"]
+# Has a group packed somewhere, with what the group before it left over.
+Submit = Callable[[DocumentGroup, tuple[Leftover, ...]], "Future[PackedRows]"]
 
 
-class Lane:
+class RowStream:
     """Gives rows. `state` is where it stands, None before the first row."""
 
     def __init__(
-        self, order: WindowOrder, submit: Submit, stop: threading.Event, number: int, state: LaneState | None
+        self,
+        shuffler: EpochShuffler,
+        submit: Submit,
+        stop: threading.Event,
+        number: int,
+        state: StreamState | None,
     ) -> None:
-        """Start with the window of that number, or from `state`; `stop` ends waiting for shards."""
-        self._order, self._submit, self._stop = order, submit, stop
+        """Start with the group of that number, or from `state`; `stop` ends waiting for shards."""
+        self._shuffler, self._submit, self._stop = shuffler, submit, stop
         self.state = state
-        self._window: PackedWindow | None = None
-        self._references: tuple[Reference, ...] = ()  # of what the window began with
-        self._pending: tuple[Position, Future[PackedWindow]] | None = None
-        # The window to begin next is `_steps` after `_position`; `_rows` of it are taken already.
+        self._packed: PackedRows | None = None
+        self._refs: tuple[DocumentRef, ...] = ()  # of what the group began with
+        self._pending: tuple[Cursor, Future[PackedRows]] | None = None
+        # The group to begin next is `_steps` after `_cursor`; `_rows` of it are taken already.
         if state is None:
-            self._position, self._steps, self._rows = Position(), number, 0
-            self._carry: tuple[Unread, ...] = ()
+            self._cursor, self._steps, self._rows = Cursor(), number, 0
+            self._carry: tuple[Leftover, ...] = ()
         else:
-            self._position, self._steps, self._rows = state.position, 0, state.row
-            self._carry = tuple(_reopened(order.reader, reference) for reference in state.carry)
+            self._cursor, self._steps, self._rows = state.cursor, 0, state.row
+            self._carry = tuple(_reopen(shuffler.reader, ref) for ref in state.carry)
 
     def begin_next(self) -> bool:
-        """Have the next window packed, unless that has begun; False if its shard has not come yet."""
+        """Have the next group packed, unless that has begun; False if its shard has not come yet."""
         if self._pending is None:
-            position = self._order.forward(self._position, self._steps)
-            if position is None:
+            cursor = self._shuffler.advance(self._cursor, self._steps)
+            if cursor is None:
                 return False
-            self._pending = position, self._submit(self._order.window(position), self._carry)
+            self._pending = cursor, self._submit(self._shuffler.group_at(cursor), self._carry)
         return True
 
-    def next_row(self) -> tuple[PackedWindow, int]:
-        """The next row, as its window and its number there; waits for shards and packing if needed."""
-        while self._window is None or self._rows == len(self._window.inputs):
+    def next_row(self) -> tuple[PackedRows, int]:
+        """The next row, as its group's rows and its number there; waits for shards and packing if needed."""
+        while self._packed is None or self._rows == len(self._packed.inputs):
             while not self.begin_next():
                 if self._stop.is_set():
                     raise RuntimeError("the loader was closed while it waited for a shard")
-                self._order.reader.wait(self._stop)
-            self._move_on()
-        window, position, row = self._window, self._position, self._rows
+                self._shuffler.reader.wait(self._stop)
+            self._enter_next()
+        packed, row = self._packed, self._rows
         self._rows += 1
-        self.state = LaneState(position, self._rows, self._references)
+        self.state = StreamState(self._cursor, self._rows, self._refs)
         self.begin_next()
-        return window, row
+        return packed, row
 
-    def _move_on(self) -> None:
-        """To the window that is being packed."""
+    def _enter_next(self) -> None:
+        """Wait for the group that is being packed and go on to it."""
         assert self._pending is not None  # noqa: S101  (the caller has begun it)
-        position, future = self._pending
-        window = future.result()
-        if self._window is not None:
+        cursor, future = self._pending
+        packed = future.result()
+        if self._packed is not None:
             self._rows = 0
-        self._references = tuple(unread.reference for unread in self._carry)
-        self._window, self._position, self._steps = window, position, LANES
-        self._carry, self._pending = window.rest, None
+        self._refs = tuple(leftover.ref for leftover in self._carry)
+        self._packed, self._cursor, self._steps = packed, cursor, NUM_STREAMS
+        self._carry, self._pending = packed.leftover, None
 
 
-def _reopened(reader: ShardReader, reference: Reference) -> Unread:
-    shard = reader.train_shard(reference.shard)
+def _reopen(reader: ShardReader, ref: DocumentRef) -> Leftover:
+    shard = reader.train_shard(ref.shard)
     if shard is None:
         raise UserError(
-            f"{reader.storage.location} lacks train shard {reference.shard}, which the saved position is in",
+            f"{reader.storage.location} lacks train shard {ref.shard}, which the saved position is in",
             fix="Copy it there again.",
         )
-    return Unread(reference, shard, None)
+    return Leftover(ref, shard, None)

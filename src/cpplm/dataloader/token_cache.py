@@ -1,7 +1,7 @@
-"""Shards already tokenised, in a folder: one file per shard and tokenizer, read without a copy.
+"""Shards already tokenized, in a folder: one file per shard and tokenizer, read without a copy.
 
 A file is named after the hashes of the shard and the tokenizer, so it never goes stale. Whoever needs a
-shard first tokenises it whole, while the others wait for it, and writes the file atomically. It holds 64
+shard first tokenizes it whole, while the others wait for it, and writes the file atomically. It holds 64
 characters, the sha256 of all that follows, and then an Arrow IPC file with the list column `ids`. Every
 process compares the hash before it uses anything else: a damaged file is named and made again.
 """
@@ -36,7 +36,7 @@ def cached_tokens(
     Args:
         folder: of the cache; made if it is not there.
         shard: whose documents.
-        encoder: tokenises them when there is no file yet.
+        encoder: tokenizes them when there is no file yet.
         read: gives the shard's table.
 
     Raises:
@@ -47,18 +47,18 @@ def cached_tokens(
     path = Path(storage.location, name)
     with FileLock(path.with_suffix(".lock")):
         if path.exists():
-            if (tokens := _opened(path)) is not None:
+            if (tokens := _open_verified(path)) is not None:
                 return tokens
-            log_info(f"warning: {path} is damaged; tokenising {shard.name} again")
-        body = _serialised(_tokenise(shard, encoder, read))
+            log_info(f"warning: {path} is damaged; tokenizing {shard.name} again")
+        body = _serialize(_tokenize(shard, encoder, read))
         storage.write(name, sha256(body).encode() + body)
-        tokens = _opened(path)
+        tokens = _open_verified(path)
     if tokens is None:
         raise UserError(f"{path} does not hold what was just written to it", fix="Name another folder.")
     return tokens
 
 
-def _tokenise(shard: Shard, encoder: PlainEncoder, read: Callable[[Shard], pa.Table]) -> pa.ListArray:
+def _tokenize(shard: Shard, encoder: PlainEncoder, read: Callable[[Shard], pa.Table]) -> pa.ListArray:
     chunks = []
     for batch in read(shard).to_batches(max_chunksize=_AT_ONCE):
         rows = [
@@ -71,7 +71,7 @@ def _tokenise(shard: Shard, encoder: PlainEncoder, read: Callable[[Shard], pa.Ta
     return tokens.cast(pa.list_(pa.uint16() if most < 2**16 else pa.uint32()))
 
 
-def _serialised(tokens: pa.ListArray) -> bytes:
+def _serialize(tokens: pa.ListArray) -> bytes:
     table = pa.table({"ids": tokens})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
@@ -80,7 +80,7 @@ def _serialised(tokens: pa.ListArray) -> bytes:
     return data
 
 
-def _opened(path: Path) -> pa.ListArray | None:
+def _open_verified(path: Path) -> pa.ListArray | None:
     """The tokens in a file, in its memory map; None if it is not as it was written."""
     if path.stat().st_size <= _HASH_BYTES:
         return None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cpplm.evaluate.models.code_model import TokenBits
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 # Rows of a batch are cut to its longest one, rounded up to this: fewer shapes to plan for.
 _LENGTH_MULTIPLE = 128
@@ -28,7 +28,7 @@ _BATCHES_AT_ONCE = 4
 MAX_BATCH_TOKENS = 32_768
 
 Losses = Callable[[Tensor, Tensor], Tensor]
-"""Nats BT of targets BT behind inputs BT, 0 where the target is `IGNORED`."""
+"""Nats BT of targets BT behind inputs BT, 0 where the target is `IGNORE_INDEX`."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def _rounded(length: int, context: int) -> int:
 def _tensors(
     documents: list[EncodedText], batch: list[tuple[int, ScoringWindow]], start_id: int, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets BT; what a window does not score, and the rest of a short row, is `IGNORED`."""
+    """Inputs and targets BT; what a window does not score, and the rest of a short row, is `IGNORE_INDEX`."""
     inputs = torch.full((len(batch), length), start_id)
-    targets = torch.full((len(batch), length), IGNORED)
+    targets = torch.full((len(batch), length), IGNORE_INDEX)
     for row, (number, window) in enumerate(batch):
         ids = documents[number].ids
         before = [start_id] if window.begin == 0 else [ids[window.begin - 1]]

@@ -83,7 +83,9 @@ def _source(location: str, text_column: str) -> Iterator[Text]:
             )
         return _parquet(Storage(path.parent), [path.name], text_column)
     storage = Storage(location)
-    names = storage.names() if is_bucket(location) else sorted(p.name for p in path.iterdir() if p.is_file())
+    names = (
+        storage.list_names() if is_bucket(location) else sorted(p.name for p in path.iterdir() if p.is_file())
+    )
     if COMPLETE in names:
         return _corpus(ShardReader(location))
     parquet = [name for name in names if name.endswith(".parquet")]

@@ -141,6 +141,6 @@ def _write_weights(storage: Storage, weights: Mapping[str, Tensor], max_file_byt
         }
         storage.write_json(INDEX, index)
     for name, part in zip(names, parts, strict=True):
-        with storage.writing(name) as file:
+        with storage.open_write(name) as file:
             for piece in safetensors_file(part, {"format": "pt"}):
                 file.write(piece)

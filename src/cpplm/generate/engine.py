@@ -74,7 +74,7 @@ class Engine:
             ids = render_fim_prompt(self.tokenizer, prefix, suffix, spm=spm)
             return GenerationRequest(tuple(ids), settings, num_samples, b"", stop, logprobs)
         healed = heal(self.tokenizer, prefix)
-        return GenerationRequest((BOS, *healed.ids), settings, num_samples, healed.taken, stop, logprobs)
+        return GenerationRequest((BOS, *healed.ids), settings, num_samples, healed.removed, stop, logprobs)
 
     def scheduler(self, limits: SchedulerLimits | None = None) -> Scheduler:
         """For requests that come and go, see `Scheduler`."""

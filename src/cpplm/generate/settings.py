@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument, Precision, short
+from cpplm.core.settings import Argument, Precision, short_flag
 from cpplm.train.checkpoint.format import check_run
 
 
@@ -16,7 +16,7 @@ class ModelSource:
 
     run: Annotated[str, Argument("RUN", positional=True, letters=("i", "g"))]
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
-    step: Annotated[int, short("s")] = -1
+    step: Annotated[int, short_flag("s")] = -1
     """Checkpoint step (-1 = the newest)."""
     device_type: Literal["", "cuda", "mps", "cpu"] = ""
     """Device (empty = the best one present)."""
@@ -38,9 +38,9 @@ class SamplingSettings:
 
     max_new_tokens: int = 256
     """Tokens to write at most; the context length of the model is a limit too."""
-    temperature: Annotated[float, short("t")] = 0.8
+    temperature: Annotated[float, short_flag("t")] = 0.8
     """Divides the logits; 0 takes the likeliest token."""
-    top_k: Annotated[int, short("k")] = 50
+    top_k: Annotated[int, short_flag("k")] = 50
     """Sample among this many likeliest tokens (0 = all)."""
     seed: int = 0
     """The same seed gives the same text, sample by sample."""

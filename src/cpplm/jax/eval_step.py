@@ -15,7 +15,7 @@ from cpplm.jax.mesh_axes import BATCH, CONTEXT, per_shard
 from cpplm.jax.model import hidden_states, logits
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import ModelConfig
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 
 def token_losses(
@@ -27,7 +27,7 @@ def token_losses(
     *,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Cross-entropy of each next token in nats, BT, float32; 0 where the target is `IGNORED`.
+    """Cross-entropy of each next token in nats, BT, float32; 0 where the target is `IGNORE_INDEX`.
 
     Args:
         params: all weights.
@@ -45,13 +45,13 @@ def token_losses(
         chunk = min(run.loss_chunk, count)
         padding = -count % chunk
         hidden_NC = jnp.pad(hidden_BTC.reshape(count, -1), ((0, padding), (0, 0)))
-        targets_N = jnp.pad(targets_BT.reshape(count), (0, padding), constant_values=IGNORED)
+        targets_N = jnp.pad(targets_BT.reshape(count), (0, padding), constant_values=IGNORE_INDEX)
 
         def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
             hidden_MC, targets_M = chunk
             logits_MV = logits({"lm_head.weight": weight_VC}, hidden_MC, config)
             own_M = jnp.take_along_axis(logits_MV, jnp.maximum(targets_M, 0)[:, None], axis=1)[:, 0]
-            return jnp.where(targets_M != IGNORED, jax.nn.logsumexp(logits_MV, axis=1) - own_M, 0.0)
+            return jnp.where(targets_M != IGNORE_INDEX, jax.nn.logsumexp(logits_MV, axis=1) - own_M, 0.0)
 
         chunks = (hidden_NC.reshape(-1, chunk, hidden_NC.shape[1]), targets_N.reshape(-1, chunk))
         return (jax.lax.map(of_chunk, chunks).reshape(-1)[:count].reshape(targets_BT.shape),)

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, per_shard
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -42,7 +42,7 @@ def cross_entropy(
     Args:
         hidden_BTC: states before the output head; products are in their dtype, all behind in float32.
         weight_VC: the head's; rows from `vocab_size` on are padding and take no part.
-        targets_BT: ids below `vocab_size`, or `IGNORED`.
+        targets_BT: ids below `vocab_size`, or `IGNORE_INDEX`.
         vocab_size: rows of the weight that are tokens.
         softcap: logits lie between this and its negative.
         chunk: rows of logits held at once, on each device.
@@ -56,7 +56,7 @@ def cross_entropy(
         out_axes=(rows,),
     )
     (sums,) = total(hidden_BTC, weight_VC, targets_BT)
-    return sums.sum() / jnp.maximum((targets_BT != IGNORED).sum(), 1)
+    return sums.sum() / jnp.maximum((targets_BT != IGNORE_INDEX).sum(), 1)
 
 
 def _sum_of_part(
@@ -73,7 +73,7 @@ def _sum_of_part(
     chunk = min(chunk, count)
     padding = -count % chunk
     hidden_NC = jnp.pad(hidden_BTC.reshape(count, -1), ((0, padding), (0, 0)))
-    targets_N = jnp.pad(targets_BT.reshape(count), (0, padding), constant_values=IGNORED)
+    targets_N = jnp.pad(targets_BT.reshape(count), (0, padding), constant_values=IGNORE_INDEX)
     chunks = (hidden_NC.reshape(-1, chunk, hidden_NC.shape[1]), targets_N.reshape(-1, chunk))
     return (_sum_of_chunks(vocab_size, softcap, weight_VC, *chunks).reshape(1, 1),)
 
@@ -133,7 +133,7 @@ def _losses(
     logits_MV = jnp.where(ids_V < vocab_size, softcap * capped_MV, -jnp.inf)
     log_sum_M1 = jax.nn.logsumexp(logits_MV, axis=1, keepdims=True)
     of_target_MV = targets_M[:, None] == ids_V  # none where ignored, for that is no id
-    counted_M1 = (targets_M != IGNORED)[:, None]
+    counted_M1 = (targets_M != IGNORE_INDEX)[:, None]
     own_M1 = jnp.where(of_target_MV, logits_MV, 0.0).sum(1, keepdims=True)
     loss_M1 = jnp.where(counted_M1, log_sum_M1 - own_M1, 0.0)
     excess_MV = jnp.exp(logits_MV - log_sum_M1) - of_target_MV

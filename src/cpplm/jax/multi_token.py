@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 
 def shifted_targets(targets_BT: jax.Array, depth: int) -> Iterator[tuple[jax.Array, jax.Array]]:
@@ -21,7 +21,7 @@ def shifted_targets(targets_BT: jax.Array, depth: int) -> Iterator[tuple[jax.Arr
     """
     known_BT = targets_BT
     for _ in range(depth):
-        beyond_BT = jnp.pad(known_BT[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
-        target_BT = jnp.where(known_BT == IGNORED, IGNORED, beyond_BT)
+        beyond_BT = jnp.pad(known_BT[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORE_INDEX)
+        target_BT = jnp.where(known_BT == IGNORE_INDEX, IGNORE_INDEX, beyond_BT)
         yield jnp.maximum(known_BT, 0), target_BT
         known_BT = target_BT

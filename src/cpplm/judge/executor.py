@@ -36,7 +36,7 @@ from cpplm.judge.result_cache import Verdict, VerdictCache
 from cpplm.judge.scoring import Outcome, find_forbidden
 from cpplm.sandbox import precompiled
 from cpplm.sandbox.compiler import COMPILE_LIMITS, fast_linker, require_compiler
-from cpplm.sandbox.limits import MIB, Limits, Result
+from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
 # A function that ends without the `return` it owes is trapped: what it gives back would pass by luck, the
@@ -46,7 +46,7 @@ COMPILER = (
     "-fconstexpr-ops-limit=5000000", "-fsanitize=return", "-fsanitize-undefined-trap-on-error",
 )  # fmt: skip
 TARGET = ("-include", "harness.h", "-o", "program", "program.cpp")
-RUN_LIMITS = Limits(wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, processes=8)
+RUN_LIMITS = ResourceLimits(wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, processes=8)
 MAX_PROGRAM_BYTES = 48 * MIB
 MAX_ANSWER_CHARS = 1 << 16
 """Characters; a model that writes more has not stopped."""
@@ -94,7 +94,7 @@ class Judge:
         *,
         workers: int = 0,
         cache_dir: Path | None = None,
-        limits: Limits = RUN_LIMITS,
+        limits: ResourceLimits = RUN_LIMITS,
         speed_up: bool = True,
     ) -> None:
         """Look at the compiler, and read the verdicts that are there.
@@ -195,7 +195,7 @@ class Judge:
             [*COMPILER, *(precompiled.FLAGS if folder else ()), *TARGET, *self._linker, *link],
             COMPILE_LIMITS,
             fetch={"program": MAX_PROGRAM_BYTES},
-            folders=precompiled.folder_of(folder) if folder else None,
+            folders=precompiled.pch_include_dir(folder) if folder else None,
         )
         binary = compiled.files.get("program")
         if not compiled.succeeded or binary is None:
@@ -243,7 +243,7 @@ def _refusal(
     return Verdict(outcome, message, 0.0, len(counted.assertions), 0)
 
 
-def _run_message(ran: Result, counted: InstrumentedProgram, reported: AssertionReport) -> str:
+def _run_message(ran: RunResult, counted: InstrumentedProgram, reported: AssertionReport) -> str:
     """What happened, and the end of what the program wrote to stderr."""
     happened = ""
     if reported.failed is not None:
@@ -256,7 +256,7 @@ def _run_message(ran: Result, counted: InstrumentedProgram, reported: AssertionR
     return happened + ran.message()[-MESSAGE_CHARACTERS:]
 
 
-def _outcome(ran: Result, reported: AssertionReport) -> Outcome:
+def _outcome(ran: RunResult, reported: AssertionReport) -> Outcome:
     """What the run means; after a failed assertion nothing else does, as an ordinary one ends the program."""
     if reported.failed is not None:
         return "wrong answer"
@@ -267,7 +267,7 @@ def _outcome(ran: Result, reported: AssertionReport) -> Outcome:
     return "early exit" if ran.reason == "exit" else "crash"
 
 
-def _is_reproducible(result: Result, limits: Limits) -> bool:
+def _is_reproducible(result: RunResult, limits: ResourceLimits) -> bool:
     """Whether the run speaks of the program alone: not when a busy machine let the clock run out."""
     if result.reason != "timeout" or result.signal == signal.SIGXCPU:
         return True

@@ -19,7 +19,7 @@ from cpplm.model.block import TransformerBlock
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.spec import KVCacheSpec
 from cpplm.model.layers import Linear, norm
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 
 class MultiTokenHead(nn.Module):
@@ -54,8 +54,8 @@ def mtp_targets(targets_BT: Tensor, depth: int) -> Iterator[tuple[Tensor, Tensor
     """
     known_BT = targets_BT
     for _ in range(depth):
-        shifted_BT = torch.full_like(known_BT, IGNORED)
+        shifted_BT = torch.full_like(known_BT, IGNORE_INDEX)
         shifted_BT[:, :-1] = known_BT[:, 1:]
-        target_BT = torch.where(known_BT == IGNORED, IGNORED, shifted_BT)
+        target_BT = torch.where(known_BT == IGNORE_INDEX, IGNORE_INDEX, shifted_BT)
         yield known_BT.clamp(min=0), target_BT
         known_BT = target_BT

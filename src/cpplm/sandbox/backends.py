@@ -1,4 +1,4 @@
-"""The ways to build the walls, strongest first, and what each of them isolates."""
+"""The kinds of isolation, strongest first, and what each of them isolates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from cpplm.sandbox import seccomp
-from cpplm.sandbox.limits import MIB, Limits
-from cpplm.sandbox.request import Request
+from cpplm.sandbox.limits import MIB, ResourceLimits
+from cpplm.sandbox.request import LaunchRequest
 
 Mode = Literal["namespaces", "bubblewrap", "landlock", "unsafe"]
 
@@ -33,8 +33,8 @@ _PRLIMIT_FLAGS = {
 
 
 @dataclass(frozen=True)
-class Backend:
-    """One way to build the walls."""
+class SandboxBackend:
+    """One kind of isolation."""
 
     mode: Mode
     isolates: str
@@ -42,19 +42,19 @@ class Backend:
     """What a hostile program can still do, beyond exhausting its own limits."""
 
 
-BACKENDS: tuple[Backend, ...] = (
-    Backend(
+BACKENDS: tuple[SandboxBackend, ...] = (
+    SandboxBackend(
         "namespaces",
         "own file tree, processes, network, IPC, host name and user; system-call filter; resource limits",
         "all of /usr can be read",
     ),
-    Backend(
+    SandboxBackend(
         "bubblewrap",
         "own file tree, processes, network, IPC, host name and user; system-call filter; resource limits",
         "all of /usr can be read; the working folder lies on the host's disk, its size is checked 40 times a "
         "second; bwrap's own process inside can be tampered with, and so the exit code",
     ),
-    Backend(
+    SandboxBackend(
         "landlock",
         "files by Landlock; network, signals and sessions refused by the system-call filter; resource limits",
         "all of /usr can be read; names and sizes of other files can be looked up; the working folder "
@@ -62,7 +62,7 @@ BACKENDS: tuple[Backend, ...] = (
         "limit can be started; what a program started may outlive a killed harness, within its limits",
     ),
 )
-UNSAFE = Backend("unsafe", "nothing but resource limits and the clock", "everything else")
+UNSAFE = SandboxBackend("unsafe", "nothing but resource limits and the clock", "everything else")
 
 
 def toolchain_paths() -> list[str]:
@@ -70,7 +70,7 @@ def toolchain_paths() -> list[str]:
     return [path for path in _TOOLCHAIN if Path(path).exists()]
 
 
-def resource_limits(limits: Limits, input_bytes: int) -> dict[int, int]:
+def resource_limits(limits: ResourceLimits, input_bytes: int) -> dict[int, int]:
     """`setrlimit` values for one process; two of the counted processes are the launcher's."""
     return {
         resource.RLIMIT_AS: limits.memory_bytes,
@@ -87,19 +87,19 @@ def make_request(
     mode: Mode,
     files: dict[str, bytes],
     argv: list[str],
-    limits: Limits,
+    limits: ResourceLimits,
     *,
     stdin: bytes,
     fetch: dict[str, int],
     folders: dict[str, str],
     folder: str,
-) -> Request:
+) -> LaunchRequest:
     """What the launcher is told about one run."""
     input_bytes = sum(map(len, files.values()))
     paths = toolchain_paths()
     links = {path: str(Path(path).readlink()) for path in paths if Path(path).is_symlink()}
     work = "/work" if mode in {"namespaces", "bubblewrap"} else folder
-    message = Request(
+    message = LaunchRequest(
         mode=mode,
         uid=NOBODY,
         files=files,
@@ -134,7 +134,7 @@ def make_request(
     return message
 
 
-def _bubblewrap(message: Request) -> list[str]:
+def _bubblewrap(message: LaunchRequest) -> list[str]:
     """The bwrap command around a request; descriptor 21 carries the filter (launcher.FILTER_DESCRIPTOR)."""
     command = [shutil.which("bwrap") or "/usr/bin/bwrap", "--unshare-all", "--unshare-user", "--new-session"]
     command += ["--die-with-parent", "--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cpplm.core.errors import UserError
-from cpplm.sandbox.limits import MIB, Limits
+from cpplm.sandbox.limits import MIB, ResourceLimits
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
-COMPILE_LIMITS = Limits(
+COMPILE_LIMITS = ResourceLimits(
     wall_seconds=30,
     cpu_seconds=20,
     memory_bytes=1024 * MIB,
@@ -49,7 +49,7 @@ def include_folders(sandbox: Sandbox) -> list[Path]:
     return [Path(line.strip()) for line in listing[1].splitlines()] if listing else []
 
 
-def require_folders(sandbox: Sandbox, folders: Iterable[Path]) -> None:
+def check_mounts(sandbox: Sandbox, folders: Iterable[Path]) -> None:
     """See that each folder of the host can be read from inside.
 
     Raises:

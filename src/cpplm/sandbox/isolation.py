@@ -1,4 +1,4 @@
-"""The walls around a program: namespaces, Landlock, the system-call filter; system calls through ctypes.
+"""Isolation of a program: namespaces, Landlock, the system-call filter; system calls through ctypes.
 
 Part of the launcher, so the standard library alone and little of it.
 
@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 
-from cpplm.sandbox.request import Request
+from cpplm.sandbox.request import LaunchRequest
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 2
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 
 
-def check(result: int, what: str) -> int:
+def check_errno(result: int, what: str) -> int:
     """Raise OSError from errno when a C call failed."""
     if result < 0:
         code = ctypes.get_errno()
@@ -43,13 +43,13 @@ def check(result: int, what: str) -> int:
 def system_call(number: int, *arguments: int | bytes | None, what: str) -> int:
     """A raw system call; integers are passed as longs."""
     passed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    return check(libc.syscall(ctypes.c_long(number), *passed), what)
+    return check_errno(libc.syscall(ctypes.c_long(number), *passed), what)
 
 
 def process_control(option: int, value: int, pointer: ctypes.Array[ctypes.c_char] | None = None) -> None:
     """prctl(2)."""
     rest = [ctypes.c_ulong(0)] * 2 if pointer is None else [pointer, ctypes.c_ulong(0)]
-    check(libc.prctl(option, ctypes.c_ulong(value), *rest, ctypes.c_ulong(0)), f"prctl {option}")
+    check_errno(libc.prctl(option, ctypes.c_ulong(value), *rest, ctypes.c_ulong(0)), f"prctl {option}")
 
 
 def die_with_parent() -> None:
@@ -75,14 +75,14 @@ def drop_user(uid: int) -> None:
     process_control(PR_SET_DUMPABLE, 1)  # /proc/self/uid_map would belong to root otherwise
 
 
-# ---- walls made of namespaces ----------------------------------------------------------------------------
+# ---- namespaces ------------------------------------------------------------------------------------------
 
 
 def enter_namespaces(inside_uid: int) -> None:
     """New user, mount, process, network, IPC, host-name and cgroup namespaces for what is forked next."""
     uid, gid = os.geteuid(), os.getegid()
     kinds = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID
-    check(libc.unshare(kinds | CLONE_NEWNET), "unshare")
+    check_errno(libc.unshare(kinds | CLONE_NEWNET), "unshare")
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{inside_uid} {uid} 1"),
@@ -90,7 +90,7 @@ def enter_namespaces(inside_uid: int) -> None:
     ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    check(libc.sethostname(b"sandbox", 7), "sethostname")
+    check_errno(libc.sethostname(b"sandbox", 7), "sethostname")
 
 
 def clone_tree(path: str, attributes: int) -> int:
@@ -114,12 +114,14 @@ def attach_tree(tree: int, target: str) -> None:
 def mount_tmpfs(path: str, size: int, options: int) -> None:
     """An empty memory file system of at most `size` bytes."""
     text = f"size={max(size, 4096)},nr_inodes=4096,mode=0755".encode()
-    check(libc.mount(b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(options), text), f"mount tmpfs {path}")
+    check_errno(
+        libc.mount(b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(options), text), f"mount tmpfs {path}"
+    )
 
 
-def build_root(request: Request) -> None:
+def build_root(request: LaunchRequest) -> None:
     """Replace the root by one that holds the toolchain (read-only), /proc, five devices and /work."""
-    check(libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "make / private")
+    check_errno(libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "make / private")
     read_only = ATTR_READ_ONLY | ATTR_NOSUID
     trees = {path: clone_tree(path, read_only | ATTR_NODEV) for path in request.read_only}
     trees.update({path: clone_tree(path, read_only | ATTR_NOEXEC) for path in request.devices})
@@ -140,7 +142,7 @@ def build_root(request: Request) -> None:
     os.mkdir(root + "/proc")
     os.mkdir(root + "/work")
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-    check(
+    check_errno(
         libc.mount(b"proc", f"{root}/proc".encode(), b"proc", ctypes.c_ulong(flags), b"subset=pid"),
         "mount /proc",
     )
@@ -151,7 +153,7 @@ def build_root(request: Request) -> None:
         attach_tree(tree, f"{root}/work/{name}")
     os.chdir(root)
     system_call(request.pivot_root, b".", b".", what="pivot_root")
-    check(libc.umount2(b".", MNT_DETACH), "detach the old root")
+    check_errno(libc.umount2(b".", MNT_DETACH), "detach the old root")
     os.chdir("/work")
     make_read_only("/")
 
@@ -168,13 +170,13 @@ def drop_capabilities() -> None:
         # Fails for the last ones, which do not exist.
         libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), *[ctypes.c_ulong(0)] * 3)
     header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
-    check(libc.capset(header, struct.pack("6I", *[0] * 6)), "capset")
+    check_errno(libc.capset(header, struct.pack("6I", *[0] * 6)), "capset")
 
 
-# ---- walls made of Landlock ------------------------------------------------------------------------------
+# ---- Landlock --------------------------------------------------------------------------------------------
 
 
-def landlock(request: Request, work: str) -> None:
+def landlock(request: LaunchRequest, work: str) -> None:
     """Deny all files but these, and with newer kernels TCP, outside signals and abstract sockets."""
     abi = system_call(LANDLOCK_CREATE, None, 0, 1, what="landlock")
     files = (1 << 13) - 1 | (abi >= 2) << 13 | (abi >= 3) << 14 | (abi >= 5) << 15
@@ -209,7 +211,7 @@ def install_filter(program: bytes, own_pid_mark: int) -> None:
     process_control(PR_SET_SECCOMP, 2, ctypes.create_string_buffer(header))
 
 
-def prove_walls(canary: str) -> None:
+def verify_isolation(canary: str) -> None:
     """Refuse to go on unless reading the harness's file and opening sockets fail from here.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Runs inside the sandbox's own interpreter: builds the walls, starts the program, watches it, reports.
+"""Runs inside the sandbox's own interpreter: isolates itself, starts the program, watches it, reports.
 
 Started by `Sandbox.run` as `python -I -S` with an empty environment, so that no open file and no thread of
 the harness comes along; it uses the standard library alone, and as little of it as possible because every
 run pays for its imports. It reads one request (a `marshal` dictionary from its parent) on stdin and writes
-one report to the status pipe. SIGTERM makes it end everything early. What happens after the walls stand
-happens without privileges.
+one report to the status pipe. SIGTERM makes it end everything early. What follows the
+isolation happens without privileges.
 
 Invariants: the program is started only after reading a file and opening a socket were seen to fail from
 where it will run (bubblewrap, which runs no code of ours inside, is checked by the probe alone); every
@@ -24,7 +24,7 @@ import sys
 import time
 
 from cpplm.sandbox import isolation
-from cpplm.sandbox.request import Request
+from cpplm.sandbox.request import LaunchRequest
 
 TICK_SECONDS = 0.025
 SPARE_THREADS = 64  # for what the same user starts elsewhere meanwhile, other sandboxes included
@@ -32,7 +32,7 @@ ERROR_DESCRIPTOR, FILTER_DESCRIPTOR = 20, 21  # in the child, just before exec
 
 
 class CannotStartError(Exception):
-    """The program's own fault, not the walls'."""
+    """The program's own fault, not the sandbox's."""
 
 
 def threads_of_user() -> int:
@@ -88,8 +88,8 @@ def provide_stdin(data: bytes) -> None:
     os.dup2(reading, 0)
 
 
-def become_program(request: Request, errors: int) -> None:
-    """In the forked child: last walls, proof, then exec. Never returns."""
+def exec_child(request: LaunchRequest, errors: int) -> None:
+    """In the forked child: isolate, verify, then exec. Never returns."""
     try:
         if request.mode != "namespaces":
             isolation.die_with_parent()
@@ -103,7 +103,7 @@ def become_program(request: Request, errors: int) -> None:
         if request.mode in {"landlock", "namespaces"}:
             isolation.drop_capabilities()
             isolation.install_filter(request.filter, request.own_pid_mark)
-            isolation.prove_walls(request.canary)
+            isolation.verify_isolation(request.canary)
         elif request.mode == "bubblewrap":
             os.write(filter_descriptor, request.filter)
             os.lseek(filter_descriptor, 0, os.SEEK_SET)
@@ -122,7 +122,7 @@ def become_program(request: Request, errors: int) -> None:
         os._exit(127)
 
 
-def start_program(request: Request) -> int:
+def start_program(request: LaunchRequest) -> int:
     """Fork the program; its process id.
 
     Raises:
@@ -132,7 +132,7 @@ def start_program(request: Request) -> int:
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        become_program(request, writing)
+        exec_child(request, writing)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         trouble = pipe.read(2000).decode(errors="replace")  # ends at exec
@@ -203,7 +203,7 @@ def reap(pid: int) -> int | None:
             return None
 
 
-def watch(pid: int, request: Request) -> tuple[str, int]:
+def watch(pid: int, request: LaunchRequest) -> tuple[str, int]:
     """Wait for the program to end or to break a limit; (reason, wait status)."""
     deadline = time.monotonic() + request.wall_seconds
     polls_folder = request.mode != "namespaces" and request.scratch_bytes > 0
@@ -240,7 +240,7 @@ def end_all() -> None:
         time.sleep(0.001)
 
 
-def fetch(names: dict[str, int]) -> list[bytes]:
+def collect_outputs(names: dict[str, int]) -> list[bytes]:
     """The wanted files of the working folder; empty where missing, too large, or no plain file."""
     contents = []
     for name, size_limit in names.items():
@@ -264,7 +264,7 @@ def report(status_pipe: int, fields: tuple[object, ...], contents: list[bytes], 
         pipe.write(line.encode() + b"\n" + b"".join(contents) + note.encode())
 
 
-def supervise(request: Request, status_pipe: int) -> None:
+def supervise(request: LaunchRequest, status_pipe: int) -> None:
     """Start the program, watch it, end everything, report."""
     isolation.process_control(isolation.PR_SET_CHILD_SUBREAPER, 1)
     # Nobody may look into this process through /proc, where its status pipe is. The program can be looked
@@ -276,11 +276,11 @@ def supervise(request: Request, status_pipe: int) -> None:
     wall = time.monotonic() - begin
     end_all()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    contents = fetch(request.fetch) if reason == "exit" else [b""] * len(request.fetch)
+    contents = collect_outputs(request.fetch) if reason == "exit" else [b""] * len(request.fetch)
     report(status_pipe, (reason, status, wall, usage.ru_utime + usage.ru_stime), contents)
 
 
-def write_files(request: Request) -> None:
+def write_files(request: LaunchRequest) -> None:
     """Put the input files into the working folder, and what leads to the host folders."""
     for name, path in request.folders.items():
         if request.mode == "bubblewrap":
@@ -295,7 +295,7 @@ def write_files(request: Request) -> None:
             file.write(data)
 
 
-def wait_for_holder(holder: int) -> None:
+def wait_for_namespace_init(holder: int) -> None:
     """Wait for the first process of the namespaces, which ends when everything in them has ended."""
     while os.waitpid(holder, os.WNOHANG)[0] == 0:
         event = signal.sigwaitinfo({signal.SIGCHLD, signal.SIGTERM})
@@ -303,7 +303,7 @@ def wait_for_holder(holder: int) -> None:
             os.kill(holder, signal.SIGKILL)
 
 
-def inside(request: Request, status_pipe: int) -> None:
+def build_and_supervise(request: LaunchRequest, status_pipe: int) -> None:
     """In the process that holds the namespaces, or in the only one without them: all of the above."""
     if request.mode == "namespaces":
         isolation.die_with_parent()
@@ -325,7 +325,7 @@ def main() -> None:
     status_pipe = int(sys.argv[1])
     os.set_inheritable(status_pipe, False)
     try:
-        request = Request(**marshal.loads(sys.stdin.buffer.read()))  # noqa: S302  (written by our parent)
+        request = LaunchRequest(**marshal.loads(sys.stdin.buffer.read()))  # noqa: S302  (written by our parent)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the program may share our user
         os.umask(0o022)
         isolation.drop_user(request.uid)
@@ -335,9 +335,9 @@ def main() -> None:
             holder = os.fork()
             if holder:
                 os.close(status_pipe)
-                wait_for_holder(holder)
+                wait_for_namespace_init(holder)
                 return
-        inside(request, status_pipe)
+        build_and_supervise(request, status_pipe)
     except RuntimeError as error:
         reason, _, note = str(error).partition(" ")
         report(status_pipe, (reason, 0, 0, 0), [], note)

@@ -11,7 +11,7 @@ Reason = Literal["exit", "signal", "timeout", "memory", "output limit", "disk", 
 """Why a run ended: by itself, by a signal, by one of the limits, or "start": the program does not exist."""
 
 # Below these the launcher itself could not do its work.
-_LEAST = {
+_MINIMUM = {
     "wall_seconds": 0.001,
     "cpu_seconds": 1,
     "memory_bytes": 64 * MIB,
@@ -23,7 +23,7 @@ _LEAST = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class ResourceLimits:
     """Upper bounds of one run. A program that reaches one is ended together with all it started."""
 
     wall_seconds: float = 10.0
@@ -42,13 +42,13 @@ class Limits:
     """Open descriptors of each process; at least 24."""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
+        for name, least in _MINIMUM.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """How a run ended."""
 
     reason: Reason

@@ -1,4 +1,4 @@
-"""Headers compiled beforehand: gcc then maps a file into memory instead of parsing them for every program.
+"""Precompiled headers: gcc then maps a file into memory instead of parsing them for every program.
 
 A set of headers is compiled inside the sandbox, from nothing but their names, and given to compilations as a
 folder that they can only read. It is kept among the machine's temporary files under the hash of all that it
@@ -23,16 +23,16 @@ from cpplm.sandbox.compiler import COMPILE_LIMITS
 from cpplm.sandbox.limits import MIB
 from cpplm.sandbox.sandbox import Sandbox
 
-LARGEST = 256 * MIB
+MAX_PCH_BYTES = 256 * MIB
 _FOLDER, _HEADER = "headers", "all.h"
 FLAGS = ("-include", f"{_FOLDER}/{_HEADER}")
-"""For compilations with the folders of `folder_of`; gcc takes what is compiled beside the header, and the
-header itself where it cannot use that."""
-_BUILD_LIMITS = replace(COMPILE_LIMITS, scratch_bytes=LARGEST, output_bytes=LARGEST)
+"""For compilations with the folders of `pch_include_dir`; gcc takes what is compiled beside the header, and
+the header itself where it cannot use that."""
+_BUILD_LIMITS = replace(COMPILE_LIMITS, scratch_bytes=MAX_PCH_BYTES, output_bytes=MAX_PCH_BYTES)
 
 
-def folder_of(path: Path) -> dict[str, Path]:
-    """The folders to give to a compilation with `FLAGS`."""
+def pch_include_dir(path: Path) -> dict[str, Path]:
+    """Folders to mount for a compilation with `FLAGS`."""
     return {_FOLDER: path}
 
 
@@ -61,11 +61,14 @@ def precompile(
         return folder
     output = f"{_HEADER}.gch"
     made = sandbox.run(
-        source, [*command, "-x", "c++-header", "-o", output, _HEADER], _BUILD_LIMITS, fetch={output: LARGEST}
+        source,
+        [*command, "-x", "c++-header", "-o", output, _HEADER],
+        _BUILD_LIMITS,
+        fetch={output: MAX_PCH_BYTES},
     )
     if not made.succeeded or output not in made.files:
         return None
-    return folder if _keep(folder, {_HEADER: text, output: made.files[output]}) else None
+    return folder if _store(folder, {_HEADER: text, output: made.files[output]}) else None
 
 
 def cache_folder() -> Path | None:
@@ -81,7 +84,7 @@ def cache_folder() -> Path | None:
     return root
 
 
-def _keep(folder: Path, files: dict[str, bytes]) -> bool:
+def _store(folder: Path, files: dict[str, bytes]) -> bool:
     """Write the folder as a whole, or not at all; whether it is there."""
     new = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
     try:

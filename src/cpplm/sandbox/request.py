@@ -5,7 +5,7 @@ from __future__ import annotations
 Value = object
 
 
-class Request:
+class LaunchRequest:
     """One run; sent as the dictionary of its attributes, all of plain types."""
 
     mode: str

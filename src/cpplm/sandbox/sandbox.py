@@ -27,8 +27,8 @@ from pathlib import Path
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.sandbox import seccomp
-from cpplm.sandbox.backends import BACKENDS, NOBODY, UNSAFE, Backend, Mode, make_request
-from cpplm.sandbox.limits import MIB, Limits, Reason, Result
+from cpplm.sandbox.backends import BACKENDS, NOBODY, UNSAFE, Mode, SandboxBackend, make_request
+from cpplm.sandbox.limits import MIB, Reason, ResourceLimits, RunResult
 
 _START = "import sys; sys.path.append(sys.argv[2]); from cpplm.sandbox.launcher import main; main()"
 _PACKAGE_ROOT = str(Path(__file__).parents[2])
@@ -37,7 +37,7 @@ _FILE_NAME, _FILE_PATH = re.compile(_NAME), re.compile(f"{_NAME}(?:/{_NAME}){{0,
 _GRACE_SECONDS = 5.0
 """How much longer than its program the launcher may take before it is killed from outside."""
 
-LARGEST_STDIN = 1 << 16
+MAX_STDIN_BYTES = 1 << 16
 """Bytes that a pipe holds: the launcher writes them before there is a reader."""
 
 _BETTER = (
@@ -53,22 +53,22 @@ FIX = (
 
 
 class SandboxError(RuntimeError):
-    """The walls could not be built or the launcher was lost; the program's fate is unknown."""
+    """The isolation could not be set up or the launcher was lost; the program's fate is unknown."""
 
 
 @dataclass(frozen=True)
-class BackendState:
+class BackendStatus:
     """What a probe found out about one backend."""
 
-    backend: Backend
-    trouble: str
+    backend: SandboxBackend
+    problem: str
     """Why it does not work here; empty when it does."""
 
 
 class Sandbox:
-    """Runs programs behind one kind of wall."""
+    """Runs programs under one kind of isolation."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: SandboxBackend) -> None:
         """Use this backend without asking whether it works; `probe` asks."""
         self.backend = backend
 
@@ -90,14 +90,14 @@ class Sandbox:
                 "read and delete every file you can, and use the network."
             )
             return cls(UNSAFE)
-        troubles = []
+        problems = []
         for backend in BACKENDS:
-            state = state_of(backend.mode)
-            if not state.trouble:
+            state = backend_status(backend.mode)
+            if not state.problem:
                 return cls(backend)
-            troubles.append(f"{backend.mode}: {state.trouble}")
+            problems.append(f"{backend.mode}: {state.problem}")
         raise UserError(
-            f"no sandbox works here, so no generated program is run ({'; '.join(troubles)})", fix=FIX
+            f"no sandbox works here, so no generated program is run ({'; '.join(problems)})", fix=FIX
         )
 
     @property
@@ -118,12 +118,12 @@ class Sandbox:
         self,
         files: dict[str, bytes],
         argv: list[str],
-        limits: Limits,
+        limits: ResourceLimits,
         *,
         stdin: bytes = b"",
         fetch: dict[str, int] | None = None,
         folders: dict[str, Path] | None = None,
-    ) -> Result:
+    ) -> RunResult:
         """Run one program in a new working folder and wait for its end.
 
         Args:
@@ -134,29 +134,29 @@ class Sandbox:
             fetch: name and largest size in bytes of files to return; larger or missing ones are left out.
             folders: folders of the host that the program can read and cannot change, by their names in the
                 working folder. A link in them that leads out of them leads nowhere, or into the toolchain;
-                where Landlock is the wall it leads to a file that cannot be opened.
+                with Landlock it leads to a file that cannot be opened.
 
         Returns:
             How it ended. A program that does not exist gives reason "start" with the text in stderr.
 
         Raises:
-            SandboxError: the walls could not be built; the program did not run, or its fate is unknown.
+            SandboxError: the isolation could not be set up; the program did not run, or its fate is unknown.
             ValueError: a file name that is not plain, a name taken twice, a folder that is none, or too long
                 an input.
         """
-        if len(stdin) > LARGEST_STDIN:
-            raise ValueError(f"stdin takes {LARGEST_STDIN:,} bytes, not {len(stdin):,}")
+        if len(stdin) > MAX_STDIN_BYTES:
+            raise ValueError(f"stdin takes {MAX_STDIN_BYTES:,} bytes, not {len(stdin):,}")
         fetch = fetch or {}
-        shown = _checked(files, fetch, folders or {})
+        shown = _check_names(files, fetch, folders or {})
         with _work_folder(self.backend.mode) as folder:
             message = make_request(
                 self.backend.mode, files, argv, limits, stdin=stdin, fetch=fetch, folders=shown, folder=folder
             )
-            reply = _converse(marshal.dumps(vars(message)), limits, sum(fetch.values()))
+            reply = _run_launcher(marshal.dumps(vars(message)), limits, sum(fetch.values()))
         return _result(reply, limits, list(fetch), self.backend.mode)
 
 
-def _checked(files: dict[str, bytes], fetch: dict[str, int], folders: dict[str, Path]) -> dict[str, str]:
+def _check_names(files: dict[str, bytes], fetch: dict[str, int], folders: dict[str, Path]) -> dict[str, str]:
     """The folders' absolute paths, after a look at all names (see `Sandbox.run`).
 
     Only plain names are fetched: a program could put a link to elsewhere in place of a folder of its own.
@@ -176,26 +176,27 @@ def _checked(files: dict[str, bytes], fetch: dict[str, int], folders: dict[str, 
 
 
 @functools.cache
-def state_of(mode: Mode) -> BackendState:
+def backend_status(mode: Mode) -> BackendStatus:
     """Whether a backend works on this machine; asked once per process."""
     backend = next(backend for backend in BACKENDS if backend.mode == mode)
     if not seccomp.supported():
-        return BackendState(backend, f"no system-call filter for the processor {os.uname().machine}")
+        return BackendStatus(backend, f"no system-call filter for the processor {os.uname().machine}")
     if mode == "bubblewrap" and shutil.which("bwrap") is None:
-        return BackendState(backend, "bwrap is not installed")
-    return BackendState(backend, examine(backend))
+        return BackendStatus(backend, "bwrap is not installed")
+    return BackendStatus(backend, probe_backend(backend))
 
 
-def survey() -> list[BackendState]:
+def list_backends() -> list[BackendStatus]:
     """What works here, strongest first; for `cpplm doctor`."""
-    return [state_of(backend.mode) for backend in BACKENDS]
+    return [backend_status(backend.mode) for backend in BACKENDS]
 
 
-def examine(backend: Backend) -> str:
-    """Run a program that tries to break out; what is wrong with the walls, or empty when they hold.
+def probe_backend(backend: SandboxBackend) -> str:
+    """Run a program that tries to break out; the hole it found, or empty when there is none.
 
     It must not read or change a file that everybody may read and write, nor signal this process; it must be
-    able to start from its own folder and to write there. The launcher tries sockets (`walls.prove_walls`).
+    able to start from its own folder and to write there. The launcher tries sockets
+    (`isolation.verify_isolation`).
     """
     secret = os.urandom(8).hex()
     with tempfile.NamedTemporaryFile(prefix="cpplm-canary-") as canary:
@@ -208,7 +209,7 @@ def examine(backend: Backend) -> str:
             f"#!/bin/sh\ncat {canary.name} /etc/passwd; echo x >{canary.name}; echo x >/usr/cpplm-canary; "
             f"{signals}; set -e; echo inside >file; cat file"
         )
-        limits = Limits(scratch_bytes=MIB, wall_seconds=20)
+        limits = ResourceLimits(scratch_bytes=MIB, wall_seconds=20)
         files = {"probe": script.encode()}
         try:
             result = Sandbox(backend).run(files, ["./probe"], limits, fetch={"file": 100})
@@ -217,7 +218,7 @@ def examine(backend: Backend) -> str:
         unchanged = Path(canary.name).read_text(encoding="utf-8") == secret
     if result.stdout == b"inside\n" and result.files == {"file": b"inside\n"} and unchanged:
         return ""
-    return f"the walls leak or nothing runs: {result.stdout[:300]!r} {result.message()[:300]!r}"
+    return f"the sandbox leaks or nothing runs: {result.stdout[:300]!r} {result.message()[:300]!r}"
 
 
 @contextmanager
@@ -231,7 +232,7 @@ def _work_folder(mode: Mode) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="cpplm-sandbox-", dir=base)
     try:
         if as_root:
-            with suppress(OSError):  # a container may have no such user: see walls.drop_user
+            with suppress(OSError):  # a container may have no such user: see isolation.drop_user
                 os.chown(folder, NOBODY, NOBODY)
         yield folder
     finally:
@@ -248,7 +249,7 @@ def _remove(folder: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Reply:
+class _LauncherReply:
     stdout: bytes
     stderr: bytes
     status: bytes
@@ -258,7 +259,7 @@ class _Reply:
     wall_seconds: float
 
 
-def _converse(message: bytes, limits: Limits, fetch_bytes: int) -> _Reply:
+def _run_launcher(message: bytes, limits: ResourceLimits, fetch_bytes: int) -> _LauncherReply:
     """Start a launcher, send the request, collect capped output and the report, leave nothing running."""
     reading, writing = os.pipe()
     begin = time.monotonic()
@@ -281,7 +282,7 @@ def _converse(message: bytes, limits: Limits, fetch_bytes: int) -> _Reply:
         streams = {process.stdout.fileno(): limits.output_bytes, process.stderr.fileno(): limits.output_bytes}
         streams[reading] = fetch_bytes + 8192
         received = {descriptor: bytearray() for descriptor in streams}
-        cut = _collect(received, streams, begin + limits.wall_seconds + _GRACE_SECONDS)
+        cut = _read_streams(received, streams, begin + limits.wall_seconds + _GRACE_SECONDS)
         if cut:
             _stop(process)
     finally:
@@ -291,10 +292,10 @@ def _converse(message: bytes, limits: Limits, fetch_bytes: int) -> _Reply:
                 pipe.close()
         os.close(reading)
     out, err, status = (bytes(received[stream][:bound]) for stream, bound in streams.items())
-    return _Reply(out, err, status, cut, time.monotonic() - begin)
+    return _LauncherReply(out, err, status, cut, time.monotonic() - begin)
 
 
-def _collect(received: dict[int, bytearray], bounds: dict[int, int], deadline: float) -> Reason | None:
+def _read_streams(received: dict[int, bytearray], bounds: dict[int, int], deadline: float) -> Reason | None:
     """Read descriptors until all are closed; stop early at the bound of one of them or at the deadline."""
     with selectors.DefaultSelector() as selector:
         for descriptor in bounds:
@@ -326,21 +327,21 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill the launcher and its process group, then reap it.
 
-    The group is signalled before the launcher is reaped, while its id cannot belong to anybody else.
+    The group is signaled before the launcher is reaped, while its id cannot belong to anybody else.
     """
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _result(reply: _Reply, limits: Limits, names: list[str], mode: Mode) -> Result:
+def _result(reply: _LauncherReply, limits: ResourceLimits, names: list[str], mode: Mode) -> RunResult:
     """Interpret the launcher's report.
 
     Raises:
-        SandboxError: there is none, or it says that the walls could not be built.
+        SandboxError: there is none, or it says that the isolation could not be set up.
     """
     if reply.cut:
-        return Result(reply.cut, None, None, reply.stdout, reply.stderr, reply.wall_seconds, 0.0)
+        return RunResult(reply.cut, None, None, reply.stdout, reply.stderr, reply.wall_seconds, 0.0)
     line, newline, rest = reply.status.partition(b"\n")
     fields = line.decode(errors="replace").split()
     if not newline or len(fields) not in (4, 4 + len(names)):
@@ -351,7 +352,7 @@ def _result(reply: _Reply, limits: Limits, names: list[str], mode: Mode) -> Resu
     if reported == "broken":
         raise SandboxError(rest.decode(errors="replace"))
     if reported == "absent":
-        return Result("start", None, None, reply.stdout, rest, wall, cpu)
+        return RunResult("start", None, None, reply.stdout, rest, wall, cpu)
     files: dict[str, bytes] = {}
     for name, length in zip(names, map(int, fields[4:]), strict=True):
         if length:
@@ -362,11 +363,11 @@ def _result(reply: _Reply, limits: Limits, names: list[str], mode: Mode) -> Resu
         exit_code = 128 - exit_code  # bwrap ends with 128 + signal
     reason, signal_number = _cause(reported, exit_code, cpu, limits, reply.stderr)
     shown = exit_code if reason == "exit" else None
-    return Result(reason, shown, signal_number, reply.stdout, reply.stderr, wall, cpu, files)
+    return RunResult(reason, shown, signal_number, reply.stdout, reply.stderr, wall, cpu, files)
 
 
 def _cause(
-    reported: str, exit_code: int, cpu: float, limits: Limits, stderr: bytes
+    reported: str, exit_code: int, cpu: float, limits: ResourceLimits, stderr: bytes
 ) -> tuple[Reason, int | None]:
     """The reason and the signal behind what the launcher saw; negative exit codes are signals."""
     if reported in {"timeout", "memory", "disk"}:

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from pydantic import BaseModel
 
 from cpplm.sandbox.compiler import COMPILE_LIMITS
-from cpplm.sandbox.limits import MIB, Limits, Reason, Result
+from cpplm.sandbox.limits import MIB, Reason, ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import Sandbox
 
 SOURCE = "main.cpp"
@@ -23,7 +23,7 @@ _COMPILER = (
     "-fno-diagnostics-show-caret", "-fdiagnostics-column-unit=byte",
 )  # fmt: skip
 _COMPILE_LIMITS = replace(COMPILE_LIMITS, output_bytes=MIB)  # messages about templates are long
-_RUN_LIMITS = Limits(wall_seconds=10, cpu_seconds=10, memory_bytes=512 * MIB, processes=8)
+_RUN_LIMITS = ResourceLimits(wall_seconds=10, cpu_seconds=10, memory_bytes=512 * MIB, processes=8)
 _LARGEST_PROGRAM = 48 * MIB
 _SHOWN_DIAGNOSTICS = 100
 _SHOWN_OUTPUT = 64 * 1024
@@ -89,7 +89,7 @@ def compile_source(
         source: the text of the file.
         standard: for -std, such as "c++20".
         run: whether to run it.
-        stdin: what the program reads; at most `cpplm.sandbox.sandbox.LARGEST_STDIN` bytes.
+        stdin: what the program reads; at most `cpplm.sandbox.sandbox.MAX_STDIN_BYTES` bytes.
 
     Raises:
         NoCompilerError: see there.
@@ -117,7 +117,7 @@ def compile_source(
     return compiled
 
 
-def _compiled(result: Result, source: str) -> Compiled:
+def _compiled(result: RunResult, source: str) -> Compiled:
     text = result.message()
     found = diagnostics_of(text, source)[:_SHOWN_DIAGNOSTICS]
     if result.reason != "exit":

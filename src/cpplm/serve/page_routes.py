@@ -16,7 +16,7 @@ from fastapi import APIRouter, Header, Response
 from pydantic import Field
 
 from cpplm.core.errors import UserError
-from cpplm.sandbox.sandbox import LARGEST_STDIN, Sandbox, SandboxError
+from cpplm.sandbox.sandbox import MAX_STDIN_BYTES, Sandbox, SandboxError
 from cpplm.serve.errors import ApiError, ErrorBody
 from cpplm.serve.openapi import answers
 from cpplm.serve.page_compile import Compiled, NoCompilerError, compile_source
@@ -107,7 +107,7 @@ def _add_compile(routes: APIRouter, settings: PageSettings) -> None:
             raise ApiError(503, "compiling is switched off on this server", code="compile_off")
         for name, text, most in (
             ("source", request.source, settings.max_source_bytes),
-            ("stdin", request.stdin, LARGEST_STDIN),
+            ("stdin", request.stdin, MAX_STDIN_BYTES),
         ):
             if len(text.encode()) > most:
                 raise ApiError(413, f"{name} has more than {most:,} bytes", code="too_large", param=name)

@@ -16,7 +16,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class MeasureSettings:
+class TokenizerBenchmarkSettings:
     """Settings of `cpplm tokenizer evaluate`."""
 
     tokenizer: Annotated[Path, Argument("FILE")]
@@ -38,7 +38,7 @@ class MeasureSettings:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class TokenizerBenchmark:
     """What encoding held-out text gave.
 
     Attributes:
@@ -65,7 +65,9 @@ def validation_texts(data_dir: str) -> list[tuple[str, bytes]]:
     return [(project, text.encode()) for project, text in ShardReader(data_dir).texts("val")]
 
 
-def measure(tokenizer: Tokenizer, texts: Iterable[tuple[str, bytes]], threads: int) -> Measurement:
+def benchmark_tokenizer(
+    tokenizer: Tokenizer, texts: Iterable[tuple[str, bytes]], threads: int
+) -> TokenizerBenchmark:
     """Encode every text with one thread, decode it, then encode all with `threads`.
 
     Raises:
@@ -92,7 +94,7 @@ def measure(tokenizer: Tokenizer, texts: Iterable[tuple[str, bytes]], threads: i
         tokenizer.encode_batch(kept, threads=threads)
         seconds[threads] = time.perf_counter() - begin
     by_project = {project: num_bytes[project] / max(1, num_tokens[project]) for project in num_bytes}
-    return Measurement(
+    return TokenizerBenchmark(
         bytes_per_token=sum(by_project.values()) / len(by_project),
         by_project=by_project,
         megabytes_per_second={count: num_bytes.total() / 1e6 / spent for count, spent in seconds.items()},

@@ -167,7 +167,7 @@ class PairMerger:
         return positions[(index - start) % 2 == 0]
 
 
-def learn_tokens(
+def train_bpe(
     merger: PairMerger,
     room: int,
     forced: Sequence[bytes],

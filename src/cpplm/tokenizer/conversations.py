@@ -31,7 +31,7 @@ PARTS: dict[str, tuple[str | None, str | None, bool]] = {
 
 
 @dataclass
-class Rendered:
+class RenderedConversation:
     """A conversation as the model reads it.
 
     Attributes:
@@ -50,13 +50,13 @@ class Rendered:
 
 def render_conversation(
     tokenizer: Tokenizer, conversation: Mapping[str, Any], max_tokens: int = 2048
-) -> Rendered:
+) -> RenderedConversation:
     """All turns, cut off behind `max_tokens` tokens.
 
     Raises:
         UserError: not a conversation of the form above; the message names the place.
     """
-    rendered = Rendered()
+    rendered = RenderedConversation()
     rendered.add([tokenizer.bos], supervised=False)
     for number, message in enumerate(_turns(conversation)):
         if number % 2:
@@ -68,7 +68,7 @@ def render_conversation(
                 raise UserError(f"message {number} of the conversation: a user's content is a string")
             ids = tokenizer.encode(message["content"], prepend="<|user_start|>", append="<|user_end|>")
             rendered.add(ids, supervised=False)
-    return Rendered(rendered.ids[:max_tokens], rendered.mask[:max_tokens])
+    return RenderedConversation(rendered.ids[:max_tokens], rendered.mask[:max_tokens])
 
 
 def render_for_completion(
@@ -114,7 +114,7 @@ def _turns(conversation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return messages
 
 
-def _add_parts(rendered: Rendered, tokenizer: Tokenizer, content: Any, where: str) -> None:
+def _add_parts(rendered: RenderedConversation, tokenizer: Tokenizer, content: Any, where: str) -> None:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
         raise UserError(f"{where}: an assistant's content is a string or a list of parts")

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 
 @cache
-def core_names() -> dict[str, tuple[str, ...]]:
+def forced_words() -> dict[str, tuple[str, ...]]:
     """The lists `keywords`, `directives` and `std`."""
     content = json.loads(files("cpplm.tokenizer").joinpath("forced_vocab.json").read_bytes())
     return {name: tuple(content[name]) for name in ("keywords", "directives", "std")}
@@ -23,7 +23,7 @@ def forced_tokens() -> list[bytes]:
 
     The most important come first, for vocabularies that have no room for all.
     """
-    names = core_names()
+    names = forced_words()
     words = [*names["keywords"], *(f"#{name}" for name in names["directives"])]
     words += [f" {name}" for name in names["keywords"]]
     words += [form for name in names["std"] for form in (f"std::{name}", name, f" std::{name}", f" {name}")]

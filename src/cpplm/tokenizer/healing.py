@@ -2,14 +2,14 @@
 
 Many places where an editor asks for a completion lie inside a token: in the middle of a name, behind `std::`.
 In training a model never saw the next token begin there. So the last pieces of the prompt are taken back, and
-the first tokens that are generated have to spell the bytes that were taken:
+the first tokens that are generated have to spell the bytes that were removed:
 
     healed = heal(tokenizer, prompt)
-    ids, constraint = [BOS, *healed.ids], PrefixConstraint(tokenizer, healed.taken)
+    ids, constraint = [BOS, *healed.ids], PrefixConstraint(tokenizer, healed.removed)
     while not constraint.done:
         token = choose among constraint.allowed()
         constraint.advance(token)
-    text = prompt + decode(generated)[len(healed.taken):]
+    text = prompt + decode(generated)[len(healed.removed):]
 
 Fill-in-the-middle needs none: its parts are encoded alone in training (`dataloader.fim`). Idea: guidance,
 "The art of prompt design: prompt boundaries and token healing" (Lundberg 2023).
@@ -24,29 +24,29 @@ import numpy as np
 import numpy.typing as npt
 
 from cpplm.core.errors import UserError
-from cpplm.tokenizer.pretokenizer import UNSETTLED_PIECES, split_bytes
+from cpplm.tokenizer.pretokenizer import UNSTABLE_PIECES, split_bytes
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Healed:
+class HealedPrompt:
     """A prompt without its end.
 
     Attributes:
         ids: what any text that begins with the prompt begins with when it is encoded.
-        taken: the bytes of the prompt behind them.
+        removed: the bytes of the prompt behind them.
     """
 
     ids: list[int]
-    taken: bytes
+    removed: bytes
 
 
-def heal(tokenizer: Tokenizer, prompt: str | bytes) -> Healed:
+def heal(tokenizer: Tokenizer, prompt: str | bytes) -> HealedPrompt:
     """Take back the pieces of a prompt that a continuation could change."""
     data = prompt.encode() if isinstance(prompt, str) else prompt
     pieces = split_bytes(tokenizer.pattern, data)
-    taken = b"".join(pieces[-UNSETTLED_PIECES:])
-    return Healed(tokenizer.encode(data[: len(data) - len(taken)]), taken)
+    removed = b"".join(pieces[-UNSTABLE_PIECES:])
+    return HealedPrompt(tokenizer.encode(data[: len(data) - len(removed)]), removed)
 
 
 class PrefixConstraint:

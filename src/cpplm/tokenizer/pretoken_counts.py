@@ -28,13 +28,13 @@ from cpplm.tokenizer.pretokenizer import split_text
 # What an occurrence counts, in twentieths, by the number of projects that have the word: 1, 2, 3 and more.
 WEIGHTS = np.array([7, 14, 20], dtype=np.int64)
 # With fewer projects than this, that a word is in one of them says nothing.
-_FEWEST_PROJECTS = 4
+_MIN_PROJECTS = 4
 # Rarer words are left out when there are more; bounds the memory of merging, about 20 bytes per byte of a
 # word.
 MAX_WORDS = 4_000_000
 
 
-class Batch(Protocol):
+class TextBatch(Protocol):
     """Some of the texts, read where they are counted."""
 
     @property
@@ -86,7 +86,7 @@ class FileBatch:
 
 
 @dataclass(frozen=True)
-class Words:
+class WordCounts:
     """Distinct words, the most frequent first, equal ones by their bytes.
 
     Attributes:
@@ -102,7 +102,9 @@ class Words:
     num_projects: int
 
 
-def count_words(batches: Sequence[Batch], pattern: str, *, workers: int, share: float = 1.0) -> Words:
+def count_words(
+    batches: Sequence[TextBatch], pattern: str, *, workers: int, share: float = 1.0
+) -> WordCounts:
     """Count the pieces into which `pattern` cuts the texts.
 
     Args:
@@ -116,7 +118,9 @@ def count_words(batches: Sequence[Batch], pattern: str, *, workers: int, share: 
     """
     tables, num_bytes = [], 0
     with progress_bar(sum(batch.size for batch in batches), "counting words", "B", unit_scale=True) as bar:
-        for batch, (table, counted) in zip(batches, _run(batches, pattern, workers, share), strict=True):
+        for batch, (table, counted) in zip(
+            batches, _count_batches(batches, pattern, workers, share), strict=True
+        ):
             tables.append(table)
             num_bytes += counted
             bar.update(batch.size)
@@ -127,27 +131,27 @@ def count_words(batches: Sequence[Batch], pattern: str, *, workers: int, share: 
     total = by_project.group_by("word").aggregate([("count_sum", "sum"), ("project", "count")])
     counts = total["count_sum_sum"].to_numpy()
     projects = total["project_count"].to_numpy()
-    if num_projects >= _FEWEST_PROJECTS:
+    if num_projects >= _MIN_PROJECTS:
         weights = counts * WEIGHTS[np.minimum(projects, len(WEIGHTS)) - 1]
     else:
         weights = counts * WEIGHTS[-1]
     total = pa.table({"word": total["word"], "weight": weights})
     total = total.sort_by([("weight", "descending"), ("word", "ascending")]).slice(0, MAX_WORDS)
-    return Words(total["word"].to_pylist(), total["weight"].to_numpy(), num_bytes, num_projects)
+    return WordCounts(total["word"].to_pylist(), total["weight"].to_numpy(), num_bytes, num_projects)
 
 
-def _run(
-    batches: Sequence[Batch], pattern: str, workers: int, share: float
+def _count_batches(
+    batches: Sequence[TextBatch], pattern: str, workers: int, share: float
 ) -> Iterator[tuple[pa.Table, int]]:
     if workers == 1 or len(batches) == 1:
-        yield from (_count(batch, pattern, share) for batch in batches)
+        yield from (_count_batch(batch, pattern, share) for batch in batches)
         return
     with worker_pool(workers) as pool:
         n = len(batches)
-        yield from pool.map(_count, batches, [pattern] * n, [share] * n)
+        yield from pool.map(_count_batch, batches, [pattern] * n, [share] * n)
 
 
-def _count(batch: Batch, pattern: str, share: float) -> tuple[pa.Table, int]:
+def _count_batch(batch: TextBatch, pattern: str, share: float) -> tuple[pa.Table, int]:
     """The words of one batch by project, and the bytes that were counted."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     num_bytes = 0

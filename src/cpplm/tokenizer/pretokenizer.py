@@ -45,12 +45,15 @@ def _pattern(line_break: str) -> str:
     )
 
 
-Pieces = Literal["lines", "dense"]
-PATTERNS: dict[Pieces, str] = {"lines": _pattern(LINE_ENDS), "dense": _pattern(f"{NEWLINES}{OPENER}?")}
+PretokenizerName = Literal["lines", "dense"]
+PATTERNS: dict[PretokenizerName, str] = {
+    "lines": _pattern(LINE_ENDS),
+    "dense": _pattern(f"{NEWLINES}{OPENER}?"),
+}
 PATTERN = PATTERNS["lines"]
 # So many pieces at the end of a text can change when the text goes on: `#`, two spaces and a word become one
 # piece with the line break before them.
-UNSETTLED_PIECES = 3
+UNSTABLE_PIECES = 3
 
 
 def split_bytes(pattern: str, data: bytes) -> list[bytes]:

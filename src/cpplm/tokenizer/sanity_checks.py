@@ -1,31 +1,31 @@
-"""What should be true when training starts; each warning says what it will cost and how to mend it."""
+"""Checks before training starts; each warning says what it will cost and how to mend it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from cpplm.tokenizer.forced_vocab import core_names
+from cpplm.tokenizer.forced_vocab import forced_words
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 # Most lines of C++ end in one of these, or are a directive or a comment; of prose or Python few are.
-_DIRECTIVE = "|".join(core_names()["directives"])
+_DIRECTIVE = "|".join(forced_words()["directives"])
 _CPP_LINE = re.compile(rf"\s*(?:#\s*(?:{_DIRECTIVE})\b|//|/\*|.*[;{{}}]\s*(?://.*|/\*.*)?$)")
-_LEAST_CPP = 0.3
-_FEWEST_LINES = 20
-_NAMED = 5
+_MIN_CPP_SHARE = 0.3
+_MIN_LINES = 20
+_MAX_EXAMPLES = 5
 
 
 def check_vocabulary(tokenizer: Tokenizer) -> list[str]:
     """Warnings about keywords and directives of C++ that are not single tokens."""
-    names = core_names()
+    names = forced_words()
     words = [*names["keywords"], *(f"#{name}" for name in names["directives"])]
     split = [word for word in words if len(tokenizer.encode(word)) != 1]
     if not split:
         return []
     return [
-        f"the tokenizer splits {len(split)} of {len(words)} C++ keywords and directives ({_some(split)}): it "
-        "is very small or made for something else, and C++ takes more tokens than it has to. Train one on "
+        f"the tokenizer splits {len(split)} of {len(words)} C++ keywords and directives ({_examples(split)}): "
+        "it is very small or made for something else, and C++ takes more tokens than it has to. Train one on "
         "C++: 'cpplm tokenizer train'."
     ]
 
@@ -40,10 +40,10 @@ def check_batch(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str
         ]
     lines = [line for row in rows for line in tokenizer.decode(row).splitlines() if line.strip()]
     share = sum(bool(_CPP_LINE.match(line)) for line in lines) / max(1, len(lines))
-    if len(lines) < _FEWEST_LINES or share >= _LEAST_CPP:
+    if len(lines) < _MIN_LINES or share >= _MIN_CPP_SHARE:
         return []
     return [
-        f"only {share:.0%} of the lines of the first batch look like C++ ({_some(lines)}). Look at the "
+        f"only {share:.0%} of the lines of the first batch look like C++ ({_examples(lines)}). Look at the "
         "corpus: 'cpplm corpus inspect CORPUS'."
     ]
 
@@ -59,6 +59,6 @@ def check_hashes(tokenizer: Tokenizer, counted_with: str) -> list[str]:
     ]
 
 
-def _some(items: Sequence[str]) -> str:
-    shown = ", ".join(repr(item[:40]) for item in items[:_NAMED])
-    return shown + (", ..." if len(items) > _NAMED else "")
+def _examples(items: Sequence[str]) -> str:
+    shown = ", ".join(repr(item[:40]) for item in items[:_MAX_EXAMPLES])
+    return shown + (", ..." if len(items) > _MAX_EXAMPLES else "")

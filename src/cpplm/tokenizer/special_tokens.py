@@ -27,4 +27,4 @@ PAD, BOS, EOS = (SPECIAL_IDS[name] for name in ("<PAD>", "<BOS>", "<EOS>"))
 FIM_PREFIX, FIM_MIDDLE, FIM_SUFFIX = (
     SPECIAL_IDS[name] for name in ("<FIM_PREFIX>", "<FIM_MIDDLE>", "<FIM_SUFFIX>")
 )
-IGNORED = -1  # no token: stands where a target does not count
+IGNORE_INDEX = -1  # no token: stands where a target does not count

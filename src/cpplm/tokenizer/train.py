@@ -20,10 +20,10 @@ from cpplm.core.settings import Argument
 from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
 from cpplm.core.workers import available_cores
-from cpplm.tokenizer.bpe_trainer import NUM_BYTES, PairMerger, learn_tokens
+from cpplm.tokenizer.bpe_trainer import NUM_BYTES, PairMerger, train_bpe
 from cpplm.tokenizer.forced_vocab import forced_tokens
-from cpplm.tokenizer.pretoken_counts import Batch, ShardBatch, Words, count_words
-from cpplm.tokenizer.pretokenizer import PATTERNS, Pieces
+from cpplm.tokenizer.pretoken_counts import ShardBatch, TextBatch, WordCounts, count_words
+from cpplm.tokenizer.pretokenizer import PATTERNS, PretokenizerName
 from cpplm.tokenizer.special_tokens import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ _MAX_TOKEN_BYTES = 64
 # large corpus, then, when the vocabulary does not fill, only those that occur once.
 _MIN_WEIGHTS = (400, 20)
 # Core names take at most this share of a vocabulary; all fit from 4,096 tokens on.
-_MOST_FORCED = 1 / 8
+_MAX_FORCED_SHARE = 1 / 8
 MAX_VOCAB_SIZE = 65_536
 # Of a vocabulary that follows from the text: matrix products like it.
 _VOCAB_MULTIPLE = 64
@@ -53,7 +53,7 @@ class TokenizerSettings:
     """Number of token ids in all: 64 special tokens, 256 bytes, core names of C++, the rest learned."""
     soft_vocab_limit: bool = False
     """With too little text for --vocab_size: as many tokens as it gives, instead of an error."""
-    pieces: Pieces = "lines"
+    pieces: PretokenizerName = "lines"
     """lines: a line break ends a token. dense: it takes the next line's indentation along, for 9 % fewer
     tokens but 2 % more bits per byte in the models that were compared."""
     max_bytes: int = 1_000_000_000
@@ -95,7 +95,7 @@ def train_on_corpus(settings: TokenizerSettings) -> tuple[Tokenizer, bool]:
 
 
 def train_tokenizer(
-    settings: TokenizerSettings, batches: Sequence[Batch], source: dict[str, Any]
+    settings: TokenizerSettings, batches: Sequence[TextBatch], source: dict[str, Any]
 ) -> tuple[Tokenizer, bool]:
     """Train and save, or load what an equal earlier call saved.
 
@@ -128,14 +128,14 @@ def train_tokenizer(
         workers=settings.workers or available_cores(),
         share=min(1.0, settings.max_bytes / max(1, total)),
     )
-    tokens = learn_vocabulary(words, settings.vocab_size, soft_limit=settings.soft_vocab_limit)
+    tokens = train_vocabulary(words, settings.vocab_size, soft_limit=settings.soft_vocab_limit)
     figures = {"bytes": words.num_bytes, "projects": words.num_projects, "words": len(words.words)}
     tokenizer = Tokenizer(pattern, tokens, {**provenance, **figures})
     Storage(out.parent, create=True).write(out.name, tokenizer.to_json())
     return tokenizer, True
 
 
-def learn_vocabulary(words: Words, vocab_size: int, *, soft_limit: bool = False) -> tuple[bytes, ...]:
+def train_vocabulary(words: WordCounts, vocab_size: int, *, soft_limit: bool = False) -> tuple[bytes, ...]:
     """All tokens behind the special ones: the 256 bytes, merges in the order learned, core names left over.
 
     Args:
@@ -150,18 +150,18 @@ def learn_vocabulary(words: Words, vocab_size: int, *, soft_limit: bool = False)
     symbols = np.frombuffer(b"".join(words.words), dtype=np.uint8)
     lengths = np.fromiter(map(len, words.words), dtype=np.int64, count=len(words.words))
     room = vocab_size - NUM_SPECIAL
-    forced = forced_tokens()[: int((room - NUM_BYTES) * _MOST_FORCED)]
+    forced = forced_tokens()[: int((room - NUM_BYTES) * _MAX_FORCED_SHARE)]
     for min_weight in _MIN_WEIGHTS:
         merger = PairMerger(
             symbols, lengths, words.weights, single, max_token_bytes=_MAX_TOKEN_BYTES, min_weight=min_weight
         )
         with progress_bar(room - NUM_BYTES, "learning merges", "token") as bar:
-            tokens = learn_tokens(merger, room, forced, bar.update)
+            tokens = train_bpe(merger, room, forced, bar.update)
         if tokens is not None:
             return tuple(tokens)
     fewer = (NUM_SPECIAL + len(merger.tokens)) // _VOCAB_MULTIPLE * _VOCAB_MULTIPLE
     if soft_limit and NUM_SPECIAL + NUM_BYTES < fewer < vocab_size:
-        return learn_vocabulary(words, fewer, soft_limit=True)
+        return train_vocabulary(words, fewer, soft_limit=True)
     raise UserError(
         f"the corpus gives only {NUM_SPECIAL + len(merger.tokens):,} tokens, not --vocab_size {vocab_size:,}",
         fix="Use a smaller vocabulary, --soft_vocab_limit or more code.",

@@ -14,8 +14,8 @@ from cpplm.core.errors import UserError
 from cpplm.tokenizer.special_tokens import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 
-_COLOURS = (("#dbe9ff", 153), ("#ffe3c7", 223), ("#d8f3dc", 157), ("#f9d5e5", 218))  # hex, xterm's 256
-_TRAINED, _GIVEN, _SPECIAL = ("#b7e4c7", 157), ("#ffc9c9", 217), ("#d0d0d0", 250)
+_COLORS = (("#dbe9ff", 153), ("#ffe3c7", 223), ("#d8f3dc", 157), ("#f9d5e5", 218))  # hex, xterm's 256
+_SUPERVISED, _UNSUPERVISED, _SPECIAL = ("#b7e4c7", 157), ("#ffc9c9", 217), ("#d0d0d0", 250)
 
 
 def to_terminal(
@@ -66,9 +66,9 @@ def _tokens(
         if id_ < NUM_SPECIAL:
             colour = _SPECIAL
         elif mask is not None:
-            colour = _TRAINED if mask[position] else _GIVEN
+            colour = _SUPERVISED if mask[position] else _UNSUPERVISED
         else:
-            colour = _COLOURS[position % len(_COLOURS)]
+            colour = _COLORS[position % len(_COLORS)]
         yield id_, _visible(tokenizer.decode_bytes([id_])), colour
 
 

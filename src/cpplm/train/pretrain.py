@@ -83,7 +83,7 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
         with backend.init_distributed() as dist:
             return _pretrain(settings, backend, dist, extra_callbacks)
     except KeyboardInterrupt:
-        shutdown.current().enforce()
+        shutdown.current_watcher().enforce()
         raise
 
 
@@ -229,7 +229,7 @@ def _continue(
     checkpoint = uploader = None
     with dist.raise_on_all_ranks():
         if dist.is_first:
-            storage.remove_leftovers()
+            storage.cleanup_partial_writes()
             remote = Storage(settings.upload_dir, create=True) if settings.upload_dir else None
             wanted = settings.resume_from_step if settings.resume_from_step >= 0 else None
             checkpoint = find_checkpoint(settings, config, storage, provenance, remote=remote, step=wanted)

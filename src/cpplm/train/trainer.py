@@ -24,7 +24,7 @@ from cpplm.core import shutdown
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import RunLog
-from cpplm.dataloader.loader import Batch, shorten
+from cpplm.dataloader.loader import Batch, reshape_to_seq_len
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import StepPlan, TrainModule
@@ -138,7 +138,7 @@ class Trainer:
 
     def _defer_stops(self) -> None:
         """From now on there is something to save, or there are other ranks to agree with."""
-        shutdown.current().defer(
+        shutdown.current_watcher().defer(
             self._announce, "at once; the same command continues from the last checkpoint, if there is one"
         )
 
@@ -182,7 +182,7 @@ class Trainer:
         self._waited = 0.0
         for _ in range(count):
             asked = time.perf_counter()
-            batch = shorten(self._next_batch(), length)
+            batch = reshape_to_seq_len(self._next_batch(), length)
             self._waited += time.perf_counter() - asked
             self.state.loader = batch.state
             yield batch

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from cpplm.train.distributed import SINGLE_PROCESS, DistContext
 
 
@@ -27,7 +27,7 @@ class LossModel(Protocol):
         """Where it wants its batches."""
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
-        """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORED`."""
+        """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORE_INDEX`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def validate(
 
     Args:
         model: in whatever dtype it computes.
-        batches: token ids and targets; `IGNORED` targets do not count.
+        batches: token ids and targets; `IGNORE_INDEX` targets do not count.
         token_bytes: bytes of each id, shape (vocab_size,), 0 for special tokens.
         world: ranks that share the work.
     """
@@ -60,7 +60,7 @@ def validate(
     for inputs_BT, targets_BT in _share(batches, dist):
         targets = targets_BT.to(model.device)
         losses = model.loss(inputs_BT.to(model.device), targets, reduction="none").cpu().double()
-        counted = targets_BT != IGNORED
+        counted = targets_BT != IGNORE_INDEX
         sizes = token_bytes[targets_BT.clamp(min=0)] * counted
         sums += torch.stack([(losses * (sizes > 0)).sum(), losses.sum(), counted.sum(), sizes.sum()])
     nats_with_bytes, nats, tokens, num_bytes = (dist.world_size * dist.mean(sums.to(dist.device))).tolist()
@@ -83,4 +83,4 @@ def _share(batches: Iterable[tuple[Tensor, Tensor]], dist: DistContext) -> Itera
             yield round_of_ranks[dist.rank]
         else:
             inputs_BT, targets_BT = round_of_ranks[0]
-            yield inputs_BT, torch.full_like(targets_BT, IGNORED)
+            yield inputs_BT, torch.full_like(targets_BT, IGNORE_INDEX)

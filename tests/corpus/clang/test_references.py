@@ -16,7 +16,7 @@ from cpplm.corpus.clang.references import FileReferences, Semantics, plan_semant
 from cpplm.corpus.ingest.discovery import Project, find_files
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.slicing.units import Includes, scan
-from cpplm.sandbox.sandbox import state_of
+from cpplm.sandbox.sandbox import backend_status
 from tests.corpus.cpp import needs_gxx, write_files
 
 pytestmark = needs_gxx  # the standard library comes with it
@@ -310,7 +310,7 @@ def test_a_file_that_takes_too_much_memory_costs_itself_only(tmp_path, monkeypat
     assert found.parsed == {"a.cpp", "z.cpp"}
 
 
-@pytest.mark.skipif(bool(state_of("landlock").trouble), reason="needs Landlock")
+@pytest.mark.skipif(bool(backend_status("landlock").problem), reason="needs Landlock")
 def test_files_outside_the_project_cannot_be_read(tmp_path):
     secret = tmp_path / "secret.h"
     secret.write_text("root:password\n")

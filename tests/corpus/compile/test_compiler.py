@@ -17,7 +17,7 @@ from cpplm.corpus.compile.compiler import (
     parse_diagnostics,
 )
 from cpplm.cpp.parser import Language
-from cpplm.sandbox.limits import Result
+from cpplm.sandbox.limits import RunResult
 from cpplm.sandbox.sandbox import Sandbox
 
 
@@ -185,7 +185,9 @@ def test_what_no_standard_brings_is_tried_once(sandbox: Sandbox, monkeypatch: py
     commands: list[list[str]] = []
     run = Sandbox.run
 
-    def counted(self: Sandbox, files: dict[str, bytes], argv: list[str], *rest: Any, **more: Any) -> Result:
+    def counted(
+        self: Sandbox, files: dict[str, bytes], argv: list[str], *rest: Any, **more: Any
+    ) -> RunResult:
         commands.append(argv)
         return run(self, files, argv, *rest, **more)
 
@@ -225,7 +227,7 @@ def test_errors_are_bounded(sandbox: Sandbox) -> None:
 
 def test_a_limit_is_a_reason() -> None:
     for reason in ("timeout", "memory", "output limit"):
-        verdict = parse_diagnostics(Result(reason, None, None, b"", b"", 1.0, 1.0))
+        verdict = parse_diagnostics(RunResult(reason, None, None, b"", b"", 1.0, 1.0))
         assert not verdict.compiles
         assert (verdict.errors, verdict.first_error) == (0, f"the compiler was ended: {reason}")
 
@@ -236,7 +238,7 @@ def test_what_an_old_compiler_or_a_crash_says() -> None:
         b"document:1:1: error: 'x' was not declared in this scope\n"
         b"document:1:1: note: error: not one\n"
     )
-    verdict = parse_diagnostics(Result("exit", 4, None, b"", message, 1.0, 1.0))
+    verdict = parse_diagnostics(RunResult("exit", 4, None, b"", message, 1.0, 1.0))
     assert verdict.undeclared_names == ("x",)
     assert verdict.errors == 2
     assert verdict.first_error.startswith("Segmentation fault")

@@ -19,8 +19,8 @@ from cpplm.corpus.compile import labels
 from cpplm.corpus.compile.labels import plan_labeler
 from cpplm.corpus.reports.stats import corpus_totals, format_summary
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.sandbox.backends import Backend
-from cpplm.sandbox.limits import Result
+from cpplm.sandbox.backends import SandboxBackend
+from cpplm.sandbox.limits import RunResult
 from cpplm.sandbox.sandbox import Sandbox
 from tests.corpus.cpp import write_files
 from tests.corpus.killing import contents
@@ -149,7 +149,7 @@ def test_another_corpus_when_labels_headers_or_the_compiler_differ(
 def test_without_a_compiler_nothing_begins(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absent = Result("start", None, None, b"", b"g++: no such program in the sandbox", 0, 0)
+    absent = RunResult("start", None, None, b"", b"g++: no such program in the sandbox", 0, 0)
     monkeypatch.setattr(Sandbox, "run", lambda *_, **__: absent)
     with pytest.raises(UserError, match=r"no C\+\+ compiler"):
         built(folder, tmp_path / "out", label=True)
@@ -160,7 +160,7 @@ def test_a_worker_makes_its_own_sandbox(folder: Path) -> None:
     settings = CorpusSettings(out="x", projects=(folder,), label=True)
     plan = plan_labeler(settings)
     assert plan is not None
-    assert isinstance(plan.backend, Backend)
+    assert isinstance(plan.backend, SandboxBackend)
     assert plan.compiler()("int f() { return 1; }\n", "c++").compiles
     assert plan_labeler(CorpusSettings(out="x", projects=(folder,))) is None
 

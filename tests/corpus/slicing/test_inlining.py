@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.core.spans import SpanKind, unpack
+from cpplm.core.spans import SpanKind, unpack_spans
 from cpplm.corpus.slicing.inlining import assign_guests
 from tests.corpus.cpp import TINYLIB, compile_errors, index_of, needs_gxx, write_files
 from tests.corpus.modes import COMPILABLE, INLINED, Row, rows_of
@@ -133,7 +133,7 @@ def test_spans_and_documented_functions_are_those_of_the_files(tmp_path):
     write_files(tmp_path, files)
     (row,) = rows_of(tmp_path, INLINED)
     text = row["text"].encode()
-    spans = unpack(row["spans"])
+    spans = unpack_spans(row["spans"])
     functions = [text[a:b].decode() for a, b, kind in spans.tolist() if kind == SpanKind.FUNCTION]
     assert [function.split("(")[0] for function in functions] == [
         "inline int base", "inline int plus_one", "static int before", "int main",
@@ -161,7 +161,7 @@ def test_a_span_with_an_include_inside_is_left_out(tmp_path):
     (row,) = rows_of(write_files(tmp_path, files), INLINED)
     text = row["text"].encode()
     body = b"{\n  return first() + 1;\n}"
-    found = {text[a:b] for a, b, _ in unpack(row["spans"]).tolist()}
+    found = {text[a:b] for a, b, _ in unpack_spans(row["spans"]).tolist()}
     assert found == {b"int second() " + body, body}
 
 

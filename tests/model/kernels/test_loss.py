@@ -20,7 +20,7 @@ from cpplm.model.kernels.loss import (
     select_loss_kernel,
 )
 from cpplm.model.kernels.registry import OptionalImport
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 HERE = ("native", "chunked", "auto")
 REDUCTIONS = ("mean", "none")
@@ -33,8 +33,8 @@ def reference(hidden, weight, targets, vocab_size, softcap, reduction):
     losses = []
     for row, target in zip(hidden, targets.tolist(), strict=True):
         logits = softcap * torch.tanh(weight[:vocab_size] @ row / softcap)
-        losses.append(logits.sum() * 0 if target == IGNORED else -logits.log_softmax(0)[target])
-    counted = (targets != IGNORED).sum().clamp(min=1)
+        losses.append(logits.sum() * 0 if target == IGNORE_INDEX else -logits.log_softmax(0)[target])
+    counted = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return torch.stack(losses) if reduction == "none" else torch.stack(losses).sum() / counted
 
 
@@ -44,7 +44,7 @@ def inputs(rows, vocab_size, *, padding=5, width=6, scale=1.0, ignored=0.2, dtyp
     hidden = scale * torch.randn(rows, width, dtype=torch.float64, generator=generator)
     weight = scale * torch.randn(vocab_size + padding, width, dtype=torch.float64, generator=generator)
     targets = torch.randint(0, vocab_size, (rows,), generator=generator)
-    targets[torch.rand(rows, generator=generator) < ignored] = IGNORED
+    targets[torch.rand(rows, generator=generator) < ignored] = IGNORE_INDEX
     master = torch.float64 if dtype == torch.float64 else torch.float32
     return hidden.to(dtype).requires_grad_(), weight.to(master).requires_grad_(), targets
 
@@ -103,7 +103,7 @@ def test_padding_takes_no_part(backend: str, reduction: str) -> None:
 @pytest.mark.parametrize("backend", HERE)
 def test_ignored_rows_count_nothing(backend: str) -> None:
     hidden, weight, targets = inputs(8, 9, ignored=0.0)
-    targets[:3] = IGNORED
+    targets[:3] = IGNORE_INDEX
     each = linear_cross_entropy(
         hidden, weight, targets, vocab_size=9, softcap=15.0, reduction="none", backend=backend
     )

@@ -34,7 +34,7 @@ class SlowStorage:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate = threading.Event()
         self.arrived = threading.Event()
-        real = Storage.writing
+        real = Storage.open_write
 
         def writing(storage: Storage, name: str) -> object:
             self.arrived.set()
@@ -176,7 +176,7 @@ def save_together(writers: list[CheckpointWriter], step: int) -> None:
 def test_what_several_could_not_save_is_gone_with_the_next_save(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Storage.writing
+    real = Storage.open_write
 
     def full(storage: Storage, name: str) -> object:
         if name.endswith("3/model-00002-of-00003.safetensors"):
@@ -192,15 +192,15 @@ def test_what_several_could_not_save_is_gone_with_the_next_save(
         with pytest.raises(UserError, match="model-00002-of-00003"):
             writer.wait()
     writers[2].wait()  # its share is written
-    left = [name.split("/")[1] for name in storage.names("step_000003")]
+    left = [name.split("/")[1] for name in storage.list_names("step_000003")]
     assert [name for name in left if not name.startswith("written-")] == ["model-00003-of-00003.safetensors"]
     assert committed_steps(storage) == [1, 2]
     monkeypatch.undo()
     save_together(writers, 3)
     assert committed_steps(storage) == [2, 3]
-    assert {name.split("/")[0] for name in storage.names()} == {"step_000002", "step_000003"}
+    assert {name.split("/")[0] for name in storage.list_names()} == {"step_000002", "step_000003"}
     found = open_checkpoint(storage)
-    assert len(storage.names("step_000003")) == len(found.files) + 1
+    assert len(storage.list_names("step_000003")) == len(found.files) + 1
     assert {name: value.tolist() for name, value in load_tensors(found, "model.safetensors").items()} == {
         f"w{n}": [3] * 4 for n in range(3)
     }
@@ -218,7 +218,7 @@ def test_after_an_error_others_are_not_waited_for_long(
         writer.save(1, share, FILES, RankShard(0, [writer.count_files(share)] * 2, "token"))
         raise ZeroDivisionError
     assert "process 1 has not written its share" in writer.events()[0][1]["error"]
-    assert storage.names() == []
+    assert storage.list_names() == []
 
 
 FULL_DISK = """

@@ -30,7 +30,7 @@ def test_round_trip(storage: Storage) -> None:
     assert_whole(checkpoint)
     assert checkpoint.json("state.json") == {"step": 1}
     assert checkpoint.size == sum(
-        len(storage.read(name)) for name in storage.names() if not name.endswith("manifest.json")
+        len(storage.read(name)) for name in storage.list_names() if not name.endswith("manifest.json")
     )
 
 

@@ -100,7 +100,7 @@ def test_damage_is_named_whichever_place_it_is_in(near: Storage, far: Storage) -
         DamagedError, match=r"far/step_000002/manifest\.json.*go on from the checkpoint before"
     ):
         find(near, far)
-    far.delete(far.names())  # as the message says
+    far.delete(far.list_names())  # as the message says
     assert find(near, far) is not None
 
 

@@ -152,7 +152,7 @@ def test_stopped_before_any_change_what_is_there_is_whole(
     save(source, 2)
     seen = set()
     for changes in itertools.count():
-        storage.delete(storage.names())
+        storage.delete(storage.list_names())
         save(storage, 1)
         with contextlib.suppress(Stopped), stopped_after(storage, changes, monkeypatch):
             if copied:
@@ -202,7 +202,7 @@ def test_through_a_bucket_and_back(storage: Storage, tmp_path: Path, monkeypatch
         assert_all_whole(bucket)
         assert committed_steps(bucket) == [4]
     assert_all_whole(back)
-    for name in storage.names():
+    for name in storage.list_names():
         assert back.read(name) == storage.read(name)
 
 
@@ -279,7 +279,7 @@ def test_shares_are_one_checkpoint(sizes: list[list[int]]) -> None:
         ["model.safetensors"],
         [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)],
     )
-    assert len(storage.names()) == len(checkpoint.files) + 1  # and the manifest: no reports
+    assert len(storage.list_names()) == len(checkpoint.files) + 1  # and the manifest: no reports
 
 
 def test_nothing_is_committed_when_one_share_fails(storage: Storage) -> None:
@@ -310,4 +310,4 @@ def test_reports_of_an_earlier_attempt_are_not_believed(
         )
     assert committed_steps(storage) == []
     prune(storage, RetentionPolicy(1))
-    assert storage.names() == []
+    assert storage.list_names() == []

@@ -25,7 +25,7 @@ from clang import cindex
 from cpplm.corpus.clang.protocol import ParseFailure, ParseJob, ParseResult, WorkerSetup
 from cpplm.corpus.clang.translation_unit import Walker, load_library, parse
 from cpplm.sandbox import isolation, seccomp
-from cpplm.sandbox.request import Request
+from cpplm.sandbox.request import LaunchRequest
 
 _FLAGS = ("-w", "-ferror-limit=0", "-fno-spell-checking", "-fno-caret-diagnostics")
 _MOST_DIAGNOSTICS = 2_000
@@ -131,7 +131,7 @@ def build_walls(readable: list[str]) -> str:
     isolation.process_control(isolation.PR_SET_NO_NEW_PRIVS, 1)
     names = ["limits"]
     try:
-        request = Request(read_only=readable, folders={}, devices=[os.devnull], scratch_bytes=0)
+        request = LaunchRequest(read_only=readable, folders={}, devices=[os.devnull], scratch_bytes=0)
         isolation.landlock(request, os.devnull)
         names.append("Landlock")
     except OSError:  # an older kernel, or one without Landlock

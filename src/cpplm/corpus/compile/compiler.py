@@ -18,7 +18,7 @@ from cpplm.core.errors import UserError
 from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
 from cpplm.cpp.parser import Language
 from cpplm.sandbox.compiler import COMPILE_LIMITS, require_compiler
-from cpplm.sandbox.limits import Result
+from cpplm.sandbox.limits import RunResult
 from cpplm.sandbox.sandbox import Sandbox
 
 STANDARDS = ("c++17", "c++20")
@@ -211,7 +211,7 @@ def _lacks_a_name(verdict: CompileResult) -> bool:
     return bool(verdict.missing_headers) or not (name in ("", *_LATER_WORDS) or name.startswith("std::"))
 
 
-def parse_diagnostics(result: Result, text: str = "", file: str = "document") -> CompileResult:
+def parse_diagnostics(result: RunResult, text: str = "", file: str = "document") -> CompileResult:
     """The verdict in what the compiler wrote.
 
     Args:

@@ -16,8 +16,8 @@ from cpplm.core.errors import UserError
 from cpplm.corpus.compile.compiler import CompileResult, compile_document, require_standards
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.parser import Language
-from cpplm.sandbox.backends import Backend
-from cpplm.sandbox.compiler import require_folders
+from cpplm.sandbox.backends import SandboxBackend
+from cpplm.sandbox.compiler import check_mounts
 from cpplm.sandbox.sandbox import Sandbox
 
 Compile = Callable[[str, Language], CompileResult]
@@ -34,7 +34,7 @@ class CompileLabeler:
         repair: whether to build units again that fail.
     """
 
-    backend: Backend
+    backend: SandboxBackend
     compiler_version: str
     headers: tuple[Path, ...]
     repair: bool
@@ -59,7 +59,7 @@ def plan_labeler(settings: CorpusSettings) -> CompileLabeler | None:
             raise UserError(f"--headers {folder} is no folder", fix="Name the folder to search for headers.")
     sandbox = Sandbox.probe(unsafe=settings.unsafe)
     compiler = require_standards(sandbox)
-    require_folders(sandbox, headers)
+    check_mounts(sandbox, headers)
     return CompileLabeler(sandbox.backend, compiler, headers, settings.repair)
 
 

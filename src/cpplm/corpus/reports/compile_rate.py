@@ -40,7 +40,7 @@ from cpplm.corpus.reports.compile_rate_report import CompiledDocument, summarize
 from cpplm.corpus.reports.sample import sample_documents
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.parser import Language, is_c_project, language_of
-from cpplm.sandbox.compiler import include_folders, require_folders
+from cpplm.sandbox.compiler import check_mounts, include_folders
 from cpplm.sandbox.sandbox import Sandbox
 
 
@@ -99,9 +99,9 @@ def measure_compile_rate(settings: CompileRateSettings) -> dict[str, Any]:
     sandbox = Sandbox.probe(unsafe=settings.unsafe)
     compiler = require_standards(sandbox, settings.std)
     headers = tuple(folder.expanduser() for folder in settings.headers)
-    require_folders(sandbox, headers)
+    check_mounts(sandbox, headers)
     roots = _project_roots(settings, reader.manifest["projects"])
-    require_folders(sandbox, roots.values())
+    check_mounts(sandbox, roots.values())
     work = _SampleCompiler(settings, sandbox, headers, _c_projects(reader))
     conditions: dict[str, list[CompileResult | None]] = {"as_is": work.as_is(documents)}
     if headers:

@@ -60,7 +60,7 @@ def export_corpus(settings: ExportSettings) -> dict[str, Any]:
     storage = Storage(folder, create=True)
     documents = sum(shard.documents for _, shard in shards)
     lines = size = 0
-    with progress_bar(documents, "export", "document") as bar, storage.writing(name) as file:
+    with progress_bar(documents, "export", "document") as bar, storage.open_write(name) as file:
         rows = _RowReader(reader, shards, bar.update)
         records = export_pairs(rows) if settings.what == "docstrings" else map(_document, rows)
         for portion, number in _portions(records):

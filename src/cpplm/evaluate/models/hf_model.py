@@ -27,7 +27,7 @@ from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 # Logits held at once when scoring: 512 MiB in float32, and as much again for the loss.
 _MOST_LOGITS = 2**27
@@ -266,7 +266,7 @@ class _BatchSampler:
 
 def _cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     nats = F.cross_entropy(
-        logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED, reduction="none"
+        logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
     return nats.view_as(targets_BT)
 

@@ -8,11 +8,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cpplm.sandbox.compiler import COMPILE_LIMITS, require_compiler, require_folders
-from cpplm.sandbox.limits import MIB, Limits, Result
-from cpplm.sandbox.sandbox import LARGEST_STDIN, Sandbox
+from cpplm.sandbox.compiler import COMPILE_LIMITS, check_mounts, require_compiler
+from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
+from cpplm.sandbox.sandbox import MAX_STDIN_BYTES, Sandbox
 
-RUN_LIMITS = Limits(wall_seconds=10, cpu_seconds=10, memory_bytes=512 * MIB, processes=8)
+RUN_LIMITS = ResourceLimits(wall_seconds=10, cpu_seconds=10, memory_bytes=512 * MIB, processes=8)
 LARGEST_PROGRAM = 48 * MIB
 _PROJECT = "project"
 _COMPILER = (
@@ -52,7 +52,7 @@ class Programs:
             UserError: no compiler in the sandbox, or the root cannot be read in there.
         """
         require_compiler(sandbox)
-        require_folders(sandbox, [root])
+        check_mounts(sandbox, [root])
         self._sandbox, self._folders = sandbox, {_PROJECT: root}
 
     def compile(self, deadline: float, source: str) -> str:
@@ -70,8 +70,8 @@ class Programs:
             SandboxError: the sandbox failed.
         """
         data = stdin.encode("utf-8", errors="replace")
-        if len(data) > LARGEST_STDIN:
-            return f"the input may have {LARGEST_STDIN:,} bytes, not {len(data):,}"
+        if len(data) > MAX_STDIN_BYTES:
+            return f"the input may have {MAX_STDIN_BYTES:,} bytes, not {len(data):,}"
         said, program = self._compile(deadline, source)
         if program is None:
             return said
@@ -117,18 +117,18 @@ class Programs:
         why = "" if result.reason == "exit" else f" (the compiler {_ending(result)})"
         return f"does not compile{why}\n{said}".rstrip("\n"), None
 
-    def _run(self, deadline: float, program: bytes, stdin: bytes) -> Result:
+    def _run(self, deadline: float, program: bytes, stdin: bytes) -> RunResult:
         limits = _until(RUN_LIMITS, deadline)
         return self._sandbox.run({"program": program}, ["./program"], limits, stdin=stdin)
 
 
-def _until(limits: Limits, deadline: float) -> Limits:
+def _until(limits: ResourceLimits, deadline: float) -> ResourceLimits:
     """These limits, and no later than a moment of `time.monotonic`."""
     left = max(0.001, deadline - time.monotonic())
     return replace(limits, wall_seconds=min(limits.wall_seconds, left))
 
 
-def _ending(result: Result) -> str:
+def _ending(result: RunResult) -> str:
     """How a program ended, in words."""
     if result.reason == "exit":
         return f"ended with exit code {result.exit_code}"

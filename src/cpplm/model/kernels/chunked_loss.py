@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 MAX_SOFTCAP = 60.0  # e^60 times any vocabulary fits float32
 # Rows of a chunk. On CPUs 128 to 512 differ by less than the noise; GPUs want larger matrix products.
@@ -68,7 +68,7 @@ def _mean_loss(
     gradients: bool, fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The loss; for the backward pass, which only scales them: the gradients of the sum, how many it has."""
-    counted = (targets != IGNORED).to(accum_dtype(hidden.dtype))
+    counted = (targets != IGNORE_INDEX).to(accum_dtype(hidden.dtype))
     count = counted.sum().clamp(min=1)
     losses, of_hidden, of_weight = _chunks(
         hidden, weight, targets, counted, vocab_size, softcap, gradients, fused
@@ -121,7 +121,7 @@ def _remember_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-de
 
 def _differentiate(ctx, upstream):  # type: ignore[no-untyped-def]
     hidden, weight, targets = ctx.saved_tensors
-    scale = torch.where(targets != IGNORED, upstream, 0.0)
+    scale = torch.where(targets != IGNORE_INDEX, upstream, 0.0)
     return *_gradients(hidden, weight, targets, scale, *ctx.settings), *[None] * 4
 
 
@@ -163,7 +163,7 @@ def _chunks(
     differentiate = _compiled_softmax_gradient() if fused and gradients else _softmax_gradient
     rows = chunk_rows(hidden.device.type)
     for chunk in (slice(first, first + rows) for first in range(0, hidden.size(0), rows)):
-        counted_M = targets[chunk] != IGNORED
+        counted_M = targets[chunk] != IGNORE_INDEX
         target_M1 = targets[chunk].clamp(min=0).unsqueeze(1)
         product_MU = hidden[chunk] @ used_weight.T
         capped_M1 = (product_MU.gather(1, target_M1).to(losses.dtype) / softcap).tanh_()

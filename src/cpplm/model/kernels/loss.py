@@ -39,7 +39,7 @@ from cpplm.model.kernels.registry import (
     explain_choice,
     select_backend,
 )
-from cpplm.tokenizer.special_tokens import IGNORED
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 Reduction = Literal["mean", "none"]
 PREFERENCE = ("chunked", "native")
@@ -75,7 +75,7 @@ def linear_cross_entropy(
     Args:
         hidden_NC: states before the output head.
         weight_VC: its weight, any floating dtype; rows from `vocab_size` on are padding and take no part.
-        targets_N: ids below `vocab_size`, or `IGNORED`, which counts nothing.
+        targets_N: ids below `vocab_size`, or `IGNORE_INDEX`, which counts nothing.
         vocab_size: rows of the weight that are tokens.
         softcap: logits lie between this and its negative.
         reduction: "mean" over the counted targets, 0 when there are none; "none" for each row, 0 where
@@ -126,13 +126,13 @@ def _native(
 ) -> Tensor:
     product_NV = F.linear(hidden_NC, weight_VC[:vocab_size].to(hidden_NC.dtype))
     logits_NV = softcap * torch.tanh(product_NV.to(accum_dtype(hidden_NC.dtype)) / softcap)
-    losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
+    losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE_INDEX, reduction="none")
     return losses_N if reduction == "none" else _mean(losses_N.sum(), targets_N)
 
 
 def _mean(total: Tensor, targets_N: Tensor) -> Tensor:
     """Over the counted targets; of none it is 0, with gradients that are 0."""
-    return total / (targets_N != IGNORED).sum().clamp(min=1)
+    return total / (targets_N != IGNORE_INDEX).sum().clamp(min=1)
 
 
 def _cce(
@@ -152,7 +152,7 @@ def _cce(
         hidden_NC,
         weight_VC[:vocab_size].to(hidden_NC.dtype),
         targets_N,
-        ignore_index=IGNORED,
+        ignore_index=IGNORE_INDEX,
         softcap=softcap,
         reduction="none" if reduction == "none" else "sum",
         filter_eps=None,
@@ -171,7 +171,7 @@ def _liger(
 ) -> Tensor:
     """Not seen to run: no GPU was at hand."""
     function = LIGER(
-        ignore_index=IGNORED,
+        ignore_index=IGNORE_INDEX,
         softcap=softcap,
         reduction="none" if reduction == "none" else "sum",
         accum_dtype=torch.float32,

@@ -74,7 +74,7 @@ class CheckpointWriter:
         """Delete what was never finished, and what there is of `step`; nobody may be writing."""
         self._prune()
         with contextlib.suppress(UserError):  # a storage that fails: the save will say so
-            delete_files(self.storage, self.storage.names(step_folder(step)))
+            delete_files(self.storage, self.storage.list_names(step_folder(step)))
 
     def count_files(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
         """See `cpplm.train.checkpoint.save.count_files`."""

@@ -160,7 +160,7 @@ def _json_bytes(value: Any) -> bytes:
 
 def committed_steps(storage: Storage) -> list[int]:
     """Steps whose manifest is there, ascending. A failing listing raises; it never reads as "none"."""
-    found = (re.fullmatch(rf"step_(\d+)/{MANIFEST}", name) for name in storage.names())
+    found = (re.fullmatch(rf"step_(\d+)/{MANIFEST}", name) for name in storage.list_names())
     return sorted(int(match.group(1)) for match in found if match)
 
 

@@ -150,7 +150,7 @@ def _delete_later(storage: Storage, step: int) -> None:
     later = [other for other in committed_steps(storage) if other > step]
     if later:
         log_info(f"deleting the later checkpoints in {storage.location}: {', '.join(map(str, later))}")
-        delete_files(storage, [name for other in later for name in storage.names(step_folder(other))])
+        delete_files(storage, [name for other in later for name in storage.list_names(step_folder(other))])
 
 
 def restore_state(checkpoint: Checkpoint) -> TrainState:

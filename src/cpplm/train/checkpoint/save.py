@@ -161,7 +161,7 @@ def _committing(storage: Storage, step: int, *, alone: bool = True) -> Iterator[
     except BaseException:
         with contextlib.suppress(UserError):  # a storage that fails may do so again; the first error counts
             if alone:
-                delete_files(storage, storage.names(step_folder(step)))
+                delete_files(storage, storage.list_names(step_folder(step)))
             else:
                 storage.delete([manifest, *(f"{step_folder(step)}/{name}" for name in entries)])
         raise
@@ -214,7 +214,7 @@ def _reported(
 def _write(storage: Storage, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """One file; returns its entry in the manifest."""
     digest, size = hashlib.sha256(), 0
-    with storage.writing(path) as file:
+    with storage.open_write(path) as file:
         for piece in pieces:
             digest.update(piece)
             file.write(piece)
@@ -232,7 +232,7 @@ def prune(storage: Storage, keep: RetentionPolicy, *, also: Iterable[int] = ()) 
     """
     try:
         kept = {step_folder(step) for step in (*keep.kept(committed_steps(storage)), *also)}
-        names = [n for n in storage.names() if re.match(r"step_\d+/", n) and n.split("/")[0] not in kept]
+        names = [n for n in storage.list_names() if re.match(r"step_\d+/", n) and n.split("/")[0] not in kept]
         delete_files(storage, names)
     except UserError as error:
         log_info(f"old checkpoints in {storage.location} stay for now: {error}")
@@ -241,4 +241,4 @@ def prune(storage: Storage, keep: RetentionPolicy, *, also: Iterable[int] = ()) 
 def delete_files(storage: Storage, names: list[str]) -> None:
     """Delete files of checkpoints, the manifests first, and what killed processes have left."""
     storage.delete(sorted(names, key=lambda name: (not name.endswith(f"/{MANIFEST}"), name)))
-    storage.remove_leftovers()
+    storage.cleanup_partial_writes()
