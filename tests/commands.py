@@ -21,7 +21,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "EvaluatedModel": {"run": "some/run"},
     "ExportSettings": {"to": "some.jsonl"},
     "TokenizerSettings": {"data_dir": "some/corpus"},
-    "MeasureSettings": {"data_dir": "some/corpus"},
+    "TokenizerBenchmarkSettings": {"data_dir": "some/corpus"},
 }
 BY_TYPE: dict[Any, Any] = {
     str: "some text", Path: Path("some/path"), int: 3, tuple[str, ...]: ("some text", "more text"),

@@ -12,8 +12,8 @@ from cpplm.core.locking import exclusive_lock
 
 HOLD = """
 import sys, time
-from cpplm.core.locking import only_writer
-with only_writer(sys.argv[1]):
+from cpplm.core.locking import exclusive_lock
+with exclusive_lock(sys.argv[1]):
     print(1, flush=True)
     time.sleep(60)
 """

@@ -79,7 +79,7 @@ def test_odd_names_are_kept_as_they_are(name: str, storage: Storage, tmp_path: P
 
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "a//b", "line\nbreak"])
 def test_names_that_cannot_be_are_user_errors(name: str, storage: Storage, tmp_path: Path) -> None:
-    for call in (storage.read, storage.exists, storage.names):
+    for call in (storage.read, storage.exists, storage.list_names):
         with pytest.raises(UserError):
             call(name)
     with pytest.raises(UserError, match="cannot write"):
@@ -164,7 +164,7 @@ def test_a_bucket_without_credentials_fails_fast(monkeypatch: pytest.MonkeyPatch
     calls: dict[str, Any] = {
         "look up": storage.exists,
         "read": storage.read,
-        "list": storage.names,
+        "list": storage.list_names,
         "write": lambda name: storage.write(name, b"1"),
     }
     for action, call in calls.items():

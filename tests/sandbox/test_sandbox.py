@@ -163,7 +163,7 @@ def test_death_of_the_harness_ends_the_program(sandbox: Sandbox) -> None:
 def test_probe_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sandbox_module,
-        "state_of",
+        "backend_status",
         lambda mode: BackendStatus(UNSAFE, "" if mode in {"bubblewrap", "landlock"} else "broken"),
     )
     assert Sandbox.probe().name == "bubblewrap"

@@ -24,7 +24,8 @@ def check_vocabulary(tokenizer: Tokenizer) -> list[str]:
     if not split:
         return []
     return [
-        f"the tokenizer splits {len(split)} of {len(words)} C++ keywords and directives ({_examples(split)}): "
+        f"the tokenizer splits {len(split)} of {len(words)} C++ keywords and directives ("
+        f"{_examples(split)}): "
         "it is very small or made for something else, and C++ takes more tokens than it has to. Train one on "
         "C++: 'cpplm tokenizer train'."
     ]
