@@ -34,7 +34,7 @@ class TrainBatch(TypedDict):
     inputs: jax.Array
     """Ids, BT, int32."""
     targets: jax.Array
-    """The id that follows each, or `IGNORED`, BT, int32."""
+    """The id that follows each, or `IGNORE_INDEX`, BT, int32."""
     documents: NotRequired[jax.Array]
     """Attention stays inside the document that each token names, BT, int32."""
     multi_token_weight: NotRequired[jax.Array | float]

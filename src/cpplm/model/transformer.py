@@ -246,7 +246,7 @@ class Transformer(nn.Module):
         return self.multi_token[head](hidden_BTC, self._embed(next_ids_BT), context)
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """Cross-entropy of the next token in nats: a scalar, or BT with 0 where the target is `IGNORED`."""
+        """Cross-entropy of the next token in nats: a scalar, or BT with 0 where the target is `IGNORE_INDEX`."""
         loss = self._cross_entropy(self.hidden_states(ids_BT), targets_BT, reduction)
         return loss if reduction == "mean" else loss.view_as(targets_BT)
 
@@ -262,7 +262,7 @@ class Transformer(nn.Module):
 
         Args:
             ids_BT: tokens.
-            targets_BT: the token that follows each; `IGNORED` ones count nothing.
+            targets_BT: the token that follows each; `IGNORE_INDEX` ones count nothing.
             multi_token_weight: of the mean loss of the multi-token heads (lambda); a tensor, so that a
                 schedule may change it without compiling again.
             documents_BT: see `hidden_states`.

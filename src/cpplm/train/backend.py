@@ -96,7 +96,7 @@ class TrainModule(Protocol):
         """One optimizer step over the gradients of the `count` batches that `batches` gives."""
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
-        """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORED`."""
+        """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORE_INDEX`."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and optimizer state by the names that checkpoints use: of each process some, whole, and of
