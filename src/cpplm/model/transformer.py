@@ -246,7 +246,7 @@ class Transformer(nn.Module):
         return self.multi_token[head](hidden_BTC, self._embed(next_ids_BT), context)
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """Cross-entropy of the next token in nats: a scalar, or BT with 0 where the target is `IGNORE_INDEX`."""
+        """Cross-entropy of the next token in nats: a scalar, or BT, 0 where the target is `IGNORE_INDEX`."""
         loss = self._cross_entropy(self.hidden_states(ids_BT), targets_BT, reduction)
         return loss if reduction == "mean" else loss.view_as(targets_BT)
 
