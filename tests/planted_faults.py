@@ -71,7 +71,7 @@ def caught_by(fault: dict[str, str], workers: str) -> dict[str, str | float]:
                 shutil.copy(ROOT / name, root / name)
         plant(fault, root)
         for tier, marker in TIERS.items():
-            for paths in (fault["tests"].split(), ["tests"]):
+            for paths in ([path for path in fault["tests"].split() if (root / path).exists()], ["tests"]):
                 if failed := first_failure(root, marker, paths, workers):
                     return {"tier": tier, "test": failed, "seconds": round(time.monotonic() - start)}
     return {"tier": "none", "test": "", "seconds": round(time.monotonic() - start)}
