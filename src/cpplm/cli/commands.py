@@ -98,7 +98,7 @@ COMMANDS: dict[str, Command] = {
         resumes=True,
     ),
     "evaluate fim": Command(
-        "cli.evaluate_fim:fim",
+        "cli.evaluate:fim",
         "evaluate.settings:FimCommand",
         "holes in code filled: exact, compiling, passing",
         "evaluate fim runs/demo/run --files runs/demo/corpus",

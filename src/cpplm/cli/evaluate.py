@@ -1,4 +1,4 @@
-"""`cpplm evaluate [bpb|likelihood|cpp|self_test]`."""
+"""`cpplm evaluate [bpb|likelihood|cpp|fim|self_test]`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cpplm.evaluate.settings import (
     BpbCommand,
     CppCommand,
     EvaluateCommand,
+    FimCommand,
     LikelihoodCommand,
     LikelihoodSettings,
     SelfTestSettings,
@@ -43,6 +44,13 @@ def cpp(settings: CppCommand) -> Report:
     evaluation = Evaluation(settings.target)
     result = evaluation.cpp(settings.cpp)
     return report_on(evaluation, _cpp_table(result), cpp=result)
+
+
+def fim(settings: FimCommand) -> Report:
+    """Fill-in-the-middle."""
+    evaluation = Evaluation(settings.target)
+    result = evaluation.fim(settings.fim)
+    return report_on(evaluation, result["table"], fim=result)
 
 
 def self_test(settings: SelfTestSettings) -> Report:

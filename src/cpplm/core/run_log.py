@@ -6,15 +6,13 @@ lie after the step from which it continues, so that no step appears twice.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from cpplm.core.errors import UserError
-from cpplm.core.storage import Storage
+from cpplm.core.jsonl import JsonlFile, read_jsonl
 
 LOG = "log.jsonl"  # its name inside a run folder
 
@@ -35,15 +33,8 @@ def read_run_log(path: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: a complete line is not a record.
     """
-    if not path.exists():
-        return []
     records = []
-    complete, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(complete.splitlines(), start=1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}:{number} is not valid JSON: {error}", fix="Remove that line.") from error
+    for number, record in enumerate(read_jsonl(path), start=1):
         if not isinstance(record, dict) or "event" not in record:
             raise UserError(f"{path}:{number} is not a record of a run log", fix="Remove that line.")
         records.append(record)
@@ -84,18 +75,14 @@ class RunLog:
             UserError: the log is damaged or cannot be written; an older log stays as it was.
         """
         older = read_run_log(path)
-        kept = [r for r in older if truncate_after_step is None or r.get("step", 0) <= truncate_after_step]
+        records = [r for r in older if truncate_after_step is None or r.get("step", 0) <= truncate_after_step]
         self.reached = max((record.get("step", 0) for record in older), default=0)
-        text = "".join(json.dumps(record) + "\n" for record in kept)
-        Storage(path.parent, create=True).write(path.name, text.encode())
-        self._file = path.open("a", encoding="utf-8")
+        self._file = JsonlFile(path, records)
         self._trackers = trackers
 
     def write(self, event: str, **values: Any) -> None:
         """Append one record and push it to the operating system."""
-        record = {"event": event, "time": round(time.time(), 3), **values}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._file.append({"event": event, "time": round(time.time(), 3), **values})
         if "step" in values:
             numbers = {
                 f"{event}/{k}": float(v)
@@ -107,10 +94,7 @@ class RunLog:
 
     def close(self) -> None:
         """Flush to disk and close the trackers."""
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+        self._file.close()
         for tracker in self._trackers:
             tracker.close()
 

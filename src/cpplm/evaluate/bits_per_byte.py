@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from cpplm.core.errors import UserError
+from cpplm.core.jsonl import ResumableJsonl
 from cpplm.core.progress import progress_bar
 from cpplm.core.text import pluralize
 from cpplm.evaluate.models.code_model import CodeModel, TokenBits
-from cpplm.evaluate.resumable_jsonl import Kept
 from cpplm.evaluate.settings import BpbSettings
 from cpplm.evaluate.texts import Text
 
@@ -46,7 +46,7 @@ def resolve_context(settings: BpbSettings, model: CodeModel) -> int:
 
 
 def measure_texts(
-    model: CodeModel, texts: Sequence[Text], *, context: int, context_bytes: int, kept: Kept
+    model: CodeModel, texts: Sequence[Text], *, context: int, context_bytes: int, kept: ResumableJsonl
 ) -> dict[str, Any]:
     """All figures, as plain JSON.
 
@@ -65,7 +65,7 @@ def measure_texts(
         bar.update(sum(_size(text) for text in texts[: len(kept.records)]))
         scored = model.score([text.text for text in left], context=context)
         for text, found in zip(left, scored, strict=True):
-            kept.add(_record(text, found))
+            kept.append(_record(text, found))
             bar.update(_size(text))
     records: list[dict[str, Any]] = kept.records
     return {

@@ -1,4 +1,4 @@
-"""A model's answers, kept as they are written: an evaluation that was killed goes on where it was.
+"""A model's completions, stored as they come: an evaluation that was killed goes on where it was.
 
     FOLDER/completions/HASH.jsonl                        one file per model; HASH is of its identity
         {"model": {...}}                              the identity
@@ -12,14 +12,14 @@ kept: it is asked again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cpplm.core.errors import UserError
+from cpplm.core.jsonl import ResumableJsonl
 from cpplm.core.locking import exclusive_lock
 from cpplm.core.storage import sha256
 from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition
@@ -66,12 +66,23 @@ class Truncation:
 
 
 class CompletionCache:
-    """Writes by a model, each at most once. Prompts that are too long are cut; `truncation` counts these."""
+    """Completions by a model, each asked for once. `truncation` counts the prompts that were cut to fit."""
 
-    def __init__(self, model: CodeModel, kept: dict[str, list[str]], file: IO[str] | None) -> None:
-        """Use what `open_completion_cache` found; `file` is open for appending, or None."""
-        self._model, self._kept, self._file = model, kept, file
+    def __init__(self, model: CodeModel, file: ResumableJsonl | None = None) -> None:
+        """Use the completions in a file; None keeps them as long as this lasts.
+
+        Raises:
+            UserError: a record of the file is no answer of a model.
+        """
+        self._model, self._file = model, file or ResumableJsonl(None, None)
+        self._samples: dict[str, list[str]] = {}
         self.truncation = Truncation()
+        for number, record in enumerate(self._file.records, start=2):
+            try:
+                self._samples[record["key"]] = list(map(str, record["samples"]))
+            except (KeyError, TypeError) as error:
+                where = f"{self._file.path}:{number}"
+                raise UserError(f"{where} is no answer of a model", fix="Remove that line.") from error
 
     def generate(
         self,
@@ -100,9 +111,9 @@ class CompletionCache:
         for pair in zip(requests, fitted, strict=True):
             self.truncation.add(*pair)
         keys = [_key(request, sampling, rule, self._model.supports_fim) for request in fitted]
-        missing = [number for number, key in enumerate(keys) if len(self._kept.get(key, ())) < num_samples]
+        missing = [number for number, key in enumerate(keys) if len(self._samples.get(key, ())) < num_samples]
         for number in sorted(set(range(len(keys))) - set(missing)):
-            yield number, [Completion(text) for text in self._kept[keys[number]][:num_samples]]
+            yield number, [Completion(text) for text in self._samples[keys[number]][:num_samples]]
         if not missing:
             return
         asked = [fitted[number] for number in missing]
@@ -111,14 +122,10 @@ class CompletionCache:
                 raise ValueError(f"{num_samples} samples were asked for, {len(samples)} came")
             shortened = [Completion(sample.text[:MAX_COMPLETION_CHARS], sample.failed) for sample in samples]
             if not any(sample.failed for sample in shortened):
-                self._keep(keys[missing[place]], [sample.text for sample in shortened])
+                key, texts = keys[missing[place]], [sample.text for sample in shortened]
+                self._samples[key] = texts
+                self._file.append({"key": key, "samples": texts})
             yield missing[place], shortened
-
-    def _keep(self, key: str, texts: list[str]) -> None:
-        self._kept[key] = texts
-        if self._file is not None:
-            self._file.write(json.dumps({"key": key, "samples": texts}) + "\n")
-            self._file.flush()
 
 
 @contextmanager
@@ -129,35 +136,12 @@ def open_completion_cache(folder: Path | None, model: CodeModel) -> Iterator[Com
         UserError: the file is damaged, or another process writes it.
     """
     if folder is None:
-        yield CompletionCache(model, {}, None)
+        yield CompletionCache(model)
         return
     path = folder / FOLDER / f"{sha256(_json(model.identity))[:32]}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(path):
-        kept = _read(path)
-        with path.open("a", encoding="ascii") as file:
-            if not path.stat().st_size:
-                file.write(json.dumps({"model": model.identity}) + "\n")
-            yield CompletionCache(model, kept, file)
-
-
-def _read(path: Path) -> dict[str, list[str]]:
-    """The answers in a file; of a line that was being written when its writer was killed, nothing is left."""
-    if not path.exists():
-        return {}
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
-    kept: dict[str, list[str]] = {}
-    for number, line in enumerate(data[:whole].splitlines(), start=1):
-        try:
-            record = json.loads(line)
-            if number > 1:
-                kept[record["key"]] = list(map(str, record["samples"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}:{number} is no answer of a model", fix="Remove that line.") from error
-    return kept
+    header = {"model": model.identity}
+    with exclusive_lock(path), ResumableJsonl(path, header, damaged="refuse") as file:
+        yield CompletionCache(model, file)
 
 
 def _key(request: CodePrompt, sampling: SamplingSettings, rule: str, supports_fim: bool) -> str:

@@ -19,23 +19,32 @@ from statistics import fmean
 from typing import Any
 
 from cpplm.core.errors import UserError
+from cpplm.core.jsonl import ResumableJsonl
 from cpplm.core.progress import log_info, progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.evaluate.bits_per_byte import measure_texts, resolve_context
 from cpplm.evaluate.completion_cache import CompletionCache, open_completion_cache
+from cpplm.evaluate.fim.suite import input_hashes, run_fim
 from cpplm.evaluate.functional_correctness import Generate, evaluate_problems
 from cpplm.evaluate.likelihood import measure_likelihood
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion
-from cpplm.evaluate.models.load import load_model
+from cpplm.evaluate.models.hf_model import HfModel
+from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.evaluate.problems import Problem, load_problems
-from cpplm.evaluate.resumable_jsonl import Kept
-from cpplm.evaluate.settings import BpbSettings, CppEvalSettings, EvalTarget, LikelihoodSettings
+from cpplm.evaluate.settings import (
+    BpbSettings,
+    CppEvalSettings,
+    EvalTarget,
+    EvaluatedModel,
+    FimEvalSettings,
+    LikelihoodSettings,
+)
 from cpplm.evaluate.syntax import syntax_valid
 from cpplm.evaluate.texts import fingerprint, read_texts
 from cpplm.generate.engine import Engine
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.judge.scoring import SCORING_VERSION, CppReport, function_body
 
 FILE = "evaluation.json"
@@ -107,7 +116,7 @@ class Evaluation:
         context = resolve_context(settings, self.model)
 
         def measure(inputs: dict[str, Any]) -> dict[str, Any]:
-            with Kept(self.folder and self.folder / DOCUMENTS, inputs) as kept:
+            with ResumableJsonl(self.folder and self.folder / DOCUMENTS, inputs) as kept:
                 return measure_texts(
                     self.model, texts, context=context, context_bytes=settings.context_bytes, kept=kept
                 )
@@ -134,18 +143,18 @@ class Evaluation:
         problems = load_problems(settings.problems)
 
         def measure(_: dict[str, Any]) -> dict[str, Any]:
-            with open_completion_cache(self.folder, self.model) as answers:
-                complete = CompletionAdapter(answers)
+            with open_completion_cache(self.folder, self.model) as cache:
+                complete = CompletionAdapter(cache)
                 report = evaluate_problems(complete, settings, problems=problems, cache_dir=self.folder)
             failed = {"failed_samples": dict(complete.failed)} if complete.failed else {}
             valid = _valid_syntax(problems, report)
-            lines = [report.table(), *([] if valid is None else [f"valid syntax: {valid:.1%}"])]
+            lines = [report.table(), f"valid syntax: {valid:.1%}", *cache.truncation.lines()]
             return {
                 **report.figures(),
                 **failed,
-                **answers.truncation.figures(),
+                **cache.truncation.figures(),
                 "syntax_valid": valid,
-                "table": "\n".join([*lines, *answers.truncation.lines()]),
+                "table": "\n".join(lines),
                 "details": report.details(),
             }
 
@@ -155,6 +164,41 @@ class Evaluation:
         # Several sets of problems keep their results side by side.
         small = settings.problems == CppEvalSettings.problems
         return self.cached("cpp" if small else f"cpp_{Path(settings.problems).stem}", what, measure)
+
+    def fim(self, settings: FimEvalSettings) -> dict[str, Any]:
+        """Holes filled, and what became of them.
+
+        Raises:
+            UserError: no sandbox or compiler here, or there is nothing to cut.
+        """
+
+        def measure(_: dict[str, Any]) -> dict[str, Any]:
+            report = run_fim(self.model, settings, folder=self.folder)
+            return {**report.figures(), "table": report.table(), "details": report.details()}
+
+        what = to_dict(settings) | {
+            "workers": 0, "inputs": input_hashes(settings), "scoring": SCORING_VERSION,
+        }  # fmt: skip
+        return self.cached("fim", what, measure)
+
+
+def load_model(named: EvaluatedModel) -> CodeModel:
+    """The model that the command line names, whatever kind it is of.
+
+    Raises:
+        UserError: there is none, it cannot be loaded, or the server does not answer.
+    """
+    if named.url:
+        return UrlModel.connect(
+            named.url, named.model_name, api_key_env=named.api_key_env, supports_fim=named.supports_fim,
+            timeout=named.timeout, at_once=named.eval_batch_size,
+        )  # fmt: skip
+    if named.hf_dir is not None:
+        return HfModel.load(
+            named.hf_dir, device_type=named.device_type, precision=named.precision, rows=named.eval_batch_size
+        )
+    source = ModelSource(named.run, named.step, named.device_type, named.precision)
+    return CheckpointModel.load(source, rows=named.eval_batch_size)
 
 
 def _require_writable(storage: Storage) -> None:
@@ -167,19 +211,13 @@ def _require_writable(storage: Storage) -> None:
         ) from error
 
 
-def _valid_syntax(problems: Sequence[Problem], report: CppReport) -> float | None:
-    """Share of the samples that the parser can read behind their prompts, empty ones never; None where it is
-    not installed.
-    """
+def _valid_syntax(problems: Sequence[Problem], report: CppReport) -> float:
+    """Share of the samples that the parser can read behind their prompts, empty ones never."""
     prompts = {problem.name: problem.prompt for problem in problems}
-    try:
-        return fmean(
-            sample.outcome != "empty" and syntax_valid(prompts[sample.problem] + sample.body)
-            for sample in report.samples
-        )
-    except UserError as error:
-        log_info(f"valid syntax is not measured: {error}")
-        return None
+    return fmean(
+        sample.outcome != "empty" and syntax_valid(prompts[sample.problem] + sample.body)
+        for sample in report.samples
+    )
 
 
 class CompletionAdapter:
@@ -215,4 +253,4 @@ def _body_is_complete(text: str) -> bool:
 
 def complete_with_engine(engine: Engine) -> Generate:
     """An engine as the function that `evaluate_problems` calls; nothing is kept."""
-    return CompletionAdapter(CompletionCache(CheckpointModel(engine), {}, None))
+    return CompletionAdapter(CompletionCache(CheckpointModel(engine)))

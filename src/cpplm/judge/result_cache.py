@@ -1,22 +1,20 @@
 """Verdicts that are kept, so that no program is compiled and run twice.
 
-One file of JSON Lines that only grows. A line is written with one call as soon as its program is judged;
-kill -9 loses the programs under way and nothing else. A line that was torn by it is passed over, and so is
-any other that is no verdict.
+One file (`core/jsonl.py`), to which a verdict is appended as soon as its program is judged: kill -9 loses the
+programs under way and nothing else. Lines that are no verdicts are passed over.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import dacite
 
 from cpplm.core.errors import UserError
+from cpplm.core.jsonl import JsonlFile, read_jsonl
 from cpplm.judge.scoring import Outcome
 
 FILE = "verdicts.jsonl"
@@ -57,26 +55,22 @@ class VerdictCache:
         self._path = folder.expanduser() / FILE if folder else None
         self._lock = threading.Lock()
         self._verdicts: dict[str, Verdict] = {}
-        self._torn = False
         if self._path:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                text = self._path.read_bytes() if self._path.exists() else b""
+                for record in read_jsonl(self._path, damaged="skip"):
+                    self._read(record)
             except OSError as error:
                 raise UserError(f"cannot keep verdicts in {folder}: {error.strerror}") from error
-            self._torn = not text.endswith(b"\n") and text != b""
-            for line in text.split(b"\n"):
-                self._read(line)
 
     def __len__(self) -> int:
         return len(self._verdicts)
 
-    def _read(self, line: bytes) -> None:
+    def _read(self, record: Any) -> None:
         try:
-            values = json.loads(line)
-            key = values.pop("key")
-            verdict = dacite.from_dict(Verdict, values, dacite.Config(strict=True))
-        except (ValueError, TypeError, KeyError, AttributeError, dacite.DaciteError):
+            key = record.pop("key")
+            verdict = dacite.from_dict(Verdict, record, dacite.Config(strict=True))
+        except (TypeError, KeyError, AttributeError, dacite.DaciteError):
             return
         if isinstance(key, str) and verdict.outcome in get_args(Outcome):
             self._verdicts[key] = replace(verdict, cached=True)
@@ -93,21 +87,11 @@ class VerdictCache:
         """
         values = asdict(verdict)
         del values["cached"]
-        line = json.dumps({"key": key, **values}).encode() + b"\n"
         with self._lock:
             self._verdicts[key] = replace(verdict, cached=True)
             if self._path:
-                self._append(self._path, b"\n" + line if self._torn else line)
-
-    def _append(self, path: Path, line: bytes) -> None:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                self._torn = os.write(descriptor, line) != len(line)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path}: {error.strerror}",
-                fix="Free some space, then run the same command again; what is judged is kept.",
-            ) from error
+                file = JsonlFile(self._path)
+                try:
+                    file.append({"key": key, **values})
+                finally:
+                    file.close(sync=False)

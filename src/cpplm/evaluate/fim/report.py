@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rapidfuzz.distance import Levenshtein
 
-from cpplm.evaluate.clustered_stderr import Estimate, estimate
+from cpplm.core.statistics import MeanEstimate, clustered_mean
 from cpplm.evaluate.completion_cache import Truncation
 
 NO_ANSWER = "no answer"
@@ -82,7 +82,7 @@ class FimReport:
     truncation: Truncation = field(default_factory=Truncation)
     """A line on the prompts that were cut to fit the context."""
 
-    def rows(self) -> Iterator[tuple[Source, str, dict[str, Estimate]]]:
+    def rows(self) -> Iterator[tuple[Source, str, dict[str, MeanEstimate]]]:
         """For each source and kind, and for all kinds of a source together: its scores by name."""
         for source in SOURCES:
             chosen = [sample for sample in self.samples if sample.source == source]
@@ -135,7 +135,7 @@ class FimReport:
         return dict(counted.most_common())
 
 
-def scores(samples: Sequence[FimSample]) -> dict[str, Estimate]:
+def scores(samples: Sequence[FimSample]) -> dict[str, MeanEstimate]:
     """Each score as the mean over holes of the mean over a hole's samples; left out where nothing counts."""
     found = {}
     for name, _, value_of in _SCORES:
@@ -148,11 +148,11 @@ def scores(samples: Sequence[FimSample]) -> dict[str, Estimate]:
                 groups[sample.hole] = sample.group
         if values:
             means = [sum(each) / len(each) for each in values.values()]
-            found[name] = estimate(means, [groups[hole] for hole in values])
+            found[name] = clustered_mean(means, [groups[hole] for hole in values])
     return found
 
 
-def _cell(score: Estimate | None, count: int) -> str:
+def _cell(score: MeanEstimate | None, count: int) -> str:
     if score is None:
         return ""
     error = "" if score.error is None else f" ±{100 * score.error:.1f}"
