@@ -79,7 +79,7 @@ class JsonlFile:
         try:
             written = self._file.write(line)
         except OSError as error:
-            raise self._cannot_write(error.strerror) from error
+            raise self._cannot_write(str(error.strerror)) from error
         if written < len(line):
             end = self._file.tell()
             if end == os.fstat(self._file.fileno()).st_size:  # no other process has written behind it
