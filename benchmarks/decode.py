@@ -39,7 +39,7 @@ from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.spec import KVCacheSpec
+from cpplm.model.kv_cache.view import KVCacheSpec
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer

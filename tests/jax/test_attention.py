@@ -19,7 +19,7 @@ from cpplm.jax.attention.splash import _kernel, _WindowMask
 from cpplm.jax.attention.window import left_window
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.attention import attention
-from cpplm.model.kernels.attention import visible as torch_visible
+from cpplm.model.kernels.masks import visible as torch_visible
 from tests.jax.devices import mesh_of
 
 

@@ -12,8 +12,9 @@ from cpplm.jax.hyper_connections import sinkhorn
 from cpplm.jax.layers import norm, rotary_angles, rotate, scale_by, shift_right
 from cpplm.jax.multi_token import shifted_targets
 from cpplm.jax.settings import RunSettings
-from cpplm.model import hyper_connections, layers, multi_token
+from cpplm.model import layers, multi_token
 from cpplm.model.engram import EngramMemory
+from cpplm.model.kernels import sinkhorn as torch_sinkhorn
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.jax.twins import TWINS, torch_model
 
@@ -65,7 +66,7 @@ def test_sinkhorn_and_its_gradient() -> None:
     random = np.random.default_rng(0)
     logits, upstream = random.standard_normal((2, 3, 5, 4, 4)).astype(np.float32) * 3
     theirs = torch.from_numpy(logits).requires_grad_()
-    matrix = hyper_connections.sinkhorn(theirs, 6)
+    matrix = torch_sinkhorn.sinkhorn(theirs, 6)
     matrix.backward(torch.from_numpy(upstream))
 
     def ours(logits: jax.Array) -> jax.Array:

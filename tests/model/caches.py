@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from cpplm.model.kv_cache.cache import KVCache
-from cpplm.model.kv_cache.view import CacheReadMode, CacheView
+from cpplm.model.kv_cache.paged_view import CacheReadMode
+from cpplm.model.kv_cache.view import CacheView
 from cpplm.model.transformer import Transformer
 
 

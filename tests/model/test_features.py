@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
-from cpplm.model.kv_cache.view import CacheReadMode
+from cpplm.model.kv_cache.paged_view import CacheReadMode
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cpplm.model.config import HyperConnectionsConfig
-from cpplm.model.hyper_connections import HyperConnection, sinkhorn
+from cpplm.model.hyper_connections import HyperConnection
+from cpplm.model.kernels.sinkhorn import sinkhorn
 from cpplm.model.transformer import Transformer
 from tests.model.features import CONFIGS, PLAIN, random_ids, random_model
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from cpplm.core.hardware import peak_memory_bytes
 from cpplm.model.kernels import sparse
 from cpplm.model.kernels.attention import attention
-from cpplm.model.kernels.sparse import SparseSpec, sparse_attention
+from cpplm.model.kernels.masks import SparseSpec
+from cpplm.model.kernels.sparse import sparse_attention
 from tests.model.features import CONFIGS, random_ids, random_model
 
 NAMES = ("query", "key", "value", "index_query", "index_key", "index_weight")
@@ -127,7 +128,7 @@ def test_the_indexer_learns_attention_and_nothing_else_learns_from_it() -> None:
     seen = []
     for _ in range(60):
         model.zero_grad()
-        _, divergence = model._states(model._context(ids))
+        _, divergence = model.states(model._context(ids))
         divergence.backward()
         assert all(
             parameter.grad is None or not parameter.grad.any()

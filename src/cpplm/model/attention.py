@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from cpplm.model.config import VALUE_GATE_INPUTS, ModelConfig
 from cpplm.model.kernels.attention import attention
-from cpplm.model.kernels.sparse import SparseSpec, sparse_attention
-from cpplm.model.kv_cache.spec import KVCacheSpec
-from cpplm.model.kv_cache.view import CacheView
+from cpplm.model.kernels.masks import SparseSpec
+from cpplm.model.kernels.sparse import sparse_attention
+from cpplm.model.kv_cache.view import AttendInPlace, CacheView, KVCacheSpec
 from cpplm.model.layers import Angles, Linear, norm, rotary_angles, rotate
 
 VALUE_GATE_RANGE = 3.0  # the gate of a value embedding ends here, as in nanochat
@@ -41,6 +41,8 @@ class ForwardContext:
     """Name of the attention kernel."""
     ngram_embeddings: Mapping[int, Tensor] = field(default_factory=dict)
     """By layer, see `EngramMemory.embed_ngrams`."""
+    gradient_checkpointing: bool = False
+    """Activations of blocks are computed again in the backward pass (Chen et al. 2016, arXiv 1604.06174)."""
 
 
 class Indexer(nn.Module):
@@ -156,19 +158,17 @@ class Attention(nn.Module):
         cache.write(self.value_cache, value_BGTD.transpose(1, 2))
         if index is not None:
             cache.write(self.index_key_cache, index[1])
-        if self.can_read_in_place(context):
+        if (attend := self.attend_in_place(context)) is not None:
             query_BTHD = query_BHTD.transpose(1, 2)
-            return cache.attend_in_place(
-                query_BTHD, self.key_cache, self.value_cache, window=self.window
-            ).transpose(1, 2)
+            return attend(query_BTHD, self.key_cache, self.value_cache, self.window).transpose(1, 2)
         mixed = []
         for batch in cache.batches(self.key_cache):
             rows, new = batch.rows, slice(batch.queries)
-            key_BGSD = cache.read(self.key_cache, batch).transpose(1, 2)
-            value_BGSD = cache.read(self.value_cache, batch).transpose(1, 2)
+            key_BGSD = batch.read(self.key_cache).transpose(1, 2)
+            value_BGSD = batch.read(self.value_cache).transpose(1, 2)
             index_of_rows = None
             if index is not None:
-                index_key_BSE = cache.read(self.index_key_cache, batch)
+                index_key_BSE = batch.read(self.index_key_cache)
                 index_of_rows = (index[0][rows, :, new], index_key_BSE, index[2][rows, new])
             mixed_of_rows, _ = self._attend(
                 query_BHTD[rows, :, new], key_BGSD, value_BGSD, index_of_rows, batch.documents_BS, context
@@ -177,11 +177,11 @@ class Attention(nn.Module):
             mixed.append(F.pad(mixed_of_rows, (0, 0, 0, padding)) if padding else mixed_of_rows)
         return torch.cat(mixed)
 
-    def can_read_in_place(self, context: ForwardContext) -> bool:
-        """Whether a kernel can read keys and values in the cache's blocks, without a copy."""
+    def attend_in_place(self, context: ForwardContext) -> AttendInPlace | None:
+        """The cache's own attention, which copies no keys and values; None where it cannot serve."""
         if context.cache is None or self.indexer is not None or context.backend != "auto":
-            return False
-        return context.cache.in_place and not torch.is_grad_enabled()
+            return None
+        return None if torch.is_grad_enabled() else context.cache.attend_in_place
 
     def _project(self, x_BTC: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys, rotated and normalized, and values."""

@@ -11,7 +11,7 @@ from cpplm.model.attention import Attention, ForwardContext
 from cpplm.model.config import ModelConfig
 from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection
-from cpplm.model.kv_cache.spec import KVCacheSpec
+from cpplm.model.kv_cache.view import KVCacheSpec
 from cpplm.model.layers import MLP, SwiGLU, norm
 
 

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.spec import KVCacheSpec
-from cpplm.model.kv_cache.view import CacheView, with_history
+from cpplm.model.kv_cache.view import CacheView, KVCacheSpec, with_history
 from cpplm.model.layers import Linear, norm
 from cpplm.model.ngram_hash import HASH_BITS, hash_multipliers, table_rows
 

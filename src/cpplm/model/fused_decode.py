@@ -7,6 +7,7 @@ from torch import Tensor
 from cpplm.model.attention import Attention, ForwardContext
 from cpplm.model.block import TransformerBlock
 from cpplm.model.kernels.small_batch_linear import fused_mlp, gemv, rope_write_cache, supports
+from cpplm.model.kv_cache.paged_view import PagedCacheView
 from cpplm.model.layers import MLP, norm
 
 
@@ -24,7 +25,7 @@ def enable_decode_kernels(block: TransformerBlock) -> None:
 
     def decode_step_fused(x_BTC: Tensor, context: ForwardContext) -> Tensor | None:
         """The residual stream after attention and MLP; None where the kernels cannot serve."""
-        if not supports(x_BTC) or not block.attention.can_read_in_place(context):
+        if not supports(x_BTC) or block.attention.attend_in_place(context) is None:
             return None
         mixed_BTC = _attention_step(block.attention, x_BTC, context, qkv_EC, output_CE)
         return fused_mlp(mixed_BTC, up_EC, down_CE)
@@ -37,7 +38,7 @@ def _attention_step(
 ) -> Tensor:
     """`x_BTC + attention(norm(x_BTC))`, with a cache in `context`."""
     cache = context.cache
-    assert cache is not None  # noqa: S101  (`can_read_in_place` was asked)
+    assert isinstance(cache, PagedCacheView)  # noqa: S101  (no other attends in place)
     split = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
     if attention.value_embedding is None:
         projected_BTE = gemv(x_BTC, qkv_EC, normalized=True)
@@ -51,7 +52,5 @@ def _attention_step(
         cache.new_slots(attention.key_cache), cache.slots(attention.key_cache),
         cache.slots(attention.value_cache),
     )  # fmt: skip
-    mixed_BTHD = cache.attend_in_place(
-        query_BTHD, attention.key_cache, attention.value_cache, window=attention.window
-    )
+    mixed_BTHD = cache.attend_paged(query_BTHD, attention.key_cache, attention.value_cache, attention.window)
     return gemv(mixed_BTHD.flatten(-2), output_CE, residual=x_BTC)

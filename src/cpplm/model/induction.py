@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpplm.model.config import INDUCTION_LENGTHS, ModelConfig
-from cpplm.model.kv_cache.spec import KVCacheSpec
-from cpplm.model.kv_cache.view import CacheView
+from cpplm.model.kv_cache.view import CacheView, KVCacheSpec
 from cpplm.model.layers import Linear
 
 _IDS = "induction ids"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cpplm.model.attention import ForwardContext
 from cpplm.model.block import TransformerBlock
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.spec import KVCacheSpec
+from cpplm.model.kv_cache.view import KVCacheSpec
 from cpplm.model.layers import Linear, norm
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 

@@ -19,8 +19,8 @@ from cpplm.model.kernels.attention import (
     attention,
     explain_attention_choice,
     select_attention_kernel,
-    visible,
 )
+from cpplm.model.kernels.masks import visible
 from cpplm.model.kernels.registry import OptionalImport
 
 WITH_GRADIENT = ("sdpa", "chunked", "auto")

@@ -10,7 +10,7 @@ import torch
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockPool, CachedSequence, block_hashes
 from cpplm.model.kv_cache.cache import KVCache
-from cpplm.model.kv_cache.view import CacheReadMode
+from cpplm.model.kv_cache.paged_view import CacheReadMode
 from cpplm.model.transformer import Transformer
 from tests.model.caches import Rows
 from tests.model.features import CONFIGS, DECODED, PLAIN, random_ids, random_model

@@ -42,6 +42,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cpplm.model.kernels.chunked_attention import chunked_attention
+from cpplm.model.kernels.masks import visible
 from cpplm.model.kernels.registry import (
     HALF,
     KernelBackend,
@@ -175,25 +176,6 @@ def select_attention_kernel(request: AttentionRequest, backend: str = "auto") ->
 def explain_attention_choice(request: AttentionRequest) -> KernelChoice:
     """What "auto" takes for a request, and why not the others."""
     return explain_choice(BACKENDS, preference(request), request)
-
-
-def visible(
-    num_queries: int,
-    num_keys: int,
-    window: int | None,
-    device: torch.device,
-    documents_BS: Tensor | None = None,
-) -> Tensor:
-    """True where a query may look: shape TS, or B1TS with documents."""
-    query_T1 = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
-    distance_TS = query_T1 - torch.arange(num_keys, device=device)
-    mask_TS = distance_TS >= 0
-    if window is not None:
-        mask_TS = mask_TS & (distance_TS <= window)
-    if documents_BS is None:
-        return mask_TS
-    own_BT = documents_BS[:, num_keys - num_queries :]
-    return (mask_TS & (own_BT.unsqueeze(2) == documents_BS.unsqueeze(1))).unsqueeze(1)
 
 
 def _sdpa(

@@ -1,9 +1,7 @@
 """Attention to the keys that an indexer chooses, and the indexer's own loss (DSA, arXiv 2512.02556, section
 2).
 
-The index score of query t for key s is sum_j w_tj ReLU(q_tj . k_s), equation 1. A query attends to its local
-window and to the visible keys of highest score, `top_k` together; keys that tie with the last one are all
-taken, so that the choice does not depend on how the work is cut up. The indexer learns from the divergence of
+`masks.py` says which keys are chosen. The indexer learns from the divergence of
 its softmax from the attention weights summed over heads, equations 3 and 4; no gradient of the language
 model's loss reaches it, and none of its own loss reaches anything else.
 
@@ -23,18 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cpplm.model.kernels.masks import SparseSpec, index_scores, select_keys
+
 # Scores of one block, all heads and the indexer's together: what stays in a CPU's caches, what fills a GPU.
 BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 LOWEST = -1e30  # instead of -inf, which makes NaN of what is multiplied by 0
-
-
-@dataclass(frozen=True)
-class SparseSpec:
-    """What a query may attend to. `dense` takes all visible keys, as in the indexer's warm-up."""
-
-    top_k: int
-    local_window: int
-    dense: bool
 
 
 @dataclass
@@ -76,26 +67,6 @@ def sparse_attention(
         query_BHTD, key_BGSD, value_BGSD, index_query_BJTE, index_key_BSE, index_weight_BTJ, documents_BS,
         choice.top_k, choice.local_window, choice.dense,
     )  # fmt: skip
-
-
-def index_scores(
-    index_query_BJQE: Tensor, index_key_BSE: Tensor, weight_BQJ: Tensor
-) -> tuple[Tensor, Tensor]:
-    """ReLU(q . k) of each head, shape BQJS, and the scores BQS; both float32."""
-    batch, heads, queries, _ = index_query_BJQE.shape
-    rows = index_query_BJQE.transpose(1, 2).reshape(batch, queries * heads, -1)
-    positive_BQJS = (rows @ index_key_BSE.mT).float().relu_().view(batch, queries, heads, -1)
-    return positive_BQJS, (weight_BQJ.float().unsqueeze(2) @ positive_BQJS).squeeze(2)
-
-
-def select_keys(index_BQS: Tensor, visible_BQS: Tensor, distance_QS: Tensor, choice: SparseSpec) -> Tensor:
-    """True for the keys that each query attends to, shape BQS."""
-    if choice.dense or choice.top_k >= index_BQS.size(-1):
-        return visible_BQS
-    near_QS = (distance_QS >= 0) & (distance_QS <= choice.local_window)
-    ranked_BQS = index_BQS.masked_fill(near_QS, torch.inf).masked_fill(~visible_BQS, -torch.inf)
-    least_BQ1 = ranked_BQS.topk(choice.top_k, sorted=False).values.amin(-1, keepdim=True)
-    return visible_BQS & (ranked_BQS >= least_BQ1)
 
 
 def _decode(

@@ -18,8 +18,9 @@ import torch
 
 from cpplm.model.kernels.decode_attention import supports
 from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockTable, CachedSequence, block_hashes
-from cpplm.model.kv_cache.spec import KVCacheGroup, KVCacheSpec
-from cpplm.model.kv_cache.view import CacheReadMode, CacheView
+from cpplm.model.kv_cache.group import KVCacheGroup, block_lookback
+from cpplm.model.kv_cache.paged_view import CacheReadMode, PagedCacheView
+from cpplm.model.kv_cache.view import KVCacheSpec
 
 
 class KVCache:
@@ -51,7 +52,7 @@ class KVCache:
         self.read_mode = read_mode
         by_lookback: dict[int | None, list[KVCacheSpec]] = {}
         for spec in specs:
-            by_lookback.setdefault(spec.block_lookback, []).append(spec)
+            by_lookback.setdefault(block_lookback(spec), []).append(spec)
         self._groups = [
             KVCacheGroup(members, prefix_cache_tokens // BLOCK_SIZE) for members in by_lookback.values()
         ]
@@ -135,7 +136,7 @@ class KVCache:
         sequences: Sequence[CachedSequence],
         counts: int | Sequence[int],
         starts: Sequence[int] | None = None,
-    ) -> CacheView:
+    ) -> PagedCacheView:
         """The cache as the model reads and writes it while it takes in the next tokens of some sequences.
 
         Args:
@@ -151,4 +152,4 @@ class KVCache:
                 missing = -(-(start + count) // BLOCK_SIZE) - table.first - len(table.blocks)
                 table.blocks += [group.pool.allocate() for _ in range(missing)]
             group.grow(self.device, self.dtype)
-        return CacheView(self._groups, sequences, starts, counts, self.device, read_mode=self.read_mode)
+        return PagedCacheView(self._groups, sequences, starts, counts, self.device, read_mode=self.read_mode)

@@ -1,4 +1,4 @@
-"""The cache as the model sees it during one forward pass: where new rows go, where earlier ones are.
+"""The cache as layers know it: what they keep of each token, and how they write and read it in one pass.
 
 Shapes: B sequences, T new tokens, S tokens that they look back to (new ones included), H query heads, D head
 width, X whatever a layer caches per token.
@@ -6,172 +6,72 @@ width, X whatever a layer caches per token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from cpplm.model.kernels.decode_attention import MAX_TOKENS, PagedSequences, decode_attention
-from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, CachedSequence
-from cpplm.model.kv_cache.spec import SCRATCH, ZEROS, KVCacheGroup
 
-CacheReadMode = Literal["paged", "padded", "per_row"]
-"""How the rows of a batch attend: by one kernel that reads the blocks in place; over a copy of all rows' keys
-together, the shorter ones padded; each over a copy of its own."""
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """A tensor that a layer caches for each token."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Per token."""
+    lookback: int | None
+    """Earlier tokens that a new one needs; None for all."""
+    dtype: torch.dtype | None = None
+    """None for that of the computation."""
+
+
+AttendInPlace = Callable[[Tensor, str, str, int | None], Tensor]
+"""From queries BTHD, the names of keys and values, and a window, to mixed values BTHD."""
 
 
 @dataclass(frozen=True)
 class CacheBatch:
-    """Some rows of a batch that attend together, and where their keys and values are.
-
-    The rows are aligned at their ends; `documents_BS` is -1 in front of the shorter ones, and
-    None when all are of one length.
-    """
+    """Some rows of a batch that attend together, aligned at their ends."""
 
     rows: slice
     queries: int
     """Only the first so many new tokens; the rest is padding."""
-    slots_BS: Tensor
-    """Of the group's pool."""
+    read: Callable[[str], Tensor]
+    """Rows of a spec's name that the queries look back to, these included, shape BSX."""
     documents_BS: Tensor | None = None
+    """-1 in front of the shorter rows; None when all are of one length."""
 
 
-class CacheView:
+class CacheView(ABC):
     """The sequences of one batch while the model reads T new tokens of each."""
 
-    def __init__(
-        self,
-        groups: Sequence[KVCacheGroup],
-        sequences: Sequence[CachedSequence],
-        starts: Sequence[int],
-        counts: Sequence[int],
-        device: torch.device,
-        *,
-        read_mode: CacheReadMode,
-    ) -> None:
-        """Arguments are those of `KVCache.view`, with a start and a count for each sequence."""
-        self._groups, self._device = groups, device
-        self._group_of = {spec.name: index for index, group in enumerate(groups) for spec in group.specs}
-        self._tables = [[sequence.tables[index] for sequence in sequences] for index in range(len(groups))]
-        self._starts, self._counts, self._width = starts, counts, max(counts)
-        self._read_mode = read_mode
-        self.in_place = read_mode == "paged" and self._width <= MAX_TOKENS
-        """Whether `attend_in_place` serves these tokens."""
-        self.positions_BT = self._tensor(np.array(starts)[:, None] + np.arange(self._width)).float()
-        """Of the new tokens, counted from each sequence's start; float32."""
-        self._new: dict[int, tuple[NDArray[np.int64], Tensor]] = {}
-        self._before: dict[tuple[int, int], Tensor] = {}
-        self._batches: dict[int, list[CacheBatch]] = {}
-        self._paged: dict[int, PagedSequences] = {}
+    positions_BT: Tensor
+    """Of the new tokens, counted from each sequence's start; float32."""
 
     @property
+    @abstractmethod
     def max_context(self) -> int:
         """Tokens before the new ones, of the longest sequence."""
-        return max(self._starts)
 
-    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-    def _new_slots(self, group: int) -> tuple[NDArray[np.int64], Tensor]:
-        """Where the new tokens' rows go, shape BT, and the same as an index of shape B * T."""
-        if group in self._new:
-            return self._new[group]
-        slots = np.full((len(self._starts), self._width), SCRATCH * BLOCK_SIZE)
-        for row, table, start, count in zip(
-            slots, self._tables[group], self._starts, self._counts, strict=True
-        ):
-            row[:count] = table.slots(start, start + count)
-        self._new[group] = slots, self._tensor(slots.reshape(-1))
-        return self._new[group]
-
-    def new_slots(self, name: str) -> Tensor:
-        """Where the new tokens' rows go, shape B * T, int64."""
-        return self._new_slots(self._group_of[name])[1]
-
+    @abstractmethod
     def write(self, name: str, rows_BTX: Tensor) -> None:
         """Store a layer's rows of the new tokens."""
-        self.slots(name).index_copy_(0, self.new_slots(name), rows_BTX.flatten(0, 1))
 
+    @abstractmethod
     def with_history(self, name: str, rows_BTX: Tensor, count: int) -> Tensor:
         """The new rows, stored, behind the `count` rows before them, which are zero before the start."""
-        self.write(name, rows_BTX)
-        if count == 0:
-            return rows_BTX
-        group = self._group_of[name]
-        if (group, count) not in self._before:
-            self._before[group, count] = self._slots_before(group, count)
-        before = self.slots(name).index_select(0, self._before[group, count])
-        return torch.cat((before.unflatten(0, (-1, count)), rows_BTX), dim=1)
 
-    def _slots_before(self, group: int, count: int) -> Tensor:
-        slots = np.full((len(self._starts), count), ZEROS * BLOCK_SIZE)
-        for row, table, start in zip(slots, self._tables[group], self._starts, strict=True):
-            if there := min(count, start):
-                row[count - there :] = table.slots(start - there, start)
-        return self._tensor(slots.reshape(-1))
-
-    def attend_in_place(self, query_BTHD: Tensor, keys: str, values: str, *, window: int | None) -> Tensor:
-        """`decode_attention` of the new tokens over the keys and values of these names, shape BTHD."""
-        group = self._group_of[keys]
-        if group not in self._paged:
-            tables = self._tables[group]
-            numbers = np.zeros((len(tables), max(len(table.blocks) for table in tables)), dtype=np.int64)
-            for row, table in zip(numbers, tables, strict=True):
-                row[: len(table.blocks)] = table.blocks
-            spans = zip(self._starts, self._counts, (table.first for table in tables), strict=True)
-            self._paged[group] = PagedSequences(numbers, np.array(list(spans)), BLOCK_SIZE)
-        return decode_attention(
-            query_BTHD, self.slots(keys), self.slots(values), self._paged[group], window=window
-        )
-
-    def slots(self, name: str) -> Tensor:
-        """The pool's rows of this name, of all sequences, shape (slots, X)."""
-        return self._groups[self._group_of[name]].rows[name]
-
+    @abstractmethod
     def batches(self, name: str) -> list[CacheBatch]:
         """The sequences, divided into batches that attend together."""
-        group = self._group_of[name]
-        if group not in self._batches:
-            padded = self._read_mode == "padded" and len(self._starts) > 1
-            self._batches[group] = [self._padded_batch(group)] if padded else self._batch_per_row(group)
-        return self._batches[group]
 
-    def read(self, name: str, batch: CacheBatch) -> Tensor:
-        """Rows that a batch's queries look back to, these included, shape BSX."""
-        return self.slots(name).index_select(0, batch.slots_BS.flatten()).unflatten(0, batch.slots_BS.shape)
-
-    def _batch_per_row(self, group: int) -> list[CacheBatch]:
-        """Row by row, without padding."""
-        batches = []
-        for row, (table, start, count) in enumerate(
-            zip(self._tables[group], self._starts, self._counts, strict=True)
-        ):
-            first, end = self._groups[group].first_needed(start), start + count
-            slots_1S = self._tensor(table.slots(first, end)[None])
-            batches.append(CacheBatch(slice(row, row + 1), count, slots_1S))
-        return batches
-
-    def _padded_batch(self, group: int) -> CacheBatch:
-        """All rows in one batch, padded in front."""
-        firsts = [self._groups[group].first_needed(start) for start in self._starts]
-        length = max(start - first for start, first in zip(self._starts, firsts, strict=True)) + self._width
-        slots = np.full((len(firsts), length), ZEROS * BLOCK_SIZE)
-        documents = np.full((len(firsts), length), -1)
-        for row, (table, start, first) in enumerate(
-            zip(self._tables[group], self._starts, firsts, strict=True)
-        ):
-            begin = length - self._width - (start - first)
-            documents[row, begin:] = 0
-            slots[row, begin : length - self._width] = table.slots(first, start)
-            slots[row, length - self._width :] = self._new_slots(group)[0][row]
-        padded = bool((documents < 0).any())
-        documents_BS = self._tensor(documents) if padded else None
-        return CacheBatch(slice(None), self._width, self._tensor(slots), documents_BS)
+    @property
+    def attend_in_place(self) -> AttendInPlace | None:
+        """Attention that reads keys and values where they lie; None where `batches` has to copy them."""
+        return None
 
 
 def pad_start(rows_BTX: Tensor, count: int) -> Tensor:

@@ -1,41 +1,28 @@
-"""Cache specifications of layers, and the tensors of layers that share a block pool.
+"""Layers that share a block pool, and the tensors of theirs that lie in it.
 
-A layer specifies what it caches per token and how far it looks back. Specs that look equally far back, in
-whole blocks, form a group: one pool of blocks, with one tensor for each spec.
+What looks equally far back, in whole blocks, forms a group: one pool of blocks, with one tensor for each
+`KVCacheSpec`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockPool
+from cpplm.model.kv_cache.view import KVCacheSpec
 
 SCRATCH = 0  # block where rows of padding go
 ZEROS = 1  # block of positions before the start, never written
 _RESERVED = 2
 
 
-@dataclass(frozen=True)
-class KVCacheSpec:
-    """A tensor that a layer caches for each token."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Per token."""
-    lookback: int | None
-    """Earlier tokens that a new one needs; None for all."""
-    dtype: torch.dtype | None = None
-    """None for that of the computation."""
-
-    @property
-    def block_lookback(self) -> int | None:
-        """The lookback rounded up to whole blocks; specs with the same one form a group."""
-        return None if self.lookback is None else -(-self.lookback // BLOCK_SIZE) * BLOCK_SIZE
+def block_lookback(spec: KVCacheSpec) -> int | None:
+    """The lookback rounded up to whole blocks; specs with the same one form a group."""
+    return None if spec.lookback is None else -(-spec.lookback // BLOCK_SIZE) * BLOCK_SIZE
 
 
 class KVCacheGroup:
@@ -43,7 +30,7 @@ class KVCacheGroup:
 
     def __init__(self, specs: Iterable[KVCacheSpec], max_cached: int) -> None:
         self.specs = list(specs)
-        self.lookback = self.specs[0].block_lookback
+        self.lookback = block_lookback(self.specs[0])
         self.pool = BlockPool(reserved=_RESERVED, max_cached=max_cached)
         self.rows: dict[str, Tensor] = {}
 
