@@ -1,0 +1,223 @@
+"""`--help` of every command: quick, complete, with an example that is sound; commands in the docs too."""
+
+import importlib
+import json
+import re
+import resource
+import shlex
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+from cpplm.cli.commands import COMMANDS
+from cpplm.cli.main import find_command
+from cpplm.core.settings import FlagParser, flags, from_command_line
+from tests.commands import cpplm, cpplm_process, settings_class
+from tests.train.report.test_log_reader import session, steps, write_log
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "jax", "safetensors", "transformers"}
+IMPORTS_AFTER_EACH = """
+import json, os, sys
+from cpplm.cli.main import main
+answers, sys.stdout = sys.stdout, open(os.devnull, "w")
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:], status = arguments, 0
+    try:
+        main()
+    except SystemExit as stop:
+        status = stop.code or 0
+    print(json.dumps([status, sorted({name.split(".")[0] for name in sys.modules})]), file=answers, flush=True)
+"""
+
+
+def run_each(commands: list[list[str]], folder: Path) -> tuple[list[tuple[int, set[str]]], list[str]]:
+    """Run command lines one after the other in one new process.
+
+    Returns:
+        Each one's exit status and the packages that are imported by then; the lines on stderr.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS_AFTER_EACH, json.dumps(commands)],
+        capture_output=True, text=True, check=True, cwd=folder,
+    )  # fmt: skip
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(status, set(modules)) for status, modules in answers], done.stderr.splitlines()
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    """What `--help` prints of each command."""
+    results = {command: cpplm(*command.split(), "--help") for command in COMMANDS}
+    assert {(result.returncode, result.stderr) for result in results.values()} == {(0, "")}
+    return {command: result.stdout for command, result in results.items()}
+
+
+# ---- nothing heavy is imported before it is needed ----------------------------------------------------------
+
+
+def test_help_is_quick() -> None:
+    def cpu_seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = cpu_seconds()
+    assert cpplm_process("--help").returncode == 0
+    assert cpu_seconds() - before < 0.5
+
+
+def test_help_and_a_wrong_flag_import_nothing_heavy(tmp_path: Path) -> None:
+    commands = [["--help"], *([*command.split(), "--help"] for command in COMMANDS)]
+    commands.append(["generate", "--run", "x", "--temperature", "-1"])
+    answers, _ = run_each(commands, tmp_path)
+    assert not answers[0][1] & {"numpy", "tyro", "dacite", "pyarrow", "obstore", "tiktoken", "matplotlib"}
+    assert [status for status, _ in answers] == [0] * (len(commands) - 1) + [2]
+    loaded = [
+        shlex.join(command)
+        for command, (_, modules) in zip(commands, answers, strict=True)
+        if modules & HEAVY
+    ]
+    assert loaded == []
+
+
+# What each command that reads a path is asked for, with one that is not there.
+MISTYPED = {
+    "corpus build": ["--projects", "nowhere", "--out", "out"],
+    "corpus inspect": ["nowhere"],
+    "corpus check": ["nowhere"],
+    "corpus export": ["nowhere", "--to", "out.jsonl"],
+    "tokenizer train": ["--data_dir", "nowhere", "--out", "out.json"],
+    "tokenizer evaluate": ["--tokenizer", "nowhere.json", "--data_dir", "nowhere"],
+    "tokenizer show": ["--tokenizer", "nowhere.json", "--file", "nowhere.cpp"],
+    "tokenizer export": ["--tokenizer", "nowhere.json", "--out", "out"],
+    "train": ["--data_dir", "nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
+    "evaluate": ["--run", "nowhere", "--data_dir", "nowhere"],
+    "evaluate bpb": ["--hf_dir", "nowhere", "--data_dir", "nowhere"],
+    "evaluate likelihood": ["--run", "nowhere"],
+    "evaluate fim": ["--run", "nowhere"],
+    "evaluate cpp": ["--run", "nowhere"],
+    "evaluate self_test": ["--problems", "nowhere.jsonl"],
+    "generate": ["--run", "nowhere", "--prompt", "int"],
+    "chat": ["--run", "nowhere", "--prompt", "int"],
+    "export": ["--run", "nowhere", "--out", "out"],
+    "serve": ["--run", "nowhere"],
+    "runs page": ["nowhere"],
+    "runs compare": ["nowhere", "elsewhere"],
+    "runs list": ["nowhere"],
+    "checkpoints list": ["nowhere"],
+    "checkpoints verify": ["nowhere"],
+    "checkpoints import": ["nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
+}  # fmt: skip
+WITHOUT_PATHS = {"completion", "doctor", "tpu bench", "tpu check"}
+
+
+def test_a_mistyped_path_is_answered_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    assert MISTYPED.keys() | WITHOUT_PATHS == COMMANDS.keys()
+    commands = [[*command.split(), *arguments] for command, arguments in MISTYPED.items()]
+    answers, errors = run_each(commands, tmp_path)
+    wrong = [
+        command
+        for command, answer in zip(MISTYPED, answers, strict=True)
+        if answer[0] != 2 or answer[1] & HEAVY
+    ]
+    assert wrong == []
+    assert len(errors) == len(MISTYPED)
+    assert all("nowhere" in error for error in errors)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lists_and_pages_need_nothing_heavy(tmp_path: Path) -> None:
+    runs = [str(write_log(tmp_path / name, [session(0, 0), *steps(0, 1, 4)])) for name in ("one", "two")]
+    commands = [["runs", "list", str(tmp_path)], ["runs", "page", runs[0]], ["runs", "compare", *runs]]
+    answers, _ = run_each([*commands, ["checkpoints", "list", runs[0]]], tmp_path)
+    assert [(status, modules & {"torch", "safetensors"}) for status, modules in answers] == [(0, set())] * 4
+
+
+# ---- what help says -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        *[(command, "RUN") for command in ("generate", "chat", "serve", "runs page", "checkpoints verify")],
+        *[(command, "[RUN]") for command in ("evaluate fim", "evaluate likelihood", "evaluate cpp")],
+        *[(f"evaluate{verb}", "[RUN] --data_dir CORPUS") for verb in ("", " bpb")],
+        *[(f"corpus {verb}", "CORPUS") for verb in ("inspect", "check")],
+        ("corpus build", "[PROJECT...] --out FOLDER"),
+        ("corpus export", "CORPUS --to FILE"),
+        ("export", "RUN --out FOLDER"),
+        ("runs compare", "[RUN...]"),
+        ("tokenizer train", "[CORPUS] --out FILE"),
+        ("train", "CORPUS... --tokenizer FILE --out FOLDER"),
+        ("doctor", ""),
+    ],
+)
+def test_usage_names_what_a_command_requires(command: str, arguments: str, helps: dict[str, str]) -> None:
+    usage = helps[command].splitlines()[0]
+    assert usage.split() == f"usage: cpplm {command} {arguments} [flags]".split()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(command: str, helps: dict[str, str]) -> None:
+    """Each setting once, titles in words, no empty default, and an example that is sound."""
+    out = helps[command]
+    named = re.findall(r"^[│ ] (?:-\w \S+, )*--(\w+)", out, re.MULTILINE)
+    settings = flags(settings_class(command))
+    positional = [name for name in settings if name not in named]
+    assert sorted([*named, *positional]) == sorted([*settings, "config", "json"])
+    assert len(positional) == len(re.findall(r"^[│ ] [A-Z]+ ", out, re.MULTILINE))
+    text = " ".join(out.replace("│", " ").split())
+    assert all(re.fullmatch(r"[A-Za-z+ ]+", title) for title in re.findall(r"╭─ (.*?) ─", text))
+    assert not re.search(r"\(default:\s*(''|None|False)?\)", text)
+    assert "{None" not in text
+    example = COMMANDS[command].example
+    assert f"example:\n  cpplm {example}\n" in out
+    name, arguments = find_command(shlex.split(example))
+    assert name == command
+    from_command_line(settings_class(name), arguments, program=f"cpplm {name}", description="")
+
+
+def test_the_help_of_a_group_lists_its_commands(helps: dict[str, str]) -> None:
+    result = cpplm("runs", "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    listed = re.findall(r"^  cpplm (.*?)  ", result.stdout, re.MULTILINE)
+    assert listed == ["runs page", "runs compare", "runs list"]
+    listed = re.findall(r"^  cpplm (evaluate \w+)  ", helps["evaluate"], re.MULTILINE)
+    assert listed == [name for name in COMMANDS if name.startswith("evaluate ")]
+
+
+@pytest.mark.parametrize("argument", ["-h", "--help", "help"])
+def test_help_lists_every_command(argument: str) -> None:
+    result = cpplm(argument)
+    assert (result.returncode, result.stderr) == (0, "")
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  cpplm {name} +{re.escape(command.summary)}$", result.stdout, re.MULTILINE)
+
+
+def test_each_command_is_one_function_of_one_settings_class() -> None:
+    for name, command in COMMANDS.items():
+        module_name, function_name = command.function.split(":")
+        function = getattr(importlib.import_module(f"cpplm.{module_name}"), function_name)
+        assert function.__annotations__["return"] == "Report"
+        assert function.__code__.co_argcount == 1
+        assert next(iter(typing.get_type_hints(function).values())) is settings_class(name)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
+)
+def test_commands_of_the_docs_are_sound(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)  # the folders of the examples are not here
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    for line in re.findall(r"^ *cpplm ([a-z].*)$", blocks, re.MULTILINE):
+        words = shlex.split(re.split(r" [>|&] ?", line)[0], comments=True)
+        name, arguments = find_command(words)
+        shared = FlagParser()
+        shared.add_argument("--json", action="store_true")
+        shared.add_argument("--config", type=lambda recipe: ROOT / recipe)
+        given, arguments = shared.parse_known_args(arguments)
+        from_command_line(settings_class(name), arguments, program=line, description="", recipe=given.config)
