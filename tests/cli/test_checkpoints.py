@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpplm.cli.checkpoints import list_checkpoints, verify
-from cpplm.cli.settings import CheckpointListSettings, VerifySettings
+from cpplm.cli.checkpoints import CheckpointListSettings, VerifySettings, list_checkpoints, verify
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from tests.commands import assert_one_line_error, cpplm

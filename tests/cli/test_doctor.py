@@ -11,10 +11,10 @@ import torch
 
 from cpplm.cli import doctor as doctor_module
 from cpplm.cli.doctor import LIBRARIES, doctor
-from cpplm.cli.settings import DoctorSettings
 from cpplm.core.errors import UserError
+from cpplm.core.settings import NoSettings
 from cpplm.sandbox.sandbox import Sandbox
-from tests.commands import cpplm_process
+from tests.commands import cpplm, cpplm_process
 
 COMPILERS = ("g++", "c++", "gcc", "cc", "clang++", "clang")
 
@@ -46,7 +46,7 @@ def findings_of(stdout: str) -> tuple[bool, dict[str, Any]]:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_with_a_compiler() -> None:
-    result = cpplm_process("doctor", "--json")
+    result = cpplm("doctor", "--json")
     assert result.returncode == 0, result.stderr
     _, findings = findings_of(result.stdout)
     assert findings["g++"]["ok"]
@@ -73,7 +73,7 @@ def test_tpus_and_what_trains_on_them(
             raise PackageNotFoundError
         return installed[name]
 
-    monkeypatch.setattr(doctor_module, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(doctor_module, "count_tpus", lambda: chips)
     monkeypatch.setattr(doctor_module, "version", version)
     found = {finding.name: finding for finding in doctor_module._tpu()}
     assert set(found) == named
@@ -83,6 +83,7 @@ def test_tpus_and_what_trains_on_them(
         assert (found["tpu"].fix == "") is ok
 
 
+@pytest.mark.slow
 def test_without_a_compiler(path_without_compilers: str) -> None:
     result = cpplm_process("doctor", "--json", env={**os.environ, "PATH": path_without_compilers})
     assert result.returncode == 0, result.stderr
@@ -105,7 +106,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         return "1.0"
 
     monkeypatch.setattr(doctor_module, "version", version)
-    report = doctor(DoctorSettings())
+    report = doctor(NoSettings())
     findings = report.figures["findings"]
     assert findings["tree-sitter"] == {
         "value": "not installed",
@@ -125,7 +126,7 @@ def test_kernels_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """What auto takes, and for each other kernel that it works too or why it does not."""
     monkeypatch.setattr(doctor_module, "choose_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(doctor_module, "missing_for_fp8", lambda: ["the package torchao"])
-    report = doctor(DoctorSettings())
+    report = doctor(NoSettings())
     found = report.figures["findings"]
     assert found["attention"]["value"].startswith("auto -> sdpa; also works: chunked; not here: flex (")
     windows = found["attention, window"]["value"]
@@ -149,7 +150,7 @@ def test_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UserError("no way to isolate programs")
 
     monkeypatch.setattr(doctor_module.Sandbox, "probe", probe)
-    report = doctor(DoctorSettings())
+    report = doctor(NoSettings())
     assert not report.figures["ready"]
     sandbox = report.figures["findings"]["sandbox"]
     assert sandbox["ok"] is False
@@ -159,7 +160,7 @@ def test_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_everything_missing_that_is_needed_comes_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     monkeypatch.setenv("PATH", "")
-    report = doctor(DoctorSettings())
+    report = doctor(NoSettings())
     broken = report.text.splitlines()[-1].removeprefix("missing: ").split(", ")
     assert {"g++", "free disk here"} <= set(broken)
     assert all(report.figures["findings"][name]["fix"] for name in broken)
@@ -167,8 +168,8 @@ def test_everything_missing_that_is_needed_comes_with_a_fix(monkeypatch: pytest.
 
 def test_what_judging_problems_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "fast_linker", lambda _: ("-fuse-ld=gold",))
-    monkeypatch.setattr(doctor_module, "find_missing", lambda names, _: {})
-    found = doctor(DoctorSettings()).figures["findings"]
+    monkeypatch.setattr(doctor_module, "find_missing_headers", lambda names, _: {})
+    found = doctor(NoSettings()).figures["findings"]
     assert found["linker"] == {"value": "gold", "ok": True, "fix": ""}
     assert found["HumanEval"] == {"value": "164 of 164 problems can be judged", "ok": True, "fix": ""}
 
@@ -176,10 +177,10 @@ def test_what_judging_problems_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "fast_linker", lambda _: ())
     monkeypatch.setattr(
         doctor_module,
-        "find_missing",
+        "find_missing_headers",
         lambda names, _: {boost: "needs libboost-dev (<boost/any.hpp>)"} if boost in names else {},
     )
-    report = doctor(DoctorSettings())
+    report = doctor(NoSettings())
     found = report.figures["findings"]
     assert (found["linker"]["ok"], "mold" in found["linker"]["fix"]) == (False, True)
     assert not found["HumanEval"]["ok"]

@@ -10,10 +10,9 @@ import pytest
 
 from cpplm.cli.generate import CURSOR
 from cpplm.cli.main import dispatch
-from cpplm.cli.settings import GenerateSettings
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.settings import ModelSource, SamplingSettings
+from cpplm.generate.settings import GenerateSettings, ModelSource, SamplingSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.talker import babbler, write_run
 

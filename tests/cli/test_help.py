@@ -30,7 +30,8 @@ for arguments in json.loads(sys.argv[1]):
         main()
     except SystemExit as stop:
         status = stop.code or 0
-    print(json.dumps([status, sorted({name.split(".")[0] for name in sys.modules})]), file=answers, flush=True)
+    packages = sorted({name.split(".")[0] for name in sys.modules})
+    print(json.dumps([status, packages]), file=answers, flush=True)
 """
 
 
@@ -56,7 +57,7 @@ def helps() -> dict[str, str]:
     return {command: result.stdout for command, result in results.items()}
 
 
-# ---- nothing heavy is imported before it is needed ----------------------------------------------------------
+# ---- nothing heavy is imported before it is needed --------------------------------------------------------
 
 
 def test_help_is_quick() -> None:
@@ -136,7 +137,7 @@ def test_lists_and_pages_need_nothing_heavy(tmp_path: Path) -> None:
     assert [(status, modules & {"torch", "safetensors"}) for status, modules in answers] == [(0, set())] * 4
 
 
-# ---- what help says -----------------------------------------------------------------------------------------
+# ---- what help says ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

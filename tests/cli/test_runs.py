@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.cli.runs import compare, list_runs
-from cpplm.cli.settings import RunCompareSettings, RunListSettings
+from cpplm.cli.runs import RunCompareSettings, RunListSettings, compare, list_runs
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_command_line
 from tests.train.report.test_log_reader import session, steps, validation, write_log

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cpplm.cli.report import Report
-from cpplm.cli.settings import ChatSettings
-from cpplm.cli.terminal import escape_control, sanitize
+from cpplm.cli.report import Report, escape_control, sanitize
 from cpplm.core.progress import log_info
 from cpplm.generate.conversation import Conversation
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
 from cpplm.generate.sequence import CompletionOutput
-from cpplm.generate.settings import SchedulerLimits
+from cpplm.generate.settings import ChatSettings, SchedulerLimits
 from cpplm.generate.tools.loop import Finished, TextDelta, ToolLoopEvent, ToolResult, generate_with_tools
 from cpplm.generate.tools.tool_call_format import ToolCall
 from cpplm.generate.tools.toolbox import ToolBox

@@ -1,17 +1,62 @@
-"""`cpplm checkpoints list|verify`, which need no torch."""
+"""`cpplm checkpoints list|verify`, which need no torch; `import_checkpoint.py` has the verb that does."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
 from cpplm.cli.report import Report
-from cpplm.cli.settings import CheckpointListSettings, VerifySettings
 from cpplm.core.errors import UserError
+from cpplm.core.settings import Argument
+from cpplm.core.storage import require_path
 from cpplm.core.text import pluralize
+from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import (
     Checkpoint,
     checkpoint_storage,
     committed_steps,
     open_checkpoint,
 )
+
+
+@dataclass(frozen=True)
+class CheckpointListSettings:
+    """Settings of `cpplm checkpoints list`."""
+
+    run: Annotated[str, Argument("RUN", positional=True)]
+    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
+
+
+@dataclass(frozen=True)
+class VerifySettings:
+    """Settings of `cpplm checkpoints verify`."""
+
+    run: Annotated[str, Argument("RUN", positional=True)]
+    """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
+    step: int = -1
+    """Only this one (-1 = all)."""
+
+
+@dataclass(frozen=True)
+class ImportSettings:
+    """Settings of `cpplm checkpoints import`."""
+
+    source: Annotated[Path, Argument("SOURCE", positional=True)]
+    """Folder with nanochat's `model_*.pt` and `meta_*.json`, or one `model_*.pt`."""
+    out: Annotated[Path, Argument("FOLDER")]
+    """Folder for the checkpoint; `cpplm generate` and `cpplm evaluate` take it as a run."""
+    tokenizer: Annotated[Path, Argument("FILE")]
+    """File of `cpplm tokenizer train` that gives the ids which the model was trained with."""
+    step: int = -1
+    """Which of several (-1 = the newest)."""
+    stage: Literal["auto", "base", "mid", "sft", "rl"] = "auto"
+    """Stage of its training (auto = by the folder in which nanochat put it, base in any other)."""
+
+    def check_paths(self) -> None:
+        """Refuse a checkpoint or a tokenizer that is not there."""
+        require_path(self.source)
+        Tokenizer.load(self.tokenizer)
 
 
 def list_checkpoints(settings: CheckpointListSettings) -> Report:

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 
 from cpplm.cli.report import Report
-from cpplm.cli.settings import DoctorSettings
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import (
     choose_device,
@@ -25,6 +24,7 @@ from cpplm.core.hardware import (
     environment,
     has_fast_bf16,
 )
+from cpplm.core.settings import NoSettings
 from cpplm.evaluate.problems import load_problems
 from cpplm.judge.headers import find_missing_headers, included_headers
 from cpplm.model.kernels.attention import AttentionRequest, explain_attention_choice
@@ -56,7 +56,7 @@ class Check:
     fix: str = ""
 
 
-def doctor(_: DoctorSettings) -> Report:
+def doctor(_: NoSettings) -> Report:
     """Look at everything and print one line each."""
     findings = [*_hardware(), *_tpu(), *_kernels(), *_compilers(), *_sandbox(), *_libraries()]
     rows = [_row(finding) for finding in findings]

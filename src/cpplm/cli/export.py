@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cpplm.cli.report import Report
-from cpplm.cli.settings import ModelExportSettings
 from cpplm.export.hf import Exported, export_to_hf
+from cpplm.export.settings import ModelExportSettings
 from cpplm.train.checkpoint.format import open_run
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cpplm.cli.report import Report
-from cpplm.cli.settings import CURSOR, GenerateSettings
-from cpplm.cli.terminal import sanitize
+from cpplm.cli.report import Report, sanitize
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import run_folder
@@ -16,7 +14,7 @@ from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
 from cpplm.generate.samples import example_completions
 from cpplm.generate.sequence import CompletionOutput
-from cpplm.generate.settings import DraftSettings, SchedulerLimits
+from cpplm.generate.settings import CURSOR, DraftSettings, GenerateSettings, SchedulerLimits
 
 
 def generate(settings: GenerateSettings) -> Report:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cpplm.cli.checkpoints import ImportSettings
 from cpplm.cli.report import Report
-from cpplm.cli.settings import ImportSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.import_nanochat import import_nanochat
 

@@ -3,15 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 from cpplm.cli.report import Report
-from cpplm.cli.settings import RunCompareSettings, RunListSettings, RunPageSettings
 from cpplm.core.errors import UserError
+from cpplm.core.settings import Argument
 from cpplm.core.text import short_number
 from cpplm.train.report.compare import compare as compare_runs
 from cpplm.train.report.compare import find_runs, read_runs, write_comparison
 from cpplm.train.report.html import duration, write_page
 from cpplm.train.report.log_reader import RunHistory, headline_figures
+
+
+@dataclass(frozen=True)
+class RunPageSettings:
+    """Settings of `cpplm runs page`."""
+
+    run: Annotated[str, Argument("RUN", positional=True)]
+    """Run folder of `cpplm train`."""
+    out: Path | None = None
+    """Write the page to this file (default: page.html in the run folder; where that cannot be written, the
+    present folder gets it)."""
+
+
+@dataclass(frozen=True)
+class RunCompareSettings:
+    """Settings of `cpplm runs compare`."""
+
+    runs: Annotated[tuple[str, ...], Argument("RUN", positional=True)] = ()
+    """Run folders of `cpplm train`, two or more."""
+    out: Path | None = None
+    """Also write a page with their curves to this file."""
+
+
+@dataclass(frozen=True)
+class RunListSettings:
+    """Settings of `cpplm runs list`."""
+
+    folder: Annotated[str, Argument("FOLDER", positional=True)] = "runs"
+    """Folder under which the runs lie."""
 
 
 def page(settings: RunPageSettings) -> Report:

@@ -57,6 +57,11 @@ def group(title: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class NoSettings:
+    """Settings of a command that has none."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SharedFlags:
     """Flags of every command, beside its settings."""
 

@@ -1,13 +1,18 @@
-"""Settings that commands with a model share: which model, how tokens are chosen and drafted, how many."""
+"""Settings of `cpplm generate` and `cpplm chat`, and those that all commands with a model share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument, Precision, short_flag
+from cpplm.core.settings import Argument, Precision, group, short_flag
+from cpplm.core.storage import require_path
 from cpplm.train.checkpoint.format import check_run
+
+CURSOR = "<|cursor|>"
+"""Where `cpplm generate --fim` writes, in a text on standard input."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +154,91 @@ class ToolLimits:
         for name, least in {"tool_calls": 0, "tool_seconds": 0.0, "tool_characters": 100}.items():
             if not least <= getattr(self, name) < float("inf"):
                 raise UserError(f"--{name} {getattr(self, name)} must be at least {least}")
+
+
+@dataclass(frozen=True)
+class GenerateSettings:
+    """Settings of `cpplm generate`."""
+
+    model: ModelSource
+    """The model."""
+    prompt: Annotated[str | None, short_flag("p")] = None
+    """Text to complete (default: what comes on standard input)."""
+    fim: bool = False
+    """Write what belongs between --prompt and --suffix, or where a text on standard input has <|cursor|>; the
+    model must have been trained to fill in (--fim_rate)."""
+    suffix: str | None = None
+    """With --fim and --prompt: the text behind the hole."""
+    spm: bool = False
+    """With --fim: the model reads the suffix before the prompt, for one that was trained mostly so."""
+    examples: bool = False
+    """Complete a few built-in prompts instead."""
+    save: bool = False
+    """With --examples: keep the completions in the run folder, for its page."""
+    num_samples: int = 1
+    """Completions of the prompt; a single one is printed as it is written."""
+    draft: Literal["off", "lookup", "heads"] = "off"
+    """Guess tokens ahead, to be quicker: what followed the same tokens before (lookup), or what the head of a
+    model trained with --mtp says (heads). The text is the same."""
+    draft_tokens: int = 2
+    """With --draft: tokens guessed at a time, at most."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    """How tokens are chosen."""
+
+    def __post_init__(self) -> None:
+        if self.examples and self.prompt is not None:
+            raise UserError("--examples and --prompt exclude each other", fix="Give one of them.")
+        if self.examples and self.num_samples != 1:
+            raise UserError("--examples gives one completion each", fix="Leave out --num_samples.")
+        if self.save and not self.examples:
+            raise UserError("--save keeps the completions of --examples", fix="Add --examples.")
+        if self.num_samples < 1:
+            raise UserError(f"--num_samples {self.num_samples} must be at least 1")
+        self._check_fim()
+        if self.draft_tokens < 1:
+            raise UserError(f"--draft_tokens {self.draft_tokens} must be at least 1")
+        if self.draft == "off" and self.draft_tokens != GenerateSettings.draft_tokens:
+            raise UserError("--draft_tokens has no effect at --draft off", fix="Add --draft lookup.")
+
+    def _check_fim(self) -> None:
+        if self.examples and (self.fim or self.draft != "off"):
+            raise UserError("--examples are plain completions", fix="Leave out --fim and --draft.")
+        if not self.fim and (self.spm or self.suffix is not None):
+            raise UserError("--suffix and --spm are for filling in", fix="Add --fim.")
+        if self.fim and (self.prompt is None) != (self.suffix is None):
+            raise UserError(
+                "--fim takes --prompt and --suffix together",
+                fix=f"Give both, or neither and a text with {CURSOR} on standard input.",
+            )
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """Settings of `cpplm chat`."""
+
+    model: ModelSource
+    """The model."""
+    prompt: Annotated[str | None, short_flag("p")] = None
+    """Answer this and end, instead of asking for questions."""
+    system: str = ""
+    """What the model is told before the first question."""
+    tools: Path | None = None
+    """Folder of a C++ project whose files the model may search and read, and whose headers programs that it
+    compiles and runs in the sandbox may include. The calculator is always there."""
+    unsafe: bool = False
+    """With --tools: run these programs WITHOUT isolation. Never do this on a machine you care about."""
+    limits: Annotated[ToolLimits, group("tool")] = field(default_factory=ToolLimits)
+    """Of the tools."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    """How tokens are chosen."""
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and not self.prompt.strip():
+            raise UserError("--prompt is empty", fix="Give a question, or leave it out to be asked for one.")
+        if self.unsafe and self.tools is None:
+            raise UserError("--unsafe is about programs that tools run", fix="Add --tools, or leave it out.")
+
+    def check_paths(self) -> None:
+        """Refuse a project that is not there."""
+        if self.tools is not None:
+            require_path(self.tools)
