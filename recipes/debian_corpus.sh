@@ -141,7 +141,7 @@ tokenizer)
         for pieces in lines dense; do
             name=cpp-${size}k
             [ "$pieces" = lines ] || name=$name-$pieces
-            "$CPPLM" tokenizer train --projects_dir "$folder/tok-train" --pieces "$pieces" \
+            "$CPPLM" tokenizer train --projects_dir "$folder/tok-train" --pretokenizer "$pieces" \
                 --vocab_size "$((size == 32 ? 32768 : 65536))" --out "$folder/$name.json"
         done
     done

@@ -115,7 +115,7 @@ def test_too_few_pairs() -> None:
         train_vocabulary(words, 4096)
 
 
-@pytest.mark.parametrize(("num_words", "vocab_size"), [(60, 4096), (300, 4096), (3000, 60_000), (3000, 1024)])
+@pytest.mark.parametrize(("num_words", "vocab_size"), [(60, 4096), (300, 4096), (300, 512)])
 def test_a_soft_limit_gives_what_the_text_gives(num_words: int, vocab_size: int) -> None:
     letters = random.Random(num_words)
     chosen = sorted({bytes(letters.choices(b"abcdefgh", k=8)) for _ in range(num_words)})

@@ -59,7 +59,7 @@ COMMANDS: dict[str, Command] = {
     "tokenizer show": Command(
         "cli.tokenizer:show",
         "cli.tokenizer:ShowSettings",
-        "where tokens begin and end, in colours",
+        "where tokens begin and end, in colors",
         "tokenizer show runs/demo/tokenizer.json --file main.cpp",
     ),
     "tokenizer export": Command(

@@ -35,7 +35,7 @@ class ShowSettings:
     with_ids: bool = False
     """Write each token's id behind it."""
     html: Path | None = None
-    """Write a piece of HTML to this file instead of colours to the terminal."""
+    """Write a piece of HTML to this file instead of colors to the terminal."""
 
     def __post_init__(self) -> None:
         if self.file is not None and self.conversation is not None:
@@ -104,7 +104,7 @@ def evaluate(settings: TokenizerBenchmarkSettings) -> Report:
 
 
 def show(settings: ShowSettings) -> Report:
-    """Tokens in colours."""
+    """Tokens in colors."""
     tokenizer = Tokenizer.load(settings.tokenizer)
     mask = None
     if settings.conversation is not None:

@@ -345,7 +345,7 @@ def from_command_line(
 
 
 class _StdoutCapture(io.StringIO):
-    """Collects what tyro prints, in the colours and characters that standard output shows."""
+    """Collects what tyro prints, in the colors and characters that standard output shows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ process it starts is dead before the report is written.
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # `signal` would import enum: 4 ms
-import marshal
+import marshal  # noqa: TID251
 import os
 import resource
 import stat

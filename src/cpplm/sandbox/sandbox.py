@@ -9,7 +9,7 @@ call from several threads.
 from __future__ import annotations
 
 import functools
-import marshal
+import marshal  # noqa: TID251
 import os
 import re
 import selectors

@@ -1,6 +1,6 @@
 """A tokenizer in the form that Hugging Face's libraries load.
 
-    FOLDER/tokenizer.json          the `tokenizers` library's file: vocabulary, merges, pre-tokeniser
+    FOLDER/tokenizer.json          the `tokenizers` library's file: vocabulary, merges, pretokenizer
     FOLDER/tokenizer_config.json   for `transformers`: special tokens by role, the chat template
 
 Ids are the same, with one difference that is their convention: there, the name of a special token inside a

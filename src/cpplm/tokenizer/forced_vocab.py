@@ -19,7 +19,7 @@ def forced_words() -> dict[str, tuple[str, ...]]:
 
 
 def forced_tokens() -> list[bytes]:
-    """The core names as the pre-tokeniser cuts them: bare, behind a space, and joined to `std::`.
+    """The core names as the pretokenizer cuts them: bare, behind a space, and joined to `std::`.
 
     The most important come first, for vocabularies that have no room for all.
     """

@@ -1,4 +1,4 @@
-"""Count the words of a corpus: the pieces that the pre-tokeniser cuts, before any merge.
+"""Count the words of a corpus: the pieces that the pretokenizer cuts, before any merge.
 
 Batches of text are counted in worker processes. A word that only one or two projects have counts less: it is
 a name of theirs, and its place in the vocabulary is better given to what every project writes. The result is

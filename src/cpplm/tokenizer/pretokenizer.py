@@ -1,4 +1,4 @@
-r"""The pre-tokeniser: a regular expression that cuts C++ into pieces before byte-pair merging.
+r"""The pretokenizer: a regular expression that cuts C++ into pieces before byte-pair merging.
 
 Only ASCII classes and their complements occur, so the expression means the same to Python's `re`, tiktoken's
 engine and Oniguruma. Everything that is not ASCII is part of a word. Every character lies in exactly one

@@ -19,7 +19,7 @@ class ReferenceEncoder:
     """Encodes bytes with a vocabulary, slowly."""
 
     def __init__(self, pattern: str, ids: Mapping[bytes, int]) -> None:
-        """Take the pre-tokenising expression and the id of every token, all single bytes among them."""
+        """Take the pre-tokenizing expression and the id of every token, all single bytes among them."""
         self._pattern, self._ids = pattern, ids
         self._encode_piece = lru_cache(_CACHED_PIECES)(self._merge)
 

@@ -1,6 +1,6 @@
 """Which tokens stand for the same text: what n-gram memories look up.
 
-Cheng et al. 2026 (arXiv 2601.07372, section 2.1) normalise tokens, so that `Size`, ` size` and `SIZE` share
+Cheng et al. 2026 (arXiv 2601.07372, section 2.1) normalize tokens, so that `Size`, ` size` and `SIZE` share
 their entries.
 """
 

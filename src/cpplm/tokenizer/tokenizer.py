@@ -46,10 +46,10 @@ _PICKLE = b"\x80"  # how every pickle of protocol 2 or later begins
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary with its pre-tokeniser.
+    """A vocabulary with its pretokenizer.
 
     Attributes:
-        pattern: the pre-tokenising expression (see `cpplm.tokenizer.pretokenizer`).
+        pattern: the pre-tokenizing expression (see `cpplm.tokenizer.pretokenizer`).
         tokens: the bytes of ids 64, 65, ...; the first 256 are the single bytes.
         provenance: what it was trained on; not part of the hash.
     """

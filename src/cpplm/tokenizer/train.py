@@ -53,7 +53,7 @@ class TokenizerSettings:
     """Number of token ids in all: 64 special tokens, 256 bytes, core names of C++, the rest learned."""
     soft_vocab_limit: bool = False
     """With too little text for --vocab_size: as many tokens as it gives, instead of an error."""
-    pieces: PretokenizerName = "lines"
+    pretokenizer: PretokenizerName = "lines"
     """lines: a line break ends a token. dense: it takes the next line's indentation along, for 9 % fewer
     tokens but 2 % more bits per byte in the models that were compared."""
     max_bytes: int = 1_000_000_000
@@ -111,7 +111,7 @@ def train_tokenizer(
         UserError: no text, too little for the vocabulary, or `out` holds another tokenizer.
     """
     provenance = {**source, "vocab_size": settings.vocab_size, "max_bytes": settings.max_bytes}
-    pattern = PATTERNS[settings.pieces]
+    pattern = PATTERNS[settings.pretokenizer]
     out = settings.out.expanduser()
     if out.exists():
         found = Tokenizer.load(out)

@@ -1,6 +1,6 @@
-"""Where tokens begin and end, in colours: in the terminal, and as a piece of HTML.
+"""Where tokens begin and end, in colors: in the terminal, and as a piece of HTML.
 
-Neighbours differ in colour. With a mask, green is what an assistant is trained on and red the rest. Spaces
+Neighbours differ in color. With a mask, green is what an assistant is trained on and red the rest. Spaces
 and line breaks stay what they are; a line break is also written as an arrow, and bytes that are no text as
 `<0x..>`.
 """
@@ -21,7 +21,7 @@ _SUPERVISED, _UNSUPERVISED, _SPECIAL = ("#b7e4c7", 157), ("#ffc9c9", 217), ("#d0
 def to_terminal(
     tokenizer: Tokenizer, ids: Sequence[int], mask: Sequence[int] | None = None, *, with_ids: bool = False
 ) -> str:
-    """Tokens on coloured ground, by ANSI escapes.
+    """Tokens on colored ground, by ANSI escapes.
 
     Args:
         tokenizer: that gave the ids.
@@ -33,23 +33,23 @@ def to_terminal(
         UserError: an id outside the vocabulary, or a mask of another length.
     """
     parts = []
-    for id_, text, (_, colour) in _tokens(tokenizer, ids, mask):
-        # Colour ends before a line break, or the terminal would fill the line with it.
-        lines = [f"\x1b[48;5;{colour}m\x1b[30m{line}\x1b[0m" for line in text.split("\n")]
+    for id_, text, (_, color) in _tokens(tokenizer, ids, mask):
+        # Color ends before a line break, or the terminal would fill the line with it.
+        lines = [f"\x1b[48;5;{color}m\x1b[30m{line}\x1b[0m" for line in text.split("\n")]
         parts.append("\n".join(lines) + (f"\x1b[90m{id_}\x1b[0m" if with_ids else ""))
     return "".join(parts)
 
 
 def to_html(tokenizer: Tokenizer, ids: Sequence[int], mask: Sequence[int] | None = None) -> str:
-    """One `<pre>` element with its own colours; the id and the bytes of a token show under the pointer.
+    """One `<pre>` element with its own colors; the id and the bytes of a token show under the pointer.
 
     Raises:
         UserError: as `to_terminal`.
     """
     spans = []
-    for id_, text, (colour, _) in _tokens(tokenizer, ids, mask):
+    for id_, text, (color, _) in _tokens(tokenizer, ids, mask):
         title = html.escape(f"{id_} {tokenizer.decode_bytes([id_])!r}")
-        spans.append(f'<span style="background:{colour}" title="{title}">{html.escape(text)}</span>')
+        spans.append(f'<span style="background:{color}" title="{title}">{html.escape(text)}</span>')
     return (
         '<pre style="color:#1b1b1b;background:#fff;padding:1em;line-height:1.5;white-space:pre-wrap">'
         + "".join(spans)
@@ -64,12 +64,12 @@ def _tokens(
         raise UserError(f"a mask of {len(mask)} for {len(ids)} tokens")
     for position, id_ in enumerate(ids):
         if id_ < NUM_SPECIAL:
-            colour = _SPECIAL
+            color = _SPECIAL
         elif mask is not None:
-            colour = _SUPERVISED if mask[position] else _UNSUPERVISED
+            color = _SUPERVISED if mask[position] else _UNSUPERVISED
         else:
-            colour = _COLORS[position % len(_COLORS)]
-        yield id_, _visible(tokenizer.decode_bytes([id_])), colour
+            color = _COLORS[position % len(_COLORS)]
+        yield id_, _visible(tokenizer.decode_bytes([id_])), color
 
 
 def _visible(token: bytes) -> str:

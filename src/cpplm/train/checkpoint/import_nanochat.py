@@ -221,7 +221,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """The state dictionary, without the prefix that compiled models get."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
     except Exception as error:  # torch has many for a file that is not its own
         raise UserError(
             f"{path} cannot be read: it is damaged, or holds objects other than tensors, which might run code"
