@@ -10,9 +10,9 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.jax.aot_compile import check, compile_step
-from cpplm.jax.check_settings import CheckSettings, StepSettings
+from cpplm.jax.check_settings import CheckSettings
 from cpplm.model.settings import ArchitectureSettings
-from cpplm.train.jax_settings import JaxSettings
+from cpplm.train.settings import JaxSettings
 from tests.commands import cpplm
 
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -67,17 +67,17 @@ def test_another_failure_of_the_compiler_is_no_answer() -> None:
 
 
 def test_bad_input_is_refused_before_anything_is_compiled() -> None:
-    def refused(message: str, target: str = "v6e-4", **step: object) -> None:
+    def refused(message: str, target: str = "v6e-4", **settings: Any) -> None:
         with pytest.raises(UserError, match=message):
-            check(CheckSettings(target, StepSettings(**step)))
+            check(CheckSettings(target=target, **{"depth": 16} | settings))
 
     refused("no TPU slice 'v6e-5'", target="v6e-5")
     refused("asks for context 8 = 8 chips, and there are 4", jax=JaxSettings(mesh="context=8"))
-    refused("not divide rows of 102 tokens", seq=102, jax=JaxSettings(mesh="context=4"))
+    refused("not divide rows of 102 tokens", max_seq_len=102, jax=JaxSettings(mesh="context=4"))
     refused("8 attention heads", jax=JaxSettings(mesh="model=3,data=1"))
     refused("not a multiple", total_batch_size=100)
-    with pytest.raises(UserError, match="multi_host does nothing"):
-        CheckSettings("v6e-4", StepSettings(jax=JaxSettings(multi_host=True)))
+    refused("multi_host does nothing", jax=JaxSettings(multi_host=True))
+    refused("training step of JAX", backend="torch")
 
 
 @pytest.mark.skipif(HAS_LIBTPU, reason="libtpu is installed")
@@ -101,12 +101,18 @@ def test_without_the_compiler_the_command_says_what_to_install() -> None:
 )
 def test_steps_compile_for_tpus(target: str, seq: int, more: dict[str, Any], most_gib: float) -> None:
     """The depth-16 models of docs/tpu.md: the whole sharded step with its Pallas kernels, minutes each."""
-    step = StepSettings(
-        seq=seq,
-        architecture=ArchitectureSettings(preset="seed", **more),
-        jax=JaxSettings(remat="full"),
+    rows = int(target.split("-")[1])
+    found = check(
+        CheckSettings(
+            target=target,
+            depth=16,
+            max_seq_len=seq,
+            device_batch_size=1,
+            total_batch_size=rows * seq,
+            architecture=ArchitectureSettings(preset="seed", **more),
+            jax=JaxSettings(remat="full"),
+        )
     )
-    found = check(CheckSettings(target, step))
     assert found.fits
     assert (found.attention, found.precision) == ("splash", "bfloat16")
     assert 0 < found.compiled.arguments < found.compiled.peak < most_gib * GIB
@@ -116,8 +122,9 @@ def test_steps_compile_for_tpus(target: str, seq: int, more: dict[str, Any], mos
 @pytest.mark.slow
 @needs_libtpu
 def test_the_command() -> None:
-    result = cpplm("tpu", "check", "--target", "v5litepod-8", "--seq", "1024", "--depth", "4",
-                   "--preset", "seed", "--vocab_size", "2048", "--mesh", "model=2", "--json")  # fmt: skip
+    result = cpplm("tpu", "check", "--target", "v5litepod-8", "--max_seq_len", "1024", "--depth", "4",
+                   "--preset", "seed", "--device_batch_size", "1", "--tokenizer", "cpp-32k",
+                   "--mesh", "model=2", "--json")  # fmt: skip
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["fits"]
@@ -129,11 +136,11 @@ def test_the_command() -> None:
 @needs_libtpu
 def test_what_does_not_fit_is_said() -> None:
     """16,384 tokens without a kernel that spares the scores."""
-    step = StepSettings(
-        architecture=ArchitectureSettings(preset="seed"), device_batch_size=8,
-        jax=JaxSettings(jax_attention="einsum"), depth=4,
+    settings = CheckSettings(
+        target="v5e-8", depth=4, max_seq_len=16_384, device_batch_size=8, total_batch_size=64 * 16_384,
+        architecture=ArchitectureSettings(preset="seed"), jax=JaxSettings(jax_attention="einsum"),
     )  # fmt: skip
-    found = check(CheckSettings("v5e-8", step))
+    found = check(settings)
     assert not found.fits
     assert found.compiled.compiler_error
     assert "does not fit" in found.text()

@@ -12,9 +12,8 @@ from cpplm.core.run_log import read_run_log
 from cpplm.jax import distributed
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.train.checkpoint.format import open_run
-from cpplm.train.jax_settings import JaxSettings
 from cpplm.train.pretrain import pretrain
-from cpplm.train.settings import TrainSettings
+from cpplm.train.settings import JaxSettings, TrainSettings
 from tests.train.conftest import settings  # noqa: F401  (a fixture)
 from tests.train.test_pretrain import ALL_DATA, EVERYTHING, StopAt, assert_same_weights
 

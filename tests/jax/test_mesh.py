@@ -22,13 +22,13 @@ from cpplm.jax.mesh import (
 )
 from cpplm.jax.param_stacking import abstract_params
 from cpplm.model.config import ModelConfig
-from cpplm.train.jax_settings import AXES, JaxSettings
+from cpplm.train.settings import MESH_AXES, JaxSettings
 
 CONFIG = ModelConfig.nanochat(16, vocab_size=32768, num_kv_heads=4)
 
 
 def mesh_of(**named: int) -> jax.sharding.Mesh:
-    return make_mesh({axis: named.get(axis, 1) for axis in AXES}, jax.devices("cpu"))
+    return make_mesh({axis: named.get(axis, 1) for axis in MESH_AXES}, jax.devices("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_meshes_that_cannot_be(text: str, message: str) -> None:
 )
 def test_meshes_that_do_not_divide(sizes: dict[str, int], lengths: list[int], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_mesh({**dict.fromkeys(AXES, 1), **sizes}, CONFIG, lengths)
+        check_mesh({**dict.fromkeys(MESH_AXES, 1), **sizes}, CONFIG, lengths)
 
 
 def test_the_mlp_is_divided_too() -> None:
     narrow = dataclasses.replace(CONFIG, model_dim=3, mlp_ratio=3)
     with pytest.raises(UserError, match="hidden units"):
-        check_mesh({**dict.fromkeys(AXES, 1), "model": 2}, narrow, [2048])
+        check_mesh({**dict.fromkeys(MESH_AXES, 1), "model": 2}, narrow, [2048])
 
 
 def test_where_weights_and_states_lie() -> None:
@@ -120,7 +120,7 @@ def test_rows_there_and_back(named: dict[str, int]) -> None:
 
 def on_hosts(processes: list[int], **named: int) -> jax.sharding.Mesh:
     """What a mesh over several hosts looks like; the first axes of the mesh go across them."""
-    sizes = {axis: named.get(axis, 1) for axis in AXES}
+    sizes = {axis: named.get(axis, 1) for axis in MESH_AXES}
     devices = np.array([types.SimpleNamespace(process_index=number) for number in processes], object)
     return types.SimpleNamespace(devices=devices.reshape(tuple(sizes.values())), shape=sizes)  # type: ignore[return-value]
 

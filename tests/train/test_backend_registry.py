@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from cpplm.cli import train as train_command
+from cpplm.cli.train import train
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import count_tpus
 from cpplm.train import backend_registry
-from cpplm.train.backend_registry import open_backend, trains_with_jax
-from cpplm.train.dry_run import estimate_run
+from cpplm.train.backend_registry import open_backend, register_backend, trains_with_jax
+from cpplm.train.estimate import estimate_run
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchBackend, torch_model
 
@@ -44,17 +46,28 @@ def test_jax_trains_where_a_tpu_is(
     jax: bool,
 ) -> None:
     monkeypatch.setattr(backend_registry, "count_tpus", lambda: chips)
-    monkeypatch.setattr(backend_registry.importlib.util, "find_spec", lambda name: name)  # as if installed
-    chosen = dataclasses.replace(settings, backend=backend, device_type=device)
-    assert trains_with_jax(chosen) is jax
+    asked = dataclasses.replace(settings, backend=backend, device_type=device)
+    assert trains_with_jax(asked) is jax
 
 
 def test_without_jax_it_is_said(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_registry, "count_tpus", lambda: 4)
-    monkeypatch.setattr(backend_registry.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(train_command.importlib.util, "find_spec", lambda name: None)
     for backend in ("auto", "jax"):  # never weeks on the CPU beside a TPU
-        with pytest.raises(UserError, match="needs JAX, which is not installed"):
-            open_backend(dataclasses.replace(settings, backend=backend))
+        with pytest.raises(UserError, match=r"needs JAX, which is not installed.*cpplm\[tpu\]"):
+            train(dataclasses.replace(settings, backend=backend))
+    assert not settings.out.exists()
+
+
+def test_a_backend_is_open_once_it_is_registered(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_registry, "_FACTORIES", {"torch": TorchBackend})
+    asked = dataclasses.replace(settings, backend="jax")
+    with pytest.raises(UserError, match="the backend jax is not registered"):
+        open_backend(asked)
+    register_backend("jax", lambda settings: settings)  # type: ignore[arg-type,return-value]
+    assert open_backend(asked) is asked
     assert isinstance(open_backend(dataclasses.replace(settings, backend="torch")), TorchBackend)
 
 

@@ -20,7 +20,7 @@ from cpplm.train.defaults import (
     resolve_defaults,
 )
 from cpplm.train.devices import Devices, data_sheet_devices
-from cpplm.train.dry_run import describe_run, estimate_run
+from cpplm.train.estimate import describe_run, estimate_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import DryRunSettings, TrainSettings, model_config
 from cpplm.train.training_length import training_budget

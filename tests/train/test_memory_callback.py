@@ -8,8 +8,8 @@ import torch
 from cpplm.core.run_log import read_run_log
 from cpplm.model.flops import count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.memory_callback import PARTS
 from cpplm.train.pretrain import model_config, pretrain
+from cpplm.train.profiling import MEMORY_PARTS
 from cpplm.train.report.html import write_page
 from cpplm.train.settings import TrainSettings
 
@@ -25,5 +25,5 @@ def test_parts_of_a_real_run(settings: TrainSettings) -> None:
         assert record["gradients_bytes"] == parameters
         assert parameters <= record["weights_bytes"] < 1.1 * parameters  # with tables that do not learn
         assert 0.9 * parameters < record["optimizer_bytes"] < 2.1 * parameters
-        assert sum(record[part] for part in PARTS) == record["peak_bytes"] >= record["held_bytes"] > 0
+        assert sum(record[part] for part in MEMORY_PARTS) == record["peak_bytes"] >= record["held_bytes"] > 0
     assert "optimizer state" in write_page(settings.out).read_text()

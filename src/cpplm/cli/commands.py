@@ -187,7 +187,7 @@ COMMANDS: dict[str, Command] = {
         "cli.tpu:bench",
         "jax.check_settings:BenchSettings",
         "tokens per second of the training step on the devices here",
-        "tpu bench --depth 12 --seq 2048",
+        "tpu bench --depth 12 --max_seq_len 2048",
     ),
     "doctor": Command(
         "cli.doctor:doctor",

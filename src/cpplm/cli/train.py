@@ -1,16 +1,18 @@
-"""`cpplm train`."""
+"""`cpplm train`. JAX is imported for runs that it trains only: it is an extra, and takes a while."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import asdict
 
 from cpplm.cli.report import Report
+from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.evaluate.callback import CppEvaluationCallback
 from cpplm.generate.samples import SampleCallback
 from cpplm.generate.settings import SamplingSettings
 from cpplm.train.backend_registry import trains_with_jax
-from cpplm.train.dry_run import estimate_run
+from cpplm.train.estimate import estimate_run
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback
@@ -21,10 +23,13 @@ def train(settings: TrainSettings) -> Report:
     if settings.dry.dry_run:
         estimated, reason = estimate_run(settings)
         return Report("\n".join(filter(None, (reason, estimated.text()))), asdict(estimated))
+    uses_jax = trains_with_jax(settings)
+    if uses_jax:
+        _register_jax()
     extra: list[Callback] = []
     if settings.shard:
         log_info("no samples during training, as no process has the whole model; 'cpplm generate' makes them")
-    elif trains_with_jax(settings):
+    elif uses_jax:
         log_info("no samples during training, as the model is JAX's; 'cpplm generate' makes them")
     elif settings.sample_every > 0:
         extra.append(SampleCallback(settings.sample_every, SamplingSettings()))
@@ -39,3 +44,17 @@ def train(settings: TrainSettings) -> Report:
     if summary.validation is not None:
         text += f", validation {summary.validation['bits_per_byte']:.4f} bits per byte"
     return Report(text, figures)
+
+
+def _register_jax() -> None:
+    """Import JAX's backend, which registers itself.
+
+    Raises:
+        UserError: JAX is not installed.
+    """
+    if importlib.util.find_spec("jax") is None:
+        raise UserError(
+            "training on a TPU, or with --backend jax, needs JAX, which is not installed",
+            fix="pip install 'cpplm[tpu]', or use --backend torch.",
+        )
+    import cpplm.jax.backend  # noqa: F401, PLC0415  (registers itself)

@@ -24,11 +24,12 @@ from jax.experimental import topologies
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info, progress_bar
 from cpplm.jax.attention import check_row_lengths, resolve_attention
-from cpplm.jax.backend import run_settings, train_step
+from cpplm.jax.backend import resolve_step, run_settings, train_step
 from cpplm.jax.check_settings import CheckSettings
 from cpplm.jax.mesh import check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.tpu_specs import Slice, parse_slice
 from cpplm.model.flops import count_flops, count_parameters
+from cpplm.train.devices import Devices
 from cpplm.train.training_length import training_budget
 
 GIB = 2**30
@@ -86,7 +87,7 @@ class CompileReport:
     mesh: dict[str, int]
     depth: int
     parameters: int
-    seq: int
+    max_seq_len: int
     tokens_per_step: int
     precision: str
     attention: str
@@ -104,7 +105,8 @@ class CompileReport:
         lines = [
             f"{self.target}: {self.devices} devices of {gib:.0f} GiB, {mesh}",
             f"depth {self.depth}, {self.parameters:,} parameters; {self.tokens_per_step:,} tokens a step "
-            f"in rows of {self.seq:,}; {self.precision}, attention {self.attention}, remat {self.remat}",
+            f"in rows of {self.max_seq_len:,}; {self.precision}, attention {self.attention}, "
+            f"remat {self.remat}",
             f"traced in {self.trace_seconds:.0f} s, compiled in {found.seconds:.0f} s "
             f"({found.cpu_seconds:.0f} s of processor)",
         ]
@@ -129,44 +131,46 @@ def check(settings: CheckSettings) -> CompileReport:
     Raises:
         UserError: no such slice, no libtpu, or a step that such a slice could not take.
     """
-    target, step = parse_slice(settings.target), settings.step
-    sizes = mesh_sizes(step.jax.axes(), target.devices)
+    target = parse_slice(settings.target)
+    chip, memory = target.chip, target.chip.device_memory
+    sizes = mesh_sizes(settings.jax.axes(), target.devices)
     shares = sizes["data"] * sizes["fsdp"]
-    training = step.training(shares, "tpu")
-    config = step.config(training)
-    check_mesh(sizes, config, [step.seq])
+    devices = Devices(target.name, "tpu", target.devices, chip.device_peak, "maker", memory)
+    training, config = resolve_step(settings, devices, shares)
+    lengths = training.data.row_lengths(training.max_seq_len)
+    check_mesh(sizes, config, lengths)
     mesh = make_mesh(sizes, describe_devices(target))
     run = run_settings(training, mesh)
-    check_row_lengths(resolve_attention(run.attention, mesh), config, [step.seq], mesh)
+    attention = resolve_attention(run.jax_attention, mesh)
+    check_row_lengths(attention, config, lengths, mesh)
     trained = train_step(training, config, training_budget(training, config), mesh)
     log_info(f"tracing the step for {target.name}")
     begin = time.perf_counter()
     lowered = trained.lower(
-        step.device_batch_size * shares,
-        step.seq,
+        training.device_batch_size * shares,
+        training.max_seq_len,
         count=training.forward_passes(shares),
-        documents=step.document_mask,
+        documents=training.data.document_mask,
     )
     trace_seconds = time.perf_counter() - begin
     with heartbeat("compiling"):
         compiled = compile_step(lowered)
-    devices = len(mesh.devices.flat)
     return CompileReport(
         target=target.name,
-        devices=devices,
-        device_memory=target.chip.device_memory,
+        devices=mesh.size,
+        device_memory=memory,
         mesh=sizes,
         depth=config.num_layers,
         parameters=count_parameters(config)["total"],
-        seq=step.seq,
+        max_seq_len=config.max_seq_len,
         tokens_per_step=training.total_batch_size,
         precision=run.compute_dtype,
-        attention=resolve_attention(run.attention, mesh),
+        attention=attention,
         remat=run.remat,
         trace_seconds=trace_seconds,
         compiled=compiled,
-        model_flops=count_flops(config, step.seq)["total"] * training.total_batch_size / devices,
-        fits=not compiled.compiler_error and compiled.peak <= target.chip.device_memory,
+        model_flops=count_flops(config)["total"] * training.total_batch_size / mesh.size,
+        fits=not compiled.compiler_error and compiled.peak <= memory,
     )
 
 

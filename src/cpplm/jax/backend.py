@@ -32,11 +32,13 @@ from cpplm.model.settings import DEFAULT_KERNELS
 from cpplm.tokenizer.token_normalization import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import TrainModule
+from cpplm.train.backend_registry import register_backend
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.weights import load_tensors
+from cpplm.train.defaults import resolve_defaults
 from cpplm.train.devices import Devices, local_devices
 from cpplm.train.distributed import DistContext
-from cpplm.train.settings import TrainSettings
+from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 
@@ -104,7 +106,7 @@ class JaxBackend:
         lengths = settings.data.row_lengths(settings.max_seq_len)
         check_mesh(sizes, config, lengths)
         run = run_settings(settings, self.mesh)
-        attention = resolve_attention(run.attention, self.mesh)
+        attention = resolve_attention(run.jax_attention, self.mesh)
         check_row_lengths(attention, config, lengths, self.mesh)
         return {
             "kernels": {"attention": attention},
@@ -148,6 +150,22 @@ class JaxBackend:
         return train_module
 
 
+def resolve_step(settings: TrainSettings, devices: Devices, shares: int) -> tuple[TrainSettings, ModelConfig]:
+    """Settings with what nobody has given, as `cpplm train` completes them, and the model.
+
+    Args:
+        settings: of a run that has not begun.
+        devices: that would train it.
+        shares: parts into which the mesh divides the rows of a batch.
+
+    Raises:
+        UserError: a given batch is not a whole number of forward passes.
+    """
+    vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
+    settings, _ = resolve_defaults(settings, vocab_size, devices, shares)
+    return settings, model_config(settings, vocab_size)
+
+
 def train_step(settings: TrainSettings, config: ModelConfig, budget: TrainingBudget, mesh: Mesh) -> TrainStep:
     """The step that these settings describe, for chips that need not be here.
 
@@ -171,10 +189,7 @@ def run_settings(settings: TrainSettings, mesh: Mesh) -> RunSettings:
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     bfloat16 = settings.precision == "bf16" or (settings.precision == "auto" and on_tpu)
     return RunSettings(
-        compute_dtype="bfloat16" if bfloat16 else "float32",
-        remat=settings.jax.remat,
-        loss_chunk=settings.jax.loss_chunk,
-        attention=settings.jax.jax_attention,
+        **dataclasses.asdict(settings.jax), compute_dtype="bfloat16" if bfloat16 else "float32"
     )
 
 
@@ -219,3 +234,6 @@ def _enable_compilation_cache() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(cache / "cpplm" / "jax"))
+
+
+register_backend("jax", JaxBackend)

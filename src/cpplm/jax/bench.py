@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import jax
 import torch
@@ -20,14 +19,15 @@ from cpplm.core.progress import log_info, progress_bar
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.attention import check_row_lengths, resolve_attention
-from cpplm.jax.backend import JaxBackend, run_settings, train_step
-from cpplm.jax.check_settings import BenchSettings, StepSettings
+from cpplm.jax.backend import JaxBackend, resolve_step, run_settings, train_step
+from cpplm.jax.check_settings import BenchSettings
 from cpplm.jax.mesh import check_mesh
 from cpplm.jax.optimizer_state_io import stack_state
 from cpplm.jax.param_stacking import init_params
 from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
 from cpplm.jax.tpu_specs import chip_for_kind
 from cpplm.jax.train_module import JaxTrainModule
+from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import training_budget
@@ -42,7 +42,7 @@ class BenchReport:
     mesh: dict[str, int]
     depth: int
     parameters: int
-    seq: int
+    max_seq_len: int
     tokens_per_step: int
     precision: str
     attention: str
@@ -72,7 +72,8 @@ class BenchReport:
         return "\n".join([
             f"{self.devices} x {self.device}, {mesh}",
             f"depth {self.depth}, {self.parameters:,} parameters; {self.tokens_per_step:,} tokens a step "
-            f"in rows of {self.seq:,}; {self.precision}, attention {self.attention}, remat {self.remat}",
+            f"in rows of {self.max_seq_len:,}; {self.precision}, attention {self.attention}, "
+            f"remat {self.remat}",
             f"compiled in {self.compile_seconds:.0f} s",
             f"step: {self.step_seconds:.3f} s (median, "
             f"{self.fastest_seconds:.3f}-{self.slowest_seconds:.3f})",
@@ -87,28 +88,27 @@ def bench(settings: BenchSettings) -> BenchReport:
     Raises:
         UserError: a mesh that does not fit, or a TPU that JAX cannot use.
     """
-    device_type: Literal["", "cpu"] = "" if count_tpus() else "cpu"
-    backend = JaxBackend(settings.step.training(1, device_type))
+    backend = JaxBackend(settings if count_tpus() else replace(settings, device_type="cpu"))
     with backend.init_distributed() as dist:
         shares, mesh = dist.data_parallel_size, backend.mesh
         if mesh.devices.flat[0].platform == "cpu":
             log_info("no TPU here: these are figures of the CPU")
-        training = settings.step.training(shares, device_type)
-        config = settings.step.config(training)
-        check_mesh(dict(mesh.shape), config, [settings.step.seq])
-        attention = resolve_attention(run_settings(training, mesh).attention, mesh)
-        check_row_lengths(attention, config, [settings.step.seq], mesh)
+        training, config = resolve_step(settings, backend.devices(settings), shares)
+        check_mesh(dict(mesh.shape), config, [config.max_seq_len])
+        attention = resolve_attention(run_settings(training, mesh).jax_attention, mesh)
+        check_row_lengths(attention, config, [config.max_seq_len], mesh)
         trained = train_step(training, config, training_budget(training, config), mesh)
         train_module = JaxTrainModule(
             trained, backend.sharder, init_params(config), stack_state({}, trained.optimizer, config)
         )
-        count, rows = training.forward_passes(shares), settings.step.device_batch_size * shares
+        count, rows = training.forward_passes(shares), training.device_batch_size * shares
         log_info("compiling the training step")
         begin = time.perf_counter()
-        train_module.compile(rows, settings.step.seq, count=count, documents=settings.step.document_mask)
+        documents = training.data.document_mask
+        train_module.compile(rows, config.max_seq_len, count=count, documents=documents)
         compile_seconds = time.perf_counter() - begin
         own_rows = rows // backend.sharder.num_readers
-        batches = [backend.to_device(batch) for batch in _random_batches(settings.step, own_rows, count)]
+        batches = [backend.to_device(batch) for batch in _random_batches(config, own_rows, count, documents)]
         seconds, loss = _time_steps(train_module, batches, settings)
         return _report(trained, training, train_module, compile_seconds, seconds, loss)
 
@@ -128,10 +128,10 @@ def _report(
         mesh=dict(mesh.shape),
         depth=config.num_layers,
         parameters=count_parameters(config)["total"],
-        seq=config.max_seq_len,
+        max_seq_len=config.max_seq_len,
         tokens_per_step=training.total_batch_size,
         precision=run.compute_dtype,
-        attention=resolve_attention(run.attention, mesh),
+        attention=resolve_attention(run.jax_attention, mesh),
         remat=run.remat,
         compile_seconds=compile_seconds,
         step_seconds=statistics.median(seconds),
@@ -160,14 +160,13 @@ def _time_steps(
     return seconds, loss
 
 
-def _random_batches(step: StepSettings, rows: int, count: int) -> list[Batch]:
+def _random_batches(config: ModelConfig, rows: int, count: int, documents: bool) -> list[Batch]:
     """Random ids; with documents, four in each row. Of this host's rows."""
+    length = config.max_seq_len
     generator = torch.Generator().manual_seed(jax.process_index())
     found = []
     for _ in range(count):
-        ids_BT = torch.randint(step.vocab_size, (rows, step.seq + 1), generator=generator)
-        documents_BT = (torch.arange(step.seq) * 4 // step.seq).expand(rows, -1)
-        found.append(
-            Batch(ids_BT[:, :-1], ids_BT[:, 1:], LoaderState(), documents_BT if step.document_mask else None)
-        )
+        ids_BT = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
+        documents_BT = (torch.arange(length) * 4 // length).expand(rows, -1)
+        found.append(Batch(ids_BT[:, :-1], ids_BT[:, 1:], LoaderState(), documents_BT if documents else None))
     return found

@@ -25,7 +25,7 @@ from cpplm.core.partition import partition_by_size
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, partition_spec
 from cpplm.jax.param_stacking import is_stacked
 from cpplm.model.config import ModelConfig
-from cpplm.train.jax_settings import AXES
+from cpplm.train.settings import MESH_AXES
 
 # Last parts of the names of weights whose rows, and whose columns, belong to heads or hidden units.
 ROW_SHARDED = ("attention.query.weight", "attention.key.weight", "attention.value.weight", "mlp.up.weight",
@@ -51,7 +51,7 @@ def mesh_sizes(named: Mapping[str, int], chips: int) -> dict[str, int]:
             f"--mesh {said} does not divide the {chips} chips", fix="Name data as well, to leave some out."
         )
     sizes = {"data": chips // taken, **named}
-    return {axis: sizes.get(axis, 1) for axis in AXES}
+    return {axis: sizes.get(axis, 1) for axis in MESH_AXES}
 
 
 def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
@@ -113,8 +113,8 @@ def state_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
 def layers_spec(layers: int, mesh: Mesh) -> P:
     """The dimension that counts layers over as many chips as divide it evenly."""
     best: tuple[str, ...] = ()
-    for end in range(len(AXES) + 1):
-        axes = tuple(axis for axis in AXES[:end] if mesh.shape[axis] > 1)
+    for end in range(len(MESH_AXES) + 1):
+        axes = tuple(axis for axis in MESH_AXES[:end] if mesh.shape[axis] > 1)
         if layers % math.prod(mesh.shape[axis] for axis in axes) == 0:
             best = axes
     return P(best) if best else P()
@@ -217,7 +217,7 @@ class HostBatchSharder:
         """
         by_process: dict[int, set[int]] = {}
         for position, device in np.ndenumerate(mesh.devices):
-            shard = position[0] * mesh.shape["fsdp"] + position[1]  # AXES begin with data, fsdp
+            shard = position[0] * mesh.shape["fsdp"] + position[1]  # MESH_AXES begin with data, fsdp
             by_process.setdefault(device.process_index, set()).add(shard)
         if len(by_process) < jax.process_count():
             raise UserError(

@@ -106,7 +106,7 @@ class TrainModule(Protocol):
         """Most bytes held so far on one device."""
 
     def memory_breakdown(self) -> dict[str, int]:
-        """What holds the memory, as `cpplm.train.memory_callback` lists it."""
+        """What holds the memory, as `cpplm.train.profiling.MemoryCallback` lists it."""
 
     def profiler(self, path: Path) -> Profiler:
         """One that has not begun; it adds its own ending to `path`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+from collections.abc import Callable
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import count_tpus
@@ -11,26 +10,32 @@ from cpplm.train.backend import TrainBackend
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchBackend
 
+BackendFactory = Callable[[TrainSettings], TrainBackend]
+_FACTORIES: dict[str, BackendFactory] = {"torch": TorchBackend}
+
+
+def register_backend(name: str, factory: BackendFactory) -> None:
+    """Make a library known to `open_backend`; `cpplm.jax.backend` does so when it is imported."""
+    _FACTORIES[name] = factory
+
 
 def open_backend(settings: TrainSettings) -> TrainBackend:
     """The backend that `--backend` names.
 
     Raises:
-        UserError: it is not installed, or does not train on the device that is asked for.
+        UserError: it is not registered, or does not train on the device that is asked for.
     """
-    if not trains_with_jax(settings):
-        return TorchBackend(settings)
-    if importlib.util.find_spec("jax") is None:
+    name = "jax" if trains_with_jax(settings) else "torch"
+    if name not in _FACTORIES:
         raise UserError(
-            "training on a TPU, or with --backend jax, needs JAX, which is not installed",
-            fix="pip install 'cpplm[tpu]', or use --backend torch.",
+            f"the backend {name} is not registered",
+            fix="Train with 'cpplm train', or import cpplm.jax.backend before.",
         )
-    backend: TrainBackend = importlib.import_module("cpplm.jax.backend").JaxBackend(settings)
-    return backend
+    return _FACTORIES[name](settings)
 
 
 def trains_with_jax(settings: TrainSettings) -> bool:
-    """Whether JAX trains: where it is asked for, and else where a TPU is present."""
+    """True where JAX trains: if it is asked for, else where a TPU is present."""
     if settings.backend != "auto":
         return settings.backend == "jax"
     if settings.device_type:

@@ -158,12 +158,9 @@ class CheckpointCallback(Callback):
         """Save what the session reached; that this is on the disk is part of the run."""
         if trainer.state.step == 0:
             return  # a new model is made again as fast as it is read
-        dist, saved = trainer.dist, False
-        with dist.raise_on_all_ranks():
-            self._writer.join()
-            if dist.is_first:
-                saved = trainer.state.step in committed_steps(self._writer.storage)
-        if not dist.gather_objects(saved)[0]:
+        dist = trainer.dist
+        self._writer.join()
+        if not dist.run_on_first(lambda: trainer.state.step in committed_steps(self._writer.storage)):
             self._save(trainer)
         self._writer.join()
         self._log(trainer)

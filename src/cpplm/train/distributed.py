@@ -10,7 +10,7 @@ import gc
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -107,6 +107,18 @@ class DistContext(ABC):
         for process, message in enumerate(self.gather_objects(None)):
             if message is not None:
                 raise UserError(f"process {process}: {message}")
+
+    def run_on_first(self, function: Callable[[], Any]) -> Any:
+        """Call `function` on the first process alone, and give its value to all, or raise its error on all.
+
+        Args:
+            function: exchanges nothing, and gives what JSON can say; tuples become lists.
+        """
+        value = None
+        with self.raise_on_all_ranks():
+            if self.is_first:
+                value = function()
+        return self.gather_objects(value)[0]
 
     def assert_same_on_all_ranks(self, values: Mapping[str, Any], *, but: Collection[str] = ()) -> None:
         """All processes must have the same, or they would wait for one another or train different models.

@@ -1,14 +1,14 @@
-"""Pre-training from settings to finished run: builds the parts, continues where a run stands, trains."""
+"""Pre-training from settings to finished run: `PretrainRun` prepares, goes on where a run stands, trains."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from cpplm import __version__
 from cpplm.core import shutdown
@@ -19,8 +19,8 @@ from cpplm.core.progress import log_info
 from cpplm.core.run_log import LOG, NullLog, RunLog, read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
+from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.prefetch import Prefetcher
-from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import TrainBackend, TrainModule
@@ -28,7 +28,12 @@ from cpplm.train.backend_registry import open_backend
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import Checkpoint, open_checkpoint
-from cpplm.train.checkpoint.resume import checkpointed_settings, find_checkpoint, restore_state
+from cpplm.train.checkpoint.resume import (
+    checkpointed_settings,
+    find_checkpoint,
+    open_shared_storage,
+    restore_state,
+)
 from cpplm.train.checkpoint.save import RetentionPolicy
 from cpplm.train.checkpoint.upload import Uploader, missing_steps
 from cpplm.train.data import (
@@ -42,20 +47,18 @@ from cpplm.train.data import (
     warn_of_mismatches,
 )
 from cpplm.train.defaults import RESOLVED_SETTINGS, resolve_defaults
-from cpplm.train.devices import Devices
 from cpplm.train.distributed import DistContext
-from cpplm.train.dry_run import describe_run
-from cpplm.train.memory_callback import MemoryCallback
-from cpplm.train.profiling import ProfileCallback
+from cpplm.train.estimate import describe_run
+from cpplm.train.profiling import MemoryCallback, ProfileCallback
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.tracking import make_trackers, require_trackers
 from cpplm.train.trainer import Callback, Trainer, TrainState
-from cpplm.train.training_length import TrainingBudget, training_budget
+from cpplm.train.training_length import training_budget
 
 # Settings that may differ between machines: where each has its copies, and what makes no batch different.
 # That all see the same checkpoints is tried out.
 PER_MACHINE_SETTINGS = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir", "data.token_cache",
-       "data.data_workers", "data.tokenizer_threads")  # fmt: skip
+                        "data.data_workers", "data.tokenizer_threads")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,121 +84,269 @@ def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) 
     backend = open_backend(settings)
     try:
         with backend.init_distributed() as dist:
-            return _pretrain(settings, backend, dist, extra_callbacks)
+            run = PretrainRun(settings, backend, dist)
+            run.prepare()
+            with (
+                run.lock_folder(),
+                verify_in_background(run.readers, dist) as verification,
+                run.resume() as writer,  # left, a finished run too has uploaded its checkpoints
+            ):
+                trains = run.progress < 1
+                if trains:
+                    run.train(writer, verification, extra_callbacks)
+                else:
+                    end = f"{settings.out} is trained to the end (step {run.state.step})"
+                    log_info(f"{end}; give a longer run to go on")
+            return run.summary(trained_now=trains)
     except KeyboardInterrupt:
         shutdown.current_watcher().enforce()
         raise
 
 
-def _pretrain(
-    settings: TrainSettings, backend: TrainBackend, dist: DistContext, extra_callbacks: Sequence[Callback]
-) -> RunSummary:
-    with dist.raise_on_all_ranks():
-        readers = open_readers(settings)
-        tokenizer = Tokenizer.load(settings.tokenizer)
-    with ExitStack() as stack:
-        verification = stack.enter_context(verify_in_background(readers, dist))
-        devices = backend.devices(settings)
-        settings = _choose(settings, tokenizer, devices, dist)
-        config = model_config(settings, tokenizer.vocab_size)
-        budget = training_budget(settings, config)
-        with dist.raise_on_all_ranks():
-            require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
-            facts = backend.check(settings, config) | {"validation_text": validation_text(readers[0])}
-            check_data(settings, readers, tokenizer, budget)
-            provenance = {"corpus": corpus_fingerprint(readers), "tokenizer": tokenizer.hash}
-        found = {"cpplm": __version__, "hash": provenance, **facts}
-        dist.assert_same_on_all_ranks({**to_dict(settings), "found": found}, but=PER_MACHINE_SETTINGS)
-        checkpoint, writer = _continue(settings, config, provenance, dist, stack)
-        state = TrainState() if checkpoint is None else restore_state(checkpoint)
-        done = budget.progress(step=state.step, seconds=state.seconds)
-        if checkpoint is not None:
-            if done >= 1:
-                log_info(
-                    f"{settings.out} is trained to the end (step {state.step}); give a longer run to go on"
-                )
-                return _summary(settings, state, config, trained_now=False)
-            log_info(f"continuing {settings.out} from step {state.step}")
-        log_info(
-            describe_run(settings, config, budget, devices, backend.estimate_memory(settings, config), done)
-        )
-        _refuse_damage(verification, dist, wait=False)
-        # The first rows are tokenised while the model is compiled.
-        source = train_loader(settings, readers, tokenizer, budget, dist, state.loader)
-        batches = stack.enter_context(closing(Prefetcher(map(backend.to_device, source))))
-        stack.callback(source.close)  # before the prefetcher, whose thread may be waiting for it
-        train_module = backend.build(settings, config, tokenizer, checkpoint, budget)
-        facts |= {
-            "ranks": dist.world_size,
-            "peak_flops": devices.peak_flops,
-            "peak_source": devices.peak_source,
-        }
-        with dist.raise_on_all_ranks():
-            log = stack.enter_context(_open_log(settings, state, train_module, budget, facts, dist))
-        # Saved before all else: what fails after it cannot take the step along.
-        callbacks: list[Callback] = [CheckpointCallback(writer, provenance)]
-        if settings.eval_every > 0:
-            callbacks.append(ValidationCallback(validation_passes(settings, readers[0], tokenizer, dist)))
-        if dist.is_first:
-            bar = stack.enter_context(ProgressLog.open_bar(done))
-            progress = ProgressLog(bar, devices.count * devices.peak_flops)
-            callbacks = [progress, *callbacks, *diagnostic_callbacks(settings), *extra_callbacks]
-        trainer = Trainer(
-            train_module=train_module,
-            tokenizer=tokenizer,
-            batches=warn_of_mismatches(batches, readers, tokenizer),
-            budget=budget,
-            settings=settings,
-            state=state,
-            log=log,
-            callbacks=callbacks,
-            dist=dist,
-        )
-        with log_session_end(trainer):
-            _refuse_damage(verification, dist, wait=True)
-            trainer.run()
-    return _summary(settings, state, config, trained_now=True)
+class PretrainRun:
+    """One session of a run on this process: `prepare`, then `resume`, then `train`.
 
+    All ranks call all methods. What the first rank decides alone (defaults that are measured, the checkpoint
+    to go on from) it tells the others; an error of one is raised on all, before anything is written.
+    """
 
-def _choose(
-    settings: TrainSettings, tokenizer: Tokenizer, devices: Devices, dist: DistContext
-) -> TrainSettings:
-    """The settings with what nobody has given; the first rank chooses, as others may measure other speeds."""
-    chosen: list[int] = []
-    with dist.raise_on_all_ranks():
-        if dist.is_first:
-            earlier = checkpointed_settings(settings)
+    def __init__(self, settings: TrainSettings, backend: TrainBackend, dist: DistContext) -> None:
+        """Open corpus and tokenizer, and complete the settings.
+
+        Raises:
+            UserError: one is missing, or a batch is not a whole number of forward passes.
+        """
+        self.backend, self.dist = backend, dist
+        with dist.raise_on_all_ranks():
+            self.readers = open_readers(settings)
+            self.tokenizer = Tokenizer.load(settings.tokenizer)
+        self.devices = backend.devices(settings)
+        self.settings = self._resolve(settings)
+        self.config = model_config(self.settings, self.tokenizer.vocab_size)
+        self.budget = training_budget(self.settings, self.config)
+        self.facts: dict[str, Any] = {}
+        self.provenance: dict[str, str] = {}
+        self.checkpoint: Checkpoint | None = None
+        self.state = TrainState()
+
+    def _resolve(self, settings: TrainSettings) -> TrainSettings:
+        """The settings, complete; the first rank chooses, as others may measure other speeds."""
+
+        def choose() -> list[int]:
+            earlier, shares = checkpointed_settings(settings), self.dist.data_parallel_size
             complete, reason = resolve_defaults(
-                settings, tokenizer.vocab_size, devices, dist.data_parallel_size, earlier
+                settings, self.tokenizer.vocab_size, self.devices, shares, earlier
             )
-            chosen = [getattr(complete, name) for name in RESOLVED_SETTINGS]
             if reason:
                 log_info(reason)
-    settings = replace(settings, **dict(zip(RESOLVED_SETTINGS, dist.gather_objects(chosen)[0], strict=True)))
-    settings.check_batch(dist.data_parallel_size)
-    return settings
+            return [getattr(complete, name) for name in RESOLVED_SETTINGS]
 
+        chosen = zip(RESOLVED_SETTINGS, self.dist.run_on_first(choose), strict=True)
+        settings = replace(settings, **dict(chosen))
+        settings.check_batch(self.dist.data_parallel_size)
+        return settings
 
-def _refuse_damage(verification: Future[None], dist: DistContext, *, wait: bool) -> None:
-    """Raise on all ranks what was found by now; with `wait`, what is found at all."""
-    with dist.raise_on_all_ranks():
-        if wait and not verification.done():
-            log_info("waiting until the hashes of all shards are compared with the manifest")
-        if wait or verification.done():
-            verification.result()
+    def prepare(self) -> None:
+        """Find out whether the run is possible, before anything is written.
+
+        Raises:
+            UserError: it is not, or the ranks have different settings, data or versions.
+        """
+        settings = self.settings
+        with self.dist.raise_on_all_ranks():
+            require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
+            self.facts = self.backend.check(settings, self.config)
+            self.facts["validation_text"] = validation_text(self.readers[0])
+            check_data(settings, self.readers, self.tokenizer, self.budget)
+            self.provenance = {
+                "corpus": corpus_fingerprint(self.readers),
+                "tokenizer": self.tokenizer.hash,
+            }
+        found = {"cpplm": __version__, "hash": self.provenance, **self.facts}
+        self.dist.assert_same_on_all_ranks({**to_dict(settings), "found": found}, but=PER_MACHINE_SETTINGS)
+
+    @contextmanager
+    def lock_folder(self) -> Iterator[None]:
+        """Have the run folder for us alone; the first rank makes and locks it."""
+        out = self.settings.out
+        with ExitStack() as stack:
+            with self.dist.raise_on_all_ranks():
+                if self.dist.is_first:
+                    try:
+                        out.mkdir(parents=True, exist_ok=True)
+                    except OSError as error:
+                        raise UserError(
+                            f"cannot make the run folder {out}: {error}", fix="Name another --out."
+                        ) from error
+                    stack.enter_context(exclusive_lock(out))
+            yield
+
+    def resume(self) -> CheckpointWriter:
+        """Go on from the newest checkpoint, if there is one.
+
+        The first rank looks, and downloads what is newer elsewhere; the others open what it has found.
+
+        Returns:
+            The writer of further checkpoints, as a context manager.
+        """
+        settings = self.settings
+        storage = open_shared_storage(settings.checkpoint_dir or settings.out / "checkpoints", self.dist)
+        retention = RetentionPolicy(settings.keep_last, settings.keep_every)
+        uploader: Uploader | None = None
+
+        def find() -> int | None:
+            nonlocal uploader
+            storage.cleanup_partial_writes()
+            remote = Storage(settings.upload_dir, create=True) if settings.upload_dir else None
+            step = settings.resume_from_step if settings.resume_from_step >= 0 else None
+            checkpoint = find_checkpoint(
+                settings, self.config, storage, self.provenance, remote=remote, step=step
+            )
+            if remote is not None:
+                missing = missing_steps(storage, remote, retention)
+                uploader = Uploader(storage, remote, retention, missing=missing)
+            return None if checkpoint is None else checkpoint.step
+
+        step = self.dist.run_on_first(find)
+        if step is not None:
+            with self.dist.raise_on_all_ranks():
+                self.checkpoint = open_checkpoint(storage, step)
+                self.state = restore_state(self.checkpoint)
+        return CheckpointWriter(storage, retention, uploader=uploader)
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done."""
+        return self.budget.progress(step=self.state.step, seconds=self.state.seconds)
+
+    def train(
+        self, writer: CheckpointWriter, verification: Future[None], extra_callbacks: Sequence[Callback]
+    ) -> None:
+        """Train to the end, or until asked to stop.
+
+        Args:
+            writer: of checkpoints.
+            verification: of the shards, which goes on beside the preparations and must end before a step.
+            extra_callbacks: called after our own, on the first rank only.
+        """
+        settings, state, dist = self.settings, self.state, self.dist
+        if self.checkpoint is not None:
+            log_info(f"continuing {settings.out} from step {state.step}")
+        memory = self.backend.estimate_memory(settings, self.config)
+        log_info(describe_run(settings, self.config, self.budget, self.devices, memory, self.progress))
+        self._refuse_damage(verification, wait=False)
+        with self._open_batches() as batches:  # the first rows are tokenized while the model is compiled
+            train_module = self.backend.build(
+                settings, self.config, self.tokenizer, self.checkpoint, self.budget
+            )
+            with dist.raise_on_all_ranks():
+                log = self._open_log(train_module)
+            opened = ProgressLog.open_bar(self.progress) if dist.is_first else nullcontext()
+            with log, opened as bar:
+                trainer = Trainer(
+                    train_module=train_module,
+                    tokenizer=self.tokenizer,
+                    batches=batches,
+                    budget=self.budget,
+                    settings=settings,
+                    state=state,
+                    log=log,
+                    callbacks=self._callbacks(bar, writer, extra_callbacks),
+                    dist=dist,
+                )
+                with log_session_end(trainer):
+                    self._refuse_damage(verification, wait=True)
+                    trainer.run()
+
+    def _refuse_damage(self, verification: Future[None], *, wait: bool) -> None:
+        """Raise on all ranks what was found by now; with `wait`, what is found at all."""
+        with self.dist.raise_on_all_ranks():
+            if wait and not verification.done():
+                log_info("waiting until the hashes of all shards are compared with the manifest")
+            if wait or verification.done():
+                verification.result()
+
+    @contextmanager
+    def _open_batches(self) -> Iterator[Iterator[Batch]]:
+        """The batches of this rank from where the run stands, made and sent ahead in threads of their own."""
+        source = train_loader(
+            self.settings, self.readers, self.tokenizer, self.budget, self.dist, self.state.loader
+        )
+        # The source is closed first: the prefetcher's thread may be waiting for it.
+        with closing(Prefetcher(map(self.backend.to_device, source))) as batches, closing(source):
+            yield warn_of_mismatches(batches, self.readers, self.tokenizer)
+
+    def _open_log(self, train_module: TrainModule) -> RunLog:
+        """The run log of the first rank, cut where the run goes on, with a record of this session."""
+        if not self.dist.is_first:
+            return NullLog()
+        settings, config, step = self.settings, self.config, self.state.step
+        trackers = make_trackers(
+            settings.out,
+            settings.run_name or settings.out.name,
+            wandb_project=settings.wandb_project,
+            tensorboard=settings.tensorboard,
+            settings=to_dict(settings),
+        )
+        log = RunLog(settings.out / LOG, trackers=trackers, truncate_after_step=step)
+        log.write(
+            "session",
+            step=step,
+            settings=to_dict(settings),
+            config=to_dict(config),
+            parameters=count_parameters(config),
+            flops_per_token=count_flops(config)["total"],
+            budget={"steps": self.budget.steps, "seconds": self.budget.seconds},
+            precision=train_module.precision,
+            log_reached=log.reached,
+            environment=environment(),
+            ranks=self.dist.world_size,
+            peak_flops=self.devices.peak_flops,
+            peak_source=self.devices.peak_source,
+            **self.facts,
+        )
+        return log
+
+    def _callbacks(
+        self, bar: tqdm[Any] | None, writer: CheckpointWriter, extra_callbacks: Sequence[Callback]
+    ) -> list[Callback]:
+        """What joins the loop; all ranks save and validate, the first one alone has a bar and the rest."""
+        settings = self.settings
+        # Saved before all else: what fails after it cannot take the step along.
+        callbacks: list[Callback] = [CheckpointCallback(writer, self.provenance)]
+        if settings.eval_every > 0:
+            passes = validation_passes(settings, self.readers[0], self.tokenizer, self.dist)
+            callbacks.append(ValidationCallback(passes))
+        if bar is None:
+            return callbacks
+        progress = ProgressLog(bar, self.devices.count * self.devices.peak_flops)
+        return [progress, *callbacks, *diagnostic_callbacks(settings), *extra_callbacks]
+
+    def summary(self, *, trained_now: bool) -> RunSummary:
+        """Where the run stands."""
+        records = read_run_log(self.settings.out / LOG)
+        validations = [record for record in records if record["event"] == "validation"]
+        return RunSummary(
+            step=self.state.step,
+            tokens=self.state.tokens,
+            seconds=self.state.seconds,
+            parameters=count_parameters(self.config)["total"],
+            trained_now=trained_now,
+            validation=validations[-1] if validations else None,
+        )
 
 
 def diagnostic_callbacks(settings: TrainSettings) -> list[Callback]:
-    """What looks at the process of the first rank: profiles and memory."""
-    watchers: list[Callback] = [ProfileCallback(settings.out, settings.profile_step)]
+    """Profiles and memory of the first rank's process."""
+    callbacks: list[Callback] = [ProfileCallback(settings.out, settings.profile_step)]
     if settings.memory_every > 0:
-        watchers.append(MemoryCallback(settings.memory_every))
-    return watchers
+        callbacks.append(MemoryCallback(settings.memory_every))
+    return callbacks
 
 
 @contextmanager
 def log_session_end(trainer: Trainer) -> Iterator[None]:
-    """The last record of a session that was not killed: how it ended."""
+    """Write the last record of a session that was not killed: how it ended."""
     try:
         yield
     except KeyboardInterrupt:
@@ -205,117 +356,3 @@ def log_session_end(trainer: Trainer) -> Iterator[None]:
         trainer.log.write("end", step=trainer.state.step, reason="failed", message=str(error))
         raise
     trainer.log.write("end", step=trainer.state.step, reason="finished")
-
-
-def _continue(
-    settings: TrainSettings,
-    config: ModelConfig,
-    provenance: dict[str, str],
-    dist: DistContext,
-    stack: ExitStack,
-) -> tuple[Checkpoint | None, CheckpointWriter]:
-    """The checkpoint to go on from, and the writer of further ones, and the run folder for us alone.
-
-    The first rank looks, and downloads what is newer elsewhere; the others open what it has found.
-    """
-    with dist.raise_on_all_ranks():
-        if dist.is_first:
-            _make_folder(settings.out)
-            stack.enter_context(exclusive_lock(settings.out))
-    with dist.raise_on_all_ranks():
-        storage = Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
-    _refuse_different_places(storage, dist)
-    keep = RetentionPolicy(settings.keep_last, settings.keep_every)
-    checkpoint = uploader = None
-    with dist.raise_on_all_ranks():
-        if dist.is_first:
-            storage.cleanup_partial_writes()
-            remote = Storage(settings.upload_dir, create=True) if settings.upload_dir else None
-            wanted = settings.resume_from_step if settings.resume_from_step >= 0 else None
-            checkpoint = find_checkpoint(settings, config, storage, provenance, remote=remote, step=wanted)
-            if remote is not None:
-                uploader = Uploader(storage, remote, keep, missing=missing_steps(storage, remote, keep))
-    step = dist.gather_objects(None if checkpoint is None else checkpoint.step)[0]
-    with dist.raise_on_all_ranks():
-        if checkpoint is None and step is not None:
-            checkpoint = open_checkpoint(storage, step)
-    return checkpoint, stack.enter_context(CheckpointWriter(storage, keep, uploader=uploader))
-
-
-def _refuse_different_places(storage: Storage, dist: DistContext) -> None:
-    """Each process writes its share of a checkpoint, so all of them have to see the same place."""
-    if dist.process_count == 1:
-        return
-    probe = dist.gather_objects(f"probe-{secrets.token_hex(8)}")[0]
-    with dist.raise_on_all_ranks():
-        if dist.is_first:
-            storage.write(probe, b"")
-    try:
-        with dist.raise_on_all_ranks():
-            if not storage.exists(probe):
-                raise UserError(
-                    f"here the {storage.location} of the first process is not seen",
-                    fix="Name an --out or --checkpoint_dir that all machines share, such as a bucket.",
-                )
-    finally:
-        if dist.is_first:
-            storage.delete([probe])
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the run folder {out}: {error}", fix="Name another --out.") from error
-
-
-def _open_log(
-    settings: TrainSettings,
-    state: TrainState,
-    train_module: TrainModule,
-    budget: TrainingBudget,
-    facts: dict[str, Any],
-    dist: DistContext,
-) -> RunLog:
-    """The run log, cut at the step from which the run goes on, with a record of this session and `facts`.
-
-    Only the first rank writes one.
-    """
-    if not dist.is_first:
-        return NullLog()
-    trackers = make_trackers(
-        settings.out,
-        settings.run_name or settings.out.name,
-        wandb_project=settings.wandb_project,
-        tensorboard=settings.tensorboard,
-        settings=to_dict(settings),
-    )
-    log = RunLog(settings.out / LOG, trackers=trackers, truncate_after_step=state.step)
-    log.write(
-        "session",
-        step=state.step,
-        settings=to_dict(settings),
-        config=to_dict(train_module.config),
-        parameters=count_parameters(train_module.config),
-        flops_per_token=count_flops(train_module.config)["total"],
-        budget={"steps": budget.steps, "seconds": budget.seconds},
-        precision=train_module.precision,
-        log_reached=log.reached,
-        environment=environment(),
-        **facts,
-    )
-    return log
-
-
-def _summary(
-    settings: TrainSettings, state: TrainState, config: ModelConfig, *, trained_now: bool
-) -> RunSummary:
-    measured = [record for record in read_run_log(settings.out / LOG) if record["event"] == "validation"]
-    return RunSummary(
-        step=state.step,
-        tokens=state.tokens,
-        seconds=state.seconds,
-        parameters=count_parameters(config)["total"],
-        trained_now=trained_now,
-        validation=measured[-1] if measured else None,
-    )

@@ -1,4 +1,4 @@
-"""Traces of training steps, planned or asked of a running job.
+"""What a step costs: traces of its operations, planned or asked of a running job, and what holds its memory.
 
 `touch RUN/profile` traces the next three steps of a run that is going on: a file works wherever the folder
 does (other hosts, containers), and, unlike a signal, cannot end a process that does not expect it. When no
@@ -17,6 +17,7 @@ from cpplm.train.trainer import Callback, StepMetrics, Trainer
 REQUEST = "profile"  # the file whose appearance asks for a trace
 FOLDER = "profiles"
 PROFILED_STEPS = 3
+MEMORY_PARTS = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "rest_bytes")
 
 
 class ProfileCallback(Callback):
@@ -83,3 +84,26 @@ class ProfileCallback(Callback):
         top = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operations[:3])
         told = f" ({top})" if top else ""
         log_info(f"profile of steps {self._begun_at} to {trainer.state.step}: {profiler.path}{told}")
+
+
+class MemoryCallback(Callback):
+    """Writes a record `memory` after the first step of a session and every so many steps.
+
+    Sizes of tensors are counted, so this costs next to nothing; what a rank holds of a sharded tensor counts.
+
+    `held_bytes` is what the run holds between steps (on CUDA in tensors, else in the whole process),
+    `peak_bytes` the most so far, and the parts sum to the peak: `rest_bytes` is what is neither weight,
+    gradient nor optimizer state, without CUDA the program itself included. `reserved_bytes`, on CUDA only, is
+    what the allocator took from the device.
+    """
+
+    def __init__(self, every: int) -> None:
+        """Measure every so many steps."""
+        self._every = every
+        self._first = True
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        """Measure when the interval has passed."""
+        if self._first or trainer.state.step % self._every == 0:
+            self._first = False
+            trainer.log.write("memory", step=trainer.state.step, **trainer.train_module.memory_breakdown())

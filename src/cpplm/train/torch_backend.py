@@ -25,9 +25,8 @@ from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.compile import LossFunction
 from cpplm.train.devices import Devices, local_devices
 from cpplm.train.distributed import SINGLE_PROCESS, DistContext, init_distributed
-from cpplm.train.jax_settings import JaxSettings
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
-from cpplm.train.settings import TrainSettings
+from cpplm.train.settings import JaxSettings, TrainSettings
 from cpplm.train.setup import build_model, choose_kernels, loss_function
 from cpplm.train.sharding import local_state_dict, set_gradient_sync
 from cpplm.train.torch_profiler import TorchProfiler

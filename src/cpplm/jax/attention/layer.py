@@ -62,7 +62,7 @@ def attention_layer(
     else:
         mixed_BTHD = attend(
             query_BTHD, key_BTGD, value_BTGD, window=kind.window, document_ids=context.documents_BT,
-            kind=context.run.attention, mesh=mesh,
+            kind=context.run.jax_attention, mesh=mesh,
         )  # fmt: skip
     mixed_BTHD = checkpoint_name(constrain(mixed_BTHD, BATCH, CONTEXT, MODEL, None, mesh=mesh), "attention")
     return linear(mixed_BTHD.reshape(*x_BTC.shape[:2], -1), weights["output.weight"]), divergence

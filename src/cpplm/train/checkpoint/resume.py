@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.config import ModelConfig
 from cpplm.train.checkpoint.format import Checkpoint, committed_steps, open_checkpoint, step_folder
 from cpplm.train.checkpoint.save import copy_checkpoint, delete_files
+from cpplm.train.distributed import DistContext
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import TrainState
 
@@ -151,6 +153,31 @@ def _delete_later(storage: Storage, step: int) -> None:
     if later:
         log_info(f"deleting the later checkpoints in {storage.location}: {', '.join(map(str, later))}")
         delete_files(storage, [name for other in later for name in storage.list_names(step_folder(other))])
+
+
+def open_shared_storage(location: str | Path, dist: DistContext) -> Storage:
+    """The place of the checkpoints. Each process writes its shard of one, so all of them have to see it.
+
+    Raises:
+        UserError: it cannot be made, or a process sees another place than the first one.
+    """
+    with dist.raise_on_all_ranks():
+        storage = Storage(location, create=True)
+    if dist.process_count == 1:
+        return storage
+    probe = dist.gather_objects(f"probe-{secrets.token_hex(8)}")[0]
+    dist.run_on_first(lambda: storage.write(probe, b""))
+    try:
+        with dist.raise_on_all_ranks():
+            if not storage.exists(probe):
+                raise UserError(
+                    f"here the {storage.location} of the first process is not seen",
+                    fix="Name an --out or --checkpoint_dir that all machines share, such as a bucket.",
+                )
+    finally:
+        if dist.is_first:
+            storage.delete([probe])
+    return storage
 
 
 def restore_state(checkpoint: Checkpoint) -> TrainState:
