@@ -113,7 +113,7 @@ def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
     """
     dry = settings.dry
     if settings.backend == "jax":
-        raise UserError("--dry_run knows no TPUs", fix="'cpplm tpu check SLICE' takes the same flags, and compiles the step for them.")
+        raise UserError("--dry_run knows no TPUs", fix="'cpplm tpu check SLICE' takes the same flags.")
     if dry.gpu:
         dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
         devices = data_sheet_devices(dry.gpu, dry.world_size, dry.gpu_memory_gb)
