@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -23,12 +21,12 @@ class UntrainedSettings(TrainSettings):
     A recipe or the flags of `cpplm train` can be given as they are.
     """
 
-    data_dir: Annotated[tuple[str, ...], tyro.conf.Suppress] = (NOWHERE,)
-    """Not read."""
+    data_dir: Annotated[tuple[str, ...], Argument("CORPUS")] = (NOWHERE,)
+    """Not read: it may stand among the flags of a run."""
     tokenizer: Annotated[Path, Argument("FILE")] = Path("cpp-65k")
     """File of `cpplm tokenizer train`, or the name of one that comes with cpplm: its size counts."""
-    out: Annotated[Path, tyro.conf.Suppress] = Path(NOWHERE)
-    """Not written."""
+    out: Annotated[Path, Argument("FOLDER")] = Path(NOWHERE)
+    """Not written: it may stand among the flags of a run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

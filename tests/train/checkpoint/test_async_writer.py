@@ -41,7 +41,7 @@ class SlowStorage:
             assert self.gate.wait(20)
             return real(storage, name)
 
-        monkeypatch.setattr(Storage, "writing", writing)
+        monkeypatch.setattr(Storage, "open_write", writing)
 
 
 def hand_over(writer: CheckpointWriter, step: int) -> None:
@@ -186,7 +186,7 @@ def test_what_several_could_not_save_is_gone_with_the_next_save(
     writers = [CheckpointWriter(storage, RetentionPolicy(2)) for _ in range(3)]
     save_together(writers, 1)
     save_together(writers, 2)
-    monkeypatch.setattr(Storage, "writing", full)
+    monkeypatch.setattr(Storage, "open_write", full)
     save_together(writers, 3)
     for writer in writers[:2]:
         with pytest.raises(UserError, match="model-00002-of-00003"):

@@ -139,7 +139,7 @@ def stopped_after(storage: Storage, changes: int, monkeypatch: pytest.MonkeyPatc
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("writing", "write", "delete", "sync"):
+        for name in ("open_write", "write", "delete", "sync"):
             patch.setattr(Storage, name, counted(getattr(Storage, name)))
         yield
 
