@@ -29,7 +29,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.compile import compiled_losses
 
@@ -78,7 +78,7 @@ def measure_steps(settings: dict[str, Any], workers: int) -> dict[str, list[floa
     dtype = choose_dtype("auto", choose_device("cpu"))
     model = Transformer(config, compute_dtype=dtype, kernels=KernelSettings())
     model.init_weights()
-    optimizer = build_optimizer(model, Rates(), batch_tokens=shape[0] * shape[1])
+    optimizer = build_optimizer(model, LearningRates(), batch_tokens=shape[0] * shape[1])
     losses = compiled_losses(model, [shape])
     waits, steps = [], []
     with closing(Prefetcher(loader)) as batches, closing(loader):

@@ -31,7 +31,7 @@ from cpplm.model.quantization import convert_to_fp8
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.train.compile import compiled_losses
 
 SEQ_LEN, VOCABULARY = 2048, 32_768
@@ -65,7 +65,7 @@ def measure(depth: int, variant: str, batch_size: int, steps: int) -> dict[str, 
     if kernels.fp8:
         convert_to_fp8(model, kernels.fp8_recipe)
     shape = (batch_size, SEQ_LEN)
-    optimizer = build_optimizer(model, Rates(), batch_tokens=batch_size * SEQ_LEN)
+    optimizer = build_optimizer(model, LearningRates(), batch_tokens=batch_size * SEQ_LEN)
     begin = time.perf_counter()
     losses = compiled_losses(model, [shape])
     weight = torch.zeros((), device=device)

@@ -47,7 +47,7 @@ from cpplm.jax.train_module import JaxTrainModule
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.train.backend import TrainModule
 from cpplm.train.compile import compiled_losses
 from cpplm.train.distributed import SINGLE_PROCESS
@@ -66,7 +66,12 @@ def jax_module(
     mesh = make_mesh(mesh_sizes({}, 1), jax.devices("cpu"))
     run = RunSettings(compute_dtype="bfloat16" if dtype == "bf16" else "float32", scan=scan)
     optimizer = Optimizer.of(
-        config, Rates(), batch_tokens=shape[0] * shape[1], budget=None, product_dtype=run.dtype, mesh=mesh
+        config,
+        LearningRates(),
+        batch_tokens=shape[0] * shape[1],
+        budget=None,
+        product_dtype=run.dtype,
+        mesh=mesh,
     )
     step = TrainStep(config, run, optimizer, mesh)
     return JaxTrainModule(
@@ -78,7 +83,7 @@ def torch_module(config: ModelConfig, shape: Shape, dtype: str, *, compiled: boo
     """The same model with PyTorch."""
     model = Transformer(config, compute_dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
     model.init_weights()
-    optimizer = build_optimizer(model, Rates(), batch_tokens=shape[0] * shape[1])
+    optimizer = build_optimizer(model, LearningRates(), batch_tokens=shape[0] * shape[1])
     losses = compiled_losses(model, [shape]) if compiled else model.training_losses
     return TorchTrainModule(model, optimizer, losses, SINGLE_PROCESS)
 

@@ -29,7 +29,7 @@ from cpplm.model.flops import count_parameters
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.train.compile import compiled_losses
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]
@@ -42,7 +42,7 @@ def our_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> 
     kernels = KernelSettings() if compiled else KernelSettings(kernel="native", attention="sdpa")
     model = Transformer(config, compute_dtype=choose_dtype("auto", device), kernels=kernels)
     model.init_weights()
-    optimizer = build_optimizer(model, Rates(), batch_tokens=shape[0] * shape[1])
+    optimizer = build_optimizer(model, LearningRates(), batch_tokens=shape[0] * shape[1])
     losses = compiled_losses(model, [shape]) if compiled else model.training_losses
     weight = torch.zeros(())
 

@@ -23,13 +23,13 @@ from cpplm.jax.train_module import JaxTrainModule
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from cpplm.train.backend import StepLosses, StepPlan, TrainModule
 from cpplm.train.distributed import SINGLE_PROCESS
 from cpplm.train.torch_backend import TorchTrainModule
 
-RATES = Rates(matrix_lr=0.05, embedding_lr=0.2, unembedding_lr=0.02, scalar_lr=0.2)
+RATES = LearningRates(matrix_lr=0.05, embedding_lr=0.2, unembedding_lr=0.02, scalar_lr=0.2)
 BATCH_TOKENS = 2**12
 EXACT = RunSettings(compute_dtype="float32", loss_chunk=16, sparse_block=8)
 

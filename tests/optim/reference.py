@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from cpplm.optim.buckets import Group
+from cpplm.optim.buckets import ParamGroup
 from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.update_rules import POLAR_EXPRESS
 
@@ -32,11 +32,11 @@ SHAPES = {
     "w": (3, 2),
     "t": TABLE,
 }
-PLAIN = Group(("a", "b", "c", "d", "e"), muon=True, learning_rate=0.02, beta1=0.9, weight_decay=0.3)
+PLAIN = ParamGroup(("a", "b", "c", "d", "e"), muon=True, learning_rate=0.02, beta1=0.9, weight_decay=0.3)
 GROUPS = [
     replace(PLAIN, beta2=0.9, equilibrate_rows=True, snap_norm=True),
-    Group(("v", "t"), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95),
-    Group(("w",), muon=False, learning_rate=0.05, beta1=0.7, beta2=0.99, weight_decay=0.4),
+    ParamGroup(("v", "t"), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95),
+    ParamGroup(("w",), muon=False, learning_rate=0.05, beta1=0.7, beta2=0.99, weight_decay=0.4),
 ]
 
 
@@ -49,7 +49,7 @@ class Toy(nn.Module):
             self.register_parameter(name, nn.Parameter(value))
 
 
-def make(model: nn.Module, groups: Iterable[Group] = GROUPS, **options: Any) -> MuonAdamW:
+def make(model: nn.Module, groups: Iterable[ParamGroup] = GROUPS, **options: Any) -> MuonAdamW:
     return MuonAdamW(model, groups, product_dtype=torch.float64, **options)
 
 
@@ -89,7 +89,7 @@ def train(
 class Reference:
     """Weights and state by name; nothing here comes from the optimizer but the table of coefficients."""
 
-    def __init__(self, groups: Iterable[Group] = GROUPS) -> None:
+    def __init__(self, groups: Iterable[ParamGroup] = GROUPS) -> None:
         self.groups = {name: group for group in groups for name in group.names}
         self.weights = {name: p.detach().numpy().copy() for name, p in Toy().named_parameters()}
         self.first = {name: np.zeros_like(weight) for name, weight in self.weights.items()}
@@ -102,7 +102,7 @@ class Reference:
                 update = self.muon if group.muon else self.adamw
                 update(name, group, gradient_of(name, step).numpy(), step)
 
-    def muon(self, name: str, group: Group, grad: np.ndarray, step: int) -> None:
+    def muon(self, name: str, group: ParamGroup, grad: np.ndarray, step: int) -> None:
         rate, decay, momentum = multipliers(step)
         self.first[name] = momentum * self.first[name] + (1 - momentum) * grad
         update = momentum * self.first[name] + (1 - momentum) * grad
@@ -134,7 +134,7 @@ class Reference:
         scaled = scaled * frobenius(update) / frobenius(scaled)
         return scaled if update.shape[0] >= update.shape[1] else scaled.T
 
-    def adamw(self, name: str, group: Group, grad: np.ndarray, step: int) -> None:
+    def adamw(self, name: str, group: ParamGroup, grad: np.ndarray, step: int) -> None:
         rate, decay, _ = multipliers(step)
         rate *= group.learning_rate
         beta1, beta2 = group.beta1, group.beta2
@@ -241,7 +241,7 @@ def observe_sharded(group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[str
         "norms": norms,
         "weights": whole,
         "state": {key: value.clone() for key, value in optimizer.named_state().items()},
-        "own_share": list(optimizer.named_state(own_share=True)),
+        "own_share": list(optimizer.named_state(partitioned=True)),
         "elements": sum(v.numel() for state in optimizer.state.values() for v in state.values()) * count,
     }
 
@@ -250,7 +250,7 @@ def optimizer_of_table(name: str, group: dist.ProcessGroup | None) -> tuple[nn.E
     table = nn.Embedding(*TABLES[name], sparse=True, dtype=torch.float64)
     with torch.no_grad():
         table.weight.copy_(torch.randn(TABLES[name], generator=torch.Generator().manual_seed(3)))
-    of_table = Group(("weight",), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
+    of_table = ParamGroup(("weight",), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
     return table, MuonAdamW(table, [of_table], process_group=group)
 
 

@@ -5,18 +5,18 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.optim.buckets import Group
+from cpplm.optim.buckets import ParamGroup
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from tests.model.features import CONFIGS
 
 
-def groups(depth: int, batch_tokens: int) -> dict[str, Group]:
+def groups(depth: int, batch_tokens: int) -> dict[str, ParamGroup]:
     return groups_of(ModelConfig.seed(depth, vocab_size=64), batch_tokens)
 
 
-def groups_of(config: ModelConfig, batch_tokens: int = 2**19) -> dict[str, Group]:
-    optimizer = build_optimizer(Transformer(config), Rates(muon_beta2=0.9), batch_tokens=batch_tokens)
+def groups_of(config: ModelConfig, batch_tokens: int = 2**19) -> dict[str, ParamGroup]:
+    optimizer = build_optimizer(Transformer(config), LearningRates(muon_beta2=0.9), batch_tokens=batch_tokens)
     return {name: entry["group"] for entry in optimizer.param_groups for name in entry["group"].names}
 
 
@@ -53,7 +53,7 @@ def test_scaling() -> None:
 
 
 def test_weight_decay_may_follow_the_length_of_the_run() -> None:
-    model, rates = Transformer(ModelConfig.seed(6, vocab_size=64)), Rates(weight_decay_by="horizon")
+    model, rates = Transformer(ModelConfig.seed(6, vocab_size=64)), LearningRates(weight_decay_by="horizon")
     optimizer = build_optimizer(model, rates, batch_tokens=2**17, budget=4.0)
     decays = [entry["group"].weight_decay for entry in optimizer.param_groups if entry["group"].muon]
     assert decays == pytest.approx([0.2 / 2 / 4] * len(decays))
@@ -64,4 +64,4 @@ def test_weight_decay_may_follow_the_length_of_the_run() -> None:
 @pytest.mark.parametrize("change", [{"matrix_lr": -1.0}, {"adam_beta1": 1.0}, {"weight_decay": float("nan")}])
 def test_bad_rates(change: dict) -> None:
     with pytest.raises(UserError, match=next(iter(change))):
-        Rates(**change)
+        LearningRates(**change)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cpplm.optim.buckets import Group
+from cpplm.optim.buckets import ParamGroup
 from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.update_rules import normalize_variance, orthogonalize
 from tests.optim.reference import (
@@ -65,7 +65,7 @@ def test_variance_is_evened_out_and_the_norm_kept() -> None:
     ],
     ids=["plain", "normuon", "equilibrated", "snapped", "all"],
 )
-def test_matches_the_reference(matrices: Group) -> None:
+def test_matches_the_reference(matrices: ParamGroup) -> None:
     groups = [matrices, *GROUPS[1:]]
     model, reference = Toy(), Reference(groups)
     optimizer = make(model, groups)
@@ -169,7 +169,7 @@ def table_steps(batches: list[list[int]], sparse: bool) -> tuple[nn.Embedding, M
     """Training of an embedding on batches of row numbers, each in two accumulated halves."""
     torch.manual_seed(0)
     table = nn.Embedding(10, 3, sparse=sparse)
-    group = Group(("weight",), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
+    group = ParamGroup(("weight",), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
     optimizer = MuonAdamW(table, [group])
     for batch in batches:
         for half in (batch[::2], batch[1::2]):
@@ -210,7 +210,7 @@ def test_untouched_rows_keep_their_moments() -> None:
 
 def test_a_sparse_gradient_of_a_matrix_under_muon_is_refused() -> None:
     table = nn.Embedding(10, 3, sparse=True)
-    optimizer = MuonAdamW(table, [Group(("weight",), muon=True, learning_rate=0.1)])
+    optimizer = MuonAdamW(table, [ParamGroup(("weight",), muon=True, learning_rate=0.1)])
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match="weight has a sparse gradient"):
         optimizer.step()
@@ -219,7 +219,10 @@ def test_a_sparse_gradient_of_a_matrix_under_muon_is_refused() -> None:
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c", "d", "e", "v", "v"), ("nothing",)])
 def test_every_parameter_needs_one_group(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="each parameter once"):
-        make(Toy(), [replace(PLAIN, names=names), Group(("t", "w"), muon=False, learning_rate=1, beta2=0.9)])
+        make(
+            Toy(),
+            [replace(PLAIN, names=names), ParamGroup(("t", "w"), muon=False, learning_rate=1, beta2=0.9)],
+        )
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 2, 2)])
@@ -227,12 +230,12 @@ def test_muon_takes_matrices_only(shape: tuple[int, ...]) -> None:
     model = nn.Module()
     model.register_parameter("odd", nn.Parameter(torch.zeros(shape)))
     with pytest.raises(ValueError, match="odd has the shape"):
-        MuonAdamW(model, [Group(("odd",), muon=True, learning_rate=0.1)])
+        MuonAdamW(model, [ParamGroup(("odd",), muon=True, learning_rate=0.1)])
 
 
 def test_adamw_needs_a_second_moment() -> None:
     with pytest.raises(ValueError, match="beta2"):
-        Group(("v",), muon=False, learning_rate=0.1)
+        ParamGroup(("v",), muon=False, learning_rate=0.1)
 
 
 def test_closures_are_refused() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES
 
@@ -22,7 +22,7 @@ def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSetting
         device_batch_size=4,
         total_batch_size=256,
         num_iterations=8,
-        rates=Rates(matrix_lr=0.5, embedding_lr=5.0, unembedding_lr=0.2),
+        rates=LearningRates(matrix_lr=0.5, embedding_lr=5.0, unembedding_lr=0.2),
         eval_every=4,
         eval_tokens=1000,
         no_compile=True,

@@ -19,8 +19,8 @@ from cpplm.core.run_log import read_run_log
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.model.transformer import Transformer
-from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
+from cpplm.optim.schedules import LearningRates
 from cpplm.train.checkpoint.format import open_run
 from cpplm.train.distributed import TorchDistContext
 from cpplm.train.pretrain import pretrain
@@ -187,7 +187,7 @@ def test_a_bad_gradient_is_not_saved(settings: TrainSettings, monkeypatch: pytes
 def test_weights_that_are_no_numbers_are_not_saved(settings: TrainSettings) -> None:
     """A step whose own loss was finite may have spoiled them."""
     pretrain(dataclasses.replace(settings, num_iterations=2))
-    reckless = dataclasses.replace(settings, rates=Rates(embedding_lr=1e42), save_every=1)
+    reckless = dataclasses.replace(settings, rates=LearningRates(embedding_lr=1e42), save_every=1)
     with pytest.raises(UserError, match="holds numbers that are not finite"):
         pretrain(reckless)
     assert open_run(settings.out).step == 2

@@ -14,7 +14,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
 from tests.model.features import CONFIGS
 
@@ -30,7 +30,7 @@ def measured_peak(made: MemoryPlan, accumulation: int) -> tuple[int, int, int]:
     """Bytes of weights, of optimizer state, and the most of anything else during the second step."""
     model = Transformer(made.config, kernels=made.kernels)
     model.init_weights()
-    optimizer = build_optimizer(model, Rates(muon_beta2=0.9), batch_tokens=made.total_batch_size)
+    optimizer = build_optimizer(model, LearningRates(muon_beta2=0.9), batch_tokens=made.total_batch_size)
     shape = (made.device_batch_size, made.config.max_seq_len)
     ids = torch.randint(made.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 

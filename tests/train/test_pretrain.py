@@ -15,7 +15,7 @@ from cpplm.core.run_log import read_run_log
 from cpplm.core.storage import Storage
 from cpplm.dataloader.settings import DataSettings
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.train import trainer as trainer_module
 from cpplm.train.backend import StepLosses
 from cpplm.train.checkpoint.format import open_run
@@ -146,7 +146,7 @@ def test_a_run_goes_on_with_other_kernels(settings: TrainSettings) -> None:
 def test_accumulation_gives_the_same_run(settings: TrainSettings, tmp_path: Path) -> None:
     # Without the scalars: at the first step their gradient is rounding noise, whose sign AdamW follows.
     plain = dataclasses.replace(
-        settings, num_iterations=3, precision="fp32", rates=Rates(scalar_lr=0.0), eval_every=-1
+        settings, num_iterations=3, precision="fp32", rates=LearningRates(scalar_lr=0.0), eval_every=-1
     )
     for rows in (8, 2):
         pretrain(dataclasses.replace(plain, out=tmp_path / str(rows), device_batch_size=rows))
@@ -207,7 +207,9 @@ def test_time_horizon_stops_and_follows_the_clock(
 def test_exploding_run_stops_with_advice(settings: TrainSettings) -> None:
     with pytest.raises(UserError, match="Lower the learning rates"):
         pretrain(
-            dataclasses.replace(settings, num_iterations=60, rates=Rates(scalar_lr=1e30), precision="fp32")
+            dataclasses.replace(
+                settings, num_iterations=60, rates=LearningRates(scalar_lr=1e30), precision="fp32"
+            )
         )
 
 

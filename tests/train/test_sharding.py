@@ -17,8 +17,8 @@ from cpplm.core.errors import UserError
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
-from cpplm.optim.lr_settings import Rates
 from cpplm.optim.muon import MuonAdamW
+from cpplm.optim.schedules import LearningRates
 from cpplm.train.distributed import DistContext
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
 from cpplm.train.sharding import (
@@ -77,7 +77,7 @@ def build(way: Way, dist: DistContext, saved: dict[str, Any]) -> tuple[Transform
     model.to_empty(device="cpu")
     load_full_state_dict(model, saved["weights"] if dist.is_first or not way.sharded else {})
     optimizer = build_optimizer(
-        model, Rates(muon_beta2=0.9), batch_tokens=2**15, process_group=dist.process_group
+        model, LearningRates(muon_beta2=0.9), batch_tokens=2**15, process_group=dist.process_group
     )
     optimizer.load_named_state(saved["state"])
     return model, optimizer
@@ -104,7 +104,7 @@ def train(
 
 def saved_by(dist: DistContext, model: Transformer, optimizer: MuonAdamW) -> dict[str, Any]:
     """This rank's share of weights and state."""
-    return {"weights": local_state_dict(model, dist), "state": optimizer.named_state(own_share=True)}
+    return {"weights": local_state_dict(model, dist), "state": optimizer.named_state(partitioned=True)}
 
 
 def together(files: list[Path]) -> dict[str, Any]:

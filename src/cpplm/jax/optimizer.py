@@ -24,9 +24,9 @@ from cpplm.jax.layers import Params
 from cpplm.jax.mesh import layers_spec, state_spec, weight_spec
 from cpplm.jax.param_stacking import abstract_params, checkpoint_names, checkpoint_shapes, is_stacked
 from cpplm.model.config import ModelConfig
-from cpplm.optim.buckets import Group
-from cpplm.optim.groups import groups_of
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.buckets import ParamGroup
+from cpplm.optim.groups import param_groups
+from cpplm.optim.schedules import LearningRates
 from cpplm.optim.update_rules import POLAR_EXPRESS
 
 State = dict[str, jax.Array]
@@ -44,7 +44,7 @@ class Optimizer:
         mesh: of chips; None for one.
     """
 
-    groups: Mapping[str, Group]
+    groups: Mapping[str, ParamGroup]
     shapes: Mapping[str, tuple[int, ...]]
     product_dtype: jnp.dtype
     mesh: Mesh | None
@@ -53,14 +53,14 @@ class Optimizer:
     def of(
         cls,
         config: ModelConfig,
-        rates: Rates,
+        rates: LearningRates,
         *,
         batch_tokens: int,
         budget: float | None,
         product_dtype: jnp.dtype,
         mesh: Mesh | None,
     ) -> Optimizer:
-        """For a model; the arguments are those of `cpplm.optim.groups.groups_of`.
+        """For a model; the arguments are those of `cpplm.optim.groups.param_groups`.
 
         Raises:
             UserError: weight decay follows a horizon that is not known.
@@ -72,7 +72,7 @@ class Optimizer:
             for stacked, those in checkpoint_names(checkpoint_shapes(config)).items()
             if stacked in learning
         }
-        groups = groups_of(
+        groups = param_groups(
             (name for those in names.values() for name in those),
             config,
             rates,
@@ -228,7 +228,7 @@ def normalize_variance(
 
 
 def _adamw(
-    group: Group,
+    group: ParamGroup,
     weight: jax.Array,
     gradient: jax.Array,
     state: State,

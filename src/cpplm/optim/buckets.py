@@ -1,21 +1,23 @@
-"""Parameters that step together: how their gradients, their state and their new values lie on the ranks.
+"""Parameter buckets: communication, sharded state and update of parameters that step together.
 
-A step is a generator that pauses where it waits for other ranks, so that another bundle computes meanwhile.
-What all of them rely on: every rank has the same bundles in the same order, and pauses at the same places.
+A step takes each bucket through three phases: `reduce_gradients` launches the averaging of gradients over the
+ranks, `update` computes new values and launches their exchange, `gather_parameters` puts them into place.
+While one bucket computes, the messages of others travel. Every rank has the same buckets in the same order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from typing_extensions import override
 
-from cpplm.optim.collectives import Ranks
+from cpplm.optim.collectives import Collectives, Handle
 from cpplm.optim.update_rules import (
     adamw_,
     adamw_rows_,
@@ -27,14 +29,15 @@ from cpplm.optim.update_rules import (
     variance_like,
 )
 
-SHARED_FROM = 2**16  # elements; below, a parameter's update costs less than another message
+SHARDED_FROM = 2**16  # elements; below, a parameter's update costs less than another message
 
-Stepping = Generator[None, None, Tensor]
-"""Pauses while messages travel; in the end, the squared norm of this rank's share of the gradient."""
+Layout = Literal["replicated", "rows", "matrices"]
+"""One kind of state on the ranks: whole on each; of each parameter, each rank's rows; or each rank's
+parameters, whole."""
 
 
 @dataclass(frozen=True)
-class Group:
+class ParamGroup:
     """Parameters that share their rates. `muon` says by which of the two rules they learn."""
 
     names: tuple[str, ...]
@@ -57,105 +60,157 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Of one step: multipliers of all groups' rates, and Muon's momentum (None: each group's own)."""
+class StepRates:
+    """Multipliers of all groups' rates in one step, and Muon's momentum (None: each group's own)."""
 
     learning_rate: float
     weight_decay: float
     momentum: float | None
 
 
-class Bundle(ABC):
+class ParamBucket(ABC):
     """Some parameters of one group, by name in order."""
 
     def __init__(
         self,
-        group: Group,
+        group: ParamGroup,
         parameters: dict[str, nn.Parameter],
-        ranks: Ranks,
+        comm: Collectives,
         states: MutableMapping[Any, dict[str, Tensor]],
         product_dtype: torch.dtype,
     ) -> None:
-        """`states` is the optimizer's: by parameter, what this rank has."""
+        """`states` is the optimizer's: this rank's tensors by parameter."""
         self.group = group
         self.parameters = parameters
-        self.ranks = ranks
+        self.comm = comm
         self.product_dtype = product_dtype
         self._states = states
+        self._handle: Handle | None = None  # of the messages of the phase before
+        self._names: list[str] = []  # parameters of this step
+        self._rates = StepRates(1.0, 1.0, None)
+
+    # ---- one step --------------------------------------------------------------------------------------
+
+    def reduce_gradients(self, rates: StepRates) -> None:
+        """Phase 1: launch the averaging of the gradients that there are over the ranks."""
+        self._names = [name for name, parameter in self.parameters.items() if parameter.grad is not None]
+        self._rates = rates
+        self._handle = self._launch_reduce()
 
     @abstractmethod
-    def step(self, names: list[str], schedule: Schedule) -> Stepping:
-        """Update those of `names`, which have a gradient."""
+    def _launch_reduce(self) -> Handle | None: ...
 
     @abstractmethod
-    def fresh_state(self, name: str) -> dict[str, Tensor]:
-        """What this rank has of one parameter's state before the first step; empty when nothing."""
+    def update(self) -> Tensor:
+        """Phase 2: wait for phase 1, compute, launch the exchange of the results.
+
+        Returns:
+            The squared norm of this rank's part of the gradient.
+        """
 
     @abstractmethod
-    def whole(self, key: str) -> list[Tensor]:
-        """One kind of state of all parameters, whole. All ranks must call it, and get it."""
+    def gather_parameters(self) -> None:
+        """Phase 3: wait for phase 2 and write the results into the parameters."""
 
-    @abstractmethod
-    def part(self, key: str, whole: Tensor) -> Tensor:
-        """Of one parameter's whole state, what this rank has."""
-
-    @abstractmethod
-    def whole_shapes(self, name: str) -> dict[str, torch.Size]:
-        """The kinds of state of one parameter, and their shapes."""
-
-    def state(self, name: str) -> dict[str, Tensor]:
-        """What this rank has of a parameter's state, made when first asked for."""
-        state = self._states[self.parameters[name]]
-        if not state:
-            state.update(self.fresh_state(name))
-        return state
+    def _received(self) -> Tensor:
+        handle, self._handle = self._handle, None
+        assert handle is not None  # noqa: S101  (the phase before launched it)
+        return handle()
 
     def _value(self, name: str) -> Tensor:
         return local(self.parameters[name].detach())
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self.parameters[name].grad
-        assert gradient is not None  # noqa: S101  (step() was told)
+        assert gradient is not None  # noqa: S101  (`names` of the step have one)
         return local(gradient)
 
+    # ---- state -----------------------------------------------------------------------------------------
 
-class Matrices(Bundle):
+    @abstractmethod
+    def state_shapes(self, name: str) -> dict[str, torch.Size]:
+        """The kinds of state of one parameter, and their full shapes."""
+
+    @abstractmethod
+    def layout(self, key: str) -> Layout:
+        """Where the ranks have one kind of state."""
+
+    @property
+    def owned(self) -> list[str]:
+        """The parameters of which this rank has what is laid out by matrices."""
+        return list(self.parameters)[self.comm.local_slice(len(self.parameters))]
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """This rank's state of a parameter, zeros before the first step; empty when it has none."""
+        state = self._states[self.parameters[name]]
+        if not state:
+            for key, shape in self.state_shapes(name).items():
+                if self.layout(key) == "matrices" and name not in self.owned:
+                    continue
+                full = self._value(name).new_empty(1, dtype=torch.float32 if key == "step" else None)
+                state[key] = torch.zeros_like(self.shard_state(key, full[0].expand(shape))).contiguous()
+        return state
+
+    def gather_state(self, key: str) -> list[Tensor]:
+        """One kind of state of all parameters, in full. All ranks must call it, and get it."""
+        layout = self.layout(key)
+        if layout == "rows":
+            sizes = {name: len(parameter) for name, parameter in self.parameters.items()}
+            return [self.comm.all_gather(self.state(name)[key], rows)() for name, rows in sizes.items()]
+        if layout == "replicated" or self.comm.world_size == 1:
+            return [self.state(name)[key] for name in self.parameters]
+        name = next(iter(self.parameters))
+        nothing = self._value(name).new_zeros((0, *self.state_shapes(name)[key]))
+        owned = [self.state(name)[key] for name in self.owned]
+        return list(self.comm.all_gather(torch.stack(owned) if owned else nothing, len(self.parameters))())
+
+    def shard_state(self, key: str, full: Tensor) -> Tensor:
+        """This rank's part of one parameter's state, given in full."""
+        return full[self.comm.local_slice(len(full))] if self.layout(key) == "rows" else full
+
+
+class MuonBucket(ParamBucket):
     """Matrices of one shape under Muon: few large products instead of many small ones.
 
-    Every rank has all of them whole, with the gradient of its own batch. Each averages, steps and keeps the
-    momentum of its share of them, then all gather the new values.
+    Every rank has all of them in full, with the gradient of its own batch. Each averages, steps and keeps the
+    momentum of the matrices that it owns, then all gather the new values.
     """
 
-    def step(self, names: list[str], schedule: Schedule) -> Stepping:
-        """See `Bundle`."""
-        mean = self.ranks.mean_share(torch.stack([self._gradient(name) for name in names]))
-        yield
-        gradients = mean()
+    @override
+    def _launch_reduce(self) -> Handle:
+        return self.comm.reduce_scatter_mean(torch.stack([self._gradient(name) for name in self._names]))
+
+    @override
+    def update(self) -> Tensor:
+        gradients = self._received()
         square = _square(gradients)
-        own = names[self.ranks.share(len(names))]
-        if own:
-            updates = self._nesterov(own, gradients, schedule)
-            for name, direction in zip(own, self._directions(own, updates), strict=True):
-                self._move(name, direction, schedule)
-        if self.ranks.count > 1:
-            mine = torch.stack([self._value(name) for name in own]) if own else gradients
-            gathered = self.ranks.gather(mine, len(names))
-            yield
-            for name, value in zip(names, gathered(), strict=True):
-                self._value(name).copy_(value)
+        owned = self._names[self.comm.local_slice(len(self._names))]
+        if owned:
+            updates = self._nesterov(owned, gradients)
+            for name, direction in zip(owned, self._directions(owned, updates), strict=True):
+                self._move(name, direction)
+        if self.comm.world_size > 1:
+            values = torch.stack([self._value(name) for name in owned]) if owned else gradients
+            self._handle = self.comm.all_gather(values, len(self._names))
         return square
 
-    def _nesterov(self, names: list[str], gradients: Tensor, schedule: Schedule) -> Tensor:
+    @override
+    def gather_parameters(self) -> None:
+        if self.comm.world_size > 1:
+            for name, value in zip(self._names, self._received(), strict=True):
+                self._value(name).copy_(value)
+
+    def _nesterov(self, names: list[str], gradients: Tensor) -> Tensor:
         """Take the gradients into the momentum and, in place, the momentum into the gradients."""
-        beta = self.group.beta1 if schedule.momentum is None else schedule.momentum
+        beta = self.group.beta1 if self._rates.momentum is None else self._rates.momentum
         for name, gradient in zip(names, gradients, strict=True):
             momentum = self.state(name)["momentum"]
             momentum.lerp_(gradient, 1 - beta)
             gradient.lerp_(momentum, beta)
         return gradients
 
-    def _directions(self, own: list[str], updates: Tensor) -> Tensor:
-        """Where whole matrices, shape (matrices, rows, columns), go by a step of rate 1."""
+    def _directions(self, owned: list[str], updates: Tensor) -> Tensor:
+        """Directions of full matrices, shape (matrices, rows, columns), for a step of rate 1."""
         group = self.group
         if group.equilibrate_rows:
             updates = equilibrate_rows(updates)
@@ -163,199 +218,157 @@ class Matrices(Bundle):
         if group.snap_norm:
             directions = snap_norm(directions)
         if group.beta2 is not None:
-            stored = [self.state(name)["second_moment"] for name in own]
+            stored = [self.state(name)["second_moment"] for name in owned]
             variances = torch.stack(stored)
             directions = normalize_variance(directions, variances, group.beta2)
             for state, variance in zip(stored, variances, strict=True):
                 state.copy_(variance)
         return directions
 
-    def _move(self, name: str, direction: Tensor, schedule: Schedule) -> None:
+    def _move(self, name: str, direction: Tensor) -> None:
         rows, columns = self.parameters[name].shape
-        rate = self.group.learning_rate * schedule.learning_rate * max(1.0, rows / columns) ** 0.5
-        decay = self.group.weight_decay * schedule.weight_decay * rate
+        rate = self.group.learning_rate * self._rates.learning_rate * max(1.0, rows / columns) ** 0.5
+        decay = self.group.weight_decay * self._rates.weight_decay * rate
         cautious_step_(self._value(name), direction, rate=rate, decay=decay)
 
-    @property
-    def own(self) -> list[str]:
-        """The matrices that this rank orthogonalises."""
-        return list(self.parameters)[self.ranks.share(len(self.parameters))]
-
-    def whole_shapes(self, name: str) -> dict[str, torch.Size]:
-        """See `Bundle`."""
+    @override
+    def state_shapes(self, name: str) -> dict[str, torch.Size]:
         parameter = self.parameters[name]
         shapes = {"momentum": parameter.shape}
         if self.group.beta2 is not None:
             shapes["second_moment"] = variance_like(torch.empty(parameter.shape, device="meta")).shape
         return shapes
 
-    def fresh_state(self, name: str) -> dict[str, Tensor]:
-        """See `Bundle`."""
-        if name not in self.own:
-            return {}
-        return {key: self._zeros(shape) for key, shape in self.whole_shapes(name).items()}
-
-    def _zeros(self, shape: torch.Size) -> Tensor:
-        return self._value(next(iter(self.parameters))).new_zeros(shape)
-
-    def whole(self, key: str) -> list[Tensor]:
-        """See `Bundle`."""
-        mine = [self.state(name)[key] for name in self.own]
-        if self.ranks.count == 1:
-            return mine
-        shape = self.whole_shapes(next(iter(self.parameters)))[key]
-        stack = torch.stack(mine) if mine else self._zeros(torch.Size((0, *shape)))
-        return list(self.ranks.gather(stack, len(self.parameters))())
-
-    def part(self, key: str, whole: Tensor) -> Tensor:
-        """See `Bundle`."""
-        del key
-        return whole
+    @override
+    def layout(self, key: str) -> Layout:
+        return "matrices"
 
 
-class ShardedMatrices(Matrices):
+class ShardedMuonBucket(MuonBucket):
     """Matrices of one shape under Muon, of which every rank has its rows, with the averaged gradient's rows.
 
-    The momentum stays where the rows are. Rows are exchanged so that each rank has its share of the matrices
-    whole, for the polar factor, and back.
+    The momentum stays where the rows are. Rows are exchanged so that each rank has the matrices that it owns
+    in full, for the polar factor, and back.
     """
 
-    def step(self, names: list[str], schedule: Schedule) -> Stepping:
-        """See `Bundle`."""
-        gradients = torch.stack([self._gradient(name) for name in names])
-        square = _square(gradients)
-        updates = self._nesterov(names, gradients, schedule)
-        exchange = self.ranks.rows_to_matrices(updates, len(self.parameters[names[0]]))
-        yield
-        updates = exchange()
-        if self.own:
-            updates = self._directions(self.own, updates)
-        exchange = self.ranks.matrices_to_rows(updates, len(names))
-        yield
-        for name, direction in zip(names, exchange(), strict=True):
-            self._move(name, direction, schedule)
-        return square
+    @override
+    def _launch_reduce(self) -> Handle:
+        gradients = torch.stack([self._gradient(name) for name in self._names])
+        self._gradient_square = _square(gradients)
+        updates = self._nesterov(self._names, gradients)
+        return self.comm.all_to_all_to_matrices(updates, len(self.parameters[self._names[0]]))
 
-    def fresh_state(self, name: str) -> dict[str, Tensor]:
-        """See `Bundle`."""
-        state = {"momentum": torch.zeros_like(self._value(name))}
-        if self.group.beta2 is not None and name in self.own:
-            state["second_moment"] = self._zeros(self.whole_shapes(name)["second_moment"])
-        return state
+    @override
+    def update(self) -> Tensor:
+        updates = self._received()
+        if self.owned:
+            updates = self._directions(self.owned, updates)
+        self._handle = self.comm.all_to_all_to_rows(updates, len(self._names))
+        return self._gradient_square
 
-    def whole(self, key: str) -> list[Tensor]:
-        """See `Bundle`."""
-        if key != "momentum":
-            return super().whole(key)
-        return [
-            self.ranks.gather(self.state(name)[key], len(parameter))()
-            for name, parameter in self.parameters.items()
-        ]
+    @override
+    def gather_parameters(self) -> None:
+        for name, direction in zip(self._names, self._received(), strict=True):
+            self._move(name, direction)
 
-    def part(self, key: str, whole: Tensor) -> Tensor:
-        """See `Bundle`."""
-        return whole[self.ranks.share(len(whole))] if key == "momentum" else whole
+    @override
+    def layout(self, key: str) -> Layout:
+        return "rows" if key == "momentum" else "matrices"
 
 
-class AdamW(Bundle):
+class AdamWBucket(ParamBucket):
     """One parameter under AdamW.
 
     Of a sharded one every rank steps its rows, with the averaged gradient's. Of a large one that every rank
-    has whole, each averages, steps and keeps the moments of its share of the rows, then all gather the new
-    ones; of a sparse gradient only the rows that any rank touched. A small one is stepped everywhere.
+    has in full, each averages, steps and keeps the moments of its rows, then all gather the new ones; of a
+    sparse gradient only the rows that any rank touched. A small one is stepped everywhere.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         ((self._name, parameter),) = self.parameters.items()
         self._sharded = isinstance(parameter, DTensor)
-        self._dealt = not self._sharded and self.ranks.count > 1 and parameter.numel() >= SHARED_FROM
+        large = self.comm.world_size > 1 and parameter.numel() >= SHARDED_FROM
+        self._divided = large and not self._sharded
 
-    def step(self, names: list[str], schedule: Schedule) -> Stepping:
-        """See `Bundle`."""
-        (name,) = names
-        value, gradient, settings = self._value(name), self._gradient(name), self._settings(schedule)
+    @override
+    def _launch_reduce(self) -> Handle | None:
+        gradient = self._gradient(self._name)
+        if gradient.is_sparse or self._sharded:
+            return None
+        reduce = self.comm.reduce_scatter_mean if self._divided else self.comm.all_reduce_mean
+        return reduce(gradient)
+
+    @override
+    def update(self) -> Tensor:
+        value, gradient = self._value(self._name), self._gradient(self._name)
         if gradient.is_sparse:
-            return self._step_rows(value, gradient.coalesce(), settings)
-        if self._sharded:
-            adamw_(value, gradient, self.state(name), **settings)
-            return _square(gradient)
-        exchange = self.ranks.mean_share(gradient) if self._dealt else self.ranks.mean(gradient)
-        yield
-        gradient, own = exchange(), self._own(value)
-        adamw_(own, gradient, self.state(name), **settings)
-        if not self._dealt:
-            return _square(gradient) / self.ranks.count  # every rank counts the same gradient
-        exchange = self.ranks.gather(own, len(value))
-        yield
-        value.copy_(exchange())
-        return _square(gradient)
+            return self._step_rows(value, gradient.coalesce())
+        if not self._sharded:
+            gradient = self._received()
+        own = self._local_rows(value)
+        adamw_(own, gradient, self.state(self._name), **self._settings())
+        if self._divided:
+            self._handle = self.comm.all_gather(own, len(value))
+        return self._square_once(gradient)
 
-    def _step_rows(self, value: Tensor, gradient: Tensor, settings: dict[str, float]) -> Tensor:
-        """A sparse gradient: the rows that any rank touched, of these the ones that this rank steps.
+    @override
+    def gather_parameters(self) -> None:
+        if self._handle is not None:
+            self._value(self._name).copy_(self._received())
 
-        It waits for its messages at once: how long they are is asked first.
+    def _step_rows(self, value: Tensor, gradient: Tensor) -> Tensor:
+        """Step this rank's part of the rows that any rank touched.
+
+        It waits for its messages at once: their lengths are exchanged first.
         """
         rows, gradients = self._mean_rows(gradient)
-        share = self.ranks.share(len(value)) if self._dealt else slice(0, len(value))
-        mine = (share.start <= rows) & (rows < share.stop)
-        rows, gradients = rows[mine], gradients[mine]
-        adamw_rows_(self._own(value), rows - share.start, gradients, self.state(self._name), **settings)
-        if not self._dealt:
-            return _square(gradients) / self.ranks.count
-        stepped, values = self.ranks.gather_any(rows), self.ranks.gather_any(value[rows])
-        value.index_copy_(0, torch.cat(stepped), torch.cat(values))
-        return _square(gradients)
+        own = self.comm.local_slice(len(value)) if self._divided else slice(0, len(value))
+        inside = (own.start <= rows) & (rows < own.stop)
+        rows, gradients = rows[inside], gradients[inside]
+        state = self.state(self._name)
+        adamw_rows_(self._local_rows(value), rows - own.start, gradients, state, **self._settings())
+        if self._divided:
+            stepped, values = self.comm.all_gather_ragged(rows), self.comm.all_gather_ragged(value[rows])
+            value.index_copy_(0, torch.cat(stepped), torch.cat(values))
+        return self._square_once(gradients)
 
     def _mean_rows(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Rows that any rank touched, ascending, and their mean over the ranks."""
         rows, values = gradient.indices()[0], gradient.values()
-        if self.ranks.count == 1:
+        if self.comm.world_size == 1:
             return rows, values
-        rows, values = torch.cat(self.ranks.gather_any(rows)), torch.cat(self.ranks.gather_any(values))
+        rows, values = (torch.cat(self.comm.all_gather_ragged(part)) for part in (rows, values))
         total = torch.sparse_coo_tensor(rows.unsqueeze(0), values, gradient.shape).coalesce()
-        return total.indices()[0], total.values().div_(self.ranks.count)
+        return total.indices()[0], total.values().div_(self.comm.world_size)
 
-    def _settings(self, schedule: Schedule) -> dict[str, float]:
+    def _square_once(self, gradient: Tensor) -> Tensor:
+        """The squared norm, divided where every rank counts the same gradient."""
+        square = _square(gradient)
+        return square if self._sharded or self._divided else square / self.comm.world_size
+
+    def _settings(self) -> dict[str, float]:
         group = self.group
-        assert group.beta2 is not None  # noqa: S101  (Group checked)
+        assert group.beta2 is not None  # noqa: S101  (ParamGroup checked)
         return {
-            "rate": group.learning_rate * schedule.learning_rate,
+            "rate": group.learning_rate * self._rates.learning_rate,
             "beta1": group.beta1,
             "beta2": group.beta2,
-            "weight_decay": group.weight_decay * schedule.weight_decay,
+            "weight_decay": group.weight_decay * self._rates.weight_decay,
         }
 
-    def _own(self, value: Tensor) -> Tensor:
-        """Of what this rank has of the values, the rows that it steps."""
-        return value[self.ranks.share(len(value))] if self._dealt else value
+    def _local_rows(self, value: Tensor) -> Tensor:
+        """The rows that this rank steps, of those that it has."""
+        return value[self.comm.local_slice(len(value))] if self._divided else value
 
-    def whole_shapes(self, name: str) -> dict[str, torch.Size]:
-        """See `Bundle`."""
+    @override
+    def state_shapes(self, name: str) -> dict[str, torch.Size]:
         shape = self.parameters[name].shape
         return {"step": torch.Size(), "first_moment": shape, "second_moment": shape}
 
-    def fresh_state(self, name: str) -> dict[str, Tensor]:
-        """See `Bundle`."""
-        own = self._own(self._value(name))
-        return {
-            "step": torch.zeros((), dtype=torch.float32, device=own.device),
-            "first_moment": torch.zeros_like(own),
-            "second_moment": torch.zeros_like(own),
-        }
-
-    def whole(self, key: str) -> list[Tensor]:
-        """See `Bundle`."""
-        mine = self.state(self._name)[key]
-        if key == "step" or not (self._sharded or self._dealt):
-            return [mine]
-        return [self.ranks.gather(mine, len(self.parameters[self._name]))()]
-
-    def part(self, key: str, whole: Tensor) -> Tensor:
-        """See `Bundle`."""
-        if key == "step" or not (self._sharded or self._dealt):
-            return whole
-        return whole[self.ranks.share(len(whole))]
+    @override
+    def layout(self, key: str) -> Layout:
+        return "rows" if key != "step" and (self._sharded or self._divided) else "replicated"
 
 
 def local(tensor: Tensor) -> Tensor:

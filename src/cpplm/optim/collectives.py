@@ -1,13 +1,13 @@
-"""The ranks that train one model together: means of gradients, and tensors split along their first dimension.
+"""Collective operations on tensors that are split by rows among the ranks that train one model together.
 
-A tensor of n rows is dealt in order, ceil(n / ranks) rows to each while there are any; FSDP2 divides a
-parameter in the same way. Parts are padded to one size, as gloo requires. Gathers and sums travel by the list
-forms of the collectives: gloo and NCCL both have them, and torch 2.13 deprecates the single-tensor forms in
-favour of names that older versions lack. All-to-all has its single-tensor form, the only one that gloo has in
+A tensor of n rows is split in order, ceil(n / world_size) rows to each rank while there are any; FSDP2 shards
+a parameter in the same way. Shards are padded to one size, as gloo requires. Reduce-scatter and all-gather
+use torch's list forms: gloo and NCCL both have them, and torch 2.13 deprecates the single-tensor forms in
+favor of names that older versions lack. All-to-all has its single-tensor form, the only one that gloo has in
 torch 2.11.
 
-An exchange is begun by one call and ended by calling what it returned, so that the messages travel meanwhile.
-All ranks must begin the same exchanges in the same order.
+Each operation is launched by the call and ends when the `Handle` that it returns is called, so that messages
+travel meanwhile. All ranks must launch the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -18,86 +18,86 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Exchange = Callable[[], Tensor]
-"""Waits for the messages and gives their result."""
+Handle = Callable[[], Tensor]
+"""Waits for an operation and returns its result."""
 
 
-class Ranks:
-    """A process group; with None, this process alone, which gets back what it passes."""
+class Collectives:
+    """Operations over a process group; with None, over this process alone, which gets back what it passes."""
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
         self._group = process_group
-        self.count = 1 if process_group is None else dist.get_world_size(process_group)
-        self.index = 0 if process_group is None else dist.get_rank(process_group)
+        self.world_size = 1 if process_group is None else dist.get_world_size(process_group)
+        self.rank = 0 if process_group is None else dist.get_rank(process_group)
 
-    def share(self, rows: int) -> slice:
-        """Which of `rows` are this rank's; none on the last ranks when there are too few."""
-        size = self._part_size(rows)
-        return slice(min(rows, self.index * size), min(rows, (self.index + 1) * size))
+    def local_slice(self, rows: int) -> slice:
+        """The part of `rows` that is this rank's; empty on the last ranks when there are too few."""
+        size = self._shard_size(rows)
+        return slice(min(rows, self.rank * size), min(rows, (self.rank + 1) * size))
 
-    def mean(self, tensor: Tensor) -> Exchange:
-        """The mean over the ranks, in place."""
-        total = self.sum(tensor)
-        return lambda: total().div_(self.count) if self.count > 1 else tensor
-
-    def sum(self, tensor: Tensor) -> Exchange:
+    def all_reduce(self, tensor: Tensor) -> Handle:
         """The sum over the ranks, in place."""
-        if self.count == 1:
+        if self.world_size == 1:
             return lambda: tensor
-        work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        return _after(work, lambda: tensor)
+        return _after(dist.all_reduce(tensor, group=self._group, async_op=True), lambda: tensor)
 
-    def mean_share(self, tensor: Tensor) -> Exchange:
+    def all_reduce_mean(self, tensor: Tensor) -> Handle:
+        """The mean over the ranks, in place."""
+        total = self.all_reduce(tensor)
+        return lambda: total().div_(self.world_size) if self.world_size > 1 else tensor
+
+    def reduce_scatter_mean(self, tensor: Tensor) -> Handle:
         """This rank's rows of the mean over the ranks."""
-        if self.count == 1:
+        if self.world_size == 1:
             return lambda: tensor
-        parts = list(self._padded(tensor).chunk(self.count))
-        mine, own = torch.empty_like(parts[0]), self.share(len(tensor))
-        work = dist.reduce_scatter(mine, parts, group=self._group, async_op=True)
-        return _after(work, lambda: mine[: own.stop - own.start].div_(self.count))
+        shards = list(self._padded(tensor).chunk(self.world_size))
+        output, own = torch.empty_like(shards[0]), self.local_slice(len(tensor))
+        work = dist.reduce_scatter(output, shards, group=self._group, async_op=True)
+        return _after(work, lambda: output[: own.stop - own.start].div_(self.world_size))
 
-    def gather(self, part: Tensor, rows: int) -> Exchange:
-        """All `rows` in order, from each rank's `share` of them."""
-        if self.count == 1:
-            return lambda: part
-        size = self._part_size(rows)
-        whole = part.new_empty((size * self.count, *part.shape[1:]))
-        parts = list(whole.chunk(self.count))
-        work = dist.all_gather(parts, _with_rows(part, size), group=self._group, async_op=True)
-        return _after(work, lambda: whole[:rows])
+    def all_gather(self, shard: Tensor, rows: int) -> Handle:
+        """All `rows` in order, from each rank's `local_slice` of them."""
+        if self.world_size == 1:
+            return lambda: shard
+        size = self._shard_size(rows)
+        full = shard.new_empty((size * self.world_size, *shard.shape[1:]))
+        outputs = list(full.chunk(self.world_size))
+        work = dist.all_gather(outputs, _with_rows(shard, size), group=self._group, async_op=True)
+        return _after(work, lambda: full[:rows])
 
-    def gather_any(self, part: Tensor) -> list[Tensor]:
-        """What each rank has, in order of rank; rows may differ in number, the rest of the shape may not."""
-        counts = self.gather(torch.tensor([len(part)], device=part.device), self.count)().tolist()
-        most = max(1, *counts)
-        padded = self.gather(_with_rows(part, most), most * self.count)()
-        return [rows[:count] for rows, count in zip(padded.split(most), counts, strict=True)]
+    def all_gather_ragged(self, shard: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, in order; they may differ in rows, not in the rest of their shapes."""
+        length = torch.tensor([len(shard)], device=shard.device)
+        lengths = self.all_gather(length, self.world_size)().tolist()
+        longest = max(1, *lengths)
+        padded = self.all_gather(_with_rows(shard, longest), longest * self.world_size)()
+        return [rows[:count] for rows, count in zip(padded.split(longest), lengths, strict=True)]
 
-    def rows_to_matrices(self, parts: Tensor, rows: int) -> Exchange:
-        """Every rank has its share of each matrix' rows; afterwards it has its share of the matrices, whole.
+    def all_to_all_to_matrices(self, shards: Tensor, rows: int) -> Handle:
+        """Exchange this rank's rows of all matrices for all rows of its `local_slice` of the matrices.
 
         Args:
-            parts: shape (matrices, this rank's rows, columns).
-            rows: of a whole matrix.
+            shards: shape (matrices, this rank's rows, columns).
+            rows: of a full matrix.
 
         Returns:
             Shape (this rank's matrices, rows, columns).
         """
-        count, _, columns = parts.shape
-        size, own = self._part_size(rows), self.share(count)
-        sent = self._padded(_with_rows(parts.transpose(0, 1), size).transpose(0, 1)).contiguous()
+        count, _, columns = shards.shape
+        size, own = self._shard_size(rows), self.local_slice(count)
+        sent = self._padded(_with_rows(shards.transpose(0, 1), size).transpose(0, 1)).contiguous()
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
 
-        def whole() -> Tensor:
-            by_sender = received.view(self.count, -1, size, columns)
-            matrices = by_sender.transpose(0, 1).reshape(-1, self.count * size, columns)
-            return matrices[: own.stop - own.start, :rows]
+        def matrices() -> Tensor:
+            by_sender = received.view(self.world_size, -1, size, columns)
+            full = by_sender.transpose(0, 1).reshape(-1, self.world_size * size, columns)
+            return full[: own.stop - own.start, :rows]
 
-        return _after(work, whole)
+        return _after(work, matrices)
 
-    def matrices_to_rows(self, matrices: Tensor, count: int) -> Exchange:
-        """The way back: from each rank's share of `count` matrices to its share of each matrix' rows.
+    def all_to_all_to_rows(self, matrices: Tensor, count: int) -> Handle:
+        """Exchange this rank's `local_slice` of `count` matrices for its rows of all of them.
 
         Args:
             matrices: shape (this rank's matrices, rows, columns).
@@ -107,23 +107,23 @@ class Ranks:
             Shape (count, this rank's rows, columns).
         """
         _, rows, columns = matrices.shape
-        size, own = self._part_size(rows), self.share(rows)
-        padded = _with_rows(matrices, self._part_size(count)).transpose(0, 1)
-        by_receiver = _with_rows(padded, size * self.count).transpose(0, 1).unflatten(1, (self.count, size))
-        sent = by_receiver.transpose(0, 1).contiguous()
+        size, own = self._shard_size(rows), self.local_slice(rows)
+        padded = _with_rows(matrices, self._shard_size(count)).transpose(0, 1)
+        by_receiver = _with_rows(padded, size * self.world_size).transpose(0, 1)
+        sent = by_receiver.unflatten(1, (self.world_size, size)).transpose(0, 1).contiguous()
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
         return _after(work, lambda: received.view(-1, size, columns)[:count, : own.stop - own.start])
 
     def _padded(self, tensor: Tensor) -> Tensor:
-        return _with_rows(tensor, self._part_size(len(tensor)) * self.count)
+        return _with_rows(tensor, self._shard_size(len(tensor)) * self.world_size)
 
-    def _part_size(self, rows: int) -> int:
-        return -(-rows // self.count)
+    def _shard_size(self, rows: int) -> int:
+        return -(-rows // self.world_size)
 
 
-def _after(work: dist.Work, result: Exchange) -> Exchange:
-    """Wait for `work`, which keeps what it sends, then `result`."""
+def _after(work: dist.Work, result: Handle) -> Handle:
+    """Wait for `work`, which keeps what it sends, then return `result`."""
 
     def wait() -> Tensor:
         work.wait()
@@ -133,7 +133,7 @@ def _after(work: dist.Work, result: Exchange) -> Exchange:
 
 
 def _with_rows(tensor: Tensor, rows: int) -> Tensor:
-    """With zeros up to `rows` rows, contiguous."""
+    """The tensor padded with zeros to `rows` rows, contiguous."""
     missing = rows - len(tensor)
     if missing == 0:
         return tensor.contiguous()

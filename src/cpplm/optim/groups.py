@@ -14,9 +14,9 @@ from torch.distributed import ProcessGroup
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.optim.buckets import Group
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.buckets import ParamGroup
 from cpplm.optim.muon import MuonAdamW
+from cpplm.optim.schedules import LearningRates
 
 REFERENCE_BATCH = 2**19  # tokens
 REFERENCE_DIM = 768
@@ -43,30 +43,30 @@ MATRIX = ("", "matrix", 1.0)
 SLOW_FIRST_MOMENT = {"embedding_scales": 0.96}  # these gradients change sign from batch to batch
 
 
-def role(name: str) -> tuple[str, str, float]:
+def param_role(name: str) -> tuple[str, str, float]:
     """Pattern, which rate, and share of it, for a parameter's name."""
     return next((entry for entry in ROLES if fnmatchcase(name, entry[0])), MATRIX)
 
 
-def groups_of(
+def param_groups(
     parameters: Iterable[str],
     config: ModelConfig,
-    rates: Rates,
+    rates: LearningRates,
     *,
     batch_tokens: int,
     budget: float | None = None,
-) -> list[Group]:
-    """What learns how.
+) -> list[ParamGroup]:
+    """The groups of parameters by rule and rate.
 
     Args:
         parameters: their names.
         config: of the model.
         rates: at the reference batch, width and depth.
         batch_tokens: per step, of all ranks together.
-        horizon: training tokens over those of the reference model; for weight decay that follows them.
+        budget: training tokens over those of the reference model, for weight decay that follows them.
 
     Raises:
-        UserError: weight decay follows a horizon that is not known.
+        UserError: weight decay follows a budget that is not known.
     """
     batch_scale = (batch_tokens / REFERENCE_BATCH) ** 0.5
     width_scale = (config.model_dim / REFERENCE_DIM) ** -0.5
@@ -87,31 +87,25 @@ def groups_of(
     }
     names_by_role: dict[tuple[str, str, float], list[str]] = {}
     for name in parameters:
-        names_by_role.setdefault(role(name), []).append(name)
+        names_by_role.setdefault(param_role(name), []).append(name)
     groups = []
-    for (pattern, rate, share), names in names_by_role.items():
-        learning_rate = base_rates[rate] * share
+    for (pattern, rate, share), members in names_by_role.items():
+        names, learning_rate = tuple(members), base_rates[rate] * share
         if rate == "matrix":
-            groups.append(
-                Group(
-                    tuple(names),
-                    muon=True,
-                    learning_rate=learning_rate,
-                    weight_decay=decay,
-                    beta2=rates.muon_beta2 or None,
-                )
+            beta2 = rates.muon_beta2 or None
+            group = ParamGroup(names, muon=True, learning_rate=learning_rate, weight_decay=decay, beta2=beta2)
+        else:
+            beta1 = SLOW_FIRST_MOMENT.get(pattern, rates.adam_beta1)
+            group = ParamGroup(
+                names, muon=False, learning_rate=learning_rate, beta1=beta1, beta2=rates.adam_beta2
             )
-            continue
-        beta1 = SLOW_FIRST_MOMENT.get(pattern, rates.adam_beta1)
-        groups.append(
-            Group(tuple(names), muon=False, learning_rate=learning_rate, beta1=beta1, beta2=rates.adam_beta2)
-        )
+        groups.append(group)
     return groups
 
 
 def build_optimizer(
     model: Transformer,
-    rates: Rates,
+    rates: LearningRates,
     *,
     batch_tokens: int,
     budget: float | None = None,
@@ -123,12 +117,12 @@ def build_optimizer(
         model: on its device.
         rates: at the reference batch, width and depth.
         batch_tokens: per step, of all ranks together.
-        horizon: see `groups_of`.
+        budget: see `param_groups`.
         process_group: of the ranks.
 
     Raises:
-        UserError: weight decay follows a horizon that is not known.
+        UserError: weight decay follows a budget that is not known.
     """
     names = (name for name, _ in model.named_parameters())
-    groups = groups_of(names, model.config, rates, batch_tokens=batch_tokens, budget=budget)
+    groups = param_groups(names, model.config, rates, batch_tokens=batch_tokens, budget=budget)
     return MuonAdamW(model, groups, product_dtype=model.compute_dtype, process_group=process_group)

@@ -2,13 +2,14 @@
 
 Muon (Jordan et al. 2024): momentum, then the nearest orthogonal matrix by Polar Express iterations (Amsel et
 al. 2025, arXiv 2505.16932), so that every singular direction of a weight learns at one rate; optionally
-NorMuon's normalisation of rows (Li et al. 2025, arXiv 2510.05491). Weight decay is cautious (arXiv
+NorMuon's normalization of rows (Li et al. 2025, arXiv 2510.05491). Weight decay is cautious (arXiv
 2510.12402). AdamW (Loshchilov and Hutter 2019) for embedding, head and scalars.
 
 Several ranks average their gradients inside `step` and divide its work and its state (ZeRO stage 1,
-Rajbhandari et al. 2020, arXiv 1910.02054): the matrices of one shape are dealt to the ranks, and so are the
-rows of large AdamW parameters; what each has updated is gathered. Small parameters are updated everywhere.
-Parameters that FSDP2 has sharded, and whose gradients it has averaged, keep their state where their rows are.
+Rajbhandari et al. 2020, arXiv 1910.02054): the matrices of one shape are divided among the ranks, and
+so are the rows of large AdamW parameters; the updated ones are gathered. Small parameters are updated
+everywhere. Parameters that FSDP2 has sharded, and whose gradients it has averaged, keep their state where
+their rows are.
 
 State is addressed by parameter name, so that a checkpoint can be read without the optimizer's history, by
 any number of ranks, sharded or not.
@@ -16,7 +17,6 @@ any number of ranks, sharded or not.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,10 +26,10 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from cpplm.core.partition import partition_by_size
-from cpplm.optim.buckets import AdamW, Bundle, Group, Matrices, Schedule, ShardedMatrices, Stepping
-from cpplm.optim.collectives import Ranks
+from cpplm.optim.buckets import AdamWBucket, MuonBucket, ParamBucket, ParamGroup, ShardedMuonBucket, StepRates
+from cpplm.optim.collectives import Collectives
 
-IN_FLIGHT = 2  # bundles, on several ranks: one computes while the other's messages travel
+IN_FLIGHT = 2  # buckets, on several ranks: one computes while the other's messages travel
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -43,7 +43,7 @@ class MuonAdamW(torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        groups: Iterable[Group],
+        groups: Iterable[ParamGroup],
         *,
         product_dtype: torch.dtype = torch.float32,
         process_group: ProcessGroup | None = None,
@@ -71,11 +71,11 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(
             [{"params": [parameters[name] for name in group.names], "group": group} for group in groups], {}
         )
-        self._ranks = Ranks(process_group)
-        self._bundles: list[Bundle] = [
-            kind(group, {name: parameters[name] for name in names}, self._ranks, self.state, product_dtype)
+        self._comm = Collectives(process_group)
+        self._buckets: list[ParamBucket] = [
+            kind(group, {name: parameters[name] for name in names}, self._comm, self.state, product_dtype)
             for group in groups
-            for kind, names in _bundles(group, parameters)
+            for kind, names in _bucket_names(group, parameters)
         ]
         self.lr_multiplier = 1.0
         self.weight_decay_multiplier = 1.0
@@ -93,56 +93,60 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("closures are not supported")
         self._check_gradients()
-        schedule = Schedule(self.lr_multiplier, self.weight_decay_multiplier, self.muon_momentum)
-        steps = (
-            bundle.step(present, schedule)
-            for bundle in self._bundles
-            if (present := [name for name, p in bundle.parameters.items() if p.grad is not None])
-        )
-        squares = _interleaved(steps, IN_FLIGHT if self._ranks.count > 1 else 1)
+        rates = StepRates(self.lr_multiplier, self.weight_decay_multiplier, self.muon_momentum)
+        active = [b for b in self._buckets if any(p.grad is not None for p in b.parameters.values())]
+        squares: list[Tensor] = []
+        in_flight = IN_FLIGHT if self._comm.world_size > 1 else 1
+        for first in range(0, len(active), in_flight):
+            buckets = active[first : first + in_flight]
+            for bucket in buckets:
+                bucket.reduce_gradients(rates)
+            squares += [bucket.update() for bucket in buckets]
+            for bucket in buckets:
+                bucket.gather_parameters()
         if squares:
-            self.gradient_norm = self._ranks.sum(torch.stack(squares).sum())().sqrt()
+            self.gradient_norm = self._comm.all_reduce(torch.stack(squares).sum())().sqrt()
 
     def _check_gradients(self) -> None:
         """Before anything changes, and before one rank waits for another."""
-        several = self._ranks.count > 1
-        for bundle in self._bundles:
-            for name, parameter in bundle.parameters.items():
+        several = self._comm.world_size > 1
+        for bucket in self._buckets:
+            for name, parameter in bucket.parameters.items():
                 gradient = parameter.grad
                 if several and gradient is None:
                     raise ValueError(f"{name} has no gradient; on several ranks every parameter needs one")
                 if gradient is None or not gradient.is_sparse:
                     continue
-                if bundle.group.muon or gradient.sparse_dim() != 1:
+                if bucket.group.muon or gradient.sparse_dim() != 1:
                     raise ValueError(f"{name} has a sparse gradient; only AdamW takes one, and only of rows")
 
     @torch.no_grad()
-    def named_state(self, *, own_share: bool = False) -> dict[str, Tensor]:
-        """All state tensors, whole, as "parameter name/state name": "momentum" and, under NorMuon, a
+    def named_state(self, *, partitioned: bool = False) -> dict[str, Tensor]:
+        """All state tensors, in full, as "parameter name/state name": "momentum" and, under NorMuon, a
         "second_moment" of one value per row or column; "step", "first_moment", "second_moment" of AdamW.
 
-        All ranks must call it, and each gets all of it unless `own_share`. On one rank the tensors are the
+        All ranks must call it, and each gets all of it unless `partitioned`. On one rank the tensors are the
         optimizer's own.
 
         Args:
-            own_share: give each rank, on the CPU, only its part of the tensors (`partition_by_size`); no
-                rank's device then holds more than one bundle of them whole.
+            partitioned: give each rank, on the CPU, only its part of the tensors (`partition_by_size`); no
+                rank's device then holds more than one bucket of them whole.
         """
         sizes = {
             f"{name}/{key}": shape.numel()
-            for bundle in self._bundles
-            for name in bundle.parameters
-            for key, shape in bundle.whole_shapes(name).items()
+            for bucket in self._buckets
+            for name in bucket.parameters
+            for key, shape in bucket.state_shapes(name).items()
         }
-        own = set(partition_by_size(sizes, self._ranks.count)[self._ranks.index])
+        own = set(partition_by_size(sizes, self._comm.world_size)[self._comm.rank])
         tensors: dict[str, Tensor] = {}
-        for bundle in self._bundles:
-            for key in bundle.whole_shapes(next(iter(bundle.parameters))):
-                for name, value in zip(bundle.parameters, bundle.whole(key), strict=True):
-                    if not own_share:
+        for bucket in self._buckets:
+            for key in bucket.state_shapes(next(iter(bucket.parameters))):
+                for name, value in zip(bucket.parameters, bucket.gather_state(key), strict=True):
+                    if not partitioned:
                         tensors[f"{name}/{key}"] = value
                     elif f"{name}/{key}" in own:
-                        tensors[f"{name}/{key}"] = value.to("cpu", copy=self._ranks.count > 1)
+                        tensors[f"{name}/{key}"] = value.to("cpu", copy=self._comm.world_size > 1)
         return tensors
 
     @torch.no_grad()
@@ -155,55 +159,40 @@ class MuonAdamW(torch.optim.Optimizer):
             ValueError: tensors of only some of the parameters, of others, or of other shapes; nothing is
                 changed then.
         """
-        names = {name for bundle in self._bundles for name in bundle.parameters}
+        names = {name for bucket in self._buckets for name in bucket.parameters}
         if tensors and {key.rpartition("/")[0] for key in tensors} != names:
             raise ValueError("the optimizer state is not that of these parameters")
-        for bundle in self._bundles:
-            for name in bundle.parameters:
-                _check_stored(bundle, name, tensors)
-        for bundle in self._bundles:
-            for name in bundle.parameters:
-                for key, target in bundle.state(name).items():
-                    whole = tensors.get(f"{name}/{key}")
-                    target.zero_() if whole is None else target.copy_(bundle.part(key, whole))
+        for bucket in self._buckets:
+            for name in bucket.parameters:
+                _check_stored(bucket, name, tensors)
+        for bucket in self._buckets:
+            for name in bucket.parameters:
+                for key, target in bucket.state(name).items():
+                    full = tensors.get(f"{name}/{key}")
+                    target.zero_() if full is None else target.copy_(bucket.shard_state(key, full))
 
 
-def _check_stored(bundle: Bundle, name: str, tensors: dict[str, Tensor]) -> None:
-    """Whether `tensors` has the state of one parameter; all of it may be missing, and so may NorMuon's."""
-    for key, shape in bundle.whole_shapes(name).items():
-        whole = tensors.get(f"{name}/{key}")
-        if whole is None and (not tensors or (bundle.group.muon and key == "second_moment")):
+def _check_stored(bucket: ParamBucket, name: str, tensors: dict[str, Tensor]) -> None:
+    """Check that `tensors` has one parameter's state; all of it may be missing, and so may NorMuon's."""
+    for key, shape in bucket.state_shapes(name).items():
+        full = tensors.get(f"{name}/{key}")
+        if full is None and (not tensors or (bucket.group.muon and key == "second_moment")):
             continue
-        if whole is None or whole.shape != shape:
+        if full is None or full.shape != shape:
             raise ValueError(f"the optimizer state has no {name}/{key} of this parameter's shape")
 
 
-def _bundles(group: Group, parameters: dict[str, nn.Parameter]) -> list[tuple[type[Bundle], list[str]]]:
-    """What steps together: under Muon all matrices of one shape, under AdamW each parameter alone."""
+def _bucket_names(
+    group: ParamGroup, parameters: dict[str, nn.Parameter]
+) -> list[tuple[type[ParamBucket], list[str]]]:
+    """The buckets of a group: under Muon all matrices of one shape, under AdamW each parameter alone."""
     if not group.muon:
-        return [(AdamW, [name]) for name in group.names]
-    alike: dict[tuple[type[Bundle], torch.Size], list[str]] = {}
+        return [(AdamWBucket, [name]) for name in group.names]
+    by_shape: dict[tuple[type[ParamBucket], torch.Size], list[str]] = {}
     for name in group.names:
         parameter = parameters[name]
         if parameter.dim() != 2:
             raise ValueError(f"Muon learns matrices, and {name} has the shape {tuple(parameter.shape)}")
-        kind = ShardedMatrices if isinstance(parameter, DTensor) else Matrices
-        alike.setdefault((kind, parameter.shape), []).append(name)
-    return [(kind, names) for (kind, _), names in alike.items()]
-
-
-def _interleaved(steps: Iterable[Stepping], in_flight: int) -> list[Tensor]:
-    """What the steps return. So many run at once, in turn, each up to where it waits for other ranks."""
-    waiting, results = iter(steps), list[Tensor]()
-    running: deque[Stepping] = deque()
-    while True:
-        while len(running) < in_flight and (step := next(waiting, None)) is not None:
-            running.append(step)
-        if not running:
-            return results
-        step = running.popleft()
-        try:
-            next(step)
-            running.append(step)
-        except StopIteration as end:
-            results.append(end.value)
+        kind = ShardedMuonBucket if isinstance(parameter, DTensor) else MuonBucket
+        by_shape.setdefault((kind, parameter.shape), []).append(name)
+    return [(kind, names) for (kind, _), names in by_shape.items()]

@@ -23,7 +23,7 @@ from typing_extensions import override
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device
 from cpplm.core.settings import flatten
-from cpplm.optim.collectives import Ranks
+from cpplm.optim.collectives import Collectives
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 # Of one exchange: the others wait while the first rank waits for its checkpoint or compiles alone.
@@ -160,19 +160,22 @@ class TorchDistContext(DistContext):
         if self.process_group is None:
             return [value]
         data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
-        return [json.loads(bytes(part.tolist())) for part in Ranks(self.process_group).gather_any(data)]
+        return [
+            json.loads(bytes(part.tolist()))
+            for part in Collectives(self.process_group).all_gather_ragged(data)
+        ]
 
     @override
     def sync_stop_and_clock(self, *, stopping: bool, seconds: float) -> tuple[bool, float]:
         if self.process_group is None:
             return stopping, seconds
         values = torch.tensor([[float(stopping), seconds]], dtype=torch.float64, device=self.device)
-        values = Ranks(self.process_group).gather(values, self.world_size)()
+        values = Collectives(self.process_group).all_gather(values, self.world_size)()
         return bool(values[:, 0].any()), float(values[0, 1])
 
     @override
     def mean(self, tensor: Tensor) -> Tensor:
-        return Ranks(self.process_group).mean(tensor)()
+        return Collectives(self.process_group).all_reduce_mean(tensor)()
 
 
 SINGLE_PROCESS = TorchDistContext(0, 1, torch.device("cpu"), None)

@@ -23,8 +23,8 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.chunked_loss import chunk_rows
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.optim.buckets import SHARED_FROM
-from cpplm.optim.groups import MATRIX, role
+from cpplm.optim.buckets import SHARDED_FROM
+from cpplm.optim.groups import MATRIX, param_role
 from cpplm.optim.muon import IN_FLIGHT
 from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import replicated_params
@@ -248,10 +248,10 @@ def _optimizer(shares: _RankParameters, plan: MemoryPlan) -> tuple[int, int]:
     alike: dict[tuple[bool, torch.Size], int] = {}
     for name, parameter in shares.parameters.items():
         sharded = name in shares.sharded
-        if role(name) == MATRIX:
+        if param_role(name) == MATRIX:
             alike[sharded, parameter.shape] = alike.get((sharded, parameter.shape), 0) + 1
             continue
-        dealt = shares.ranks > 1 and parameter.numel() >= SHARED_FROM
+        dealt = shares.ranks > 1 and parameter.numel() >= SHARDED_FROM
         state += 2 * (shares.rows(parameter) if sharded or dealt else parameter.numel()) + 1
     stacks = []
     for (sharded, (rows, columns)), count in alike.items():

@@ -15,8 +15,7 @@ from cpplm.dataloader.fim import FimSettings
 from cpplm.dataloader.settings import DataSettings
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings, KernelSettings
-from cpplm.optim.lr_settings import Rates
-from cpplm.optim.schedules import Schedule
+from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 MESH_AXES = ("data", "fsdp", "context", "model")
@@ -142,7 +141,7 @@ class TrainSettings:
     what it computes in a second)."""
     total_batch_size: int = -1
     """Tokens per optimizer step, reached by several forward passes (-1 = what suits the model's size)."""
-    rates: Annotated[Rates, group("learning rate")] = field(default_factory=Rates)
+    rates: Annotated[LearningRates, group("learning rate")] = field(default_factory=LearningRates)
     """Learning rates."""
     schedule: Schedule = field(default_factory=Schedule)
     """How they change during the run."""

@@ -161,7 +161,7 @@ class TorchTrainModule(TrainModule):
     @override
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gather both from all ranks."""
-        return local_state_dict(self.model, self._dist), self._optimizer.named_state(own_share=True)
+        return local_state_dict(self.model, self._dist), self._optimizer.named_state(partitioned=True)
 
     @override
     def peak_memory(self) -> int:

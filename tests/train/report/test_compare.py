@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.optim.lr_settings import Rates
+from cpplm.optim.schedules import LearningRates
 from cpplm.train.pretrain import pretrain
 from cpplm.train.report.compare import Comparison, compare, find_runs, read_runs, write_comparison
 from cpplm.train.report.log_reader import RunHistory
@@ -77,12 +77,14 @@ def test_the_page_of_real_runs_shows_what_differs(
     settings: TrainSettings,
     tmp_path: Path,
 ) -> None:
-    other = dataclasses.replace(settings, out=tmp_path / "other", rates=Rates(matrix_lr=0.25), save_every=4)
+    other = dataclasses.replace(
+        settings, out=tmp_path / "other", rates=LearningRates(matrix_lr=0.25), save_every=4
+    )
     for each in (settings, other):
         pretrain(each)
     histories = read_runs([str(settings.out), str(other.out)])
     found = compare(histories)
-    defaults = Rates()
+    defaults = LearningRates()
     assert found.differences == {
         "rates.matrix_lr": [0.5, 0.25],
         "rates.embedding_lr": [5.0, defaults.embedding_lr],
