@@ -59,11 +59,6 @@ def test_all_that_a_request_may_have_is_passed_on(engine: Engine) -> None:
     assert request.settings == SamplingSettings()
 
 
-def test_a_users_parts_are_joined(engine: Engine) -> None:
-    parts = [{"type": "text", "text": "12*"}, {"type": "text", "text": "34?"}]
-    assert chat_request(engine, [{"role": "user", "content": parts}]) == chat_request(engine, [USER])
-
-
 def test_a_tools_answer_is_a_part_of_the_assistants_turn(engine: Engine) -> None:
     """The prompt ends within the turn: the model goes on as it learned."""
     learned = {"role": "assistant", "content": LEARNED["where?"]}
@@ -114,46 +109,41 @@ def test_a_long_conversation_loses_its_beginning(engine: Engine) -> None:
     assert len(request.ids) == CONTEXT // 2
 
 
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        ([], "not one to answer"),
-        ([SYSTEM], "not one to answer"),
-        ([USER, ANSWER], "not one to answer"),
-        ([USER, USER], "User and assistant take turns"),
-        ([ANSWER, USER], "User and assistant take turns"),
-        ([USER, SYSTEM, USER], "User and assistant take turns"),
-        (["hello"], "message 0 has the role None"),
-        ([{"content": "x"}], "message 0 has the role None"),
-        ([USER, {"role": "robot", "content": "x"}], "role 'robot'"),
-        ([{"role": "user"}], "message 0: the content is a string"),
-        ([{"role": "user", "content": None}], "message 0"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "parts of the type text"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "parts of the type text"),
-        ([USER, {"role": "assistant", "content": 3}, USER], "message 1: an assistant's content"),
-        ([USER, {"role": "assistant", "content": [{"type": "audio", "text": ""}]}, USER], "Types: text"),
-        ([result("x", "a")], "answers no call"),
-        ([USER, result("x")], "answers no call"),
-        ([USER, assistant("", call("a")), result("x", "b")], "message 2 answers no call"),
-        ([USER, assistant("", call("a")), result("x", "a"), result("x", "a")], "message 3 answers no call"),
-        ([USER, assistant("", call("a")), USER], "message 2 stands before the answer"),
-        ([USER, assistant("", call("a"), call("b")), result("x", "a")], "not one to answer"),
-        ([USER, assistant("", call("a")), result(None, "a")], "message 2: the content"),
-        ([USER, assistant("", {"id": "a"}), result("x")], "message 1 has a call"),
-        ([USER, assistant("", "a"), result("x")], "message 1 has a call"),
-        (
-            [USER, assistant("", {"id": "a", "function": {"name": "f", "arguments": "{"}}), USER],
-            "message 1 has a call",
-        ),
-        (
-            [USER, assistant("", {"id": "a", "function": {"name": "f", "arguments": "[1]"}}), USER],
-            "message 1 has a call",
-        ),
-        ([USER, assistant("", call("a", x=[1])), USER], "arguments of tools"),
-        ([USER, assistant("", call("a", x=1.5)), USER], "arguments"),
-        ([USER, assistant("", call(3)), USER], "arguments"),
-        ([USER, {**assistant(""), "tool_calls": 3}, USER], "message 1"),  # type: ignore[arg-type]
+REFUSED: dict[str, list[Any]] = {
+    "not one to answer": [
+        [], [SYSTEM], [USER, ANSWER], [USER, assistant("", call("a"), call("b")), result("x", "a")],
     ],
+    "User and assistant take turns": [[USER, USER], [ANSWER, USER], [USER, SYSTEM, USER]],
+    "message 0 has the role None": [["hello"], [{"content": "x"}]],
+    "role 'robot'": [[USER, {"role": "robot", "content": "x"}]],
+    "message 0: the content is a string": [[{"role": "user"}], [{"role": "user", "content": None}]],
+    "parts of the type text": [
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+    ],
+    "message 1: an assistant's content": [
+        [USER, {"role": "assistant", "content": 3}, USER], [USER, {**assistant(""), "tool_calls": 3}, USER],
+    ],
+    "Types: text": [[USER, {"role": "assistant", "content": [{"type": "audio", "text": ""}]}, USER]],
+    "answers no call": [
+        [result("x", "a")], [USER, result("x")], [USER, assistant("", call("a")), result("x", "b")],
+        [USER, assistant("", call("a")), result("x", "a"), result("x", "a")],
+    ],
+    "message 2 stands before the answer": [[USER, assistant("", call("a")), USER]],
+    "message 2: the content": [[USER, assistant("", call("a")), result(None, "a")]],
+    "message 1 has a call": [
+        [USER, assistant("", each), result("x")]
+        for each in ({"id": "a"}, "a", {"id": "a", "function": {"name": "f", "arguments": "{"}},
+                     {"id": "a", "function": {"name": "f", "arguments": "[1]"}})
+    ],
+    "arguments of tools": [
+        [USER, assistant("", each), USER] for each in (call("a", x=[1]), call("a", x=1.5), call(3))
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"), [(each, message) for message, many in REFUSED.items() for each in many]
 )
 def test_messages_that_are_refused(engine: Engine, messages: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -205,10 +195,3 @@ def test_the_last_question_may_be_taken_back(engine: Engine) -> None:
     conversation.clear()
     assert conversation.add_turn("one") == first
     assert first.ids == chat_request(engine, [SYSTEM, {"role": "user", "content": "one"}]).ids
-
-
-def test_a_question_that_is_refused_is_not_kept(engine: Engine) -> None:
-    conversation = Conversation(engine, GREEDY)
-    with pytest.raises(UserError):
-        conversation.add_turn(None)  # type: ignore[arg-type]
-    assert conversation.messages == []

@@ -16,7 +16,8 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy, naive
 from tests.model.features import DECODED, random_model
 
-EACH = pytest.mark.parametrize("config", DECODED.values(), ids=DECODED.keys())
+NAMES = ("plain", "swiglu", "all", "all, local")
+EACH = pytest.mark.parametrize("config", [DECODED[name] for name in NAMES], ids=NAMES)
 
 
 def engine_of(config: ModelConfig, tokenizer: Tokenizer, device: str = "cpu") -> Engine:

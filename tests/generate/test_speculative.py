@@ -174,16 +174,6 @@ def test_lookup_finds_what_came_last(tokenizer: Tokenizer) -> None:
     assert draft([1, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5]
 
 
-def test_many_samples_are_not_drafted_for(tokenizer: Tokenizer) -> None:
-    engine = engine_of(with_head(CONFIGS["plain"]), tokenizer)
-    for kind in ("lookup", "heads"):
-        scheduler = engine.scheduler(SchedulerLimits(draft=DraftSettings(kind, max_batch=2)))
-        request = GenerationRequest((BOS, 80), SamplingSettings(8, 1.0, 5), num_samples=3)
-        done, _ = run(scheduler, request)
-        assert scheduler.num_drafted == 0
-        assert done == run(engine.scheduler(), request)[0]
-
-
 def test_a_model_without_heads_is_told_apart(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="no head"):
         engine_of(CONFIGS["plain"], tokenizer).scheduler(SchedulerLimits(draft=HEADS))

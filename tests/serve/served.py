@@ -15,9 +15,9 @@ import pytest
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.serve.app import Application, build
-from cpplm.serve.async_engine import Driver
-from cpplm.serve.model_info import ServedModel
-from cpplm.serve.server import Server, listen
+from cpplm.serve.async_engine import AsyncEngine
+from cpplm.serve.request_builder import ServedModel
+from cpplm.serve.server import UvicornServer, listen
 from cpplm.serve.settings import BatchSettings, NetworkSettings, RequestSettings, ServeSettings
 from cpplm.train.checkpoint.format import Stage
 
@@ -32,12 +32,12 @@ class Served:
 
     url: str
     application: Application
-    server: Server
+    server: UvicornServer
     http: httpx2.Client
 
     @property
-    def driver(self) -> Driver:
-        return self.application.service.driver
+    def engine(self) -> AsyncEngine:
+        return self.application.service.engine
 
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
         return self.http.post(path, json=body, **options)
@@ -56,29 +56,29 @@ class Served:
 
     def slow_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """No request ends by itself before a browser has looked."""
-        step = self.driver.scheduler.step
+        step = self.engine.scheduler.step
 
         def slow() -> list[Any]:
             time.sleep(0.005)
             return step()
 
-        monkeypatch.setattr(self.driver.scheduler, "step", slow)
+        monkeypatch.setattr(self.engine.scheduler, "step", slow)
 
     def settle(self) -> None:
         """Wait until nothing is under way; no block of the cache is held then."""
-        wait_for(lambda: not self.application.gate.active and self.driver.scheduler.idle)
-        assert_nothing_held(self.driver)
+        wait_for(lambda: not self.application.gate.num_active and self.engine.scheduler.idle)
+        assert_nothing_held(self.engine)
 
 
-def assert_nothing_held(driver: Driver) -> None:
+def assert_nothing_held(driver: AsyncEngine) -> None:
     scheduler = driver.scheduler
     assert scheduler.idle
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
     assert scheduler.cache.num_used_blocks == 0
     assert scheduler._free_blocks == scheduler._blocks
-    assert not driver._by_ticket
-    assert not driver._scorings
-    assert not driver._open
+    assert not driver._by_id
+    assert not driver._scorers
+    assert not driver._streams
 
 
 def wait_for(happened: Callable[[], bool], patience: float = PATIENCE) -> None:
@@ -101,7 +101,7 @@ def serving(
     model = ServedModel(engine, NAME, supports_fim, stage, settings.model.run, created=1_700_000_000)
     application = build(model, settings)
     bound, url = listen(network)
-    server = Server(application, settings)
+    server = UvicornServer(application, settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])), name="server")
     thread.start()
     try:
@@ -112,8 +112,8 @@ def serving(
         server.stop()
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    assert_nothing_held(application.service.driver)
-    assert not application.service.driver.alive
+    assert_nothing_held(application.service.engine)
+    assert not application.service.engine.alive
 
 
 def events(response: httpx2.Response) -> list[str]:

@@ -12,9 +12,8 @@ import pytest
 
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import SamplingSettings
-from cpplm.serve.api.infill import Enough, surroundings
-from cpplm.serve.model_info import ServedModel
-from cpplm.serve.request_validation import Planner
+from cpplm.serve.api.infill import InfillStop, infill_context
+from cpplm.serve.request_builder import RequestBuilder, ServedModel
 from cpplm.serve.settings import RequestSettings
 from cpplm.tokenizer.special_tokens import BOS, FIM_PREFIX
 from tests.serve.served import NAME, Served, chunks, error_of, events, serving
@@ -70,7 +69,7 @@ def test_what_is_read_ahead_stays_read(served: Served) -> None:
     answer = served.post("/infill", ahead).json()
     assert (answer["content"], answer["tokens_predicted"]) == ("", 0)
     served.settle()
-    tokenizer, scheduler = served.driver.engine.tokenizer, served.driver.scheduler
+    tokenizer, scheduler = served.engine.engine.tokenizer, served.engine.scheduler
     extra = tokenizer.encode("".join(each["text"] + "\n" for each in EXTRA * 3))
     body = llama_vscode(input_extra=EXTRA * 3)
     assert served.post("/infill", body).status_code == 200
@@ -95,16 +94,6 @@ def test_any_model_goes_on_at_the_end_of_a_file(engine: Engine, suffix: dict[str
         long = other.post("/infill", {**body, "input_prefix": PREFIX * 40}).json()
         assert (long["truncated"], long["tokens_predicted"]) == (True, 12)
         error_of(other.post("/infill", {**body, "input_suffix": SUFFIX}), 400, "no_fill_in")
-
-
-def test_an_older_plug_in(served: Served) -> None:
-    """It asks for one token where newer ones ask for none."""
-    body = {
-        "input_prefix": "", "input_suffix": "", "input_extra": EXTRA, "prompt": "", "n_predict": 1,
-        "top_k": 40,        "top_p": 0.99, "stream": False, "samplers": ["temperature"], "cache_prompt": True,
-        "t_max_prompt_ms": 1,        "t_max_predict_ms": 1,
-    }  # fmt: skip
-    assert served.post("/infill", body).json()["tokens_predicted"] >= 1
 
 
 def test_only_some_fields(served: Served) -> None:
@@ -185,19 +174,6 @@ def test_continue_fills_in(served: Served, engine: Engine) -> None:
     assert found[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_mistrals_own_client_may_ask_for_a_whole_answer(served: Served) -> None:
-    body = continue_fim(stream=False, random_seed=3, min_tokens=0, top_p=1, metadata=None)
-    found = served.post("/v1/fim/completions", body).json()
-    assert found["choices"][0]["message"]["role"] == "assistant"
-    assert found["usage"]["completion_tokens"] == 24
-    again = served.post("/v1/fim/completions", body).json()
-    assert again["choices"][0]["message"]["content"] == found["choices"][0]["message"]["content"]
-
-
-def test_continue_at_the_end_of_a_file(served: Served) -> None:
-    assert chunks(served.post("/v1/fim/completions", continue_fim(suffix="")))
-
-
 def test_continue_chats(served: Served) -> None:
     body = {
         "messages": [{"role": "user", "content": "hello"}], "model": NAME, "max_tokens": 16, "stream": True,
@@ -205,11 +181,6 @@ def test_continue_chats(served: Served) -> None:
     }  # fmt: skip
     found = chunks(served.post("/v1/chat/completions", body))
     assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-
-
-def test_continue_needs_to_know_the_context(served: Served) -> None:
-    text = "int x; " * 400
-    error_of(served.post("/v1/fim/completions", continue_fim(prompt=text)), 400, "context_length_exceeded")
 
 
 # ---- where a suggestion ends ------------------------------------------------------------------------------
@@ -227,32 +198,32 @@ def test_continue_needs_to_know_the_context(served: Served) -> None:
     ],
 )
 def test_lines_that_are_indented_less(indent: int, text: str, cut: str) -> None:
-    enough = Enough(indent, 0)
+    enough = InfillStop(indent, 0)
     assert enough.cut(text) == cut
     assert enough(text) == (cut != text)
 
 
 def test_time_is_up_behind_a_line_only() -> None:
-    enough = Enough(0, 1e-9)
+    enough = InfillStop(0, 1e-9)
     assert not enough("int x")
     assert enough("int x;\n")
-    assert not Enough(0, 0)("int x;\n")
-    assert not Enough(0, 60_000)("int x;\n")
+    assert not InfillStop(0, 0)("int x;\n")
+    assert not InfillStop(0, 60_000)("int x;\n")
 
 
 # ---- what fits --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def planner(engine: Engine) -> Planner:
-    return Planner(ServedModel(engine, NAME, True, "base", "run", 0), RequestSettings())
+def builder(engine: Engine) -> RequestBuilder:
+    return RequestBuilder(ServedModel(engine, NAME, True, "base", "run", 0), RequestSettings())
 
 
 @pytest.mark.parametrize("room", [0, 5, 40, 100, 230, 1000])
-def test_surroundings_fit_and_are_the_nearest(planner: Planner, engine: Engine, room: int) -> None:
+def test_surroundings_fit_and_are_the_nearest(builder: RequestBuilder, engine: Engine, room: int) -> None:
     prefix, suffix = "".join(map(cpp_document, range(5))), "".join(map(cpp_document, range(5, 9)))
     extras = ["int oldest;", "int old;", "int new_one;"]
-    found = surroundings(planner, extras, prefix, suffix, room)
+    found = infill_context(builder, extras, prefix, suffix, room)
     tokens = len(engine.tokenizer.encode(found.prefix)) + len(engine.tokenizer.encode(found.suffix))
     assert tokens <= room + 4  # cut texts may take a token more
     assert suffix.encode().startswith(found.suffix)
@@ -266,17 +237,11 @@ def test_surroundings_fit_and_are_the_nearest(planner: Planner, engine: Engine, 
         assert len(taken) == 3
 
 
-def test_short_surroundings_are_whole(planner: Planner) -> None:
-    found = surroundings(planner, ["int a;"], PREFIX, SUFFIX, 200)
-    assert (found.prefix.decode(), found.suffix.decode()) == (f"int a;\n{PREFIX}", SUFFIX)
-    assert found.truncated is False
-
-
-def test_extras_stay_the_same_while_somebody_types(planner: Planner) -> None:
+def test_extras_stay_the_same_while_somebody_types(builder: RequestBuilder) -> None:
     extras = [cpp_document(n)[:60] for n in range(9)]
     begins = set()
     for length in range(1, 400, 13):
-        found = surroundings(planner, extras, cpp_document(4)[:length], SUFFIX, 240)
+        found = infill_context(builder, extras, cpp_document(4)[:length], SUFFIX, 240)
         begins.add(found.prefix[:60])
     assert len(begins) == 1
 

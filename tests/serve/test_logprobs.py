@@ -3,31 +3,30 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import GenerationRequest, SequenceState, TokenLogprob
 from cpplm.generate.settings import SamplingSettings
-from cpplm.serve.logprobs import Token, TokenTrail, for_chat, for_completions, prompt_tokens
+from cpplm.serve.logprobs import ListedToken, LogprobBuffer, chat_logprobs, completion_logprobs, prompt_tokens
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
-def trailed(
+def listed(
     tokenizer: Tokenizer, request: GenerationRequest, ids: list[int]
-) -> tuple[str, list[Token], bool]:
+) -> tuple[str, list[ListedToken], bool]:
     """Text and tokens of a continuation, as a server shows them step by step, and whether it has ended."""
-    sample, trail = (
-        SequenceState(tokenizer, request, 0, 1000),
-        TokenTrail(tokenizer, skip=len(request.prefix)),
-    )
-    text, tokens = "", list[Token]()
+    state = SequenceState(tokenizer, request, 0, 1000)
+    buffer = LogprobBuffer(tokenizer, skip=len(request.prefix))
+    text, tokens = "", list[ListedToken]()
     for id_ in ids:
-        shown = sample.append(id_)
-        if sample.finish_reason != "end":
-            trail.push(TokenLogprob(id_, -1.0, ((id_, -1.0),)))
+        shown = state.append(id_)
+        completion = None if state.finish_reason is None else state.completion()
+        logprob = TokenLogprob(id_, -1.0, ((id_, -1.0),))
+        tokens += buffer.append(TokenEvent(0, 0, shown, completion, completion is not None, logprob))
         text += shown
-        tokens += trail.show(len(shown), last=sample.finish_reason is not None)
-        if sample.finish_reason is not None:
-            break
-    return text, tokens, sample.finish_reason is not None
+        if completion is not None:
+            return text, tokens, True
+    return text, tokens, False
 
 
 @given(st.data())
@@ -38,7 +37,7 @@ def test_tokens_spell_the_text(tokenizer: Tokenizer, data: st.DataObject) -> Non
     stop = data.draw(st.sampled_from([whole[place : place + 2] for place in range(len(whole))] or ["x"]))
     stops = (stop,) if stop and data.draw(st.booleans()) else ()
     request = GenerationRequest((BOS,), SamplingSettings(1000, stop=stops))
-    text, tokens, stopped = trailed(tokenizer, request, ids)
+    text, tokens, stopped = listed(tokenizer, request, ids)
     spelt = b"".join(token.data for token in tokens).decode("utf-8", "replace")
     if stops and not stopped:  # a token of which a part may begin the stop text is shown with the next one
         assert text.startswith(spelt.rstrip("\ufffd"))
@@ -55,7 +54,7 @@ def test_tokens_spell_the_text(tokenizer: Tokenizer, data: st.DataObject) -> Non
 def test_what_spells_the_prompts_end_is_left_out(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("return value;")
     request = GenerationRequest((BOS,), SamplingSettings(100), prefix=b"ret")
-    text, tokens, _ = trailed(tokenizer, request, ids)
+    text, tokens, _ = listed(tokenizer, request, ids)
     assert text == "urn value;"
     assert b"".join(token.data for token in tokens) == b"urn value;"
     assert tokens[0].offset == 0
@@ -64,11 +63,11 @@ def test_what_spells_the_prompts_end_is_left_out(tokenizer: Tokenizer) -> None:
 def test_parts_of_characters(tokenizer: Tokenizer) -> None:
     """They are named as OpenAI does, and the whole of them is one character of the text."""
     ids = [tokenizer.ids[bytes([value])] for value in "é!".encode()]
-    text, tokens, _ = trailed(tokenizer, GenerationRequest((BOS,)), ids)
+    text, tokens, _ = listed(tokenizer, GenerationRequest((BOS,)), ids)
     assert text == "é!"
-    assert for_completions(tokens).tokens == ["bytes:\\xc3", "bytes:\\xa9", "!"]
-    assert for_completions(tokens).text_offset == [0, 0, 1]
-    assert [each.bytes for each in for_chat(tokens)] == [[0xC3], [0xA9], [0x21]]
+    assert completion_logprobs(tokens).tokens == ["bytes:\\xc3", "bytes:\\xa9", "!"]
+    assert completion_logprobs(tokens).text_offset == [0, 0, 1]
+    assert [each.bytes for each in chat_logprobs(tokens)] == [[0xC3], [0xA9], [0x21]]
 
 
 def test_tokens_of_a_prompt(tokenizer: Tokenizer) -> None:

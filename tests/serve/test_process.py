@@ -67,7 +67,7 @@ def test_sigterm_under_load(run: Path) -> None:
     with serve(run, "--grace", "600", "--json") as (process, http), ThreadPoolExecutor(8) as pool:
         assert http.get("/v1/models").json()["data"][0]["id"] == f"{run.parent.name}/run:1"
         streams = [pool.submit(http.post, "/v1/completions", json=LONG) for _ in range(6)]
-        wait_for(lambda: b"cpplm_samples_writing 6.0" in http.get("/metrics").content)
+        wait_for(lambda: b"cpplm_num_samples_running 6.0" in http.get("/metrics").content)
         process.send_signal(signal.SIGTERM)
         wait_for(lambda: http.get("/health").status_code == 503)
         assert http.get("/health").json() == {"status": "stopping"}
@@ -84,7 +84,7 @@ def test_sigterm_under_load(run: Path) -> None:
         assert code == 0, stderr
         assert "stopping: 6 requests" in stderr
         assert "Traceback" not in stderr
-        assert json.loads(stdout.splitlines()[-1])["written_tokens"] >= 6
+        assert json.loads(stdout.splitlines()[-1])["generated_tokens"] >= 6
 
 
 @pytest.mark.slow
@@ -92,24 +92,12 @@ def test_what_takes_too_long_is_cut(run: Path) -> None:
     with serve(run, "--grace", "0.5") as (process, http), ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(http.post, "/v1/completions", json=ENDLESS) for _ in range(3)]
         whole = pool.submit(http.post, "/v1/completions", json={**ENDLESS, "stream": False})
-        wait_for(lambda: b"cpplm_samples_writing 4.0" in http.get("/metrics").content)
+        wait_for(lambda: b"cpplm_num_samples_running 4.0" in http.get("/metrics").content)
         process.send_signal(signal.SIGTERM)
         for stream in streams:
             last = json.loads(events(stream.result()).pop())
             assert last["error"]["code"] == "stopping"
         error_of(whole.result(), 503, "stopping")
-        assert ended(process)[0] == 0
-
-
-@pytest.mark.slow
-def test_a_second_signal_does_not_wait(run: Path) -> None:
-    with serve(run, "--grace", "600") as (process, http), ThreadPoolExecutor(8) as pool:
-        stream = pool.submit(http.post, "/v1/completions", json=ENDLESS)
-        wait_for(lambda: b"cpplm_first_token_seconds_count 1.0" in http.get("/metrics").content)
-        process.send_signal(signal.SIGINT)
-        wait_for(lambda: http.get("/health").status_code == 503)
-        process.send_signal(signal.SIGINT)
-        assert json.loads(events(stream.result()).pop())["error"]["code"] == "stopping"
         assert ended(process)[0] == 0
 
 

@@ -54,8 +54,7 @@ def test_every_operation_is_asked(api: Any) -> None:
         (*operation, mode)
         for operation in OPERATIONS
         for mode in GenerationMode
-        if mode == GenerationMode.POSITIVE
-        or "POST" in operation  # the others take nothing that could be wrong
+        if "POST" in operation  # the others take nothing that could be wrong
     ],
     ids=str,
 )
@@ -63,13 +62,13 @@ def test_any_request(api: Any, fuzzed: Served, path: str, method: str, mode: Gen
     """What the schema allows may still be too long, or ask for several things that exclude each other."""
     operation = api[path][method]
 
-    @hypothesis.settings(max_examples=40, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.settings(max_examples=12, suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(st.data())
     def asked(data: st.DataObject) -> None:
         case = data.draw(operation.as_strategy(generation_mode=mode))
         response = case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=30)
         assert response.status_code not in {500, 504}
 
-    before = fuzzed.driver.failures
+    before = fuzzed.engine.num_failures
     asked()
-    assert fuzzed.driver.failures == before
+    assert fuzzed.engine.num_failures == before

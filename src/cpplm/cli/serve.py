@@ -6,7 +6,7 @@ import contextlib
 
 from cpplm.cli.report import Report
 from cpplm.generate.load import load_engine
-from cpplm.serve.model_info import ServedModel
+from cpplm.serve.request_builder import ServedModel
 from cpplm.serve.server import listen, serve_until_stopped
 from cpplm.serve.settings import ServeSettings
 
@@ -17,7 +17,7 @@ def serve(settings: ServeSettings) -> Report:
     bound, url = listen(settings.network)
     with contextlib.closing(bound):
         engine, checkpoint = load_engine(settings.model)
-        model = ServedModel.of(engine, checkpoint, settings)
+        model = ServedModel.from_checkpoint(engine, checkpoint, settings)
         figures = serve_until_stopped(model, settings, bound, url, ready=lambda: _show(url))
     return Report("", figures)
 

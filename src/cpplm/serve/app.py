@@ -1,4 +1,4 @@
-"""The application: all routes, behind the gate."""
+"""The application: all routes, behind the middleware."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ from starlette.types import ASGIApp
 from cpplm import __version__
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.serve import page_routes
-from cpplm.serve.api.chat import Chat, add_chat
+from cpplm.serve.api.chat import ChatEndpoint, add_chat
 from cpplm.serve.api.completions import add_completions
 from cpplm.serve.api.infill import add_infill
 from cpplm.serve.api.llama_cpp import add_llama_cpp
-from cpplm.serve.async_engine import Driver
-from cpplm.serve.errors import ApiError, from_validation, of_status, unknown_path
+from cpplm.serve.async_engine import AsyncEngine
+from cpplm.serve.errors import ApiError, from_status, from_validation, response_docs, unknown_path
 from cpplm.serve.metrics import CONTENT_TYPE, Metrics
-from cpplm.serve.middleware import Gate
-from cpplm.serve.model_info import ServedModel
-from cpplm.serve.openapi import answers, drop_defaults
-from cpplm.serve.request_validation import Planner
+from cpplm.serve.middleware import RequestGate
+from cpplm.serve.request_builder import RequestBuilder, ServedModel
 from cpplm.serve.response_models import Health, ModelEntry, ModelList
 from cpplm.serve.service import Service
 from cpplm.serve.settings import ServeSettings
 
-_TOOLS_AT_ONCE = 4  # calls of the server's tools, each with processes of its own
+_MAX_TOOL_THREADS = 4  # calls of the server's tools, each with processes of its own
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Application:
     """What is served, and what its server has to know of it."""
 
     asgi: ASGIApp
-    gate: Gate
+    gate: RequestGate
     service: Service
 
 
@@ -53,36 +51,38 @@ def build(model: ServedModel, settings: ServeSettings) -> Application:
         UserError: keys that are not there, tools that cannot work here, a model that cannot be driven so.
     """
     keys = settings.network.keys()
-    driver = Driver(model.engine, settings.batch.limits(), most_waiting=settings.batch.max_waiting)
-    metrics = Metrics(driver)
-    service = Service(model, settings.requests, driver, metrics)
-    planner = Planner(model, settings.requests)
+    engine = AsyncEngine(model.engine, settings.batch.limits(), max_waiting=settings.batch.max_waiting)
+    metrics = Metrics(engine)
+    service = Service(model, settings.requests, engine, metrics)
+    builder = RequestBuilder(model, settings.requests)
     box = ToolBox(settings.tools, settings.tool_limits)
-    chat = Chat(service, planner, box, tools_at_once=_TOOLS_AT_ONCE)
+    chat = ChatEndpoint(service, builder, box, max_tool_threads=_MAX_TOOL_THREADS)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        driver.start()
+        engine.start()
         try:
             yield
         finally:
-            await driver.stop()
+            await engine.stop()
 
     app = FastAPI(
         title="cpplm", version=__version__, summary="A C++ code model behind OpenAI's API.",
         docs_url=None, redoc_url=None, lifespan=lifespan,
     )  # fmt: skip
     routes = APIRouter()
-    _add_facts(routes, service)
-    add_completions(routes, service, planner)
+    _add_model_routes(routes, service)
+    add_completions(routes, service, builder)
     add_chat(routes, chat)
-    add_infill(routes, service, planner)
-    add_llama_cpp(routes, planner, slots=settings.batch.max_batch)
+    add_infill(routes, service, builder)
+    add_llama_cpp(routes, builder, slots=settings.batch.max_batch)
     app.include_router(routes)
     app.include_router(page_routes.router(settings.page))
-    _add_failures(app)
-    drop_defaults(app)
-    gate = Gate(
+    _add_error_handlers(app)
+    for methods in app.openapi()["paths"].values():
+        for operation in methods.values():  # the framework's own status of a wrong body: never sent here
+            operation["responses"].pop("422", None)
+    gate = RequestGate(
         app, settings.network, keys=keys, metrics=metrics, paths=_paths(app),
         stopping=lambda: service.stopping,
     )  # fmt: skip
@@ -103,19 +103,19 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     )  # fmt: skip
 
 
-def _add_facts(routes: APIRouter, service: Service) -> None:
+def _add_model_routes(routes: APIRouter, service: Service) -> None:
     entry = ModelEntry(
         id=service.model.name, object="model", created=service.model.created, owned_by="cpplm",
         max_model_len=service.model.context, supports_fim=service.model.supports_fim,
         stage=service.model.stage,
     )  # fmt: skip
 
-    @routes.get("/v1/models", responses=answers(ModelList), summary="The model that is served")
+    @routes.get("/v1/models", responses=response_docs(ModelList), summary="The model that is served")
     async def models() -> ModelList:
         """One, by its name for requests."""
         return ModelList(object="list", data=[entry])
 
-    @routes.get("/v1/models/{name:path}", responses=answers(ModelEntry), summary="One model")
+    @routes.get("/v1/models/{name:path}", responses=response_docs(ModelEntry), summary="One model")
     async def model(name: str) -> ModelEntry:
         """The one that is served."""
         if name != entry.id:
@@ -125,7 +125,7 @@ def _add_facts(routes: APIRouter, service: Service) -> None:
     @routes.get("/health", responses={503: {"model": Health}}, summary="Whether requests are taken")
     async def health() -> JSONResponse:
         """For load balancers and editors; needs no key."""
-        status = "stopping" if service.stopping else "ok" if service.driver.alive else "failed"
+        status = "stopping" if service.stopping else "ok" if service.engine.alive else "failed"
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     @routes.get("/metrics", include_in_schema=False)
@@ -134,7 +134,7 @@ def _add_facts(routes: APIRouter, service: Service) -> None:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 
-def _add_failures(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     """Every failure has the same form."""
 
     async def refused(_: HttpRequest, error: Exception) -> Response:
@@ -143,13 +143,13 @@ def _add_failures(app: FastAPI) -> None:
 
     async def malformed(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)  # noqa: S101
-        return from_validation(error.errors(), _fields(http)).response()
+        return from_validation(error.errors(), _body_fields(http)).response()
 
     async def by_framework(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
         if error.status_code == HTTPStatus.NOT_FOUND:
             return unknown_path(http.url.path, _paths(app)).response()
-        response = of_status(error.status_code, str(error.detail)).response()
+        response = from_status(error.status_code, str(error.detail)).response()
         response.headers.update(error.headers or {})
         return response
 
@@ -163,7 +163,7 @@ def _add_failures(app: FastAPI) -> None:
     app.add_exception_handler(Exception, defect)
 
 
-def _fields(http: HttpRequest) -> list[str]:
+def _body_fields(http: HttpRequest) -> list[str]:
     """The fields that the body of a request may have."""
     route = http.scope.get("route")
     field = route.body_field if isinstance(route, APIRoute) else None

@@ -1,15 +1,15 @@
 """One thread runs the model; the requests of an asyncio loop talk to it through this.
 
-    driver = Driver(engine, limits, most_waiting=128)
-    driver.start()                                   # in the loop
-    async with driver.write([request]) as writing:   # left early, it is cancelled and its memory given back
-        while (news := await writing.next()) is not None:
-            print(news.event.text)
-    await driver.stop()
+    engine = AsyncEngine(Engine(model, tokenizer), limits, max_waiting=128)
+    engine.start()                                   # in the loop
+    async with engine.generate([request]) as stream: # left early, it is cancelled and its memory given back
+        async for index, event in stream:
+            print(event.text)
+    await engine.stop()
 
-What is asked of the thread goes into a queue that it empties between two steps, so nobody else touches the
-scheduler. What it has written goes to the loop once per step. A step that fails ends all requests under way
-with `Failed` and begins anew with an empty cache: a fault in one must not end the server.
+Commands for the thread go into a queue that it empties between two steps, so nobody else touches the
+scheduler. New tokens go to the loop once per step. A step that fails ends all requests under way with
+`EngineError` and begins anew with an empty cache: a fault in one must not end the server.
 """
 
 from __future__ import annotations
@@ -22,121 +22,100 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
+from cpplm.generate.prompt_scoring import PromptScorer
 from cpplm.generate.scheduler import Scheduler, TokenEvent
 from cpplm.generate.sequence import GenerationRequest, TokenLogprob
 from cpplm.generate.settings import SchedulerLimits
-from cpplm.serve.prompt_scoring import Scoring
+from cpplm.serve.errors import EngineError, OverloadedError, ShutdownError
 
 _log = logging.getLogger("cpplm.serve")
-_LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
-_REMEMBERED = 64  # requests whose durations say how long a place in the queue takes
+_MAX_RETRY_SECONDS = 60  # that a client is asked to wait at most
+_NUM_DURATIONS = 64  # requests whose durations say how long a place in the queue takes
 
 
-class Overloaded(Exception):  # noqa: N818  (an outcome, not a fault)
-    """Too many wait already."""
-
-    def __init__(self, waiting: int, seconds: int) -> None:
-        who = "1 request is" if waiting == 1 else f"{waiting} requests are"
-        super().__init__(f"{who} waiting already; try again in {seconds} s")
-        self.seconds = seconds
-
-
-class Failed(Exception):  # noqa: N818
-    """The model's thread failed at this, or at what it did beside it."""
-
-
-class Cut(Exception):  # noqa: N818
-    """The server stops."""
-
-
-@dataclass(frozen=True)
-class News:
-    """What was written of one of the requests."""
-
-    number: int
-    """Which, from 0."""
-    event: TokenEvent
-
-
-class Writing:
-    """Some requests under way, all of one client."""
+class RequestStream:
+    """Some requests under way, all of one client: iterates over (index of the request, token event)."""
 
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:
-        """Not begun."""
         self.requests = tuple(requests)
-        self.tickets: dict[int, int] = {}
-        """Numbers of the requests by their ticket; only the thread looks here."""
+        self.indices: dict[int, int] = {}
+        """Indices of the requests by their id in the scheduler; only the thread looks here."""
         self.begun = False
-        self._left = len(self.requests)
-        self._news: asyncio.Queue[News | Exception] = asyncio.Queue()
+        """Whether something was published."""
+        self._num_open = len(self.requests)
+        self._events: asyncio.Queue[tuple[int, TokenEvent] | Exception] = asyncio.Queue()
 
-    def tell(self, news: News | Exception) -> None:
-        """In the loop: there is something new."""
+    def publish(self, event: tuple[int, TokenEvent] | Exception) -> None:
+        """Hand over an event, or the error that ends the stream; in the loop's thread."""
         self.begun = True
-        self._news.put_nowait(news)
+        self._events.put_nowait(event)
 
-    async def next(self) -> News | None:
-        """What comes next; None when all has been written.
+    def __aiter__(self) -> RequestStream:
+        """Iterate once."""
+        return self
 
-        Raises:
-            UserError: the scheduler does not take the request.
-            Failed: see there.
-            Cut: see there.
-        """
-        if self._left == 0:
-            return None
-        news = await self._news.get()
-        if isinstance(news, Exception):
-            raise news
-        self._left -= news.event.last
-        return news
-
-
-class Driver:
-    """The thread and its scheduler."""
-
-    def __init__(self, engine: Engine, limits: SchedulerLimits, *, most_waiting: int) -> None:
-        """Not running yet.
+    async def __anext__(self) -> tuple[int, TokenEvent]:
+        """Wait for the next event.
 
         Raises:
-            UserError: the model cannot be driven that way.
+            StopAsyncIteration: all requests have ended.
+            UserError: the scheduler does not take a request.
+            EngineError: a step of the model failed.
+            ShutdownError: the server stops.
         """
-        self.engine, self._limits, self._most_waiting = engine, limits, most_waiting
+        if self._num_open == 0:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        self._num_open -= event[1].last
+        return event
+
+
+class AsyncEngine:
+    """The model's thread and its scheduler."""
+
+    def __init__(self, engine: Engine, limits: SchedulerLimits, *, max_waiting: int) -> None:
+        """Prepare; nothing runs yet.
+
+        Raises:
+            UserError: the model cannot be run with these limits.
+        """
+        self.engine, self._limits, self._max_waiting = engine, limits, max_waiting
         self.scheduler = engine.scheduler(limits)
-        self.failures = 0
+        self.num_failures = 0
         """Steps that failed."""
-        self.written = 0
-        """Tokens written, also for clients that went away meanwhile."""
+        self.num_generated = 0
+        """Tokens generated, also for clients that went away meanwhile."""
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._open: set[Writing] = set()
-        self._scoring_here: set[asyncio.Future[list[TokenLogprob]]] = set()
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._streams: set[RequestStream] = set()
+        self._scores: set[asyncio.Future[list[TokenLogprob]]] = set()
+        self._durations: deque[float] = deque(maxlen=_NUM_DURATIONS)
         self._thread = threading.Thread(target=self._run, name="cpplm-model", daemon=True)
         self._stopping = False
         # Only the thread looks at these.
-        self._by_ticket: dict[int, Writing] = {}
-        self._scorings: deque[Scoring] = deque()
-        self._batch: list[Callable[[], None]] = []
+        self._by_id: dict[int, RequestStream] = {}
+        self._scorers: deque[tuple[PromptScorer, asyncio.Future[list[TokenLogprob]]]] = deque()
+        self._callbacks: list[Callable[[], None]] = []
 
     # ---- in the loop ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin; requests come from the loop that runs now."""
+        """Start the thread; requests come from the loop that runs now."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def stop(self, patience: float = 10.0) -> None:
-        """Cut off what is under way and end the thread, as soon as its step is over."""
-        self.cut()
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Abort everything and end the thread, as soon as its step is over."""
+        self.abort_all()
         self._stopping = True
         self._commands.put(lambda: None)
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, patience)
+            await asyncio.to_thread(self._thread.join, timeout)
 
     @property
     def alive(self) -> bool:
@@ -144,163 +123,163 @@ class Driver:
         return self._thread.is_alive()
 
     @property
-    def waiting(self) -> int:
-        """Requests of which nothing was written yet."""
-        return sum(not writing.begun for writing in self._open) + len(self._scoring_here)
+    def num_waiting(self) -> int:
+        """Requests of which nothing was generated yet."""
+        return sum(not stream.begun for stream in self._streams) + len(self._scores)
 
-    def cut(self) -> None:
-        """End all that is under way with `Cut`."""
-        for writing in self._open:
-            writing.tell(Cut("the server stops"))
-        for future in self._scoring_here:
-            if not future.done():
-                future.set_exception(Cut("the server stops"))
+    def abort_all(self) -> None:
+        """End all that is under way with `ShutdownError`."""
+        for stream in self._streams:
+            stream.publish(ShutdownError())
+        for future in self._scores:
+            _resolve(future, ShutdownError())
 
     @contextlib.asynccontextmanager
-    async def write(
+    async def generate(
         self, requests: Sequence[GenerationRequest], *, admitted: bool = False
-    ) -> AsyncIterator[Writing]:
-        """Have requests written, behind those that wait; what is unfinished when the block ends is cancelled.
+    ) -> AsyncIterator[RequestStream]:
+        """Queue requests behind those that wait; what is unfinished when the block ends is cancelled.
 
         Args:
             requests: of one client.
-            admitted: go on with something, so that it is no matter how many wait.
+            admitted: they go on with something, so that it is no matter how many wait.
 
         Raises:
-            Overloaded: too many wait.
-            Failed: the thread does not run.
+            OverloadedError: too many wait.
+            EngineError: the thread does not run.
         """
-        self._refuse_too_many(admitted=admitted)
-        writing = Writing(requests)
-        self._open.add(writing)
+        self._check_capacity(admitted=admitted)
+        stream = RequestStream(requests)
+        self._streams.add(stream)
         begin = time.monotonic()
-        self._commands.put(lambda: self._submit(writing))
+        self._commands.put(lambda: self._submit(stream))
         try:
-            yield writing
+            yield stream
         finally:
-            self._open.discard(writing)
-            self._commands.put(lambda: self._forget(writing))
-            self._seconds.append(time.monotonic() - begin)
+            self._streams.discard(stream)
+            self._commands.put(lambda: self._cancel(stream))
+            self._durations.append(time.monotonic() - begin)
 
     async def score(self, ids: Sequence[int], count: int) -> list[TokenLogprob]:
-        """How likely each token of a prompt but the first is, with `count` likeliest ones beside it.
+        """Log-probabilities of each token of a prompt but the first, with `count` likeliest ones beside it.
 
         Raises:
-            Overloaded: too many wait.
-            Failed: see there.
-            Cut: see there.
+            OverloadedError: too many wait.
+            EngineError: the model failed.
+            ShutdownError: the server stops.
         """
-        self._refuse_too_many()
+        self._check_capacity()
         future: asyncio.Future[list[TokenLogprob]] = self._loop.create_future()
-        scoring = Scoring(self.engine.model, ids, count)
-        self._scoring_here.add(future)
-
-        def finish() -> None:
-            if not future.done():
-                if scoring.failed is None:
-                    future.set_result(scoring.result)
-                else:
-                    future.set_exception(Failed(scoring.failed))
-
-        scoring.finish = finish
-        self._commands.put(lambda: self._scorings.append(scoring))
+        scorer = PromptScorer(self.engine.model, ids, count)
+        self._scores.add(future)
+        self._commands.put(lambda: self._scorers.append((scorer, future)))
         try:
             return await future
         finally:
-            scoring.unwanted = True
-            self._scoring_here.discard(future)
+            self._scores.discard(future)
 
-    def _refuse_too_many(self, *, admitted: bool = False) -> None:
+    def _check_capacity(self, *, admitted: bool = False) -> None:
         if not self._thread.is_alive() or self._stopping:
-            raise Failed("the model does not run")
-        waiting = self.waiting
-        if waiting >= self._most_waiting and not admitted:
-            each = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
-            seconds = math.ceil(each * waiting / self._limits.max_batch)
-            raise Overloaded(waiting, max(1, min(seconds, _LONGEST_RETRY)))
+            raise EngineError("the model does not run")
+        waiting = self.num_waiting
+        if waiting >= self._max_waiting and not admitted:
+            mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
+            seconds = math.ceil(mean * waiting / self._limits.max_batch)
+            raise OverloadedError(waiting, max(1, min(seconds, _MAX_RETRY_SECONDS)))
 
     # ---- in the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopping:
-            self._obey()
+            self._run_commands()
             try:
                 self._step()
             except Exception as error:
                 _log.exception("a step of the model failed")
-                self._begin_anew(error)
-            self._hand_over()
-        for ticket in list(self._by_ticket):
-            self.scheduler.cancel(ticket)
+                self._reset(error)
+            self._flush()
+        for request_id in list(self._by_id):
+            self.scheduler.cancel(request_id)
 
-    def _obey(self) -> None:
-        """Do what was asked for; wait for something when there is nothing to do."""
-        if self.scheduler.idle and not self._scorings:
+    def _run_commands(self) -> None:
+        """Run what the loop has queued; wait for something when there is nothing to do."""
+        if self.scheduler.idle and not self._scorers:
             self._commands.get()()
         with contextlib.suppress(Empty):
             while True:
                 self._commands.get_nowait()()
 
     def _step(self) -> None:
-        if self._scorings:
-            self._score(self._scorings[0])
+        if self._scorers:
+            self._score_chunk(*self._scorers[0])
         for event in self.scheduler.step():
-            self.written += event.is_new
-            writing = self._by_ticket[event.request_id]
-            self._tell(writing, News(writing.tickets[event.request_id], event))
+            self.num_generated += event.is_new
+            stream = self._by_id[event.request_id]
+            self._publish(stream, (stream.indices[event.request_id], event))
             if event.last:
-                del self._by_ticket[event.request_id]
+                del self._by_id[event.request_id]
 
-    def _score(self, scoring: Scoring) -> None:
-        """Read one chunk of a prompt."""
+    def _score_chunk(self, scorer: PromptScorer, future: asyncio.Future[list[TokenLogprob]]) -> None:
+        """Read one chunk of a prompt, unless nobody waits for it any more."""
+        result: list[TokenLogprob] | Exception = scorer.result
         try:
-            ended = scoring.unwanted or scoring.advance(self._limits.prefill_chunk)
+            done = future.done() or scorer.advance(self._limits.prefill_chunk)
         except Exception as error:
             _log.exception("a prompt could not be scored")
-            scoring.failed, ended = _reason(error), True
-        if ended:
-            self._scorings.popleft()
-            self._batch.append(scoring.finish)
+            result, done = _for_clients(error), True
+        if done:
+            self._scorers.popleft()
+            self._callbacks.append(lambda: _resolve(future, result))
 
-    def _submit(self, writing: Writing) -> None:
+    def _submit(self, stream: RequestStream) -> None:
         try:
-            for number, request in enumerate(writing.requests):
-                ticket = self.scheduler.submit(request)
-                self._by_ticket[ticket] = writing
-                writing.tickets[ticket] = number
+            for index, request in enumerate(stream.requests):
+                request_id = self.scheduler.submit(request)
+                self._by_id[request_id] = stream
+                stream.indices[request_id] = index
         except UserError as error:
-            self._forget(writing)
-            self._tell(writing, error)
+            self._cancel(stream)
+            self._publish(stream, error)
 
-    def _forget(self, writing: Writing) -> None:
-        for ticket in writing.tickets:
-            if self._by_ticket.pop(ticket, None) is not None:
-                self.scheduler.cancel(ticket)
+    def _cancel(self, stream: RequestStream) -> None:
+        for request_id in stream.indices:
+            if self._by_id.pop(request_id, None) is not None:
+                self.scheduler.cancel(request_id)
 
-    def _begin_anew(self, error: Exception) -> None:
-        """The scheduler is in no state to go on."""
-        self.failures += 1
-        for writing in set(self._by_ticket.values()):
-            self._tell(writing, Failed(_reason(error)))
-        self._by_ticket.clear()
+    def _reset(self, error: Exception) -> None:
+        """Begin with a new scheduler: the old one is in no state to go on."""
+        self.num_failures += 1
+        for stream in set(self._by_id.values()):
+            self._publish(stream, _for_clients(error))
+        self._by_id.clear()
         self.scheduler = Scheduler(self.engine.model, self.engine.tokenizer, self._limits)
 
-    def _tell(self, writing: Writing, news: News | Exception) -> None:
-        self._batch.append(lambda: writing.tell(news))
+    def _publish(self, stream: RequestStream, event: tuple[int, TokenEvent] | Exception) -> None:
+        self._callbacks.append(lambda: stream.publish(event))
 
-    def _hand_over(self) -> None:
-        """All that is new, at once: waking the loop costs more than what it then does."""
-        batch, self._batch = self._batch, []
-        if batch:
+    def _flush(self) -> None:
+        """Run all callbacks in the loop at once: waking it costs more than what it then does."""
+        callbacks, self._callbacks = self._callbacks, []
+        if callbacks:
             with contextlib.suppress(RuntimeError):  # the loop was closed
-                self._loop.call_soon_threadsafe(_call_all, batch)
+                self._loop.call_soon_threadsafe(_call_all, callbacks)
 
 
-def _call_all(batch: list[Callable[[], None]]) -> None:
-    for each in batch:
-        each()
+def _call_all(callbacks: list[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()
 
 
-def _reason(error: Exception) -> str:
-    """What clients may know: ours are meant for people, others would tell of the inside."""
-    return str(error) if isinstance(error, UserError) else f"the model failed ({type(error).__name__})"
+def _resolve(future: asyncio.Future[list[TokenLogprob]], result: list[TokenLogprob] | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _for_clients(error: Exception) -> EngineError:
+    """The error without what clients must not know: our own texts are meant for people, others are not."""
+    own = isinstance(error, UserError)
+    return EngineError(str(error) if own else f"the model failed ({type(error).__name__})")

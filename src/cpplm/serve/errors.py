@@ -10,12 +10,30 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-Kind = Literal[
+from cpplm.core.errors import UserError
+
+ErrorType = Literal[
     "invalid_request_error", "authentication_error", "rate_limit_error", "timeout_error", "server_error"
 ]
-_KINDS: dict[int, Kind] = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error",
+_KINDS: dict[int, ErrorType] = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error",
                            504: "timeout_error"}  # fmt: skip
 
+
+_STATUS_DESCRIPTIONS = {
+    400: "Not of the form that is asked for, a value that is not done, or too long a prompt.",
+    401: "No key, or not the right one.",
+    403: "Meant for a server of another name.",
+    404: "No such model.",
+    408: "The request did not come in time.",
+    413: "Too long a body.",
+    429: "Too many requests wait; Retry-After says when to come again.",
+    500: "The model failed.",
+    503: "The server stops, or nothing was written in time.",
+    504: "The request took too long.",
+}
+
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+"""One server-sent event in the schema: its data is JSON, but for the last one's."""
 
 _SEND = ": send a JSON object with the header Content-Type: application/json"
 
@@ -24,7 +42,7 @@ class ErrorDetail(BaseModel):
     """What was wrong."""
 
     message: str
-    type: Kind
+    type: ErrorType
     param: str | None
     """The field that is to blame, if one is."""
     code: str | None
@@ -68,6 +86,48 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers=self.headers)
 
 
+class OverloadedError(ApiError):
+    """Too many requests wait already."""
+
+    def __init__(self, waiting: int, seconds: int) -> None:
+        who = "1 request is" if waiting == 1 else f"{waiting} requests are"
+        super().__init__(
+            429, f"{who} waiting already; try again in {seconds} s", code="overloaded",
+            headers={"Retry-After": str(seconds)},
+        )  # fmt: skip
+
+
+class EngineError(ApiError):
+    """The model's thread failed at a request, or at what it did beside it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(500, message, code="model_failed")
+
+
+class ShutdownError(ApiError):
+    """The server stops, and ends what is under way."""
+
+    def __init__(self, message: str = "the server stops") -> None:
+        super().__init__(503, message, code="stopping", headers={"Retry-After": "5"})
+
+
+def to_api_error(error: UserError | TimeoutError, *, begun: bool) -> ApiError:
+    """An error of the scheduler or of a time limit as one for the client.
+
+    Args:
+        error: its text is shown.
+        begun: whether something of the response was generated already.
+    """
+    if isinstance(error, UserError):
+        return ApiError(400, str(error), code="invalid_value")
+    if begun:
+        return ApiError(504, "the request took too long", code="timeout")
+    return ApiError(
+        503, "nothing was written in time: the server is busy", code="first_token_timeout",
+        headers={"Retry-After": "10"},
+    )  # fmt: skip
+
+
 def too_long(tokens: int | str, context: int, param: str | None) -> ApiError:
     """A prompt that leaves no room in the context."""
     return ApiError(
@@ -89,7 +149,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -
     _, *where = first["loc"]  # the first says that it is in the body
     if first["type"] == "json_invalid" or not where:
         return ApiError(400, _no_object(first), code="invalid_json")
-    param = place(*where)
+    param = json_path(*where)
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(where[-1]), known, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else ""
@@ -98,7 +158,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -
     return ApiError(400, f"{param}: {said}", code="invalid_value", param=param)
 
 
-def place(*where: str | int) -> str:
+def json_path(*where: str | int) -> str:
     """Names and numbers that lead to a value, as `messages[0].content`."""
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in where).removeprefix(".")
 
@@ -143,7 +203,23 @@ def unknown_path(path: str, paths: Collection[str]) -> ApiError:
     return ApiError(404, _INSTEAD.get(path, f"there is no {path} here: {use}"), code="not_found")
 
 
-def of_status(status: int, detail: str) -> ApiError:
+def response_docs(model: Any, *, stream: bool = False) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's `responses` of an endpoint for the OpenAPI schema: one success, and the failures.
+
+    Args:
+        model: type of the body of a success.
+        stream: whether it may also come as server-sent events.
+    """
+    success: dict[str, Any] = {"model": model, "description": "The response."}
+    if stream:
+        success["content"] = {"text/event-stream": {"schema": _EVENT}}
+    failures: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorBody, "description": text} for status, text in _STATUS_DESCRIPTIONS.items()
+    }
+    return {200: success, **failures}
+
+
+def from_status(status: int, detail: str) -> ApiError:
     """What the framework refuses by itself: an unknown path, a method that a path has not."""
     if status == HTTPStatus.BAD_REQUEST:  # all that it cannot read but for wrong JSON
         message = "the body is not UTF-8, is nested too deeply, or has a number of thousands of digits"

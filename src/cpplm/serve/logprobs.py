@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import TokenLogprob
 from cpplm.serve.response_models import ChatToken, CompletionLogprobs, LikelyToken
 from cpplm.tokenizer.streaming import StreamDecoder
@@ -13,7 +14,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Token:
+class ListedToken:
     """One token of a text."""
 
     data: bytes
@@ -26,7 +27,7 @@ class Token:
     """Tokens that could have stood there."""
 
 
-class TokenTrail:
+class LogprobBuffer:
     """The tokens of one completion as its text becomes visible: none that a stop text will cut off."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip: int = 0, offset: int = 0) -> None:
@@ -39,31 +40,40 @@ class TokenTrail:
         """
         self._tokenizer, self._skip = tokenizer, skip
         self._decoder = StreamDecoder(tokenizer, skip=skip)
-        self._written = self._shown = offset
-        self._held: deque[tuple[int, Token]] = deque()  # with where its text ends
+        self._written = self._visible = offset
+        self._pending: deque[tuple[int, ListedToken]] = deque()  # with where its text ends
 
-    def push(self, found: TokenLogprob) -> None:
-        """Take the next token."""
-        data = self._tokenizer.decode_bytes([found.token])
+    def append(self, event: TokenEvent) -> tuple[ListedToken, ...]:
+        """Take a sample's next token; returns those of the characters that became visible with it."""
+        done = event.completion
+        if event.logprob is not None and not (done and done.finish_reason == "end"):
+            self._push(event.logprob)
+        return self._release(len(event.text), last=done is not None)
+
+    def _push(self, token: TokenLogprob) -> None:
+        data = self._tokenizer.decode_bytes([token.token])
         skipped = min(self._skip, len(data))
         self._skip -= skipped
-        offset, self._written = self._written, self._written + len(self._decoder.push(found.token))
+        offset, self._written = self._written, self._written + len(self._decoder.push(token.token))
         if skipped < len(data):
-            likeliest = _likeliest(self._tokenizer, found)
-            self._held.append((self._written, Token(data[skipped:], offset, found.logprob, likeliest)))
+            likeliest = _likeliest(self._tokenizer, token)
+            listed = ListedToken(data[skipped:], offset, token.logprob, likeliest)
+            self._pending.append((self._written, listed))
 
-    def show(self, characters: int, *, last: bool = False) -> tuple[Token, ...]:
-        """The tokens of the next so many visible characters; with `last`, also one that is cut off inside."""
-        self._shown += characters
-        shown = []
-        while self._held and (
-            self._held[0][0] <= self._shown or (last and self._held[0][1].offset < self._shown)
+    def _release(self, characters: int, *, last: bool) -> tuple[ListedToken, ...]:
+        """Tokens of the next so many visible characters; with `last`, also one that is cut off inside."""
+        self._visible += characters
+        released = []
+        while self._pending and (
+            self._pending[0][0] <= self._visible or (last and self._pending[0][1].offset < self._visible)
         ):
-            shown.append(self._held.popleft()[1])
-        return tuple(shown)
+            released.append(self._pending.popleft()[1])
+        return tuple(released)
 
 
-def prompt_tokens(tokenizer: Tokenizer, ids: Sequence[int], found: Iterable[TokenLogprob]) -> Iterator[Token]:
+def prompt_tokens(
+    tokenizer: Tokenizer, ids: Sequence[int], found: Iterable[TokenLogprob]
+) -> Iterator[ListedToken]:
     """The tokens of a prompt but the first.
 
     Args:
@@ -73,11 +83,11 @@ def prompt_tokens(tokenizer: Tokenizer, ids: Sequence[int], found: Iterable[Toke
     """
     decoder, offset = StreamDecoder(tokenizer), 0
     for id_, each in zip(ids[1:], found, strict=True):
-        yield Token(tokenizer.decode_bytes([id_]), offset, each.logprob, _likeliest(tokenizer, each))
+        yield ListedToken(tokenizer.decode_bytes([id_]), offset, each.logprob, _likeliest(tokenizer, each))
         offset += len(decoder.push(id_))
 
 
-def for_completions(tokens: Sequence[Token]) -> CompletionLogprobs:
+def completion_logprobs(tokens: Sequence[ListedToken]) -> CompletionLogprobs:
     """As the completions endpoint lists them."""
     return CompletionLogprobs(
         tokens=[_name(token.data) for token in tokens],
@@ -87,7 +97,7 @@ def for_completions(tokens: Sequence[Token]) -> CompletionLogprobs:
     )
 
 
-def for_chat(tokens: Sequence[Token]) -> list[ChatToken]:
+def chat_logprobs(tokens: Sequence[ListedToken]) -> list[ChatToken]:
     """As the chat endpoint lists them."""
     return [
         ChatToken(

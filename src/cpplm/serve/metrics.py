@@ -9,17 +9,17 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from cpplm.serve.async_engine import Driver
+from cpplm.serve.async_engine import AsyncEngine
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-_WAIT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_GAP = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
+_REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 
 
 class Metrics:
     """What is counted, and what is looked up when somebody asks."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, engine: AsyncEngine) -> None:
         """Nothing counted yet."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -29,37 +29,40 @@ class Metrics:
         self.active = Gauge("cpplm_http_requests_active", "Requests under way", registry=self.registry)
         self.seconds = Histogram(
             "cpplm_http_request_seconds", "From a request's head to the end of its answer", ("path",),
-            buckets=_WAIT, registry=self.registry,
+            buckets=_REQUEST_BUCKETS, registry=self.registry,
         )  # fmt: skip
         self.prompt_tokens = Counter("cpplm_prompt_tokens", "Tokens of prompts", registry=self.registry)
-        self.first_token = Histogram(
-            "cpplm_first_token_seconds", "Until the first token of a request", buckets=_WAIT,
+        self.time_to_first_token = Histogram(
+            "cpplm_time_to_first_token_seconds", "Until the first token of a request", buckets=_REQUEST_BUCKETS,
             registry=self.registry,
         )  # fmt: skip
-        self.gap = Histogram(
-            "cpplm_token_gap_seconds", "Between two tokens of a request", buckets=_GAP, registry=self.registry
+        self.inter_token_latency = Histogram(
+            "cpplm_inter_token_latency_seconds",
+            "Between two tokens of a request",
+            buckets=_TOKEN_BUCKETS,
+            registry=self.registry,
         )
         self.cancelled = Counter(
-            "cpplm_requests_abandoned", "Requests whose clients went away", registry=self.registry
+            "cpplm_requests_cancelled", "Requests whose clients went away", registry=self.registry
         )
-        self.registry.register(_Written(driver))
-        self._look_up(driver)
+        self.registry.register(_GeneratedTokens(engine))
+        self._look_up(engine)
 
-    def _look_up(self, driver: Driver) -> None:
+    def _look_up(self, engine: AsyncEngine) -> None:
         """Numbers that the thread writes and this reads: they may be a step old, never half-written."""
         for name, meaning, look in (
-            ("cpplm_requests_waiting", "Requests of which nothing was written yet", lambda: driver.waiting),
-            ("cpplm_samples_writing", "Completions being written", lambda: driver.scheduler.num_running),
+            ("cpplm_num_requests_waiting", "Requests of which nothing was written yet", lambda: engine.num_waiting),
+            ("cpplm_num_samples_running", "Completions being written", lambda: engine.scheduler.num_running),
             ("cpplm_cache_blocks_used", "Blocks of the cache in use",
-             lambda: driver.scheduler.cache.num_used_blocks),
-            ("cpplm_cache_blocks_kept", "Blocks kept for requests that begin alike",
-             lambda: driver.scheduler.cache.num_cached_blocks),
-            ("cpplm_cache_bytes", "Memory of the cache", lambda: driver.scheduler.cache.bytes),
-            ("cpplm_drafted_tokens", "Tokens drafted", lambda: driver.scheduler.num_drafted),
+             lambda: engine.scheduler.cache.num_used_blocks),
+            ("cpplm_cache_blocks_reusable", "Blocks kept for requests that begin alike",
+             lambda: engine.scheduler.cache.num_cached_blocks),
+            ("cpplm_cache_bytes", "Memory of the cache", lambda: engine.scheduler.cache.bytes),
+            ("cpplm_draft_tokens", "Tokens drafted", lambda: engine.scheduler.num_drafted),
             ("cpplm_accepted_tokens", "Drafted tokens that were written",
-             lambda: driver.scheduler.num_accepted),
-            ("cpplm_model_failures", "Steps of the model that failed", lambda: driver.failures),
-            ("cpplm_model_up", "Whether the model's thread runs", lambda: float(driver.alive)),
+             lambda: engine.scheduler.num_accepted),
+            ("cpplm_model_failures", "Steps of the model that failed", lambda: engine.num_failures),
+            ("cpplm_model_up", "Whether the model's thread runs", lambda: float(engine.alive)),
         ):  # fmt: skip
             Gauge(name, meaning, registry=self.registry).set_function(look)
 
@@ -68,12 +71,14 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Written(Collector):
+class _GeneratedTokens(Collector):
     """A counter that the model's thread keeps: nothing is lost that nobody waits for."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """The one counter."""
-        yield CounterMetricFamily("cpplm_written_tokens", "Tokens written", value=self._driver.written)
+        yield CounterMetricFamily(
+            "cpplm_generation_tokens", "Tokens generated", value=self._engine.num_generated
+        )

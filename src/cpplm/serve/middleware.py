@@ -13,19 +13,19 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cpplm.serve.errors import ApiError
+from cpplm.serve.errors import ApiError, ShutdownError
 from cpplm.serve.metrics import Metrics
 from cpplm.serve.settings import LOOPBACK, NetworkSettings
 
 # Without a key anybody may look whether the server lives, and load the page that then asks for the key.
-_OPEN = ("/health", "/", "/favicon.ico")
-_OPEN_BELOW = "/page/"
+_PUBLIC_PATHS = ("/health", "/", "/favicon.ico")
+_PUBLIC_PREFIX = "/page/"
 # A client that sends too much is listened to a while, so that it reads the answer: it would see a broken
 # connection otherwise.
-_MOST_THROWN_AWAY = 64 << 20
+_MAX_DISCARDED_BYTES = 64 << 20
 
 
-class Gate:
+class RequestGate:
     """ASGI middleware around the whole application."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Gate:
         self._hosts: frozenset[str] | None = None
         if network.host in LOOPBACK:  # a page of anybody's may point its own name here (DNS rebinding)
             self._hosts = frozenset(name.lower() for name in (*LOOPBACK, *network.host_names))
-        self.active = 0
+        self.num_active = 0
         """Requests under way."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,13 +65,13 @@ class Gate:
                 status = message["status"]
             await send(message)
 
-        self.active += 1
-        self._metrics.active.set(self.active)
+        self.num_active += 1
+        self._metrics.active.set(self.num_active)
         try:
             await self._pass(scope, receive, counted)
         finally:
-            self.active -= 1
-            self._metrics.active.set(self.active)
+            self.num_active -= 1
+            self._metrics.active.set(self.num_active)
             self._metrics.requests.labels(path, str(status or "none")).inc()
             self._metrics.seconds.labels(path).observe(time.monotonic() - begin)
 
@@ -95,7 +95,7 @@ class Gate:
             return
         if scope["method"] == "HEAD":  # as GET; the HTTP server keeps the body back
             scope = {**scope, "method": "GET"}
-        await self._app(scope, _replayed(body, receive), send)
+        await self._app(scope, _replay(body, receive), send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = {name: value for name, value in scope["headers"] if name in (b"host", b"authorization")}
@@ -107,7 +107,7 @@ class Gate:
                 code="wrong_host",
             )
         path = scope["path"]
-        if self._keys and not (path in _OPEN or path.startswith(_OPEN_BELOW)):
+        if self._keys and not (path in _PUBLIC_PATHS or path.startswith(_PUBLIC_PREFIX)):
             kind, _, sent = headers.get(b"authorization", b"").partition(b" ")
             # All are compared, each in constant time, so that the answer's time tells nothing.
             matches = [hmac.compare_digest(sent.strip(), key) for key in self._keys]
@@ -119,7 +119,7 @@ class Gate:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
         if self._stopping() and scope["method"] == "POST":
-            return stopping()
+            return ShutdownError("the server stops and takes no new requests")
         return None
 
     async def _body(self, receive: Receive, *, keep: bool) -> bytes | None:
@@ -133,18 +133,11 @@ class Gate:
             size += len(chunk)
             if keep and len(kept) <= self._network.max_request_bytes:
                 kept += chunk
-            if not message.get("more_body", False) or size > _MOST_THROWN_AWAY:
+            if not message.get("more_body", False) or size > _MAX_DISCARDED_BYTES:
                 return bytes(kept)
 
 
-def stopping() -> ApiError:
-    """What new requests are told while the server stops."""
-    return ApiError(
-        503, "the server stops and takes no new requests", code="stopping", headers={"Retry-After": "5"}
-    )
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive) -> Receive:
     """`receive` of ASGI that gives the body at once, then what comes: that the client went away."""
     given = False
 

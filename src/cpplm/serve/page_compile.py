@@ -53,7 +53,7 @@ class Diagnostic:
 
 
 @dataclass(frozen=True)
-class Run:
+class ProgramRun:
     """What became of the program."""
 
     reason: Reason
@@ -64,14 +64,14 @@ class Run:
     seconds: float
 
 
-class Compiled(BaseModel):
+class CompileResponse(BaseModel):
     """What became of the file."""
 
     ok: bool
     diagnostics: list[Diagnostic]
     output: str
     """All that the compiler said."""
-    run: Run | None = None
+    run: ProgramRun | None = None
     """When that was asked for, and there was a program."""
 
 
@@ -81,7 +81,7 @@ class NoCompilerError(RuntimeError):
 
 def compile_source(
     sandbox: Sandbox, source: str, *, standard: str, run: bool = False, stdin: str = ""
-) -> Compiled:
+) -> CompileResponse:
     """Compile one file; with `run` link it as well, and run it.
 
     Args:
@@ -109,22 +109,22 @@ def compile_source(
         return compiled
     if _PROGRAM not in result.files:
         problem = Diagnostic(None, None, "error", f"the program has more than {_LARGEST_PROGRAM >> 20} MiB")
-        return Compiled(ok=False, diagnostics=[*compiled.diagnostics, problem], output=compiled.output)
+        return CompileResponse(ok=False, diagnostics=[*compiled.diagnostics, problem], output=compiled.output)
     program = {_PROGRAM: result.files[_PROGRAM]}
     ran = sandbox.run(program, [f"./{_PROGRAM}"], _RUN_LIMITS, stdin=stdin.encode())
     stdout, stderr = (text.decode(errors="replace") for text in (ran.stdout, ran.stderr))
-    compiled.run = Run(ran.reason, ran.exit_code, ran.signal, stdout, stderr, ran.wall_seconds)
+    compiled.run = ProgramRun(ran.reason, ran.exit_code, ran.signal, stdout, stderr, ran.wall_seconds)
     return compiled
 
 
-def _compiled(result: RunResult, source: str) -> Compiled:
+def _compiled(result: RunResult, source: str) -> CompileResponse:
     text = result.message()
     found = diagnostics_of(text, source)[:_SHOWN_DIAGNOSTICS]
     if result.reason != "exit":
         found.insert(0, Diagnostic(None, None, "error", f"the compiler was stopped: {result.reason}"))
     elif not result.succeeded and not any(each.severity == "error" for each in found):
         found.append(Diagnostic(None, None, "error", _reason(text)))
-    return Compiled(ok=result.succeeded, diagnostics=found, output=text[:_SHOWN_OUTPUT])
+    return CompileResponse(ok=result.succeeded, diagnostics=found, output=text[:_SHOWN_OUTPUT])
 
 
 def _reason(text: str) -> str:

@@ -17,10 +17,9 @@ from pydantic import Field
 
 from cpplm.core.errors import UserError
 from cpplm.sandbox.sandbox import MAX_STDIN_BYTES, Sandbox, SandboxError
-from cpplm.serve.errors import ApiError, ErrorBody
-from cpplm.serve.openapi import answers
-from cpplm.serve.page_compile import Compiled, NoCompilerError, compile_source
-from cpplm.serve.request_models import Body, Strict
+from cpplm.serve.errors import ApiError, ErrorBody, response_docs
+from cpplm.serve.page_compile import CompileResponse, NoCompilerError, compile_source
+from cpplm.serve.request_models import RequestBody, Strict
 from cpplm.serve.settings import PageSettings
 
 _FOLDER = Path(__file__).with_name("page")
@@ -49,7 +48,7 @@ _NOT_HERE = "No sandbox or no compiler works on the server, compiling is switche
 _Known = Annotated[str | None, Header()]
 
 
-class CompileRequest(Strict, Body):
+class CompileRequest(Strict, RequestBody):
     """A program to compile."""
 
     source: str = Field(description="The text of one C++ file.")
@@ -66,7 +65,7 @@ def router(settings: PageSettings) -> APIRouter:
 
 
 def _add_files(routes: APIRouter) -> None:
-    files = {path.name: _File(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _MEDIA_TYPES}
+    files = {path.name: _PageFile(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _MEDIA_TYPES}
 
     @routes.get("/", include_in_schema=False)
     def page(if_none_match: _Known = None) -> Response:
@@ -79,7 +78,7 @@ def _add_files(routes: APIRouter) -> None:
         return files[name].answer(if_none_match)
 
 
-class _File:
+class _PageFile:
     """One file of the page, in memory: a few kilobytes."""
 
     def __init__(self, path: Path) -> None:
@@ -97,11 +96,11 @@ class _File:
 
 def _add_compile(routes: APIRouter, settings: PageSettings) -> None:
     places = threading.BoundedSemaphore(settings.compiles_at_once) if settings.compiles_at_once else None
-    errors = {**answers(Compiled), 503: {"model": ErrorBody, "description": _NOT_HERE}}
+    errors = {**response_docs(CompileResponse), 503: {"model": ErrorBody, "description": _NOT_HERE}}
 
     # Not async: it waits for processes, in a thread; no more threads than places are taken.
     @routes.post("/api/compile", responses=errors, summary="Compile a C++ file")
-    def compile_file(request: CompileRequest) -> Compiled:
+    def compile_file(request: CompileRequest) -> CompileResponse:
         """Compile one C++ file in the sandbox and give the compiler's complaints; run it if asked to."""
         if places is None:
             raise ApiError(503, "compiling is switched off on this server", code="compile_off")
@@ -122,7 +121,7 @@ def _add_compile(routes: APIRouter, settings: PageSettings) -> None:
             places.release()
 
 
-def _compile(request: CompileRequest, standard: str) -> Compiled:
+def _compile(request: CompileRequest, standard: str) -> CompileResponse:
     try:
         sandbox = Sandbox.probe()
     except UserError as error:  # its text is for the command line

@@ -1,8 +1,8 @@
 """What requests look like: the fields that are done, those that change nothing, and no others.
 
 Clients send much. What only hints at something, or means something to other servers alone, is taken and
-ignored (`Harmless`). A parameter that would change the text and is not done is refused unless its value is
-the one that does nothing, and a field that nobody knows is refused, as by OpenAI: a spelling mistake should
+ignored (`IgnoredParams`). A parameter that would change the text and is not done is refused unless its value
+is the one that does nothing, and a field that nobody knows is refused, as by OpenAI: a spelling mistake should
 not go unseen. Types are strict: "0.5" is no number.
 """
 
@@ -20,6 +20,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from typing_extensions import override
 
 _MOST_STOPS = 128
 _LONGEST_STOP = 1000
@@ -78,12 +79,12 @@ class Loose(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """The whole of a request."""
 
     @model_validator(mode="before")
     @classmethod
-    def whole_characters(cls, data: Any) -> Any:
+    def reject_surrogates(cls, data: Any) -> Any:
         """JSON can hold half of a surrogate pair, which is no text and could not be answered with.
 
         Raises:
@@ -116,7 +117,7 @@ class TextFormat(Loose):
     type: Literal["text"]
 
 
-class Harmless(Strict):
+class IgnoredParams(Strict):
     """Taken and ignored, or taken as long as it does nothing."""
 
     user: Any = None
@@ -153,23 +154,48 @@ class Harmless(Strict):
     response_format: TextFormat | None = None
 
 
-class Sampled(Harmless, Body):
-    """What all writing requests have."""
+class BasicSampling(RequestBody):
+    """Sampling parameters that OpenAI's and llama.cpp's requests share; None for what was not sent."""
 
-    model: str | None = Field(None, description="The one that is served, or nothing.")
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31, description="0 or -1: all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="llama.cpp's name of it.")
+    seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="None: another text each time.")
+
+    @property
+    def sampling_seed(self) -> int | None:
+        """Seed of whichever name."""
+        return self.seed
+
+    @property
+    def penalty(self) -> float | None:
+        """Repetition penalty of whichever name."""
+        return self.repeat_penalty
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """Texts that end a completion."""
+        return ()
+
+    @property
+    def new_tokens(self) -> int | None:
+        """Tokens to generate at most; negative: as many as the context allows."""
+        return None
+
+
+class SamplingParams(IgnoredParams, BasicSampling):
+    """Parameters of all requests for text, by OpenAI's names and those that other servers give them."""
+
+    model: str | None = Field(None, description="The one that is served, or nothing.")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[
         Annotated[dict[TokenName, Bias], Field(max_length=_MOST_BIASES)] | None,
         _takes(f"at most {_MOST_BIASES} token ids, as text, each with a number from -100 to 100"),
     ] = Field(None, description="What is added to the logits of tokens.")
-    seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="None: another text each time.")
     random_seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="Mistral's name of it.")
     stop: Annotated[
         StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None,
@@ -183,23 +209,33 @@ class Sampled(Harmless, Body):
     stream_options: StreamOptions | None = None
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop texts."""
+    @override
+    def sampling_seed(self) -> int | None:
+        return self.random_seed if self.seed is None else self.seed
+
+    @property
+    @override
+    def penalty(self) -> float | None:
+        return self.repetition_penalty or self.repeat_penalty
+
+    @property
+    @override
+    def stop_texts(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def most_tokens(self) -> int | None:
-        """Of whichever name; None where none was given."""
-        given = (self.max_completion_tokens, self.max_tokens, self.n_predict)
-        return next((each for each in given if each is not None), None)
+    @override
+    def new_tokens(self) -> int | None:
+        sent = (self.max_completion_tokens, self.max_tokens, self.n_predict)
+        return next((each for each in sent if each is not None), None)
 
     @property
-    def choices(self) -> int:
+    def num_choices(self) -> int:
         """Completions of each prompt."""
         return self.n or 1
 
     @property
-    def wants_usage(self) -> bool:
+    def include_usage(self) -> bool:
         """Whether a stream ends with the number of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -208,7 +244,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(SamplingParams):
     """POST /v1/completions."""
 
     prompt: Annotated[
@@ -222,7 +258,7 @@ class CompletionRequest(Sampled):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """As a list, whichever form was sent."""
+        """The prompts as a list, whichever form was sent."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -230,7 +266,7 @@ class CompletionRequest(Sampled):
         return self.prompt
 
 
-class FimRequest(Sampled):
+class FimRequest(SamplingParams):
     """POST /v1/fim/completions, Mistral's form of filling in."""
 
     prompt: str
@@ -247,21 +283,21 @@ class TextPart(Loose):
     text: str
 
 
-class CalledTool(Loose):
+class PastFunctionCall(Loose):
     """What the model called, as the client repeats it."""
 
     name: str
     arguments: str
 
 
-class PastCall(Loose):
+class PastToolCall(Loose):
     """A call of an earlier turn."""
 
     id: str | None = None
-    function: CalledTool
+    function: PastFunctionCall
 
 
-class Message(Loose):
+class ChatMessageParam(Loose):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -272,7 +308,7 @@ class Message(Loose):
             "images, audio and files are not supported"
         ),
     ] = None
-    tool_calls: Annotated[list[PastCall], Field(max_length=100)] | None = None
+    tool_calls: Annotated[list[PastToolCall], Field(max_length=100)] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -291,20 +327,20 @@ class FunctionTool(Loose):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Loose):
+class ClientTool(Loose):
     """A tool of the client's."""
 
     type: Literal["function"]
     function: FunctionTool
 
 
-class ChatRequest(Sampled):
+class ChatRequest(SamplingParams):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[ChatMessageParam], Field(min_length=1, max_length=10_000)]
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[ClientTool], Field(max_length=128)] | None = None
     tool_choice: Annotated[str | dict[str, Any] | None, _takes("'auto' or 'none'"), _only("auto", "none")] = (
         None
     )
@@ -327,7 +363,7 @@ class ExtraText(Loose):
     filename: str | None = None
 
 
-class InfillRequest(Loose, Body):
+class InfillRequest(Loose, BasicSampling):
     """POST /infill of llama.cpp's server, as far as editors send it; other fields mean nothing."""
 
     input_prefix: str = ""
@@ -339,12 +375,21 @@ class InfillRequest(Loose, Body):
     )
     n_indent: int = Field(0, ge=0, le=2**31, description="Ends at a line indented less.")
     t_max_predict_ms: float = Field(0, ge=0, description="Ends behind the first line after this time.")
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, ge=0.01, le=100)
-    seed: int | None = Field(None, ge=-_SEED, lt=_SEED)
     stop: Annotated[list[StopText], Field(max_length=_MOST_STOPS)] = Field(default_factory=list)
     stream: bool = False
     response_fields: Annotated[list[str], Field(max_length=100)] | None = None
+
+    @property
+    @override
+    def sampling_seed(self) -> int | None:
+        return None if self.seed == -1 else self.seed  # llama.cpp's value for a random one
+
+    @property
+    @override
+    def stop_texts(self) -> tuple[str, ...]:
+        return tuple(self.stop)
+
+    @property
+    @override
+    def new_tokens(self) -> int | None:
+        return None if self.n_predict < 0 else self.n_predict

@@ -1,162 +1,212 @@
-"""How each endpoint puts what was written into JSON."""
+"""How each endpoint puts what the model generates into JSON, as one body or chunk by chunk."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from cpplm.serve.logprobs import Token, for_chat, for_completions
+from typing_extensions import override
+
+from cpplm.serve.logprobs import ListedToken, chat_logprobs, completion_logprobs
 from cpplm.serve.response_models import (
-    Answer,
-    CalledFunction,
+    ApiResponse,
     ChatChoice,
-    ChatChunk,
     ChatChunkChoice,
-    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionResponse,
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    Completion,
+    ChatToolCall,
+    ChatToolCallDelta,
     CompletionChoice,
-    Ended,
-    ToolCall,
-    ToolCallPiece,
+    CompletionResponse,
+    FinishReason,
+    FunctionCall,
     Usage,
 )
-from cpplm.serve.service import Call, Choice, Piece, Tally
 from cpplm.serve.sse import DONE
 
 
-class CompletionStyle:
-    """POST /v1/completions: see `Style`."""
+@dataclass(frozen=True)
+class Delta:
+    """What one choice gained."""
 
-    ends_with = DONE
+    index: int
+    """Of the choice."""
+    text: str = ""
+    tokens: tuple[ListedToken, ...] | None = None
+    """With their probabilities, where these were asked for."""
+    tool_call: FunctionCall | None = None
+    """Of the client's, which it is to make."""
+    finish_reason: FinishReason | None = None
 
-    def __init__(self, model: str, *, usage: bool) -> None:
-        """Of one answer; `usage`: whether a stream ends with the number of tokens."""
-        self._model, self._usage = model, usage
-        self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
 
-    def whole(self, choices: Sequence[Choice], tally: Tally) -> Answer:
-        """See `Style`."""
-        listed = [
-            _completion_choice(number, choice.text, choice.tokens, choice.ended)
-            for number, choice in enumerate(choices)
-        ]
-        return self._answer(listed, tally.usage)
+@dataclass
+class ChoiceBuffer:
+    """A whole choice, put together from its deltas."""
 
-    def opening(self, choice: int) -> Answer | None:
-        """Nothing: the first piece has all that is needed."""
-        del choice
+    text: str = ""
+    tokens: list[ListedToken] | None = None
+    tool_calls: list[FunctionCall] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+
+    def append(self, delta: Delta) -> None:
+        """Put a delta behind it."""
+        self.text += delta.text
+        if delta.tool_call is not None:
+            self.tool_calls.append(delta.tool_call)
+        if delta.tokens is not None:
+            self.tokens = self.tokens or []
+            self.tokens += delta.tokens
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+
+class ResponseFormatter(ABC):
+    """Puts choices or their deltas into the JSON of one response."""
+
+    end_of_stream = DONE
+    """Text of the last event of a stream; none if empty."""
+
+    @abstractmethod
+    def response(self, choices: Sequence[ChoiceBuffer], usage: Usage) -> ApiResponse:
+        """Return the one body of a response that is not streamed."""
+
+    @abstractmethod
+    def chunk(self, delta: Delta) -> ApiResponse:
+        """Return the chunk of a delta."""
+
+    def first_chunk(self, index: int) -> ApiResponse | None:
+        """Return the chunk with which a choice begins, if there is one."""
         return None
 
-    def piece(self, piece: Piece) -> Answer:
-        """See `Style`."""
-        choice = _completion_choice(piece.choice, piece.text, piece.tokens, piece.ended)
-        return self._answer([choice], None)
-
-    def closing(self, tally: Tally) -> Answer | None:
-        """See `Style`."""
-        return self._answer([], tally.usage) if self._usage else None
-
-    def _answer(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
-        answer = Completion(
-            id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices
-        )
-        if usage is not None or self._usage:  # null in all records but the last
-            answer.usage = usage
-        return answer
+    def last_chunk(self, usage: Usage) -> ApiResponse | None:
+        """Return the chunk behind all choices, if there is one."""
+        return None
 
 
-def _completion_choice(
-    number: int, text: str, tokens: Sequence[Token] | None, ended: Ended | None
-) -> CompletionChoice:
-    logprobs = None if tokens is None else for_completions(tokens)
-    return CompletionChoice(index=number, text=text, logprobs=logprobs, finish_reason=ended)
+class OpenAIFormatter(ResponseFormatter):
+    """What OpenAI's endpoints have in common: an id, the time, and the usage at the end of a stream."""
 
-
-class ChatStyle:
-    """POST /v1/chat/completions, and Mistral's fill-in, whose answers look the same: see `Style`."""
-
-    ends_with = DONE
-
-    def __init__(self, model: str, *, usage: bool, says_role: bool = True) -> None:
-        """Of one answer.
+    def __init__(self, model: str, id_prefix: str, *, include_usage: bool) -> None:
+        """Begin one response.
 
         Args:
             model: its name.
-            usage: whether a stream ends with the number of tokens.
-            says_role: whether a stream begins with a record that says who speaks.
+            id_prefix: with which the response's id begins.
+            include_usage: whether a stream ends with the number of tokens.
         """
-        self._model, self._usage, self._says_role = model, usage, says_role
-        self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self._calls: dict[int, int] = {}
+        self._include_usage = include_usage
+        self._head: dict[str, Any] = {
+            "id": f"{id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
+        }  # fmt: skip
 
-    def whole(self, choices: Sequence[Choice], tally: Tally) -> Answer:
-        """See `Style`."""
-        return ChatCompletion(
-            id=self._id, object="chat.completion", created=self._created, model=self._model,
-            choices=[_chat_choice(number, choice) for number, choice in enumerate(choices)],
-            usage=tally.usage,
-        )  # fmt: skip
+    @override
+    def last_chunk(self, usage: Usage) -> ApiResponse | None:
+        return self._chunk([], usage) if self._include_usage else None
 
-    def opening(self, choice: int) -> Answer | None:
-        """See `Style`."""
-        if not self._says_role:
-            return None
-        return self._chunk(choice, ChatDelta(role="assistant", content=""), None, None)
-
-    def piece(self, piece: Piece) -> Answer:
-        """See `Style`."""
-        delta = ChatDelta()
-        if piece.text or not (piece.calls or piece.ended) or not self._says_role:
-            delta.content = piece.text
-        if piece.calls:
-            before = self._calls.get(piece.choice, 0)
-            self._calls[piece.choice] = before + len(piece.calls)
-            delta.tool_calls = [
-                ToolCallPiece(index=number, **dict(_tool_call(call)))
-                for number, call in enumerate(piece.calls, before)
-            ]
-        return self._chunk(piece.choice, delta, piece.tokens, piece.ended)
-
-    def closing(self, tally: Tally) -> Answer | None:
-        """See `Style`."""
-        return self._answer([], tally.usage) if self._usage else None
-
-    def _chunk(
-        self, choice: int, delta: ChatDelta, tokens: Sequence[Token] | None, ended: Ended | None
-    ) -> Answer:
-        chunk = ChatChunkChoice(
-            index=choice, delta=delta, logprobs=_chat_logprobs(tokens), finish_reason=ended
-        )
-        return self._answer([chunk], None)
-
-    def _answer(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
-        answer = ChatChunk(
-            id=self._id, object="chat.completion.chunk", created=self._created, model=self._model,
-            choices=choices,
-        )  # fmt: skip
-        if usage is not None or self._usage:
-            answer.usage = usage
-        return answer
+    @abstractmethod
+    def _chunk(self, choices: list[Any], usage: Usage | None) -> ApiResponse: ...
 
 
-def _chat_choice(number: int, choice: Choice) -> ChatChoice:
-    calls, text = [_tool_call(call) for call in choice.calls], choice.text
-    message = ChatMessage(role="assistant", content=None if calls and not text else text)
-    if calls:
-        message.tool_calls = calls
-    return ChatChoice(
-        index=number, message=message, logprobs=_chat_logprobs(choice.tokens), finish_reason=choice.ended
+class CompletionFormatter(OpenAIFormatter):
+    """POST /v1/completions: chunks look like whole responses."""
+
+    def __init__(self, model: str, *, include_usage: bool) -> None:
+        super().__init__(model, "cmpl", include_usage=include_usage)
+
+    @override
+    def response(self, choices: Sequence[ChoiceBuffer], usage: Usage) -> ApiResponse:
+        return self._chunk([_completion_choice(index, each) for index, each in enumerate(choices)], usage)
+
+    @override
+    def chunk(self, delta: Delta) -> ApiResponse:
+        return self._chunk([_completion_choice(delta.index, delta)], None)
+
+    @override
+    def _chunk(self, choices: list[Any], usage: Usage | None) -> ApiResponse:
+        response = CompletionResponse(object="text_completion", choices=choices, **self._head)
+        if usage is not None or self._include_usage:  # null in all chunks but the last
+            response.usage = usage
+        return response
+
+
+def _completion_choice(index: int, choice: ChoiceBuffer | Delta) -> CompletionChoice:
+    logprobs = None if choice.tokens is None else completion_logprobs(choice.tokens)
+    return CompletionChoice(
+        index=index, text=choice.text, logprobs=logprobs, finish_reason=choice.finish_reason
     )
 
 
-def _chat_logprobs(tokens: Sequence[Token] | None) -> ChatLogprobs | None:
-    return None if tokens is None else ChatLogprobs(content=for_chat(tokens))
+class ChatFormatter(OpenAIFormatter):
+    """POST /v1/chat/completions, and Mistral's fill-in, whose responses look the same."""
+
+    def __init__(self, model: str, *, include_usage: bool, role_chunk: bool = True) -> None:
+        """Begin one response.
+
+        Args:
+            model: its name.
+            include_usage: whether a stream ends with the number of tokens.
+            role_chunk: whether a stream begins with a chunk that says who speaks.
+        """
+        super().__init__(model, "chatcmpl", include_usage=include_usage)
+        self._role_chunk = role_chunk
+
+    @override
+    def response(self, choices: Sequence[ChoiceBuffer], usage: Usage) -> ApiResponse:
+        return ChatCompletionResponse(
+            object="chat.completion", usage=usage, **self._head,
+            choices=[_chat_choice(index, choice) for index, choice in enumerate(choices)],
+        )  # fmt: skip
+
+    @override
+    def first_chunk(self, index: int) -> ApiResponse | None:
+        if not self._role_chunk:
+            return None
+        return self._chunk([_chat_chunk(Delta(index), ChatDelta(role="assistant", content=""))], None)
+
+    @override
+    def chunk(self, delta: Delta) -> ApiResponse:
+        message = ChatDelta()
+        if delta.text or not (delta.tool_call or delta.finish_reason) or not self._role_chunk:
+            message.content = delta.text
+        if delta.tool_call:
+            message.tool_calls = [ChatToolCallDelta(index=0, **dict(_tool_call(delta.tool_call)))]
+        return self._chunk([_chat_chunk(delta, message)], None)
+
+    @override
+    def _chunk(self, choices: list[Any], usage: Usage | None) -> ApiResponse:
+        chunk = ChatCompletionChunk(object="chat.completion.chunk", choices=choices, **self._head)
+        if usage is not None or self._include_usage:
+            chunk.usage = usage
+        return chunk
 
 
-def _tool_call(call: Call) -> ToolCall:
-    function = CalledFunction(name=call.name, arguments=call.arguments)
-    return ToolCall(id=f"call_{secrets.token_hex(12)}", type="function", function=function)
+def _chat_chunk(delta: Delta, message: ChatDelta) -> ChatChunkChoice:
+    return ChatChunkChoice(
+        index=delta.index, delta=message, logprobs=_chat_logprobs(delta.tokens),
+        finish_reason=delta.finish_reason,
+    )  # fmt: skip
+
+
+def _chat_choice(index: int, choice: ChoiceBuffer) -> ChatChoice:
+    calls = [_tool_call(call) for call in choice.tool_calls]
+    message = ChatMessage(role="assistant", content=None if calls and not choice.text else choice.text)
+    if calls:
+        message.tool_calls = calls
+    return ChatChoice(
+        index=index, message=message, logprobs=_chat_logprobs(choice.tokens),
+        finish_reason=choice.finish_reason,
+    )  # fmt: skip
+
+
+def _chat_logprobs(tokens: Sequence[ListedToken] | None) -> ChatLogprobs | None:
+    return None if tokens is None else ChatLogprobs(content=chat_logprobs(tokens))
+
+
+def _tool_call(call: FunctionCall) -> ChatToolCall:
+    return ChatToolCall(id=f"call_{secrets.token_hex(12)}", type="function", function=call)

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from cpplm.train.checkpoint.format import Stage
 
-Ended = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class Answer(BaseModel):
+class ApiResponse(BaseModel):
     """A body, or one record of a stream."""
 
     def json_text(self) -> str:
@@ -48,10 +48,10 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Ended | None
+    finish_reason: FinishReason | None
 
 
-class Completion(Answer):
+class CompletionResponse(ApiResponse):
     """Of POST /v1/completions, whole or one record."""
 
     id: str
@@ -85,7 +85,7 @@ class ChatLogprobs(BaseModel):
     content: list[ChatToken]
 
 
-class CalledFunction(BaseModel):
+class FunctionCall(BaseModel):
     """What a tool is called with."""
 
     name: str
@@ -93,15 +93,15 @@ class CalledFunction(BaseModel):
     """JSON."""
 
 
-class ToolCall(BaseModel):
+class ChatToolCall(BaseModel):
     """One call that the client is asked to make."""
 
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: FunctionCall
 
 
-class ToolCallPiece(ToolCall):
+class ChatToolCallDelta(ChatToolCall):
     """The same in a stream, at once."""
 
     index: int
@@ -112,7 +112,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ChatToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -121,10 +121,10 @@ class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Ended
+    finish_reason: FinishReason
 
 
-class ChatCompletion(Answer):
+class ChatCompletionResponse(ApiResponse):
     """Of POST /v1/chat/completions."""
 
     id: str
@@ -140,7 +140,7 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
-    tool_calls: list[ToolCallPiece] | None = None
+    tool_calls: list[ChatToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -149,10 +149,10 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Ended | None
+    finish_reason: FinishReason | None
 
 
-class ChatChunk(Answer):
+class ChatCompletionChunk(ApiResponse):
     """One record of a streamed chat."""
 
     id: str
@@ -208,7 +208,7 @@ class Timings(BaseModel):
     predicted_per_second: float
 
 
-class Infilled(Answer):
+class InfillResponse(ApiResponse):
     """Of POST /infill, whole or one record."""
 
     content: str

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.serve.app import Application, build
-from cpplm.serve.model_info import ServedModel
+from cpplm.serve.request_builder import ServedModel
 from cpplm.serve.settings import LOOPBACK, NetworkSettings, ServeSettings
 
 try:
@@ -34,13 +34,13 @@ except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LOOK = 0.05  # seconds between two looks whether all is done
-_LAST_WORDS = 3.0  # seconds in which cut requests are told
+_POLL_SECONDS = 0.05  # seconds between two looks whether all is done
+_ABORT_SECONDS = 3.0  # seconds in which cut requests are told
 _BACKLOG = 2048  # connections that may wait to be taken
 _SPARE_FILES = 64  # beside those of connections
 
 
-class PatientProtocol(H11Protocol):
+class IdleTimeoutProtocol(H11Protocol):
     """HTTP/1.1 that also closes connections on which nothing was ever sent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -51,7 +51,7 @@ class PatientProtocol(H11Protocol):
         )
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn's, with an end that is gentler on clients."""
 
     def __init__(self, application: Application, settings: ServeSettings) -> None:
@@ -59,11 +59,11 @@ class Server(uvicorn.Server):
         network = settings.network
         super().__init__(
             uvicorn.Config(
-                application.asgi, http=PatientProtocol, ws="none", loop="asyncio", lifespan="on",
+                application.asgi, http=IdleTimeoutProtocol, ws="none", loop="asyncio", lifespan="on",
                 log_config=None, access_log=network.access_log, server_header=False, proxy_headers=False,
                 limit_concurrency=network.max_connections + 1, backlog=_BACKLOG,
                 timeout_keep_alive=math.ceil(network.idle_timeout),
-                timeout_graceful_shutdown=math.ceil(_LAST_WORDS),
+                timeout_graceful_shutdown=math.ceil(_ABORT_SECONDS),
             )
         )  # fmt: skip
         self._application, self._grace = application, settings.requests.grace
@@ -89,12 +89,12 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         service, gate = self._application.service, self._application.gate
         service.stopping = True
-        if gate.active:
-            who = "1 request has" if gate.active == 1 else f"{gate.active} requests have"
+        if gate.num_active:
+            who = "1 request has" if gate.num_active == 1 else f"{gate.num_active} requests have"
             log_info(f"stopping: {who} {self._grace:g} s; a second signal cuts off what is left")
-        await self._until(lambda: not gate.active or self._signals > 1, self._grace)
-        service.cut()
-        await self._until(lambda: not gate.active, _LAST_WORDS)
+        await self._until(lambda: not gate.num_active or self._signals > 1, self._grace)
+        service.abort_all()
+        await self._until(lambda: not gate.num_active, _ABORT_SECONDS)
         self.should_exit = True
 
     @staticmethod
@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not done():
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(_POLL_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -190,12 +190,12 @@ def serve_until_stopped(
     what = f"{model.name}, {model.stage} model, context {model.context}"
     log_info(f"{what}, at {url} (page), {url}/v1 (OpenAI's API); Ctrl-C stops")
     ready()
-    asyncio.run(Server(application, settings).serve([bound]))
+    asyncio.run(UvicornServer(application, settings).serve([bound]))
     service = application.service
     return {
         "url": url,
         "prompt_tokens": _value(service.metrics.prompt_tokens),
-        "written_tokens": service.driver.written,
+        "generated_tokens": service.engine.num_generated,
     }
 
 

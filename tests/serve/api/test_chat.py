@@ -1,6 +1,8 @@
 """Conversations through the real client: answers, tools of the client and of the server."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ import pytest
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ToolLimits
 from cpplm.generate.tools.tool_call_format import parse_call
-from cpplm.serve.api.chat import call_of, messages_of
-from cpplm.serve.request_models import FunctionTool, Message
-from cpplm.serve.service import Call
+from cpplm.serve.api.chat import ToolThreads, client_call, conversation_messages
+from cpplm.serve.request_models import ChatMessageParam, FunctionTool
+from cpplm.serve.response_models import FunctionCall
 from tests.serve.learned import FOUND, GREETED, SEARCH
 from tests.serve.served import NAME, Served, serving
 
@@ -167,7 +169,7 @@ def test_the_servers_own_tools(talking: Engine, tmp_path: Path) -> None:
         # As a client's tool it goes out; as the server's it is answered here, with what really is there.
         body = {"messages": user("where?"), "tools": [TOOL], **GREEDY}
         assert served.post("/v1/chat/completions", body).json()["choices"][0]["finish_reason"] == "tool_calls"
-        described = messages_of([Message(role="user", content="where?")],
+        described = conversation_messages([ChatMessageParam(role="user", content="where?")],
                                 {"search": FunctionTool.model_validate(SEARCH)})  # fmt: skip
         found = served.post("/v1/chat/completions", {"messages": described, **GREEDY}).json()
         assert found["choices"][0]["finish_reason"] in {"stop", "length"}
@@ -180,12 +182,12 @@ def test_the_servers_own_tools(talking: Engine, tmp_path: Path) -> None:
 
 def test_messages_in_a_row_are_joined() -> None:
     given = [
-        Message(role="developer", content="be brief"),
-        Message.model_validate({"role": "system", "content": [{"type": "text", "text": "in C++"}]}),
-        Message(role="user", content="a"),
-        Message(role="user", content="b"),
+        ChatMessageParam(role="developer", content="be brief"),
+        ChatMessageParam.model_validate({"role": "system", "content": [{"type": "text", "text": "in C++"}]}),
+        ChatMessageParam(role="user", content="a"),
+        ChatMessageParam(role="user", content="b"),
     ]
-    assert messages_of(given, {}) == [
+    assert conversation_messages(given, {}) == [
         {"role": "system", "content": "be brief\n\nin C++"},
         {"role": "user", "content": "a\n\nb"},
     ]
@@ -193,10 +195,11 @@ def test_messages_in_a_row_are_joined() -> None:
 
 def test_functions_are_told_to_the_model() -> None:
     function = FunctionTool.model_validate(SEARCH)
-    (system, _) = messages_of([Message(role="user", content="x")], {"search": function})
+    (system, _) = conversation_messages([ChatMessageParam(role="user", content="x")], {"search": function})
     assert system["content"].endswith("search(text: string, folder: string): Lines with a text.")
-    (system, _) = messages_of(
-        [Message(role="system", content="y"), Message(role="user", content="x")], {"search": function}
+    (system, _) = conversation_messages(
+        [ChatMessageParam(role="system", content="y"), ChatMessageParam(role="user", content="x")],
+        {"search": function},
     )
     assert system["content"].startswith("y\n\nYou may call")
 
@@ -204,8 +207,8 @@ def test_functions_are_told_to_the_model() -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ('search("a", "b")', Call("search", '{"text": "a", "folder": "b"}')),
-        ("search()", Call("search", "{}")),
+        ('search("a", "b")', FunctionCall(name="search", arguments='{"text": "a", "folder": "b"}')),
+        ("search()", FunctionCall(name="search", arguments="{}")),
         (
             'search("a", "b", 3)',
             "error: call it like this: search(text: string, folder: string): Lines with a text.",
@@ -216,7 +219,7 @@ def test_functions_are_told_to_the_model() -> None:
 )
 def test_calls(written: str, expected: object) -> None:
     functions = {"search": FunctionTool.model_validate(SEARCH)}
-    assert call_of(parse_call("query_tool", written), functions) == expected
+    assert client_call(parse_call("query_tool", written), functions) == expected
 
 
 IMAGES = (
@@ -256,3 +259,58 @@ def test_what_is_refused(talker: Served, body: dict[str, Any], param: str, messa
     error = answer.json()["error"]
     assert message in error["message"]
     assert (error["param"] or "messages").startswith(param)
+
+
+# ---- threads of tools -------------------------------------------------------------------------------------
+
+
+def test_results_and_faults_come_back() -> None:
+    async def main() -> None:
+        threads = ToolThreads(1)
+        assert await threads.run(lambda: "408") == "408"
+        with pytest.raises(ZeroDivisionError):
+            await threads.run(lambda: str(1 // 0))
+        assert await threads.run(lambda: threading.current_thread().name) == "cpplm-tool"
+
+    asyncio.run(main())
+
+
+def test_a_place_is_free_only_when_the_work_is_over() -> None:
+    """Also of work that nobody waits for any more."""
+
+    async def main() -> None:
+        threads, gate, begun = ToolThreads(2), threading.Event(), []
+
+        def work() -> str:
+            begun.append(1)
+            gate.wait(30)
+            return "done"
+
+        tasks = [asyncio.create_task(threads.run(work)) for _ in range(5)]
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
+        for task in tasks[:2]:
+            task.cancel()
+        await asyncio.sleep(0.1)
+        assert len(begun) == 2
+        gate.set()
+        assert await asyncio.gather(*tasks[2:]) == ["done"] * 3
+        assert len(begun) == 5
+
+    asyncio.run(main())
+
+
+def test_the_loop_may_be_gone() -> None:
+    gate = threading.Event()
+
+    async def main() -> None:
+        task = asyncio.create_task(ToolThreads(1).run(lambda: str(gate.wait(30))))
+        await asyncio.sleep(0.05)
+        task.cancel()
+
+    asyncio.run(main())
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "cpplm-tool":
+            thread.join(10)
+            assert not thread.is_alive()

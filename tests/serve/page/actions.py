@@ -51,7 +51,7 @@ def filled(server: Served, **body: Any) -> str:
 
 def abandoned(server: Served) -> float:
     """Requests that the server gave up because nobody listened any more."""
-    return server.metric("cpplm_requests_abandoned_total")
+    return server.metric("cpplm_requests_cancelled_total")
 
 
 def streamed(*texts: str, chat: bool = False) -> str:

@@ -1,11 +1,10 @@
 """The chat, in a browser."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from cpplm.generate.engine import Engine
 from tests.serve.page.actions import abandoned, ghost, pretend, settle, streamed, text_of, write
@@ -51,15 +50,6 @@ def test_an_answer_is_stopped_and_stays(page: Page, server: Served, monkeypatch:
     assert answer.text_content()
 
 
-def test_the_whole_conversation_is_sent(page: Page) -> None:
-    asked = pretend(page, "/v1/chat/completions", streamed("Yes", ".", chat=True))
-    for question in ("One?", "Two?"):
-        page.locator("#message").fill(question)
-        page.get_by_role("button", name="Send").click()
-        expect(page.locator("[name=send]")).to_have_text("Send")
-    assert [message["content"] for message in asked[1]["messages"]] == ["One?", "Yes.", "Two?"]
-
-
 def test_code_of_an_answer_goes_to_the_editor(page: Page) -> None:
     answer = "Here:\n\n```cpp\nint answer() { return 42; }\n```\nThat is all.\n~~~\nint open;"
     pretend(page, "/v1/chat/completions", streamed(*answer, chat=True))
@@ -95,23 +85,6 @@ def test_what_a_model_writes_is_text(page: Page) -> None:
     assert page.locator("img, main script").count() == 0
 
 
-def test_code_in_a_line_is_monospaced(page: Page) -> None:
-    """As in CommonMark: what stands between runs of as many backticks, in one paragraph."""
-    answer = "Use `std::vector<int>` or ``a ` b``, not `this.\n\nThat ``is`` `<b>all</b>`."
-    pretend(page, "/v1/chat/completions", streamed(*answer, chat=True))
-    page.locator("#message").fill("Please")
-    page.keyboard.press("Enter")
-    expect(page.locator("[name=send]")).to_have_text("Send")
-    paragraphs = page.locator(".message.model p")
-    assert paragraphs.all_text_contents() == [
-        "Use std::vector<int> or a ` b, not `this.",
-        "That is <b>all</b>.",
-    ]
-    assert paragraphs.locator("code").all_text_contents() == ["std::vector<int>", "a ` b", "is", "<b>all</b>"]
-    font = paragraphs.locator("code").first.evaluate("element => getComputedStyle(element).fontFamily")
-    assert "monospace" in font
-
-
 def test_a_base_model_says_so_and_writes_code(visit: Callable[[Served], Page], engine: Engine) -> None:
     with serving(engine, stage="base") as base:
         page = visit(base)
@@ -133,37 +106,6 @@ def test_a_chat_that_fails(page: Page, expected_statuses: list[int]) -> None:
     expect(page.get_by_role("alert")).to_have_text("too many requests")
     expect(page.locator("#message")).to_have_value("Hello")
     expect(page.locator(".message")).to_have_count(0)
-
-
-def test_an_alert_goes_with_the_next_request_and_with_a_new_chat(
-    page: Page, expected_statuses: list[int]
-) -> None:
-    expected_statuses.append(500)
-    error = {"error": {"message": "a step failed", "type": "x", "param": None, "code": "model_failed"}}
-    held: list[Route] = []
-
-    def answer(route: Route) -> None:
-        if route.request.post_data_json["messages"][-1]["content"] == "Fail":
-            route.fulfill(status=500, json=error)
-        else:
-            held.append(route)
-
-    def fail() -> None:
-        page.locator("#message").fill("Fail")
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_have_text("a step failed")
-
-    page.route("**/v1/chat/completions", answer)
-    fail()
-    page.locator("#message").fill("Wait")
-    page.keyboard.press("Enter")
-    expect(page.locator("[name=send]")).to_have_text("Stop")
-    expect(page.locator("#alert")).to_be_empty()
-    page.keyboard.press("Escape")
-    expect(page.locator("[name=send]")).to_have_text("Send")
-    fail()
-    page.get_by_role("button", name="New chat").click()
-    expect(page.locator("#alert")).to_be_empty()
 
 
 def test_a_chat_outgrows_the_context(
@@ -193,18 +135,3 @@ def test_a_chat_outgrows_the_context(
     expect(page.locator(".message")).to_have_count(2 * len(questions))
     page.get_by_role("button", name="New chat").click()
     expect(page.locator("#alert")).to_be_empty()
-
-
-def test_old_turns_are_dropped_before_the_server_refuses(page: Page) -> None:
-    """By the tokens that it counted: these are nearly all that the context has."""
-    ended = {"choices": [], "usage": {"total_tokens": 15_910}}
-    done = "data: [DONE]"
-    body = streamed("Yes.", chat=True).replace(done, f"data: {json.dumps(ended)}\n\n{done}")
-    asked = pretend(page, "/v1/chat/completions", body)
-    for number, question in enumerate(("One?", "Two?"), 1):
-        page.locator("#message").fill(question)
-        page.keyboard.press("Enter")
-        expect(page.locator(".message.model .body p")).to_have_count(number)
-        expect(page.locator("[name=send]")).to_have_text("Send")
-    assert [message["content"] for message in asked[1]["messages"]] == ["Two?"]
-    expect(page.locator("#status")).to_contain_text("its beginning was left out")

@@ -9,27 +9,6 @@ from tests.serve.page.actions import ghost, pretend, settle, streamed, write
 from tests.serve.served import NAME, Served
 
 
-def test_light_and_dark(page: Page) -> None:
-    color = "getComputedStyle(document.body).backgroundColor"
-    light, dark = "rgb(255, 255, 255)", "rgb(20, 23, 27)"
-    page.emulate_media(color_scheme="light")
-    assert page.evaluate(color) == light
-    page.emulate_media(color_scheme="dark")
-    assert page.evaluate(color) == dark
-    look = page.get_by_role("button", name="Look")
-    look.press("Enter")
-    expect(look).to_have_text("Look: light")
-    page.reload()
-    assert page.evaluate(color) == light
-    expect(look).to_have_text("Look: light")
-    look.press("Enter")
-    page.emulate_media(color_scheme="light")
-    assert page.evaluate(color) == dark
-    look.press("Enter")
-    expect(look).to_have_text("Look: system")
-    assert page.evaluate(color) == light
-
-
 def test_the_program_at_the_start_runs(page: Page) -> None:
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#summary")).to_have_text("Compiled without complaints.")

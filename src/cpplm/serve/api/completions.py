@@ -11,122 +11,132 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cpplm.generate.sequence import GenerationRequest
-from cpplm.serve.errors import ApiError, too_long
-from cpplm.serve.logprobs import Token, prompt_tokens
-from cpplm.serve.openapi import answers
+from cpplm.serve.errors import ApiError, response_docs, too_long
+from cpplm.serve.logprobs import ListedToken, prompt_tokens
+from cpplm.serve.request_builder import RequestBuilder, off_event_loop
 from cpplm.serve.request_models import CompletionRequest, FimRequest
-from cpplm.serve.request_validation import Planner, planned
-from cpplm.serve.response_formatters import ChatStyle, CompletionStyle
-from cpplm.serve.response_models import ChatCompletion, Completion
-from cpplm.serve.service import Piece, Pieces, Service, Tally
+from cpplm.serve.response_formatters import ChatFormatter, CompletionFormatter, Delta
+from cpplm.serve.response_models import ChatCompletionResponse, CompletionResponse
+from cpplm.serve.service import DeltaStream, Service, UsageCounter
 from cpplm.tokenizer.special_tokens import BOS
 
 
 @dataclass(frozen=True)
-class Prompt:
+class CompletionPrompt:
     """A prompt, and how to go on from it."""
 
     text: str
     ids: tuple[int, ...]
     """<BOS> first; empty where nobody needs them."""
-    listed: bool = False
-    """Whether its own tokens are to be listed."""
-    says_start: bool = False
+    list_tokens: bool = False
+    """Whether its own tokens are listed in the response."""
+    has_bos: bool = False
     """Whether the client sent <BOS> itself."""
     request: GenerationRequest | None = None
-    """None where nothing is to be written."""
+    """None where nothing is to be generated."""
 
 
-def add_completions(routes: APIRouter, service: Service, planner: Planner) -> None:
-    """Both."""
+def add_completions(routes: APIRouter, service: Service, builder: RequestBuilder) -> None:
+    """Add both routes."""
 
-    @routes.post("/v1/completions", responses=answers(Completion, stream=True), summary="Continue a text")
-    async def completions(asked: CompletionRequest, http: HttpRequest) -> Response:
+    @routes.post(
+        "/v1/completions", responses=response_docs(CompletionResponse, stream=True), summary="Continue a text"
+    )
+    async def completions(params: CompletionRequest, http: HttpRequest) -> Response:
         """Continue prompts, or fill in between a prompt and a `suffix`."""
-        _check(asked, planner)
-        characters = sum(map(len, asked.prompts)) + len(asked.suffix or "")
-        prompts = await planned(lambda: [_prompt(each, asked, planner) for each in asked.prompts], characters)
-        tally = Tally()
-        style = CompletionStyle(service.model.name, usage=asked.wants_usage)
-        pieces = _pieces(service, prompts, asked, tally)
-        return await service.respond(http, pieces, style, tally, stream=bool(asked.stream))
+        _check(params, builder)
+        characters = sum(map(len, params.prompts)) + len(params.suffix or "")
+        prompts = await off_event_loop(
+            lambda: [_prompt(each, params, builder) for each in params.prompts], characters
+        )
+        counter = UsageCounter()
+        formatter = CompletionFormatter(service.model.name, include_usage=params.include_usage)
+        deltas = _deltas(service, prompts, params, counter)
+        return await service.respond(http, deltas, formatter, counter, stream=params.stream)
 
-    @routes.post("/v1/fim/completions", responses=answers(ChatCompletion, stream=True), summary="Fill in")
-    async def fill_in(asked: FimRequest, http: HttpRequest) -> Response:
-        """Fill in between `prompt` and `suffix`; answers look like those of a chat."""
-        planner.check_model(asked.model)
-        planner.check_choices(asked.choices)
-        characters = len(asked.prompt) + len(asked.suffix or "")
-        request = await planned(lambda: _hole(asked, planner), characters)
-        tally = Tally()
-        # Continue reads the content of every record, so each has one.
-        style = ChatStyle(service.model.name, usage=asked.wants_usage, says_role=False)
-        pieces = service.pieces([request], tally)
-        return await service.respond(http, pieces, style, tally, stream=bool(asked.stream))
+    @routes.post(
+        "/v1/fim/completions", responses=response_docs(ChatCompletionResponse, stream=True), summary="Fill in"
+    )
+    async def fill_in(params: FimRequest, http: HttpRequest) -> Response:
+        """Fill in between `prompt` and `suffix`; responses look like those of a chat."""
+        builder.check_model(params.model)
+        builder.check_num_choices(params.num_choices)
+        characters = len(params.prompt) + len(params.suffix or "")
+        request = await off_event_loop(lambda: _fim_request(params, builder), characters)
+        counter = UsageCounter()
+        # Continue reads the content of every chunk, so each has one.
+        formatter = ChatFormatter(service.model.name, include_usage=params.include_usage, role_chunk=False)
+        deltas = service.deltas([request], counter)
+        return await service.respond(http, deltas, formatter, counter, stream=params.stream)
 
 
-def _check(asked: CompletionRequest, planner: Planner) -> None:
-    planner.check_model(asked.model)
-    planner.check_choices(len(asked.prompts) * asked.choices)
-    if asked.best_of is not None and asked.best_of != asked.choices:
+def _check(params: CompletionRequest, builder: RequestBuilder) -> None:
+    builder.check_model(params.model)
+    builder.check_num_choices(len(params.prompts) * params.num_choices)
+    if params.best_of is not None and params.best_of != params.num_choices:
         raise ApiError(400, "best_of is not supported: leave it out", code="invalid_value", param="best_of")
-    if asked.suffix and asked.echo:
+    if params.suffix and params.echo:
         raise ApiError(400, "echo and suffix exclude each other", code="invalid_value", param="echo")
 
 
-def _prompt(prompt: str | list[int], asked: CompletionRequest, planner: Planner) -> Prompt:
-    sampling, tokenizer = planner.sampling(asked), planner.model.engine.tokenizer
-    writes = planner.new_tokens(asked.most_tokens) > 0
-    if asked.suffix:
+def _prompt(prompt: str | list[int], params: CompletionRequest, builder: RequestBuilder) -> CompletionPrompt:
+    sampling, tokenizer = builder.sampling(params), builder.model.engine.tokenizer
+    samples, logprobs = params.num_choices, params.logprobs
+    generates = builder.max_new_tokens(params) > 0
+    if params.suffix:
         if not isinstance(prompt, str):
             raise ApiError(400, "a prompt with a suffix is text", code="invalid_value", param="prompt")
-        request = planner.hole(prompt, asked.suffix, sampling, samples=asked.choices, logprobs=asked.logprobs)
-        return Prompt(prompt, request.ids, request=request if writes else None)
-    listed = bool(asked.echo) and asked.logprobs is not None
-    ids = planner.ids(prompt) if listed or not writes or not isinstance(prompt, str) else ()
-    if len(ids) > planner.model.context:
-        raise too_long(len(ids), planner.model.context, "prompt")
-    says_start = not isinstance(prompt, str) and prompt[0] == BOS
-    text = prompt if isinstance(prompt, str) else tokenizer.decode(ids if says_start else ids[1:])
-    if not writes:
-        return Prompt(text, ids, listed, says_start)
-    request = planner.prompt(prompt, sampling, samples=asked.choices, logprobs=asked.logprobs, exact=listed)
-    return Prompt(text, ids, listed, says_start, request)
+        request = builder.infill_checked(prompt, params.suffix, sampling, samples=samples, logprobs=logprobs)
+        return CompletionPrompt(prompt, request.ids, request=request if generates else None)
+    list_tokens = bool(params.echo) and logprobs is not None
+    ids = builder.token_ids(prompt) if list_tokens or not generates or not isinstance(prompt, str) else ()
+    if len(ids) > builder.model.context:
+        raise too_long(len(ids), builder.model.context, "prompt")
+    has_bos = not isinstance(prompt, str) and prompt[0] == BOS
+    text = prompt if isinstance(prompt, str) else tokenizer.decode(ids if has_bos else ids[1:])
+    if not generates:
+        return CompletionPrompt(text, ids, list_tokens, has_bos)
+    request = builder.continuation(prompt, sampling, samples=samples, logprobs=logprobs, exact=list_tokens)
+    return CompletionPrompt(text, ids, list_tokens, has_bos, request)
 
 
-async def _pieces(
-    service: Service, prompts: Sequence[Prompt], asked: CompletionRequest, tally: Tally
-) -> Pieces:
-    """The prompts where they are to be repeated, then what is written."""
+async def _deltas(
+    service: Service, prompts: Sequence[CompletionPrompt], params: CompletionRequest, counter: UsageCounter
+) -> DeltaStream:
+    """Yield the prompts where they are to be repeated, then what is generated."""
     requests = [prompt.request for prompt in prompts if prompt.request is not None]
-    if asked.echo or not requests:
+    if params.echo or not requests:
         for number, prompt in enumerate(prompts):
-            tokens = await _listed(service, prompt, asked.logprobs or 0) if prompt.listed else None
+            tokens = await _prompt_tokens(service, prompt, params.logprobs or 0)
             if not requests:
-                tally.prompt += len(prompt.ids)
-            text = prompt.text if asked.echo else ""
-            for sample in range(asked.choices):
-                choice = number * asked.choices + sample
-                yield Piece(choice, text, tokens, ended=None if requests else "length")
+                counter.prompt_tokens += len(prompt.ids)
+            text = prompt.text if params.echo else ""
+            for sample in range(params.num_choices):
+                index = number * params.num_choices + sample
+                yield Delta(index, text, tokens, finish_reason=None if requests else "length")
     if requests:
         offsets = [len(prompt.text) for prompt in prompts]
-        async with contextlib.aclosing(service.pieces(requests, tally, offsets=offsets)) as source:
-            async for piece in source:
-                yield piece
+        async with contextlib.aclosing(service.deltas(requests, counter, offsets=offsets)) as deltas:
+            async for delta in deltas:
+                yield delta
 
 
-async def _listed(service: Service, prompt: Prompt, count: int) -> tuple[Token, ...]:
-    """The prompt's own tokens."""
+async def _prompt_tokens(
+    service: Service, prompt: CompletionPrompt, count: int
+) -> tuple[ListedToken, ...] | None:
+    """The prompt's own tokens, with so many likeliest ones beside each; None where they are not listed."""
+    if not prompt.list_tokens:
+        return None
     tokenizer = service.model.engine.tokenizer
-    found = await service.score(prompt.ids, count)
-    start = tokenizer.decode_bytes(prompt.ids[:1]) if prompt.says_start else b""
-    tokens = tuple(prompt_tokens(tokenizer, prompt.ids, found))
-    return (Token(start, 0, None, ()), *tokens) if start else tokens
+    scores = await service.score(prompt.ids, count)
+    tokens = tuple(prompt_tokens(tokenizer, prompt.ids, scores))
+    bos = tokenizer.decode_bytes(prompt.ids[:1]) if prompt.has_bos else b""
+    return (ListedToken(bos, 0, None, ()), *tokens) if bos else tokens
 
 
-def _hole(asked: FimRequest, planner: Planner) -> GenerationRequest:
-    planner.check_writes(asked)
-    sampling = planner.sampling(asked)
-    if not asked.suffix:
-        return planner.prompt(asked.prompt, sampling, samples=asked.choices, logprobs=None)
-    return planner.hole(asked.prompt, asked.suffix, sampling, samples=asked.choices)
+def _fim_request(params: FimRequest, builder: RequestBuilder) -> GenerationRequest:
+    builder.check_generates(params)
+    sampling, samples = builder.sampling(params), params.num_choices
+    if not params.suffix:
+        return builder.continuation(params.prompt, sampling, samples=samples)
+    return builder.infill_checked(params.prompt, params.suffix, sampling, samples=samples)

@@ -7,50 +7,54 @@ never refused as too long: what is farthest from the cursor is left out.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
+from typing_extensions import override
 
+from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.truncation import fit_prompt, token_ends, truncate
 from cpplm.serve.api.llama_cpp import generation_settings
-from cpplm.serve.openapi import answers
+from cpplm.serve.errors import response_docs
+from cpplm.serve.request_builder import RequestBuilder, off_event_loop
 from cpplm.serve.request_models import InfillRequest
-from cpplm.serve.request_validation import Planner, planned
-from cpplm.serve.response_models import Answer, Infilled, Timings
-from cpplm.serve.service import Choice, Piece, Pieces, Service, Tally
+from cpplm.serve.response_formatters import ChoiceBuffer, Delta, ResponseFormatter
+from cpplm.serve.response_models import ApiResponse, InfillResponse, Timings, Usage
+from cpplm.serve.service import DeltaStream, Service, UsageCounter
 
 
 @dataclass
-class _State:
-    """How far it is, and what ended it."""
+class InfillProgress:
+    """How far a request is, and what ended it."""
 
-    evaluated: int = 0
-    predicted: int = 0
+    num_evaluated: int = 0
+    num_predicted: int = 0
     truncated: bool = False
     stop_type: Literal["none", "eos", "limit", "word"] = "none"
     begin: float = field(default_factory=time.monotonic)
     first: float = 0.0
-    """When the first token was there."""
+    """Time of the first token."""
 
     def timings(self) -> Timings:
-        """Up to now."""
+        """Durations and rates up to now."""
         now = time.monotonic()
         first = self.first or now
         read, written = max(first - self.begin, 1e-6), max(now - first, 1e-6)
         return Timings(
-            prompt_n=self.evaluated, prompt_ms=read * 1e3, prompt_per_second=self.evaluated / read,
-            predicted_n=self.predicted, predicted_ms=written * 1e3,
-            predicted_per_second=self.predicted / written,
+            prompt_n=self.num_evaluated, prompt_ms=read * 1e3, prompt_per_second=self.num_evaluated / read,
+            predicted_n=self.num_predicted, predicted_ms=written * 1e3,
+            predicted_per_second=self.num_predicted / written,
         )  # fmt: skip
 
 
-class Enough:
+class InfillStop:
     """When to stop before the model does: at a line indented too little, or when it takes too long."""
 
     def __init__(self, indent: int, milliseconds: float) -> None:
@@ -77,96 +81,85 @@ class Enough:
         return text
 
 
-class InfillStyle:
-    """llama.cpp's own form of answers: see `Style`."""
+class InfillFormatter(ResponseFormatter):
+    """llama.cpp's own form of responses: every chunk looks like a whole one, and the last says all."""
 
-    ends_with = ""
+    end_of_stream = ""
 
-    def __init__(self, model: str, context: int, request: GenerationRequest, state: _State) -> None:
-        self._model, self._state = model, state
+    def __init__(
+        self, model: str, context: int, request: GenerationRequest, progress: InfillProgress
+    ) -> None:
+        self._model, self._progress = model, progress
         self._settings = {"n_ctx": context, **generation_settings(request.settings)}
 
-    def whole(self, choices: Sequence[Choice], tally: Tally) -> Answer:
-        """See `Style`."""
-        del tally
-        return self._answer(choices[0].text, stop=True)
+    @override
+    def response(self, choices: Sequence[ChoiceBuffer], usage: Usage) -> ApiResponse:
+        return self._response(choices[0].text, stop=True)
 
-    def opening(self, choice: int) -> Answer | None:
-        """Nothing."""
-        del choice
-        return None
+    @override
+    def chunk(self, delta: Delta) -> ApiResponse:
+        return self._response(delta.text, stop=delta.finish_reason is not None)
 
-    def piece(self, piece: Piece) -> Answer:
-        """See `Style`."""
-        return self._answer(piece.text, stop=piece.ended is not None)
-
-    def closing(self, tally: Tally) -> Answer | None:
-        """Nothing: the last piece says all."""
-        del tally
-        return None
-
-    def _answer(self, content: str, *, stop: bool) -> Infilled:
-        state = self._state
-        return Infilled(
-            content=content, stop=stop, model=self._model, index=0, tokens_predicted=state.predicted,
-            tokens_evaluated=state.evaluated, tokens_cached=state.evaluated + state.predicted,
-            truncated=state.truncated, stop_type=state.stop_type, stopping_word="",
-            generation_settings=self._settings, timings=state.timings(),
+    def _response(self, content: str, *, stop: bool) -> InfillResponse:
+        progress = self._progress
+        return InfillResponse(
+            content=content, stop=stop, model=self._model, index=0, tokens_predicted=progress.num_predicted,
+            tokens_evaluated=progress.num_evaluated,
+            tokens_cached=progress.num_evaluated + progress.num_predicted,
+            truncated=progress.truncated, stop_type=progress.stop_type, stopping_word="",
+            generation_settings=self._settings, timings=progress.timings(),
         )  # fmt: skip
 
 
-def add_infill(routes: APIRouter, service: Service, planner: Planner) -> None:
-    """The one route."""
+def add_infill(routes: APIRouter, service: Service, builder: RequestBuilder) -> None:
+    """Add the route."""
 
     @routes.post(
         "/infill",
-        responses=answers(Infilled | dict[str, Any], stream=True),
+        responses=response_docs(InfillResponse | dict[str, Any], stream=True),
         summary="Fill in, as llama.cpp does",
     )
-    async def infill(asked: InfillRequest, http: HttpRequest) -> Response:
+    async def infill(params: InfillRequest, http: HttpRequest) -> Response:
         """Fill in at an editor's cursor."""
-        if asked.input_suffix.strip():  # else there is no hole: any model goes on at the end of a file
-            planner.check_fills_in("input_suffix")
-        characters = len(asked.input_prefix) + len(asked.prompt) + len(asked.input_suffix)
-        characters += sum(len(extra.text) for extra in asked.input_extra)
-        state = _State()
-        request = await planned(lambda: _request(asked, planner, state), characters)
-        enough = Enough(asked.n_indent, asked.t_max_predict_ms)
-        style = InfillStyle(service.model.name, service.model.context, request, state)
-        pieces = _pieces(
-            service, replace(request, stop=enough), enough, state, reads_only=asked.n_predict == 0
-        )
-        answer = await service.respond(http, pieces, style, Tally(), stream=asked.stream)
-        if asked.response_fields is None or asked.stream or answer.status_code != 200:
-            return answer
-        return JSONResponse(_chosen(bytes(answer.body), asked.response_fields))
+        if params.input_suffix.strip():  # else there is no hole: any model goes on at the end of a file
+            builder.check_supports_fim("input_suffix")
+        characters = len(params.input_prefix) + len(params.prompt) + len(params.input_suffix)
+        characters += sum(len(extra.text) for extra in params.input_extra)
+        progress = InfillProgress()
+        request = await off_event_loop(lambda: _request(params, builder, progress), characters)
+        stop = InfillStop(params.n_indent, params.t_max_predict_ms)
+        formatter = InfillFormatter(service.model.name, service.model.context, request, progress)
+        service.metrics.prompt_tokens.inc(progress.num_evaluated)
+        events = service.token_events([replace(request, stop=stop)])
+        deltas = _deltas(events, request, stop, progress, read_only=params.n_predict == 0)
+        response = await service.respond(http, deltas, formatter, UsageCounter(), stream=params.stream)
+        if params.response_fields is None or params.stream or response.status_code != 200:
+            return response
+        return JSONResponse(_selected_fields(bytes(response.body), params.response_fields))
 
 
-def _request(asked: InfillRequest, planner: Planner, state: _State) -> GenerationRequest:
-    sampling = planner.chosen(
-        new_tokens=None if asked.n_predict < 0 else asked.n_predict,
-        temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, min_p=asked.min_p,
-        penalty=asked.repeat_penalty, seed=None if asked.seed == -1 else asked.seed, stops=tuple(asked.stop),
-    )  # fmt: skip
-    supports_fim = planner.model.supports_fim
-    extras = [extra.text for extra in asked.input_extra]
-    prefix, suffix = asked.input_prefix + asked.prompt, asked.input_suffix if supports_fim else ""
+def _request(params: InfillRequest, builder: RequestBuilder, progress: InfillProgress) -> GenerationRequest:
+    sampling = builder.sampling(params)
+    supports_fim = builder.model.supports_fim
+    extras = [extra.text for extra in params.input_extra]
+    prefix, suffix = params.input_prefix + params.prompt, params.input_suffix if supports_fim else ""
 
     def attempt(room: int) -> tuple[tuple[GenerationRequest, bool], int]:
-        around = surroundings(planner, extras, prefix, suffix, room)
+        context = infill_context(builder, extras, prefix, suffix, room)
         if supports_fim:
-            request = planner.hole(around.prefix, around.suffix, sampling, checked=False)
+            request = builder.infill(context.prefix, context.suffix, sampling)
         else:
-            request = planner.model.engine.request(around.prefix, settings=sampling)
-        return (request, around.truncated), planner.model.prompt_tokens(request)
+            request = builder.model.engine.request(context.prefix, settings=sampling)
+        return (request, context.truncated), builder.model.num_prompt_tokens(request)
 
-    found, state.evaluated = fit_prompt(planner.model.context, sampling.max_new_tokens, attempt)
-    request, state.truncated = found
-    return planner.checked(request)
+    (request, progress.truncated), progress.num_evaluated = fit_prompt(
+        builder.model.context, sampling.max_new_tokens, attempt
+    )
+    return builder.check_room(request)
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class InfillContext:
     """What the model reads around a hole."""
 
     prefix: bytes
@@ -174,22 +167,22 @@ class Surroundings:
     truncated: bool
 
 
-def surroundings(
-    planner: Planner, extras: Sequence[str], prefix: str, suffix: str, room: int
-) -> Surroundings:
+def infill_context(
+    builder: RequestBuilder, extras: Sequence[str], prefix: str, suffix: str, room: int
+) -> InfillContext:
     """As much of the surroundings as fits, the nearest first.
 
     Half of the room at most is for pieces of other files, the newest of them, which stand before the prefix;
     how many fit does not depend on what is near, so that they stay the same while somebody types.
 
     Args:
-        planner: of the model.
+        builder: of the model.
         extras: pieces of other files, the oldest first.
         prefix: in front of the hole.
         suffix: behind it.
         room: tokens.
     """
-    tokenizer = planner.model.engine.tokenizer
+    tokenizer = builder.model.engine.tokenizer
     most = max(0, room) * int(tokenizer.token_bytes.max())  # no more characters fit in any case
     taken: list[str] = []
     left = room // 2
@@ -202,50 +195,50 @@ def surroundings(
     near = room - (room // 2 - left) if taken else room
     before, behind = truncate(prefix[-most:] if most else "", suffix[:most], near, token_ends(tokenizer))
     truncated = (before, behind, len(taken)) != (prefix.encode(), suffix.encode(), len(extras))
-    return Surroundings("".join(taken).encode() + before, behind, truncated)
+    return InfillContext("".join(taken).encode() + before, behind, truncated)
 
 
-async def _pieces(
-    service: Service, request: GenerationRequest, enough: Enough, state: _State, *, reads_only: bool
-) -> Pieces:
-    """The text up to where it is enough."""
-    service.metrics.prompt_tokens.inc(state.evaluated)
+async def _deltas(
+    events: AsyncGenerator[tuple[int, TokenEvent], None], request: GenerationRequest, stop: InfillStop,
+    progress: InfillProgress, *, read_only: bool,
+) -> DeltaStream:  # fmt: skip
+    """Yield the text up to where it stops."""
     text, shown = "", 0
-    async with contextlib.aclosing(service.news([request])) as source:
-        async for news in source:
-            state.first = state.first or time.monotonic()
-            if reads_only:
-                state.stop_type = "limit"
-                yield Piece(0, ended="length")
+    async with contextlib.aclosing(events):
+        async for _, event in events:
+            progress.first = progress.first or time.monotonic()
+            if read_only:
+                progress.stop_type = "limit"
+                yield Delta(0, finish_reason="length")
                 return
-            state.predicted += news.event.is_new
-            text += news.event.text
-            new = enough.cut(text)[shown:]
+            progress.num_predicted += event.is_new
+            text += event.text
+            new = stop.cut(text)[shown:]
             shown += len(new)
-            if (done := news.event.completion) is not None:
-                state.stop_type = _stop_type(done, request)
-                yield Piece(0, new, ended="stop")
+            if event.completion is not None:
+                progress.stop_type = _stop_type(event.completion, request)
+                yield Delta(0, new, finish_reason="stop")
             elif new:
-                yield Piece(0, new)
+                yield Delta(0, new)
 
 
-def _stop_type(done: CompletionOutput, request: GenerationRequest) -> Literal["eos", "limit", "word"]:
-    if done.finish_reason == "end":
+def _stop_type(completion: CompletionOutput, request: GenerationRequest) -> Literal["eos", "limit", "word"]:
+    if completion.finish_reason == "end":
         return "eos"
-    return "word" if done.finish_reason == "stop" and request.settings.stop else "limit"
+    return "word" if completion.finish_reason == "stop" and request.settings.stop else "limit"
 
 
-def _chosen(body: bytes, paths: Sequence[str]) -> dict[str, Any]:
-    """Some fields of an answer; those inside others are named by their path, such as timings/prompt_n."""
-    chosen: dict[str, Any] = {}
-    whole = Infilled.model_validate_json(body).model_dump()
+def _selected_fields(body: bytes, paths: Sequence[str]) -> dict[str, Any]:
+    """Some fields of a response; those inside others are named by their path, such as timings/prompt_n."""
+    selected: dict[str, Any] = {}
+    response = json.loads(body)
     for path in paths:
-        found: Any = whole
+        value = response
         for name in path.split("/"):
-            found = found.get(name, _MISSING) if isinstance(found, dict) else _MISSING
-        if found is not _MISSING:
-            chosen[path] = found
-    return chosen
+            value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
+        if value is not _MISSING:
+            selected[path] = value
+    return selected
 
 
 _MISSING = object()

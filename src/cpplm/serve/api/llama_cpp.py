@@ -13,14 +13,14 @@ from pydantic import BaseModel, Field
 
 from cpplm import __version__
 from cpplm.generate.settings import SamplingSettings
-from cpplm.serve.openapi import answers
-from cpplm.serve.request_models import Body, Loose, TokenId
-from cpplm.serve.request_validation import Planner, planned
+from cpplm.serve.errors import response_docs
+from cpplm.serve.request_builder import RequestBuilder, off_event_loop
+from cpplm.serve.request_models import BasicSampling, Loose, RequestBody, TokenId
 from cpplm.tokenizer.export import chat_template
 from cpplm.tokenizer.special_tokens import BOS, EOS, SPECIAL_TOKENS
 
 
-class TokenizeRequest(Loose, Body):
+class TokenizeRequest(Loose, RequestBody):
     """POST /tokenize."""
 
     content: str
@@ -43,7 +43,7 @@ class TokenizeResponse(BaseModel):
     tokens: list[int] | list[TokenPiece]
 
 
-class DetokenizeRequest(Loose, Body):
+class DetokenizeRequest(Loose, RequestBody):
     """POST /detokenize."""
 
     tokens: list[TokenId]
@@ -85,44 +85,41 @@ def generation_settings(settings: SamplingSettings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def add_llama_cpp(routes: APIRouter, planner: Planner, *, slots: int) -> None:
+def add_llama_cpp(routes: APIRouter, builder: RequestBuilder, *, slots: int) -> None:
     """Add the three routes; `slots` is how many completions are written at a time."""
-    tokenizer = planner.model.engine.tokenizer
+    tokenizer = builder.model.engine.tokenizer
 
     def encode(request: TokenizeRequest) -> list[int]:
         to_ids = tokenizer.encode_with_special if request.parse_special else tokenizer.encode
         return [BOS] * request.add_special + to_ids(request.content)
 
-    @routes.post("/tokenize", responses=answers(TokenizeResponse), summary="The tokens of a text")
+    @routes.post("/tokenize", responses=response_docs(TokenizeResponse), summary="The tokens of a text")
     async def tokenize(request: TokenizeRequest) -> TokenizeResponse:
         """Tokenize a text of any length."""
-        ids = await planned(lambda: encode(request), len(request.content))
+        ids = await off_event_loop(lambda: encode(request), len(request.content))
         if not request.with_pieces:
             return TokenizeResponse(tokens=ids)
         return TokenizeResponse(
             tokens=[TokenPiece(id=id_, piece=_piece(tokenizer.decode_bytes([id_]))) for id_ in ids]
         )
 
-    @routes.post("/detokenize", responses=answers(DetokenizeResponse), summary="The text of tokens")
+    @routes.post("/detokenize", responses=response_docs(DetokenizeResponse), summary="The text of tokens")
     async def detokenize(request: DetokenizeRequest) -> DetokenizeResponse:
         """Special tokens appear by name, bytes that are no character as U+FFFD."""
-        planner.check_ids(request.tokens, "tokens")
+        builder.check_ids(request.tokens, "tokens")
         return DetokenizeResponse(content=tokenizer.decode(request.tokens))
 
-    @routes.get("/props", responses=answers(Props), summary="The server's properties")
+    @routes.get("/props", responses=response_docs(Props), summary="The server's properties")
     async def props() -> Props:
         """Context, defaults and the format of conversations."""
-        defaults = planner.chosen(
-            new_tokens=None, temperature=None, top_p=None, top_k=None, min_p=None, penalty=None,
-            seed=-1, stops=(),
-        )  # fmt: skip
+        defaults = builder.sampling(BasicSampling.model_validate({"seed": -1}))
         return Props(
             default_generation_settings=GenerationDefaults(
-                n_ctx=planner.model.context, params=generation_settings(defaults)
+                n_ctx=builder.model.context, params=generation_settings(defaults)
             ),
             total_slots=slots,
-            model_alias=planner.model.name,
-            model_path=planner.model.path,
+            model_alias=builder.model.name,
+            model_path=builder.model.path,
             chat_template=chat_template(),
             modalities={"vision": False, "audio": False},
             bos_token=SPECIAL_TOKENS[BOS],
