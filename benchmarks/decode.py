@@ -9,6 +9,12 @@ number format, and transformers runs its own with `generate`. Weights are random
 of one length, the likeliest token is taken. The time of one token is that of all minus that of the first, so
 that reading the prompt does not count.
 
+    python benchmarks/decode.py --run RUN --data CORPUS --drafts lookup:2 heads:1
+
+measures what drafts save instead: one completion at a time of the newest checkpoint of a run, with so many
+tokens drafted at a time, against the same without drafts. Prompts are the beginnings of held-out documents
+of a corpus, up to `--prompt` tokens; contenders write behind the same prompt in turn, in one process.
+
 The share of the memory's bandwidth is what a token has to read (weights of matrix products, keys and values
 in reach) times tokens per second, over the bandwidth of a copy, reads and writes added up, measured in turn.
 """
@@ -20,24 +26,29 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from measuring import Spread, describe_machine, prepare_environment, progress, publish, ratios
 
+from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.core.workers import worker_pool
+from cpplm.evaluate.texts import read_texts
 from cpplm.export.hf import ENDS, export_to_hf
-from cpplm.generate.load import prepare_for_inference
+from cpplm.generate.engine import Engine
+from cpplm.generate.load import load_engine, prepare_for_inference
 from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import GenerationRequest
-from cpplm.generate.settings import SamplingSettings, SchedulerLimits
+from cpplm.generate.settings import DraftSettings, ModelSource, SamplingSettings, SchedulerLimits
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.view import KVCacheSpec
 from cpplm.model.transformer import Transformer
@@ -123,21 +134,14 @@ def llama_writer(
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import)
 
     del tokenizer
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.padded_vocab_size,
-            hidden_size=config.model_dim,
-            intermediate_size=round(config.model_dim * config.mlp_ratio * 2 / 3),
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_seq_len,
-            tie_word_embeddings=False,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-        )
-    )
-    model = model.to(dtype).eval()
+    llama = LlamaConfig(
+        vocab_size=config.padded_vocab_size, hidden_size=config.model_dim,
+        intermediate_size=round(config.model_dim * config.mlp_ratio * 2 / 3),
+        num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads, max_position_embeddings=config.max_seq_len,
+        tie_word_embeddings=False, bos_token_id=BOS, eos_token_id=EOS,
+    )  # fmt: skip
+    model = LlamaForCausalLM(llama).to(dtype).eval()
     return partial(generate, model), sizes(model, dtype)
 
 
@@ -208,6 +212,92 @@ def _copy_bandwidth(threads: int) -> float:
     return 2 * COPIED / min(seconds)
 
 
+# ---- drafts -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class DraftFigures:
+    """One contender, one turn: what was generated behind the first token of each prompt."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    def write(self, engine: Engine, request: GenerationRequest, draft: DraftSettings) -> None:
+        """Complete one prompt."""
+        scheduler = engine.scheduler(SchedulerLimits(max_batch=1, prefix_cache_tokens=0, draft=draft))
+        scheduler.submit(request)
+        events = []
+        while not events:  # until the prompt is read; that step may write more than one token
+            events = scheduler.step()
+        first, drafted, accepted = len(events), scheduler.num_drafted, scheduler.num_accepted
+        begin = time.perf_counter()
+        while not scheduler.idle:
+            events += scheduler.step()
+            self.steps += 1
+        self.seconds += time.perf_counter() - begin
+        self.tokens += len(events) - first
+        self.drafted += scheduler.num_drafted - drafted
+        self.accepted += scheduler.num_accepted - accepted
+        self.texts.append("".join(event.text for event in events))
+
+
+def held_out_prompts(engine: Engine, arguments: argparse.Namespace) -> Iterator[str]:
+    """Beginnings of held-out documents, in the order of their hashes, each cut behind a line."""
+    most = min(arguments.prompt, engine.model.config.max_seq_len - arguments.tokens)
+    for text in sorted(read_texts(arguments.data), key=lambda text: text.digest):
+        lines = text.text.splitlines(keepends=True)
+        starts = accumulate(lines[: len(lines) // 2])
+        fitting = list(takewhile(lambda start: len(engine.tokenizer.encode(start)) <= most, starts))
+        yield from fitting[-1:]
+
+
+def draft_settings(text: str) -> DraftSettings:
+    """Parse "lookup:4"."""
+    kind, _, tokens = text.partition(":")
+    if kind not in ("lookup", "heads") or not tokens.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: use for example lookup:4 or heads:1")
+    return DraftSettings(kind, tokens=int(tokens))  # type: ignore[arg-type]
+
+
+def measure_drafts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Rates of every contender, tokens per step, share of drafts kept, and share of texts that are equal."""
+    engine, checkpoint = load_engine(ModelSource(arguments.run, device_type="cpu"))
+    settings = SamplingSettings(arguments.tokens, temperature=0)
+    prompts = islice(held_out_prompts(engine, arguments), arguments.prompts)
+    requests = [engine.request(text, settings=settings) for text in prompts]
+    if not requests:
+        raise UserError(f"{arguments.data} has no document whose first line fits into {arguments.prompt}")
+    contenders = [DraftSettings(), *arguments.drafts]
+    for draft in contenders:
+        DraftFigures().write(engine, requests[0], draft)  # warm
+    turns = [[DraftFigures() for _ in contenders] for _ in range(arguments.turns)]
+    for turn in turns:
+        for request in requests:
+            for draft, figures in zip(contenders, turn, strict=True):
+                figures.write(engine, request, draft)
+    rates = [[figures.tokens / figures.seconds for figures in column] for column in zip(*turns, strict=True)]
+    results = {}
+    for draft, rate, last in zip(contenders, rates, turns[-1], strict=True):
+        name = draft.kind if draft.kind == "off" else f"{draft.kind}:{draft.tokens}"
+        results[name] = {
+            "tokens_per_second": Spread.of(rate, 1),
+            "times_as_fast": ratios(rate, rates[0]),
+            "tokens_per_step": round(last.tokens / last.steps, 3),
+            "accepted": round(last.accepted / last.drafted, 3) if last.drafted else None,
+            "same_texts": sum(map(str.__eq__, last.texts, turns[-1][0].texts)) / len(last.texts),
+        }
+        progress(f"{name:9} {results[name]}")
+    return {"step": checkpoint.step, "dtype": str(engine.model.compute_dtype), "prompts": len(requests),
+            "drafts": results}  # fmt: skip
+
+
+# ---- the command ------------------------------------------------------------------------------------------
+
+
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -221,13 +311,28 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--turns", type=int, default=5)
-    return parser.parse_args()
+    parser.add_argument("--run", help="of --drafts")
+    parser.add_argument("--data", help="of --drafts: the corpus")
+    parser.add_argument("--drafts", type=draft_settings, nargs="+", default=[])
+    parser.add_argument("--prompts", type=int, default=20, help="of --drafts")
+    arguments = parser.parse_args()
+    if arguments.drafts and not (arguments.run and arguments.data):
+        parser.error("--drafts needs --run and --data")
+    return arguments
 
 
 def main() -> None:
     """Take turns, print."""
     arguments = parsed()
     prepare_environment(threads=arguments.threads)
+    if arguments.drafts:
+        settings = {
+            **vars(arguments),
+            "drafts": [f"{draft.kind}:{draft.tokens}" for draft in arguments.drafts],
+        }
+        head = {"benchmark": "decode", "machine": describe_machine(), "settings": settings}
+        publish({**head, **measure_drafts(arguments)})
+        return
     dtype = choose_dtype(arguments.dtype, choose_device("cpu"))
     rates: dict[str, dict[int, list[float]]] = {n: {b: [] for b in arguments.batches} for n in CONTENDERS}
     bandwidths: list[float] = []

@@ -230,7 +230,7 @@ def main() -> None:
     gaps = [gap for client in clients for gap in client.gaps]
     errors = [error for client in clients for error in client.errors]
     worst = max(map(starvation, clients))
-    written = figures[-1]["cpplm_written_tokens_total"] - figures[0]["cpplm_written_tokens_total"]
+    written = figures[-1]["cpplm_generation_tokens_total"] - figures[0]["cpplm_generation_tokens_total"]
     memory = [round(each["process_resident_memory_bytes"] / 2**20) for each in figures]
     cache = [round(each["cpplm_cache_bytes"] / 2**20) for each in figures]
     requests = sum(client.requests for client in clients)
@@ -261,7 +261,7 @@ def main() -> None:
             "memory_mib_over_time": memory,
             "cache_mib_over_time": cache,
             "cache_blocks_used_at_end": figures[-1]["cpplm_cache_blocks_used"],
-            "abandoned": figures[-1]["cpplm_requests_abandoned_total"],
+            "cancelled": figures[-1]["cpplm_requests_cancelled_total"],
         }
     )
     if errors:

@@ -83,7 +83,7 @@ def test_each_sample_ends_at_its_own(engine: Engine) -> None:
             assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 13, 39])
+@pytest.mark.parametrize("cut", [0, 13])
 def test_what_goes_on_is_as_if_written_in_one_go(engine: Engine, cut: int) -> None:
     request = GenerationRequest((BOS, 100, 101), SAMPLING, num_samples=4)
     for number, whole in enumerate(completions(engine, request)):

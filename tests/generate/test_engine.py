@@ -17,7 +17,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy, naive_sample
 from tests.model.test_transformer import random_model
 
-PROMPTS = ["int", "namespace part_3 {\n\n", "#include <vector>\nint shift(int value", "", "std::"]
+PROMPTS = ["int", "#include <vector>\nint shift(int value", ""]
 
 
 @pytest.fixture(scope="module")

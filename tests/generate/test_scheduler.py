@@ -140,7 +140,7 @@ def test_random_traffic_loses_no_block(engine: Engine) -> None:
     )
     alive: set[int] = set()
     sizes = []
-    for step in range(120):
+    for step in range(160):
         if generator.random() < 0.3 and scheduler.num_waiting < 4:
             settings = SamplingSettings(generator.randrange(1, 30), 1.0, 0, seed=step)
             request = GenerationRequest(
@@ -159,7 +159,7 @@ def test_random_traffic_loses_no_block(engine: Engine) -> None:
     assert scheduler._free_blocks == scheduler._blocks
     groups = len(scheduler.cache._groups)
     assert 0 < scheduler.cache.num_cached_blocks <= groups * 64 // BLOCK_SIZE
-    assert sizes[-1] == sizes[60]  # memory is flat once it is full
+    assert sizes[-1] == sizes[110]  # memory is flat once it is full
 
 
 def test_the_cache_has_a_bound(engine: Engine) -> None:

@@ -57,14 +57,18 @@ def assert_text(completion: CompletionOutput, ends: tuple[int, ...] = ()) -> Non
     assert not any(name in completion.text for name in SPECIAL_TOKENS)
 
 
-@DRAFTS
-@TEMPERATURES
 @pytest.mark.parametrize(
-    "more",
-    [{}, {"repetition_penalty": 1.5}, {"repetition_penalty": 0.5, "frequency_penalty": -2.0}, {"top_p": 0.5},
-     {"top_k": 1}, {"min_p": 0.5}, {"logit_bias": tuple((id_, 100.0) for id_ in range(4, NUM_SPECIAL))}],
+    ("draft", "temperature", "more"),
+    [
+        (DraftSettings(), 0.0, {}),
+        (DraftSettings(), 0.8, {"top_p": 0.5}),
+        (LOOKUP, 0.0, {"repetition_penalty": 0.5, "frequency_penalty": -2.0}),
+        (LOOKUP, 0.8, {"repetition_penalty": 1.5}),
+        (HEADS, 0.0, {"logit_bias": tuple((id_, 100.0) for id_ in range(4, NUM_SPECIAL))}),
+        (HEADS, 0.8, {"min_p": 0.5}),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_none_is_written(
     engine: Engine, draft: DraftSettings, temperature: float, more: dict[str, Any]
 ) -> None:

@@ -241,7 +241,7 @@ def test_a_full_queue(long_engine: Engine) -> None:
 
 
 def test_time_is_up(long_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = RequestSettings(request_timeout=3, grace=5)  # long enough for a first token on a busy machine
+    limits = RequestSettings(request_timeout=1.5, grace=5)  # long enough for a first token on a busy machine
     with serving(long_engine, requests=limits) as served:
         served.slow_down(monkeypatch)
         error_of(served.post("/v1/completions", {**LONG, "stream": False}), 504, "timeout")

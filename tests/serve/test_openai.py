@@ -269,7 +269,7 @@ def ours(served: Served) -> UrlModel:
 
 def test_our_own_client_scores_as_the_model_itself(ours: UrlModel, engine: Engine) -> None:
     local = CheckpointModel(engine)
-    assert ours.context == local.context
+    assert ours.max_context == local.max_context
     for text in (cpp_document(3)[:400], "é漢🙂 x\t{ 漢漢 }\n", "x"):
         (found,), (expected,) = ours.score([text]), local.score([text])
         assert found.ends.tolist() == expected.ends.tolist()
@@ -279,8 +279,8 @@ def test_our_own_client_scores_as_the_model_itself(ours: UrlModel, engine: Engin
 def test_our_own_client_has_it_write(ours: UrlModel, engine: Engine) -> None:
     sampling = SamplingSettings(10, temperature=0)
     requests = [CodeRequest(PROMPT), CodeRequest("int f() {\n", "\n}\n"), CodeRequest("x" * 5000)]
-    found = dict(ours.write(requests, sampling, stop=lambda text: "\n" in text))
-    local = dict(CheckpointModel(engine, supports_fim=True).write(requests[:2], sampling))
+    found = dict(ours.generate(requests, sampling, stop=lambda text: "\n" in text))
+    local = dict(CheckpointModel(engine, supports_fim=True).generate(requests[:2], sampling))
     for number in (0, 1):
         (written,) = found[number]
         assert local[number][0].text.startswith(written.text.partition("\n")[0])

@@ -33,15 +33,13 @@ class Metrics:
         )  # fmt: skip
         self.prompt_tokens = Counter("cpplm_prompt_tokens", "Tokens of prompts", registry=self.registry)
         self.time_to_first_token = Histogram(
-            "cpplm_time_to_first_token_seconds", "Until the first token of a request", buckets=_REQUEST_BUCKETS,
-            registry=self.registry,
+            "cpplm_time_to_first_token_seconds", "Until the first token of a request",
+            buckets=_REQUEST_BUCKETS, registry=self.registry,
         )  # fmt: skip
         self.inter_token_latency = Histogram(
-            "cpplm_inter_token_latency_seconds",
-            "Between two tokens of a request",
-            buckets=_TOKEN_BUCKETS,
+            "cpplm_inter_token_latency_seconds", "Between two tokens of a request", buckets=_TOKEN_BUCKETS,
             registry=self.registry,
-        )
+        )  # fmt: skip
         self.cancelled = Counter(
             "cpplm_requests_cancelled", "Requests whose clients went away", registry=self.registry
         )
@@ -51,7 +49,8 @@ class Metrics:
     def _look_up(self, engine: AsyncEngine) -> None:
         """Numbers that the thread writes and this reads: they may be a step old, never half-written."""
         for name, meaning, look in (
-            ("cpplm_num_requests_waiting", "Requests of which nothing was written yet", lambda: engine.num_waiting),
+            ("cpplm_num_requests_waiting", "Requests of which nothing was written yet",
+             lambda: engine.num_waiting),
             ("cpplm_num_samples_running", "Completions being written", lambda: engine.scheduler.num_running),
             ("cpplm_cache_blocks_used", "Blocks of the cache in use",
              lambda: engine.scheduler.cache.num_used_blocks),

@@ -2,8 +2,8 @@
 
 Clients send much. What only hints at something, or means something to other servers alone, is taken and
 ignored (`IgnoredParams`). A parameter that would change the text and is not done is refused unless its value
-is the one that does nothing, and a field that nobody knows is refused, as by OpenAI: a spelling mistake should
-not go unseen. Types are strict: "0.5" is no number.
+is the one that does nothing, and a field that nobody knows is refused, as by OpenAI: a spelling mistake
+should not go unseen. Types are strict: "0.5" is no number.
 """
 
 from __future__ import annotations
