@@ -40,7 +40,6 @@ from measuring import (
     run_alone,
     take_turns,
 )
-from stages import clocked
 
 from cpplm.core.errors import UserError
 from cpplm.corpus.build import build
@@ -87,13 +86,6 @@ def build_once(settings: CorpusSettings) -> dict[str, float]:
     }
 
 
-def build_by_stage(settings: CorpusSettings) -> dict[str, float]:
-    """Build with a clock around each stage; returns seconds of processor by stage."""
-    with clocked() as seconds:
-        build_once(settings)
-    return seconds
-
-
 def make_tokenizer(sources: CorpusSettings, tokenizer: Path, vocabulary: int) -> None:
     """Train a tokenizer on the documents of the sources."""
     build(sources)
@@ -122,7 +114,7 @@ def find_sources(settings: CorpusSettings) -> Iterator[tuple[str, SourceFile]]:
 
 
 def measure_speed(bench: Bench) -> dict[str, Any]:
-    """The whole build, its stages, two workers, and the floor."""
+    """The whole build, two workers, and the floor."""
     tokens: dict[str, Any] = {"tokenizer": bench.tokenizer, "max_tokens": _MAX_TOKENS}
     costs = take_turns(
         {
@@ -132,8 +124,6 @@ def measure_speed(bench: Bench) -> dict[str, Any]:
             "file, tokens": lambda: run_alone(build_once, bench.settings(mode="file", **tokens)),
             "read and encode": lambda: run_alone(read_and_encode, bench.settings(), bench.tokenizer),
             "2 workers": lambda: run_alone(build_once, bench.settings(workers=2)),
-            "clocked, bytes": lambda: run_alone(build_by_stage, bench.settings()),
-            "clocked, tokens": lambda: run_alone(build_by_stage, bench.settings(**tokens)),
         },
         bench.repetitions,
     )
@@ -150,29 +140,15 @@ def measure_speed(bench: Bench) -> dict[str, Any]:
                 ("compilable, tokens", "file, tokens"),
                 ("compilable, bytes", "read and encode"),
                 ("compilable, tokens", "read and encode"),
-                ("clocked, bytes", "compilable, bytes"),
             )
         },
         "times_as_fast_with_2_workers": ratios(wall["compilable, bytes"], wall["2 workers"]),
-        "share_by_stage": {
-            budget: shares([cost.result for cost in costs[f"clocked, {budget}"]])
-            for budget in ("bytes", "tokens")
-        },
     }
 
 
 def speed(costs: Sequence[Cost]) -> Spread:
     """Megabytes of source per second of processor time."""
     return Spread.of(cost.result["source_bytes"] / 1e6 / cost.cpu for cost in costs)
-
-
-def shares(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    """Each stage's share of the whole, the largest first."""
-    stages = {stage for run in runs for stage in run}
-    found = {
-        stage: Spread.of(run.get(stage, 0.0) / sum(run.values()) for run in runs) for stage in sorted(stages)
-    }
-    return dict(sorted(found.items(), key=lambda pair: -pair[1].median))
 
 
 def measure_sizes(bench: Bench) -> dict[str, Any]:

@@ -7,8 +7,7 @@ The same raw C++ files, machine and threads; contenders run one after the other,
 
 - `cpplm`: `cpplm corpus build`, `cpplm tokenizer train`, `cpplm train` with recipes/demo.toml (on a GPU: its
   defaults at depth 12). Flags that are not listed by --help go to `cpplm train`.
-- `cpplm-files`: the same with `corpus build --mode file`, that is, files in their own order.
-- `...-third`: the same in a third of the minutes, its schedules over that time: the claim itself.
+- `cpplm-third`: the same in a third of the minutes, its schedules over that time: the claim itself.
 - `llama`: a Llama of transformers of the same depth, width and heads with AdamW and a byte-level BPE, at
   every one of --learning_rates and --peer_batch_tokens; the best on the held-out files counts.
 
@@ -31,27 +30,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bpb_data import Data, Sample, make_corpus, prepare
-from bpb_ours import our_config, train_ours
-from bpb_peer import Peer, train_peer
-from bpb_report import Results, compare, draw
+from bpb.data import Data, Sample, prepare
+from bpb.ours import our_config, train_ours
+from bpb.peer import Peer, train_peer
+from bpb.report import Results, compare, draw
 from measuring import describe_machine, prepare_environment, progress, publish, run_alone
 
 import cpplm
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_command_line, to_dict
 from cpplm.core.storage import Storage, sha256
-from cpplm.corpus.settings import Mode
 from cpplm.train.settings import TrainSettings
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
-# Mode of the corpus, and into what part of the minutes the run is pressed.
-OURS: dict[str, tuple[Mode, int]] = {
-    "cpplm": ("compilable", 1),
-    "cpplm-third": ("compilable", 3),
-    "cpplm-files": ("file", 1),
-    "cpplm-files-third": ("file", 3),
-}
+# What part of the minutes the run is pressed into: the whole, a third.
+OURS = {"cpplm": 1, "cpplm-third": 3}
 LLAMA = "llama"
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -111,7 +104,6 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--peer_depth", type=int, help="layers of the peer (as ours)")
     parser.add_argument("--peer_dim", type=int, help="width of the peer (as ours)")
-    parser.add_argument("--peer_compile", choices=("auto", "on", "off"), default="auto")
     arguments, rest = parser.parse_known_args()
     for name, value in DEFAULTS[arguments.device].items():
         if getattr(arguments, name) is None:
@@ -123,14 +115,14 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 
 
 def our_settings(
-    arguments: argparse.Namespace, rest: Sequence[str], data: Data, mode: Mode, seed: int, minutes: float
+    arguments: argparse.Namespace, rest: Sequence[str], data: Data, seed: int, minutes: float
 ) -> TrainSettings:
     """Of `cpplm train`: the recipe, then what the person gave, then what the benchmark needs."""
     on_cpu = arguments.device == "cpu"
     recipe = arguments.recipe or (RECIPE if on_cpu else None)
     depth = ["--depth", "12"] if recipe is None and "--depth" not in rest else []
     plain = ["--fim_rate", "0"]  # the peer does not learn to fill in either
-    flags = [*plain, *depth, *rest, "--data_dir", str(data.corpus(mode)),
+    flags = [*plain, *depth, *rest, "--data_dir", str(data.corpus),
              "--tokenizer", str(data.our_tokenizer), "--out", str(arguments.work / "unset"),
              "--max_minutes", str(minutes), "--seed", str(seed), "--device_type", arguments.device,
              "--eval_every", "-1", "--sample_every", "-1", "--save_minutes", "-1",
@@ -140,18 +132,17 @@ def our_settings(
 
 def our_task(arguments: argparse.Namespace, rest: Sequence[str], data: Data, name: str, seed: int) -> Task:
     """A run of ours; it depends on our source, too."""
-    mode, part = OURS[name]
-    make_corpus(data, mode, data.description()["held_out_projects"])
-    settings = our_settings(arguments, rest, data, mode, seed, arguments.minutes / part)
+    part = OURS[name]
+    settings = our_settings(arguments, rest, data, seed, arguments.minutes / part)
     values = {
         key: value for key, value in to_dict(settings).items() if key not in ("out", "data_dir", "tokenizer")
     }
-    identity = {"settings": values, "mode": mode, "source": our_source()}
+    identity = {"settings": values, "source": our_source()}
     points = max(1, arguments.points // part)
 
     def run(folder: Path) -> dict[str, Any]:
         of_run = dataclasses.replace(settings, out=folder)
-        return dict(run_alone(train_ours, of_run, data.work, mode, arguments.eval_bytes, points).result)
+        return dict(run_alone(train_ours, of_run, data.work, arguments.eval_bytes, points).result)
 
     return Task(name, seed, identity, run)
 
@@ -180,7 +171,7 @@ def peer_task(arguments: argparse.Namespace, data: Data, peer: Peer) -> Task:
 
 def peer_settings(arguments: argparse.Namespace, rest: Sequence[str], data: Data) -> list[Peer]:
     """All that are tried, with the first seed."""
-    settings = our_settings(arguments, rest, data, "compilable", 0, arguments.minutes)
+    settings = our_settings(arguments, rest, data, 0, arguments.minutes)
     config = our_config(settings)
     return [
         Peer(
@@ -191,7 +182,6 @@ def peer_settings(arguments: argparse.Namespace, rest: Sequence[str], data: Data
             batch_tokens=batch_tokens,
             rows=min(settings.device_batch_size, max(1, batch_tokens // config.max_seq_len)),
             seq_len=config.max_seq_len,
-            compile=arguments.peer_compile,
             device=arguments.device,
             precision=settings.precision,
             seed=0,
@@ -264,7 +254,7 @@ def measure(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any
     Raises:
         UserError: projects, flags or the work folder are not what they should be.
     """
-    our_settings(arguments, rest, Data(arguments.work), "compilable", 0, arguments.minutes)  # flags are good
+    our_settings(arguments, rest, Data(arguments.work), 0, arguments.minutes)  # flags are good
     sample = Sample(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Sample)})
     data = prepare(arguments.work, sample)
     found = run_all(arguments, rest, data)

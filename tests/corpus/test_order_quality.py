@@ -1,25 +1,16 @@
-"""Of calls and uses outside cycles 99 of 100 are in order, as libclang sees them: benchmarks/order.py."""
+"""Of calls and uses outside cycles 99 of 100 are in order, as libclang sees them."""
 
-import json
 import random
-import subprocess
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from cpplm.corpus.ingest.discovery import Project, find_cxx_headers
+from cpplm.corpus.project import BuildPlan
+from tests.corpus import order_oracle
 from tests.corpus.cpp import TINYLIB, compile_errors, documents_of, needs_gxx, write_files
-from tests.system.test_benchmarks import BENCHMARKS, load
 
-pytest.importorskip("clang.cindex")
 pytestmark = needs_gxx
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("order", monkeypatch)
+PLAN = BuildPlan(49_152, ordered=True, tokenizer=None)
 
 
 def shuffled(seed: int, count: int = 30) -> str:
@@ -53,12 +44,12 @@ def shuffled(seed: int, count: int = 30) -> str:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_code_in_no_order_is_put_in_order(tmp_path, benchmark, seed):
+def test_code_in_no_order_is_put_in_order(tmp_path, seed):
     source = shuffled(seed)
     ((document,), _) = documents_of(write_files(tmp_path, {"a.cc": source}))
     assert document.kind == "compilable"
     assert compile_errors(document.text) == ""
-    reader = benchmark.Reader()
+    reader = order_oracle.Reader()
     before, after = reader.order_of(source), reader.order_of(document.text)
     assert before.calls.in_cycles == after.calls.in_cycles
     assert sum(vars(before.calls).values()) == sum(vars(after.calls).values()) > 100
@@ -68,9 +59,9 @@ def test_code_in_no_order_is_put_in_order(tmp_path, benchmark, seed):
     assert after.uses.share >= 0.99, after.examples
 
 
-def test_parts_of_a_long_unit_are_in_order(tmp_path, benchmark):
+def test_parts_of_a_long_unit_are_in_order(tmp_path):
     documents, _ = documents_of(write_files(tmp_path, {"a.cc": shuffled(7)}), budget=3_000)
-    total, reader = benchmark.Order(), benchmark.Reader()
+    total, reader = order_oracle.Order(), order_oracle.Reader()
     for document in documents:
         if document.kind == "compilable":
             total.add(reader.order_of(document.text))
@@ -79,10 +70,8 @@ def test_parts_of_a_long_unit_are_in_order(tmp_path, benchmark):
     assert total.uses.share >= 0.99, total.examples
 
 
-def test_the_example_is_in_order(benchmark):
-    order, documents = benchmark.measure(
-        Project("tinylib", (TINYLIB,)), plan(benchmark), 40, benchmark.Reader()
-    )
+def test_the_example_is_in_order():
+    order, documents = order_oracle.measure(Project("tinylib", (TINYLIB,)), PLAN, 40, order_oracle.Reader())
     assert documents == 6
     assert order.calls.in_order >= 10
     assert order.uses.in_order >= 40
@@ -91,20 +80,16 @@ def test_the_example_is_in_order(benchmark):
 
 
 @pytest.mark.slow
-def test_the_standard_library_is_in_order(benchmark):
+def test_the_standard_library_is_in_order():
     project = Project("libstdc++", tuple(find_cxx_headers()), bare_headers=True)
-    order, documents = benchmark.measure(project, plan(benchmark), 120, benchmark.Reader())
+    order, documents = order_oracle.measure(project, PLAN, 120, order_oracle.Reader())
     assert documents == 120
     # What is left are overloads that call each other, and types moved over by no forward declaration.
     assert order.calls.share >= 0.95, order.examples
     assert order.uses.share >= 0.97, order.examples
 
 
-def plan(benchmark: ModuleType) -> object:
-    return benchmark.BuildPlan(49_152, ordered=True, tokenizer=None)
-
-
-def test_the_measure_sees_what_is_out_of_order(benchmark):
+def test_the_measure_sees_what_is_out_of_order():
     text = (
         "struct B;\nstruct A { B* b; };\nstruct B { int x; };\nstruct C;\nstruct D { C* c; };\n"
         "struct C { D* d; };\n"
@@ -115,21 +100,9 @@ def test_the_measure_sees_what_is_out_of_order(benchmark):
         "int last(A* a) { return a->b->x + f(1); }\n"
         "typedef struct E E;\nstruct E { int x; };\n"
     )
-    order = benchmark.Reader().order_of(text)
+    order = order_oracle.Reader().order_of(text)
     assert vars(order.calls) == {"in_order": 1, "out_of_order": 1, "in_cycles": 2}
     assert order.uses.out_of_order == 1
     assert order.uses.in_cycles == 2
     assert sorted(order.examples) == ["call: f before late", "use: A before B"]
     assert order.calls.share == 0.5
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_order_ends_with_its_figures():
-    command = [sys.executable, str(BENCHMARKS / "order.py"), str(TINYLIB.parent)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    figures = json.loads(result.stdout.splitlines()[-1])
-    assert figures["all"]["calls"]["share"] == figures["projects"]["tinylib"]["calls"]["share"] == 1
-    missing = subprocess.run(
-        [*command[:2], str(Path("missing"))], capture_output=True, text=True, check=False
-    )
-    assert (missing.returncode, missing.stdout, len(missing.stderr.splitlines())) == (2, "", 1)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES
 from tests.evaluate.models.hf_dirs import write_hf_dir
-from tests.evaluate.models.loopback import Loopback, serving, status
+from tests.evaluate.models.loopback import Loopback, serve, status
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +56,11 @@ def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def loopback(hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
+def loopback(hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Loopback:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr("cpplm.evaluate.models.server.FIRST_WAIT", 0.001)
     local = HfModel.load(hf_dir, device_type="cpu", precision="fp32")
-    with serving(Loopback(local, HfTokens(hf_dir), context=2000)) as server:
-        yield server
+    return serve(Loopback(local, HfTokens(hf_dir), context=2000))
 
 
 # ---- bits per byte ----------------------------------------------------------------------------------------

@@ -4,23 +4,26 @@ It answers `GET /v1/models` and `POST /v1/completions` with `suffix`, `echo` wit
 `seed`. Each fault is given out once, to the next request; `always` to all.
 """
 
+from __future__ import annotations
+
+import atexit
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import cache
 from typing import Any
+
+from pytest_httpserver import HTTPServer
+from werkzeug import Request, Response
 
 from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.generate.settings import SamplingSettings
 
-Handler = BaseHTTPRequestHandler
-Fault = Callable[[Handler], None]
+Fault = Callable[[], Response]
 
 
 @dataclass
@@ -34,7 +37,6 @@ class Loopback:
     parts_as_bytes: bool = False
     """Whether half characters are listed as OpenAI does."""
     context: int | None = 64
-    echoes: bool = True
     key: str = ""
     faults: list[Fault] = field(default_factory=list)
     always: Fault | None = None
@@ -46,21 +48,47 @@ class Loopback:
     most_under_way: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    # ---- answers --------------------------------------------------------------------------------------
+    def list_models(self, request: Request) -> Response:
+        listed = {"data": [{"id": "tiny", "max_model_len": self.context}]}
+        return self._reply(request, 200, listed if self.models is None else self.models)
 
-    def answer(self, body: dict[str, Any]) -> tuple[int, Any]:
+    def complete(self, request: Request) -> Response:
+        body = json.loads(request.data)
+        with self.lock:
+            self.asked.append(body)
+            self.headers.append(dict(request.headers))
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+            fault = self.faults.pop(0) if self.faults else self.always
+        try:
+            if fault is not None:
+                return fault()
+            status, answer = self._answer(body)
+            if status == 200 and body.get("stream"):
+                return _stream(answer["choices"][0]["text"])
+            return self._reply(request, status, answer)
+        finally:
+            with self.lock:
+                self.under_way -= 1
+
+    def _reply(self, request: Request, status: int, answer: Any) -> Response:
+        sent = request.headers.get("Authorization")
+        if self.key and sent != f"Bearer {self.key}":
+            status, answer = 401, {"error": {"message": f"wrong key {sent}"}}
+        return Response(json.dumps(answer), status, content_type="application/json")
+
+    def _answer(self, body: dict[str, Any]) -> tuple[int, Any]:
         prompt = body["prompt"]
         (encoded,) = self.tokens.encode([prompt])
         if self.context is not None and len(encoded.ids) + 1 + body["max_tokens"] > self.context:
             return 400, {"error": {"message": f"the prompt has {len(encoded.ids)} tokens, too many"}}
         if body.get("echo"):
-            return 200, self._echo(prompt) if self.echoes else {"choices": [{"text": "x", "logprobs": None}]}
-        request = CodePrompt(prompt, body.get("suffix"))
+            return 200, self._echo(prompt)
         sampling = SamplingSettings(
             body["max_tokens"], body["temperature"], body.get("top_k", 0), body["seed"] % 2**32
         )
         with self.lock:  # torch is quicker one by one
-            ((_, (written,)),) = self.model.generate([request], sampling)
+            ((_, (written,)),) = self.model.generate([CodePrompt(prompt, body.get("suffix"))], sampling)
         return 200, {"choices": [{"index": 0, "text": written.text, "finish_reason": "length"}]}
 
     def _echo(self, prompt: str) -> dict[str, Any]:
@@ -86,93 +114,48 @@ class Loopback:
             return data.decode("utf-8", "replace")
 
 
-class _Handler(Handler):
-    protocol_version = "HTTP/1.1"
-    loopback: Loopback
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-    def do_GET(self) -> None:  # noqa: N802
-        listed = {"data": [{"id": "tiny", "max_model_len": self.loopback.context}]}
-        self._reply(200, listed if self.loopback.models is None else self.loopback.models)
-
-    def do_POST(self) -> None:  # noqa: N802
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.loopback.asked.append(body)
-        self.loopback.headers.append(dict(self.headers))
-        with self.loopback.lock:
-            self.loopback.under_way += 1
-            self.loopback.most_under_way = max(self.loopback.most_under_way, self.loopback.under_way)
-        try:
-            fault = self.loopback.faults.pop(0) if self.loopback.faults else self.loopback.always
-            if fault is not None:
-                fault(self)
-            else:
-                status, answer = self.loopback.answer(body)
-                if status == 200 and body.get("stream"):
-                    self._stream(answer["choices"][0]["text"])
-                else:
-                    self._reply(status, answer)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
-        finally:
-            with self.loopback.lock:
-                self.loopback.under_way -= 1
-
-    def _reply(self, status: int, answer: Any) -> None:
-        if self.loopback.key and self.headers.get("Authorization") != f"Bearer {self.loopback.key}":
-            status, answer = 401, {"error": {"message": f"wrong key {self.headers.get('Authorization')}"}}
-        send(self, status, json.dumps(answer).encode())
-
-    def _stream(self, text: str) -> None:
-        records = [{"choices": [{"text": piece, "finish_reason": None}]} for piece in text]
-        records.append({"choices": [{"text": "", "finish_reason": "length"}]})
-        lines = [f"data: {json.dumps(record)}\n\n" for record in records] + ["data: [DONE]\n\n"]
-        send(self, 200, "".join(lines).encode(), kind="text/event-stream")
+def _stream(text: str) -> Response:
+    records = [{"choices": [{"text": piece, "finish_reason": None}]} for piece in text]
+    records.append({"choices": [{"text": "", "finish_reason": "length"}]})
+    lines = [f"data: {json.dumps(record)}\n\n" for record in records] + ["data: [DONE]\n\n"]
+    return Response("".join(lines), content_type="text/event-stream")
 
 
-@contextmanager
-def serving(loopback: Loopback) -> Iterator[Loopback]:
-    """The server, on a free port, until the block ends."""
-    handler = type("_Bound", (_Handler,), {"loopback": loopback})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    loopback.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    try:
-        yield loopback
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+@cache
+def _server() -> HTTPServer:
+    """One for all tests of a process, on a free port: it takes half a second to stop."""
+    server = HTTPServer(host="127.0.0.1", threaded=True)
+    server.start()
+    atexit.register(server.stop)
+    return server
+
+
+def serve(loopback: Loopback) -> Loopback:
+    """Answer from now on as this one."""
+    server = _server()
+    server.clear()
+    server.expect_request("/v1/models").respond_with_handler(loopback.list_models)
+    server.expect_request("/v1/completions").respond_with_handler(loopback.complete)
+    loopback.url = server.url_for("/v1")
+    return loopback
 
 
 # ---- faults -----------------------------------------------------------------------------------------------
 
 
-def send(handler: Handler, status: int, data: bytes, kind: str = "application/json", **headers: str) -> None:
-    handler.send_response(status)
-    for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), **headers}.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.end_headers()
-    handler.wfile.write(data)
-
-
-def status(code: int, data: bytes = b"", **headers: str) -> Fault:
-    return lambda handler: send(handler, code, data, **headers)
+def status(code: int, data: bytes = b"", kind: str = "application/json", **headers: str) -> Fault:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda: Response(data, code, named, content_type=kind)
 
 
 def says(data: bytes, kind: str = "application/json", **headers: str) -> Fault:
-    return lambda handler: send(handler, 200, data, kind, **headers)
+    return status(200, data, kind, **headers)
 
 
 def stall(seconds: float) -> Fault:
-    def fault(handler: Handler) -> None:
+    def fault() -> Response:
         time.sleep(seconds)
-        handler.close_connection = True
+        return Response(b"")
 
     return fault
 
@@ -180,37 +163,21 @@ def stall(seconds: float) -> Fault:
 def drip(seconds: float) -> Fault:
     """A byte now and then: never silent, never done."""
 
-    def fault(handler: Handler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "1000000")
-        handler.end_headers()
+    def bytes_() -> Iterator[bytes]:
         for _ in range(10_000):
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
+            yield b" "
             time.sleep(seconds)
 
-    return fault
+    return lambda: Response(bytes_(), headers={"Content-Length": "1000000"})
 
 
-def hang_up(handler: Handler) -> None:
+def hang_up() -> Response:
     """Close the connection in the middle of an answer."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    handler.wfile.write(b'{"choices": ')
-    handler.close_connection = True
+    return Response(iter([b'{"choices": ']), headers={"Content-Length": "1000"})
 
 
-def flood(handler: Handler) -> None:
+def flood() -> Response:
     """An answer without end."""
-    handler.send_response(200)
-    handler.send_header("Content-Type", "application/json")
-    handler.end_headers()
-    handler.close_connection = True
-    handler.wfile.write(b'{"choices": [{"text": "')
-    for _ in range(4096):
-        handler.wfile.write(b"x" * 65536)
-
-
-def counted(reasons: list[str]) -> dict[str, int]:
-    return dict(Counter(reasons))
+    return Response(
+        iter([b'{"choices": [{"text": "', *[b"x" * 65536] * 4096]), content_type="application/json"
+    )

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.generate.settings import SamplingSettings
 from tests.evaluate.models import loopback as faults
 from tests.evaluate.models.hf_dirs import write_hf_dir
-from tests.evaluate.models.loopback import Loopback, serving
+from tests.evaluate.models.loopback import Loopback, serve
 from tests.texts import cpp_document
 
 GREEDY = SamplingSettings(max_new_tokens=8, temperature=0.0)
@@ -49,9 +49,8 @@ def local(folder: Path) -> HfModel:
 
 
 @pytest.fixture
-def loopback(local: HfModel, folder: Path) -> Iterator[Loopback]:
-    with serving(Loopback(local, HfTokens(folder))) as server:
-        yield server
+def loopback(local: HfModel, folder: Path) -> Loopback:
+    return serve(Loopback(local, HfTokens(folder)))
 
 
 def connect(loopback: Loopback, **more: Any) -> UrlModel:
@@ -121,7 +120,7 @@ def test_stop_cuts_a_stream_short(loopback: Loopback) -> None:
 
 
 def test_only_so_many_requests_at_a_time(loopback: Loopback) -> None:
-    loopback.always = lambda handler: (time.sleep(0.02), faults.send(handler, 404, b""))[-1]
+    loopback.always = lambda: (time.sleep(0.02), faults.status(404)())[-1]
     samples(connect(loopback, at_once=3), REQUESTS * 4, GREEDY)
     assert loopback.most_under_way == 3
 
@@ -236,7 +235,7 @@ def test_a_dead_server_is_not_asked_for_ever(loopback: Loopback, monkeypatch: py
     model = connect(loopback, at_once=2)
     loopback.always = faults.status(500)
     found = samples(model, REQUESTS * 5, GREEDY)
-    reasons = faults.counted([written.failed for each in found for written in each])
+    reasons = Counter(written.failed for each in found for written in each)
     assert reasons["HTTP 500"] <= 6
     assert sum(count for reason, count in reasons.items() if "not asked" in reason) >= 24
 

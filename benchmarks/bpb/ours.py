@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bpb_data import Data
-from bpb_scoring import Curve, HeldOut, Score
 from measuring import progress
 
-from cpplm.corpus.settings import Mode
+from bpb.data import Data
+from bpb.scoring import Curve, HeldOut, Score
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import model_config, pretrain
@@ -27,8 +26,8 @@ from cpplm.train.trainer import Callback, StepMetrics, Trainer
 class _Measurement(Callback):
     """Follows a run of ours with a curve; at its end, our documents of the held-out projects."""
 
-    def __init__(self, data: Data, mode: Mode, eval_bytes: int, seconds: float, points: int) -> None:
-        self._data, self._mode, self._eval_bytes = data, mode, eval_bytes
+    def __init__(self, data: Data, eval_bytes: int, seconds: float, points: int) -> None:
+        self._data, self._eval_bytes = data, eval_bytes
         self._seconds, self._points = seconds, points
         self.own_documents = math.nan
 
@@ -43,7 +42,7 @@ class _Measurement(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         """The same for our own documents."""
-        texts = self._data.held_out_documents(self._mode, self._eval_bytes)
+        texts = self._data.held_out_documents(self._eval_bytes)
         self.own_documents = self._score(trainer, self._held_out(trainer, texts)).whole
 
     @staticmethod
@@ -67,11 +66,9 @@ class _Measurement(Callback):
         return found
 
 
-def train_ours(
-    settings: TrainSettings, work: Path, mode: Mode, eval_bytes: int, points: int
-) -> dict[str, Any]:
+def train_ours(settings: TrainSettings, work: Path, eval_bytes: int, points: int) -> dict[str, Any]:
     """`cpplm train` with these settings, which give its length in minutes."""
-    measurement = _Measurement(Data(work), mode, eval_bytes, 60 * settings.max_minutes, points)
+    measurement = _Measurement(Data(work), eval_bytes, 60 * settings.max_minutes, points)
     begin = time.perf_counter()
     summary = pretrain(settings, [measurement])
     return {

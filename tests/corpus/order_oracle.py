@@ -1,43 +1,31 @@
-"""In which order documents stand: the share of calls after their callee, and of uses after their type.
+"""The order of a document's declarations as libclang sees it, which had no part in ordering them.
 
-    python benchmarks/order.py [FOLDER] [--sample 40] [--max_bytes 49152]
-
-FOLDER holds projects, each in a folder of its own; without it the project in `examples` is used. Each project
-is built, and a sample of its documents, spread evenly, is parsed by libclang, which knows overloads and types
-and is not what ordered them. A document is a list of declarations at namespace scope; counted are
+A document is a list of declarations at namespace scope; counted are
 
     calls   by the body of a function there, of another function of the document that has a body there
     uses    by any declaration, of a class or enumeration that the document defines; that in
             `typedef struct name name;` declares it ahead and is none
 
 An edge is in order when what it leads to stands first. Within a cycle no order is right, so those edges count
-apart: a cycle is a strongly connected component (Tarjan 1972) of the calls, or of the uses, that libclang
-sees. Calls of functions by the methods inside a class count apart, too: types stand before functions.
+apart: a cycle is a strongly connected component (Tarjan 1972) of the calls, or of the uses.
 """
 
 from __future__ import annotations
 
-import argparse
 import bisect
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from clang import cindex
-from measuring import describe_machine, prepare_environment, progress, publish
 
-from cpplm.core.errors import UserError
 from cpplm.corpus.clang.flags import builtin_headers
-from cpplm.corpus.ingest.discovery import Project, find_files, find_projects
+from cpplm.corpus.ingest.discovery import Project, find_files
 from cpplm.corpus.project import BuildPlan, DiscoveredProject, build_project
-from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.slicing.placing import components
 from cpplm.cpp.parser import is_c_project, language_of
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 _KEEP_GOING = 0x200  # CXTranslationUnit_KeepGoing: what comes after a missing header is read
 _KINDS = cindex.CursorKind
 _CONTAINERS = frozenset({_KINDS.NAMESPACE, _KINDS.LINKAGE_SPEC, _KINDS.UNEXPOSED_DECL})
@@ -78,20 +66,13 @@ class Order:
 
     calls: Share = Share()
     uses: Share = Share()
-    calls_inside_classes: Share = Share()
     examples: list[str] = field(default_factory=list)
 
     def add(self, other: Order) -> None:
         """Count another document, too."""
         self.calls += other.calls
         self.uses += other.uses
-        self.calls_inside_classes += other.calls_inside_classes
         self.examples += other.examples
-
-    def to_dict(self) -> dict[str, Any]:
-        """For the last line of the output."""
-        shares = {name: getattr(self, name) for name in ("calls", "uses", "calls_inside_classes")}
-        return {name: asdict(share) | {"share": round(share.share, 5)} for name, share in shares.items()}
 
 
 @dataclass(frozen=True)
@@ -161,7 +142,6 @@ def _count(found: Sequence[Declaration], name: str) -> Order:
 
     calls: dict[int, set[int]] = defaultdict(set)
     uses: dict[int, set[int]] = defaultdict(set)
-    inside: dict[int, set[int]] = defaultdict(set)
     for place, declaration in enumerate(found):
         for cursor in declaration.cursor.walk_preorder():
             referenced = cursor.referenced
@@ -173,15 +153,9 @@ def _count(found: Sequence[Declaration], name: str) -> Order:
             if referenced.kind in _FUNCTIONS and found[target].is_function:
                 if declaration.is_function:
                     calls[place].add(target)
-                elif declaration.is_type:
-                    inside[place].add(target)
             elif found[target].is_type and not _declares_ahead(declaration, found[target]):
                 uses[place].add(target)
-    order = Order(
-        _share(calls, len(found)),
-        _share(uses, len(found)),
-        Share(out_of_order=sum(map(len, inside.values()))),
-    )
+    order = Order(_share(calls, len(found)), _share(uses, len(found)))
     for sort, edges in (("call", calls), ("use", uses)):
         for place, target in _out_of_order(edges, len(found)):
             names = (found[each].cursor.spelling or "?" for each in (place, target))
@@ -233,46 +207,3 @@ def measure(project: Project, plan: BuildPlan, sample: int, reader: Reader) -> t
         names = [name for name in row["files"] if not name.endswith(".h")] or row["files"]
         order.add(reader.order_of(row["text"], language_of(names[0], is_c)))
     return order, len(chosen)
-
-
-def main() -> None:
-    """Measure, print a table on stderr and one JSON object last."""
-    parser = argparse.ArgumentParser(description="The order of documents.")
-    parser.add_argument("folder", nargs="?", type=Path, default=EXAMPLES)
-    parser.add_argument("--sample", type=int, default=40, help="documents of each project")
-    parser.add_argument("--max_bytes", type=int, default=49_152)
-    arguments = parser.parse_args()
-    prepare_environment()
-    try:
-        figures = measure_all(arguments)
-    except UserError as error:
-        progress(f"benchmarks/order.py: {error}")
-        sys.exit(2)
-    publish(figures)
-
-
-def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All figures, with a line on stderr for each project.
-
-    Raises:
-        UserError: the folder is not what it should be.
-    """
-    reader, total, projects = Reader(), Order(), {}
-    plan = BuildPlan(arguments.max_bytes, ordered=True, tokenizer=None)
-    for project in find_projects(CorpusSettings(out="unused", projects_dir=arguments.folder)):
-        order, documents = measure(project, plan, arguments.sample, reader)
-        total.add(order)
-        projects[project.name] = order.to_dict() | {"documents": documents}
-        shares = f"calls {order.calls.share:8.3%}  uses {order.uses.share:8.3%}"
-        progress(f"{project.name:30} {documents:4} documents  {shares}  {'; '.join(order.examples[:3])}")
-    return {
-        "benchmark": "order",
-        "sources": str(arguments.folder),
-        "machine": describe_machine(),
-        "all": total.to_dict(),
-        "projects": projects,
-    }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """The text of `time_to_bpb.py`: the same files for both contenders, and the held-out files that score them.
 
     WORK/files/PROJECT/...      a sample of each project: whole folders, chosen by hash
-    WORK/built/MODE             what `cpplm corpus build` makes of all of them
-    WORK/corpus/MODE            the same documents, those of the held-out projects as its val split
+    WORK/built                  what `cpplm corpus build` makes of all of them
+    WORK/corpus                 the same documents, those of the held-out projects as its val split
     WORK/vocabulary/            a tokenizer of ours and one of GPT-2's kind, from the training side
     WORK/texts.json             training files and held-out files as text
     WORK/asked.json             what was asked for
@@ -29,12 +29,12 @@ import tokenizers
 from measuring import progress
 
 from cpplm.core.errors import UserError
-from cpplm.core.shards import COMPLETE, SPLITS, ShardReader, Split, write_manifest, write_shard_table
+from cpplm.core.shards import SPLITS, ShardReader, Split, write_manifest, write_shard_table
 from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.build import build
 from cpplm.corpus.ingest.discovery import SUFFIXES, FileRules, normalize_source, subfolders
 from cpplm.corpus.ingest.walk import SkipCounts, walk
-from cpplm.corpus.settings import CorpusSettings, Mode
+from cpplm.corpus.settings import CorpusSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import TokenizerSettings, train_on_corpus
 
@@ -60,9 +60,10 @@ class Data:
 
     work: Path
 
-    def corpus(self, mode: Mode) -> Path:
+    @property
+    def corpus(self) -> Path:
         """Documents of ours: train, and the held-out projects as val."""
-        return self.work / "corpus" / mode
+        return self.work / "corpus"
 
     @property
     def our_tokenizer(self) -> Path:
@@ -77,9 +78,9 @@ class Data:
         found: dict[str, list[str]] = json.loads((self.work / "texts.json").read_text())
         return found[side]
 
-    def held_out_documents(self, mode: Mode, wanted: int) -> list[str]:
+    def held_out_documents(self, wanted: int) -> list[str]:
         """Our documents of the held-out projects: those with the smallest ids, up to so many bytes."""
-        texts = [text for _, text in ShardReader(self.corpus(mode)).texts("val")]
+        texts = [text for _, text in ShardReader(self.corpus).texts("val")]
         return list(up_to(texts, wanted))
 
     def description(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def prepare(work: Path, sample: Sample) -> Data:
         shutil.rmtree(work / name, ignore_errors=True)
     sizes = copy_sample(sample, work / "files")
     held_out = choose_held_out(sorted(sizes), sample)
-    figures = make_corpus(data, "compilable", held_out)
+    figures = make_corpus(data, held_out)
     train = [text for found in raw_texts(data, "train").values() for text in found]
     share = sample.eval_bytes / len(held_out)
     unseen = without_copies(raw_texts(data, "val"), train)
@@ -182,29 +183,25 @@ def choose_held_out(projects: Sequence[str], sample: Sample) -> list[str]:
     return sorted(set(chosen))
 
 
-def make_corpus(data: Data, mode: Mode, held_out: Sequence[str]) -> dict[str, int]:
-    """`cpplm corpus build` over all projects, then its documents split anew; returns documents by split.
-
-    What is there already stays.
-    """
-    built = data.work / "built" / mode
-    build(CorpusSettings(out=str(built), projects_dir=data.work / "files", mode=mode))
-    out = Storage(data.corpus(mode), create=True)
-    if not out.exists(COMPLETE):
-        reader = ShardReader(built)
-        tables = [reader.table(shard) for split in SPLITS for shard in reader.shards(split)]
-        table = pa.concat_tables(tables).sort_by("id")
-        is_val = pc.is_in(table["project"], value_set=pa.array(held_out))
-        parts = {"train": table.filter(pc.invert(is_val)), "val": table.filter(is_val)}
-        write_manifest(out, [write_shard_table(out, split, 0, parts[split]) for split in SPLITS])
-    reader = ShardReader(data.corpus(mode))
+def make_corpus(data: Data, held_out: Sequence[str]) -> dict[str, int]:
+    """`cpplm corpus build` over all projects, then its documents split anew; returns documents by split."""
+    built = data.work / "built"
+    build(CorpusSettings(out=str(built), projects_dir=data.work / "files"))
+    out = Storage(data.corpus, create=True)
+    reader = ShardReader(built)
+    tables = [reader.table(shard) for split in SPLITS for shard in reader.shards(split)]
+    table = pa.concat_tables(tables).sort_by("id")
+    is_val = pc.is_in(table["project"], value_set=pa.array(held_out))
+    parts = {"train": table.filter(pc.invert(is_val)), "val": table.filter(is_val)}
+    write_manifest(out, [write_shard_table(out, split, 0, parts[split]) for split in SPLITS])
+    reader = ShardReader(data.corpus)
     return {split: sum(shard.documents for shard in reader.shards(split)) for split in SPLITS}
 
 
 def raw_texts(data: Data, split: Split) -> dict[str, list[str]]:
     """By project, the files that the documents of a split were taken from, in the order of their hashes."""
     names: dict[str, set[str]] = defaultdict(set)
-    reader = ShardReader(data.corpus("compilable"))
+    reader = ShardReader(data.corpus)
     for shard in reader.shards(split):
         table = reader.table(shard, ["project", "sources"])
         for project, sources in zip(table["project"].to_pylist(), table["sources"].to_pylist(), strict=True):
@@ -250,9 +247,7 @@ def up_to(texts: Iterable[str], wanted: float) -> Iterator[str]:
 def train_tokenizers(data: Data, texts: Sequence[str], vocab_size: int) -> None:
     """Ours on our training documents, and a byte-level BPE as GPT-2's on the files they come from."""
     train_on_corpus(
-        TokenizerSettings(
-            out=data.our_tokenizer, data_dir=str(data.corpus("compilable")), vocab_size=vocab_size
-        )
+        TokenizerSettings(out=data.our_tokenizer, data_dir=str(data.corpus), vocab_size=vocab_size)
     )
     peer = tokenizers.ByteLevelBPETokenizer()
     peer.train_from_iterator(texts, vocab_size=vocab_size, min_frequency=2, special_tokens=[END_OF_TEXT],
@@ -281,5 +276,5 @@ def fingerprint(data: Data) -> str:
     """Of all texts, documents and tokenizers."""
     paths = (data.work / "texts.json", data.our_tokenizer, data.peer_tokenizer)
     parts = [sha256(path.read_bytes()) for path in paths]
-    parts.append(ShardReader(data.corpus("compilable")).fingerprint())
+    parts.append(ShardReader(data.corpus).fingerprint())
     return sha256("\n".join(parts).encode())[:16]

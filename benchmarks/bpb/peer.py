@@ -22,11 +22,11 @@ import numpy as np
 import tokenizers
 import torch
 import torch.nn.functional as F
-from bpb_data import END_OF_TEXT, Data
-from bpb_scoring import Curve, HeldOut, Score
 from measuring import progress
 from torch import Tensor, nn
 
+from bpb.data import END_OF_TEXT, Data
+from bpb.scoring import Curve, HeldOut, Score
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
@@ -56,8 +56,6 @@ class Peer:
     """Blocks per forward pass."""
     seq_len: int
     """Context length."""
-    compile: str
-    """"on", "off", or "auto" for the faster one."""
     device: str
     """As of `cpplm train`."""
     precision: Precision
@@ -221,13 +219,9 @@ def _shuffled(
 
 def faster(llama: Llama, peer: Peer, vocab_size: int) -> tuple[Loss, bool]:
     """The loss as it is or compiled, whichever takes less time forward and backward; and which it is."""
-    ways: dict[bool, Loss] = {}
-    if peer.compile != "on":
-        ways[False] = llama.mean_loss
-    if peer.compile != "off" and can_compile(llama.device):
+    ways: dict[bool, Loss] = {False: llama.mean_loss}
+    if can_compile(llama.device):
         ways[True] = torch.compile(llama.mean_loss, dynamic=False)
-    if not ways:
-        raise UserError(f"torch.compile does not work here on {llama.device}", fix="Use --peer_compile off.")
     seconds = {compiled: _trial(llama, way, peer, vocab_size) for compiled, way in ways.items()}
     for compiled, median in seconds.items():
         progress(f"    forward and backward{', compiled' * compiled}: {median:.3f} s")
