@@ -1,7 +1,7 @@
 """Bits per byte of whole files, the same for any model and tokenizer, and curves of it.
 
-Each file is scored by itself, in overlapping windows (`evaluate/sliding_window.py`). The sum of cross-entropies
-in bits is divided by the bytes of the files, the same for everyone; no end of a text is predicted.
+Each file is scored by itself, in overlapping windows (`evaluate/sliding_window.py`). The cross-entropies in
+bits are divided by the bytes of the files, the same for everyone; no end of a text is predicted.
 
 A license notice at a file's head is read by the model like all else, but it is no code that anyone wants
 written: it counts in `Score.whole` only.
