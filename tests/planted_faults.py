@@ -8,7 +8,8 @@ one fails, beginning with the paths that the entry names; if none fails, the slo
     python tests/planted_faults.py --only mask cache    those whose names hold one of these words
     python tests/planted_faults.py --check              only see that each piece is there exactly once
 
-The last line of stdout is one JSON object: by fault the tier and the test that caught it.
+A test that fails without the fault, too, is no proof and ends the program. The last line of stdout is one JSON
+object: by fault the tier and the test that caught it.
 """
 
 import argparse
@@ -73,6 +74,8 @@ def caught_by(fault: dict[str, str], workers: str) -> dict[str, str | float]:
         for tier, marker in TIERS.items():
             for paths in ([path for path in fault["tests"].split() if (root / path).exists()], ["tests"]):
                 if failed := first_failure(root, marker, paths, workers):
+                    if first_failure(ROOT, marker, [failed], "0"):
+                        raise SystemExit(f"{fault['name']}: {failed} fails without it")
                     return {"tier": tier, "test": failed, "seconds": round(time.monotonic() - start)}
     return {"tier": "none", "test": "", "seconds": round(time.monotonic() - start)}
 

@@ -25,7 +25,10 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return make_tokenizer((cpp_document(number) for number in range(100)), 512, request.param)
 
 
-def test_every_cut_of_real_code(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("name", ["cpp-32k", "cpp-32k-dense"])
+def test_every_cut_of_real_code(name: str) -> None:
+    """Large vocabularies: only they have tokens such as a line break with a directive."""
+    tokenizer = Tokenizer.load(name)
     whole = tokenizer.encode(CODE)
     for cut in range(len(CODE) + 1):
         healed = heal(tokenizer, CODE[:cut])
