@@ -16,12 +16,12 @@ from cpplm.sandbox.backends import BACKENDS, SandboxBackend
 from cpplm.sandbox.compiler import fast_linker
 from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import Sandbox, backend_status
-from tests.sandbox.programs import Hostile
 
 COMPILE_LIMITS = ResourceLimits(
     wall_seconds=120, cpu_seconds=20, memory_bytes=1024 * MIB, processes=16, scratch_bytes=64 * MIB
 )
 Attack = Callable[..., RunResult]
+ATTACKS_SOURCE = Path(__file__).with_name("attacks.cpp").read_text(encoding="utf-8")
 
 
 _FIRST, *_OTHERS = BACKENDS
@@ -31,48 +31,37 @@ _EACH = [_FIRST, *(pytest.param(backend, marks=pytest.mark.slow) for backend in 
 @pytest.fixture(params=_EACH, ids=lambda backend: backend.mode)
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     backend: SandboxBackend = request.param
-    trouble = backend_status(backend.mode).problem
-    if trouble:
-        pytest.skip(f"{backend.mode} does not work here: {trouble}")
+    if problem := backend_status(backend.mode).problem:
+        pytest.skip(f"{backend.mode} does not work here: {problem}")
     return Sandbox(backend)
 
 
 @pytest.fixture(scope="session")
-def compile_cpp() -> Callable[[str], bytes]:
-    """Compiles once per session, in the first sandbox that works."""
-    programs: dict[str, bytes] = {}
+def attacks() -> bytes:
+    """The hostile programs, compiled in the first sandbox that works."""
     sandbox = Sandbox.probe()
-    linker = fast_linker(sandbox)
-
-    def compile_once(source: str) -> bytes:
-        if source not in programs:
-            result = sandbox.run(
-                {"hostile.cpp": source.encode()},
-                ["g++", "-std=c++17", "-O0", "-w", "-pipe", "-o", "hostile", "hostile.cpp", *linker, "-lrt"],
-                COMPILE_LIMITS,
-                fetch={"hostile": 16 * MIB},
-            )
-            assert result.succeeded, result.message()
-            programs[source] = result.files["hostile"]
-        return programs[source]
-
-    return compile_once
+    command = ["g++", "-std=c++17", "-O0", "-w", "-pipe", "-o", "attacks", "attacks.cpp", "-lrt"]
+    source = {"attacks.cpp": ATTACKS_SOURCE.encode()}
+    result = sandbox.run(
+        source, [*command, *fast_linker(sandbox)], COMPILE_LIMITS, fetch={"attacks": 16 * MIB}
+    )
+    assert result.succeeded, result.message()
+    return result.files["attacks"]
 
 
 @pytest.fixture
-def attack(sandbox: Sandbox, compile_cpp: Callable[[str], bytes]) -> Iterator[Attack]:
-    """Runs a hostile program; afterwards nothing of it may live and the next program must be unaffected."""
-    name = "h" + secrets.token_hex(5)  # what the kernel calls its processes
+def attack(sandbox: Sandbox, attacks: bytes) -> Iterator[Attack]:
+    """Runs a hostile program by name; then nothing of it may live and the next program must be unaffected."""
+    program = "h" + secrets.token_hex(5)  # what the kernel calls its processes
 
-    def run(
-        program: Hostile, *arguments: object, fetch: dict[str, int] | None = None, **limits: float
-    ) -> RunResult:
-        chosen = ResourceLimits(**{"wall_seconds": 10.0, **limits})  # type: ignore[arg-type]
-        files = {name: compile_cpp(program.source)}
-        return sandbox.run(files, [f"./{name}", *map(str, arguments)], chosen, fetch=fetch)
+    def run(name: str, *arguments: object, fetch: dict[str, int] | None = None, **limits: float) -> RunResult:
+        bounds = ResourceLimits(**{"wall_seconds": 10.0, **limits})  # type: ignore[arg-type]
+        return sandbox.run(
+            {program: attacks}, [f"./{program}", name, *map(str, arguments)], bounds, fetch=fetch
+        )
 
     yield run
-    assert [process for process in psutil.process_iter(["name"]) if process.info["name"] == name] == []
+    assert [process for process in psutil.process_iter(["name"]) if process.info["name"] == program] == []
     assert_next_is_unaffected(sandbox)
 
 

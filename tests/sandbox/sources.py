@@ -5,7 +5,16 @@
 
 from __future__ import annotations
 
-from tests.sandbox.programs import Hostile
+from typing import NamedTuple
+
+
+class Hostile(NamedTuple):
+    """A source text that wants to do harm."""
+
+    harm: str
+    """What it does where nothing holds it."""
+    source: str
+
 
 # ---- reading what is not theirs ----------------------------------------------------------------------------
 

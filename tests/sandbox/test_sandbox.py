@@ -130,14 +130,14 @@ def test_death_of_the_harness_ends_the_program(sandbox: Sandbox) -> None:
     code = f"""
         import tempfile
         from cpplm.sandbox.backends import BACKENDS
-        from cpplm.sandbox.limits import Limits
+        from cpplm.sandbox.limits import ResourceLimits
         from cpplm.sandbox.sandbox import Sandbox
         def mkdtemp(real=tempfile.mkdtemp, **options):
             print(folder := real(**options), flush=True)
             return folder
         tempfile.mkdtemp = mkdtemp
         backend = next(b for b in BACKENDS if b.mode == {sandbox.name!r})
-        Sandbox(backend).run({{}}, ["sleep", "{seconds}"], Limits(wall_seconds=300))
+        Sandbox(backend).run({{}}, ["sleep", "{seconds}"], ResourceLimits(wall_seconds=300))
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     harness = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -207,7 +207,7 @@ def test_unsafe_is_loud_and_never_the_default(capsys: pytest.CaptureFixture[str]
     assert chosen.run({"a": b"x"}, ["cat", "a"], ResourceLimits()).stdout == b"x"
 
 
-def test_the_examination_finds_missing_walls() -> None:
+def test_probing_finds_missing_isolation() -> None:
     assert "leak" in probe_backend(UNSAFE)
 
 
