@@ -137,7 +137,7 @@ class ChatSession:
 
 
 class Terminal:
-    """Where questions come from: a terminal with history, or what is piped in, one question per line."""
+    """Source of questions: a terminal with history, or what is piped in, one question per line."""
 
     def __init__(self) -> None:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -148,8 +148,8 @@ class Terminal:
             readline.set_auto_history(False)  # a question of several lines is one entry: `_remember`
             readline.clear_history()
             with contextlib.suppress(OSError):  # there is none yet
-                kept = self._history.read_bytes().decode(errors="surrogateescape")
-                for question in filter(None, kept.split("\n")):
+                text = self._history.read_bytes().decode(errors="surrogateescape")
+                for question in filter(None, text.split("\n")):
                     readline.add_history(question.replace(_LINE_BREAK, "\n"))
 
     def read(self) -> str | None:
@@ -193,17 +193,17 @@ class Terminal:
             count += 1
         first = max(0, count - _KEPT_QUESTIONS)
         questions = [readline.get_history_item(index + 1) or "" for index in range(first, count)]
-        kept = "".join(question.replace("\n", _LINE_BREAK) + "\n" for question in questions)
+        content = "".join(question.replace("\n", _LINE_BREAK) + "\n" for question in questions)
         new = self._history.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):  # it is a convenience
             self._history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             new.touch(mode=0o600)
-            new.write_bytes(kept.encode(errors="surrogateescape"))
+            new.write_bytes(content.encode(errors="surrogateescape"))
             new.replace(self._history)
 
 
 def history_file() -> Path:
-    """Where questions are kept, by the XDG Base Directory Specification."""
+    """File of the questions asked before, by the XDG Base Directory Specification."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "cpplm" / "chat_history"
 

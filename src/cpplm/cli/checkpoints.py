@@ -49,7 +49,7 @@ class ImportSettings:
     tokenizer: Annotated[Path, Argument("FILE")]
     """File of `cpplm tokenizer train` that gives the ids which the model was trained with."""
     step: int = -1
-    """Which of several (-1 = the newest)."""
+    """Step to import, of several (-1 = the newest)."""
     stage: Literal["auto", "base", "mid", "sft", "rl"] = "auto"
     """Stage of its training (auto = by the folder in which nanochat put it, base in any other)."""
 
@@ -60,7 +60,7 @@ class ImportSettings:
 
 
 def list_checkpoints(settings: CheckpointListSettings) -> Report:
-    """What is there, and whether each manifest is sound."""
+    """List the checkpoints, and check each manifest."""
     storage = checkpoint_storage(settings.run)
     rows, figures = [], []
     for step in committed_steps(storage):

@@ -25,9 +25,9 @@ def inspect(settings: InspectSettings) -> Report:
     """Show figures and documents."""
     manifest, documents = inspector.inspect_corpus(settings)
     where = {} if settings.page is None else {"page": str(settings.page)}
-    shown = [f"page       {where['page']}"] if where else ["", *map(stats.describe, documents)]
+    lines = [f"page       {where['page']}"] if where else ["", *map(stats.describe, documents)]
     return Report(
-        "\n".join([stats.format_summary(manifest, settings.corpus), *shown]),
+        "\n".join([stats.format_summary(manifest, settings.corpus), *lines]),
         stats.corpus_totals(manifest) | {"shown": [document["id"] for document in documents]} | where,
     )
 

@@ -100,20 +100,20 @@ def _hardware() -> Iterator[Check]:
 
 def _tpu() -> Iterator[Check]:
     """TPUs, and what trains on them; nothing where there is neither."""
-    chips, found = count_tpus(), {}
+    chips, versions = count_tpus(), {}
     for name in ("jax", "libtpu"):
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
+            versions[name] = version(name)
     if chips:
-        ready = len(found) == 2
+        ready = len(versions) == 2
         fix = "" if ready else "pip install 'cpplm[tpu]'"
         yield Check("tpu", f"{chips} chips; cpplm train takes JAX and them (--backend)", ready, fix=fix)
-    for name, installed in found.items():
+    for name, installed in versions.items():
         yield Check(name, installed)
 
 
 def _kernels() -> Iterator[Check]:
-    """What "auto" takes when a model with 128 wide heads trains on 2048 tokens, and why not the others."""
+    """The kernels that "auto" takes for a model with 128 wide heads, 2048 tokens, and why not the others."""
     device = choose_device()
     dtype, compiling = choose_dtype("auto", device), device.type != "mps"
     for name, window in (("attention", None), ("attention, window", 1024)):
@@ -145,14 +145,14 @@ def _sandbox() -> Iterator[Check]:
     except UserError as error:
         yield Check("sandbox", str(error), ok=False, needed=True, fix=SANDBOX_FIX)
         return
-    found = sandbox.describe()
-    yield Check("sandbox", f"{found['backend']}: isolates {found['isolates']}", fix=found["fix"])
-    yield Check("sandbox lacks", found["lacks"])
+    isolation = sandbox.describe()
+    yield Check("sandbox", f"{isolation['backend']}: isolates {isolation['isolates']}", fix=isolation["fix"])
+    yield Check("sandbox lacks", isolation["lacks"])
     yield from _problems(sandbox)
 
 
 def _problems(sandbox: Sandbox) -> Iterator[Check]:
-    """What judging C++ problems takes, as seen from inside the sandbox."""
+    """Needs of judging C++ problems, as seen from inside the sandbox."""
     problems = load_problems("humaneval")
     try:
         linker = fast_linker(sandbox)

@@ -56,10 +56,10 @@ def fim(settings: FimCommand) -> Report:
 def self_test(settings: SelfTestSettings) -> Report:
     """The harness judged by solutions whose worth is known."""
     problems = [problem for name in settings.problems for problem in load_problems(name)]
-    found = judge_solutions(Judge(Sandbox.probe(), workers=settings.workers), problems)
-    if found.complaints:
-        raise UserError("the harness judges wrongly:\n" + found.table())
-    return Report(found.table(), found.figures())
+    outcome = judge_solutions(Judge(Sandbox.probe(), workers=settings.workers), problems)
+    if outcome.complaints:
+        raise UserError("the harness judges wrongly:\n" + outcome.table())
+    return Report(outcome.table(), outcome.figures())
 
 
 def everything(settings: EvaluateCommand) -> Report:
@@ -73,7 +73,7 @@ def everything(settings: EvaluateCommand) -> Report:
 
 
 def report_on(evaluation: Evaluation, text: str, **results: dict[str, Any]) -> Report:
-    """What is printed of some results of a model."""
+    """The report on some results of a model."""
     about = evaluation.about
     return Report(f"{about['model']}\n{text}", {**about, **{k: _figures(v) for k, v in results.items()}})
 

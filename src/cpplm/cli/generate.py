@@ -54,7 +54,7 @@ def _examples(engine: Engine, settings: GenerateSettings, step: int) -> Report:
 
 
 def _texts(settings: GenerateSettings) -> tuple[str, str | None]:
-    """What stands before the place to write at, and what behind it; None where nothing does."""
+    """The texts before and behind the place to write at; the latter None where there is none."""
     if settings.prompt is not None:
         return settings.prompt, settings.suffix
     text = _from_stdin()

@@ -89,9 +89,9 @@ def _nearest(first: str, *second: str) -> str:
     group = next(iter(difflib.get_close_matches(first, groups, n=1)), "")
     names = _names(group)
     verbs = difflib.get_close_matches("".join(second), [name.partition(" ")[2] for name in names], n=1)
-    meant = " ".join([group, *(verbs if second else ())])
-    if meant in COMMANDS and (verbs or group != first):
-        return f"Did you mean 'cpplm {meant}'?"
+    name_guess = " ".join([group, *(verbs if second else ())])
+    if name_guess in COMMANDS and (verbs or group != first):
+        return f"Did you mean 'cpplm {name_guess}'?"
     return f"Known: {', '.join(names or COMMANDS)}. Try 'cpplm --help'."
 
 
@@ -111,20 +111,20 @@ def run(arguments: list[str]) -> None:
         shared = settings_module.FlagParser()
         shared.add_argument("--json", action="store_true")
         shared.add_argument("--config", type=Path)
-        given, rest = shared.parse_known_args(rest)
+        shared_flags, rest = shared.parse_known_args(rest)
         settings = settings_module.from_command_line(
             _imported(name, COMMANDS[name].settings),
             rest,
             program=f"cpplm {name}",
             description=_description(name),
-            recipe=given.config,
+            recipe=shared_flags.config,
         )
         settings_module.check_paths(settings)
         command: Callable[[Any], Report] = _imported(name, COMMANDS[name].function)
         report = command(settings)
         if report.text:
             print(report.text)
-        if given.json:
+        if shared_flags.json:
             print(json.dumps(report.figures, sort_keys=True))
 
 
@@ -137,7 +137,7 @@ def _description(name: str) -> str:
 
 
 def _imported(name: str, target: str) -> Any:
-    """What a command's entry in the table names.
+    """Import the function or class that a command's entry in the table names.
 
     Raises:
         UserError: a package that comes with an extra is not installed.
@@ -206,7 +206,7 @@ def _resumes(arguments: list[str]) -> bool:
 
 
 def _drop_stdout() -> None:
-    """What is still buffered goes nowhere: Python would try to write it once more at its end."""
+    """Discard what is still buffered: Python would try to write it once more at its end."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no real file, or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""What a command prints: its report, and text of a model, which a terminal must not obey."""
+"""Output of a command: its report, and text of a model, which a terminal must not obey."""
 
 from __future__ import annotations
 

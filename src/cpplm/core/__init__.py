@@ -1,1 +1,1 @@
-"""What every part stands on: errors, strict settings, storage, run log, progress, hardware."""
+"""The base of every part: errors, strict settings, storage, run log, progress, hardware."""

@@ -1,4 +1,4 @@
-"""What the makers of devices state; apart from `hardware.py`, so that settings can name it without torch."""
+"""Peak rates of GPUs from the makers' data sheets; torch-free, so that settings can import it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has: device, number format, memory, compilers."""
+"""Hardware of this machine: device, number format, memory, compilers."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _TPUS = {"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 
 def count_tpus(devices: Path = Path("/sys/bus/pci/devices")) -> int:
     """TPU chips in this machine, found without a library and without taking hold of one."""
-    found = 0
+    count = 0
     for device in devices.glob("*"):
         try:
-            named = [(device / name).read_text().strip() for name in ("vendor", "device")]
+            ids = [(device / name).read_text().strip() for name in ("vendor", "device")]
         except OSError:
             continue
-        found += named[0] == _GOOGLE and named[1] in _TPUS
-    return found
+        count += ids[0] == _GOOGLE and ids[1] in _TPUS
+    return count
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 matrix products run in hardware on `device`."""
+    """True if bfloat16 matrix products run in hardware on `device`."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":  # torch has a public query only from 2.12 on
@@ -78,7 +78,7 @@ def enable_huge_pages() -> None:
 
 
 def peak_flops(device: torch.device) -> float:
-    """Operations per second of dense bfloat16 products that the device's maker names.
+    """Dense bfloat16 operations per second by the data sheet of the device's maker.
 
     Raises:
         UserError: a device that is not in the table.

@@ -28,7 +28,7 @@ from cpplm.core.errors import UserError
 
 T = TypeVar("T")
 Precision = Literal["auto", "bf16", "fp32"]
-"""Of matrix products, wherever a command computes."""
+"""Number format of matrix products, wherever a command computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,11 +180,11 @@ def usage(cls: type, program: str) -> str:
     return " ".join([*words, "[flags]"])
 
 
-def _reject_unknown(known: list[str], given: Iterable[str], where: str) -> None:
-    for key in given:
+def _reject_unknown(known: list[str], keys: Iterable[str], where: str) -> None:
+    for key in keys:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known settings: {', '.join(known)}."
+            nearest = difflib.get_close_matches(key, known, n=1)
+            hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Known settings: {', '.join(known)}."
             raise UserError(f"{where}: unknown setting {key!r}", fix=hint)
 
 
@@ -293,15 +293,15 @@ def _positional_last(cls: type, recipe: list[str], arguments: list[str]) -> list
     letters = [f"-{letter}" for letter in setting.argument.letters]
     several = typing.get_origin(setting.hint) is tuple
     parser.add_argument(*names, *letters, dest="words", nargs="*" if several else 1)
-    named, arguments = parser.parse_known_args(arguments)
+    by_flag, arguments = parser.parse_known_args(arguments)
     default, recipe = parser.parse_known_args(recipe)
     first = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    if first and named.words is not None:
+    if first and by_flag.words is not None:
         raise UserError(
-            f"{setting.argument.metavar} is given twice: {first[0]}, and --{setting.name} {named.words[0]}",
+            f"{setting.argument.metavar} is given twice: {first[0]}, and --{setting.name} {by_flag.words[0]}",
             fix="Leave one of them out.",
         )
-    words = first or named.words or default.words or []
+    words = first or by_flag.words or default.words or []
     rest = arguments[len(first) :]
     return [*recipe, *rest, *(["--"] if words and "--" not in rest else []), *words]
 
@@ -317,13 +317,13 @@ def from_command_line(
         UserError: an unknown flag (with the nearest known one), a missing one, a value of the wrong type, or
             a bucket URL for a setting that is a local path.
     """
-    wanted = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
-    given = [argument[2:].split("=")[0].replace("-", "_") for argument in wanted]
-    _reject_unknown([*flags(cls), "help", *flags(SharedFlags)], given, program.removeprefix("cpplm "))
+    flag_words = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
+    keys = [argument[2:].split("=")[0].replace("-", "_") for argument in flag_words]
+    _reject_unknown([*flags(cls), "help", *flags(SharedFlags)], keys, program.removeprefix("cpplm "))
     arguments = _positional_last(cls, recipe_arguments(cls, recipe) if recipe else [], arguments)
-    said, error = _StdoutCapture(), io.StringIO()
+    output, error = _StdoutCapture(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(error):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
             settings: T = tyro.cli(
                 with_shared_flags(cls),
                 args=arguments,
@@ -337,7 +337,7 @@ def from_command_line(
         if stop.code:
             complaint = re.sub(r"argument 'settings\.(?:\w+\.)*(\w+)'", r"--\1", _one_line(error.getvalue()))
             raise UserError(complaint, fix=f"Try '{program} --help'.") from None
-        body = said.getvalue().partition("\n")[2]  # behind tyro's own line of usage
+        body = output.getvalue().partition("\n")[2]  # behind tyro's own line of usage
         sys.stdout.write(f"usage: {usage(cls, program)}\n{body}")
         raise
     _reject_urls(settings)
@@ -386,10 +386,10 @@ def _reject_urls(settings: Any) -> None:
 
 
 def _one_line(box: str) -> str:
-    """What tyro says in a box of several lines, without titles and help texts."""
+    """The error that tyro prints in a box of several lines, without titles and help texts."""
     rows = [row[1:-1] for row in box.splitlines()[1:-1]]
-    said = [row.strip() for row in rows if not row.startswith(" " * 8)]  # deeper rows are help texts
-    shown = itertools.takewhile(
-        lambda row: not row.startswith(("Argument helptext", "For full helptext")), said
+    messages = [row.strip() for row in rows if not row.startswith(" " * 8)]  # deeper rows are help texts
+    lines = itertools.takewhile(
+        lambda row: not row.startswith(("Argument helptext", "For full helptext")), messages
     )
-    return " ".join(row for row in shown if row.strip("\u2500-")).rstrip(". ")
+    return " ".join(row for row in lines if row.strip("\u2500-")).rstrip(". ")

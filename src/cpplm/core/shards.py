@@ -77,7 +77,7 @@ def write_shard_table(storage: Storage, split: Split, number: int, table: pa.Tab
 
 
 def describe_shard(name: str, data: bytes, table: pa.Table) -> Shard:
-    """What a manifest says of a file `data` that holds `table`."""
+    """The manifest's entry for a file `data` that holds `table`."""
     split: Split = "train" if name.startswith("train") else "val"
     text_bytes = pc.sum(pc.binary_length(table["text"])).as_py() or 0
     return Shard(name, split, len(table), text_bytes, sha256(data), len(data))
@@ -178,7 +178,7 @@ class ShardReader:
         return [shard for shard in self._shards if shard.split == split]
 
     def num_train_shards(self) -> int | None:
-        """How many there will be; None as long as that is not known, in a set that still grows."""
+        """Number of training shards; None as long as it is not known, in a set that still grows."""
         return len(self.shards("train"))
 
     def train_shard(self, number: int) -> Shard | None:

@@ -1,4 +1,4 @@
-"""Spans of syntax in a document's text: what they are, how a parquet row keeps them, how they are read.
+"""Spans of syntax in a document's text, and the column of a parquet row that holds them.
 
 The column `spans` holds one byte string per document. Its n spans are in the order of their starts, outer
 before inner, as seven planes of n bytes each:
@@ -32,7 +32,7 @@ SpanTable = npt.NDArray[np.int32]
 
 
 class SpanKind(IntEnum):
-    """What a span covers. The numbers are stored: never change one."""
+    """Kind of syntax that a span covers. The numbers are stored: never change one."""
 
     STATEMENT = 0  # inside a function, up to its ";" or "}"
     BLOCK = 1  # "{" to "}", where it is no function's body
@@ -67,7 +67,7 @@ def pack_spans(spans: SpanTable) -> bytes:
 
 
 def unpack_spans(data: bytes) -> SpanTable:
-    """What `pack_spans` stored, in the order of starts, outer before inner.
+    """The inverse of `pack_spans`: spans in the order of starts, outer before inner.
 
     Raises:
         ValueError: these are no packed spans.

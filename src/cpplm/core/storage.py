@@ -80,7 +80,7 @@ class Storage:
         return f"{self.location.rstrip('/')}/{name}"
 
     def exists(self, name: str) -> bool:
-        """Whether the object is there. A failing listing raises instead of answering False."""
+        """True if the object is there. A failing listing raises instead of answering False."""
         try:
             self._store.head(name)
         except _MISSING:

@@ -1,4 +1,4 @@
-"""Documents to token ids: what the loader asks of an encoder, and the plain one.
+"""Documents to token ids: the protocol of an encoder, and the plain one.
 
 An encoder is a small frozen dataclass of parameters. It travels to worker processes with every group, so
 what is large (the tokenizer) is named by path and hash and loaded once per process. This module and all that
@@ -42,11 +42,11 @@ class RawDocument:
 
 
 class DocumentEncoder(Protocol):
-    """What turns documents into token ids: picklable, hashable, each time the same for the same."""
+    """Turns documents into token ids: picklable, hashable, and deterministic."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it reads beyond the text: any of "spans", "docstrings"."""
+        """Columns that it reads beyond the text: any of "spans", "docstrings"."""
         ...
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
@@ -86,7 +86,7 @@ class PlainEncoder:
     columns: ClassVar[tuple[str, ...]] = ()
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
-        """See `DocumentEncoder`."""
+        """Per document one piece."""
         tokenizer = load_tokenizer(self.tokenizer, self.tokenizer_hash)
         texts = [document.text for document in documents]
         rows = tokenizer.encode_batch(texts, prepend="<BOS>", threads=self.threads)

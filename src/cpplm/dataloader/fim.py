@@ -44,16 +44,16 @@ class FimSettings:
     fim_rate: float = 0.0
     """Share of all segments that get a hole, random or syntactic (0 = none)."""
     syntax_fim_rate: float = 0.5
-    """Of these, the share whose hole is a whole statement, block, body, function, condition or argument list;
+    """The share of these whose hole is a whole statement, block, body, function, condition or argument list;
     where a segment has none, the hole is random."""
     structured_fim_rate: float = 0.0
     """Share of the segments with a documented function in which the hole is that function's body; taken from
     the segments that --fim_rate leaves."""
     fim_spm_rate: float = 0.5
-    """Of all rearranged segments, the share in the order suffix, prefix, middle; the rest are prefix, suffix,
+    """The share of all rearranged segments in the order suffix, prefix, middle; the rest are prefix, suffix,
     middle."""
     fim_seed: int = 0
-    """Of the choice of segments, holes and orders."""
+    """Seed of the choice of segments, holes and orders."""
 
     def __post_init__(self) -> None:
         for name in ("fim_rate", "syntax_fim_rate", "structured_fim_rate", "fim_spm_rate"):
@@ -79,14 +79,14 @@ class FimSettings:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is rearranged."""
+        """True if anything is rearranged."""
         return self.fim_rate > 0 or self.structured_fim_rate > 0
 
 
 def render_fim_prompt(
     tokenizer: Tokenizer, prefix: str | bytes, suffix: str | bytes, *, spm: bool = False
 ) -> list[int]:
-    """What a model reads before it writes the text between `prefix` and `suffix` and then <EOS>.
+    """The prompt after which a model writes the text between `prefix` and `suffix` and then <EOS>.
 
     The ids are those of training up to the middle, so the prefix's end is not to be taken back (healed).
     """
@@ -158,13 +158,13 @@ class FimEncoder:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """See `DocumentEncoder`."""
+        """Columns that the settings need beyond the text."""
         spans = self.settings.fim_rate > 0 and self.settings.syntax_fim_rate > 0
         docstrings = self.settings.structured_fim_rate > 0
         return (SPANS_COLUMN,) * spans + (DOCSTRINGS_COLUMN,) * docstrings
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
-        """See `DocumentEncoder`."""
+        """Per document its pieces, plain and rearranged, in order."""
         tokenizer = load_tokenizer(self.tokenizer, self.tokenizer_hash)
         rows = tokenizer.encode_batch([document.text for document in documents], threads=self.threads)
         plain = [np.array(row, dtype=np.int32) for row in rows]
@@ -200,7 +200,7 @@ class FimEncoder:
         segment: ByteRange,
         rng: np.random.Generator,
     ) -> ByteRange | None:
-        """What is to be written in a segment; None where it stays plain."""
+        """The hole of a segment; None where it stays plain."""
         settings, roll = self.settings, rng.random()
         if roll < settings.fim_rate:
             hole = syntax_hole(spans, segment, rng) if rng.random() < settings.syntax_fim_rate else None

@@ -55,8 +55,8 @@ def cut_segments(data: bytes, edges: npt.NDArray[np.int64], spans: SpanTable, ma
     ranks = depths + _NO_LINE_END * (characters[offsets - 1] != ord("\n"))
     ranks[characters[offsets] & 0xC0 == 0x80] = _INSIDE_CHARACTER
     best = np.argmin(ranks, axis=1)[:, None]
-    chosen = np.take_along_axis(candidates, best, axis=1)
-    return [0, *chosen[np.take_along_axis(ranks, best, axis=1) < _INSIDE_CHARACTER].tolist(), total]
+    cuts = np.take_along_axis(candidates, best, axis=1)
+    return [0, *cuts[np.take_along_axis(ranks, best, axis=1) < _INSIDE_CHARACTER].tolist(), total]
 
 
 def random_hole(data: bytes, segment: ByteRange, rng: np.random.Generator) -> ByteRange:
@@ -87,7 +87,7 @@ def syntax_hole(spans: SpanTable, segment: ByteRange, rng: np.random.Generator) 
 def body_hole(
     pairs: Sequence[Mapping[str, int]], segment: ByteRange, rng: np.random.Generator
 ) -> ByteRange | None:
-    """What stands between the braces of a documented function; None if the segment holds none whole.
+    """The text between the braces of a documented function; None if the segment holds none whole.
 
     Args:
         pairs: column `docstrings` of a corpus; offsets of comment, signature and body.

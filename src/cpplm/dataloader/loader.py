@@ -157,7 +157,7 @@ class TrainLoader:
         return gcd(NUM_STREAMS, self._num_ranks)
 
     def _row_numbers(self, end: int) -> range:
-        """Of the rows up to `end` in the streams that this rank reads."""
+        """Numbers of the rows up to `end` in the streams that this rank reads."""
         return range(self._rows + (self._rank - self._rows) % self._stride, end, self._stride)
 
     def _stream_of(self, row: int) -> RowStream:
@@ -215,19 +215,19 @@ def _submitter(executor: Executor, source: PackSource) -> Submit:
 
 def _mixture(sources: Sequence[DataSource], late_from_row: int | None) -> Mixture:
     weights = [source.weight for source in sources]
-    given = [source.late_weight for source in sources]
-    changes = any(weight is not None for weight in given)
+    late_weights = [source.late_weight for source in sources]
+    changes = any(weight is not None for weight in late_weights)
     if changes != (late_from_row is not None):
         raise UserError(
             "late weights and the row from which they hold only mean something together",
             fix="Give both or neither.",
         )
-    late = [weight if late is None else late for weight, late in zip(weights, given, strict=True)]
+    late = [weight if late is None else late for weight, late in zip(weights, late_weights, strict=True)]
     return Mixture(weights, late if changes else None, late_from_row)
 
 
 def reshape_to_seq_len(batch: Batch, length: int) -> Batch:
-    """The same tokens in rows of `length`: (B, T) becomes (B * T / length, length), for length schedules.
+    """Cut rows into rows of `length`: (B, T) becomes (B * T / length, length), for length schedules.
 
     Documents are numbered from 0 in each of the new rows.
 
@@ -267,15 +267,15 @@ def validation_batches(
         UserError: there are no validation documents.
     """
     tokens = chain.from_iterable(_validation_documents(reader, tokenizer, threads))
-    wanted = islice(tokens, None if max_tokens is None else max_tokens + 1)
+    stream = islice(tokens, None if max_tokens is None else max_tokens + 1)
     per_batch = batch_size * seq_len
-    ids = np.fromiter(islice(wanted, per_batch + 1), dtype=np.int64)
+    ids = np.fromiter(islice(stream, per_batch + 1), dtype=np.int64)
     while len(ids) > 1:
         inputs, targets = np.full(per_batch, PAD), np.full(per_batch, IGNORE_INDEX)
         inputs[: len(ids) - 1], targets[: len(ids) - 1] = ids[:-1], ids[1:]
         shape = (batch_size, seq_len)
         yield torch.from_numpy(inputs.reshape(shape)), torch.from_numpy(targets.reshape(shape))
-        ids = np.fromiter(chain(ids[-1:], islice(wanted, per_batch)), dtype=np.int64)
+        ids = np.fromiter(chain(ids[-1:], islice(stream, per_batch)), dtype=np.int64)
 
 
 def _validation_documents(reader: ShardReader, tokenizer: Tokenizer, threads: int) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""Where a loader stands: small JSON from which the very batches follow that would have followed.
+"""The state of a loader: small JSON from which the very batches follow that would have followed.
 
 Rows come from `NUM_STREAMS` streams in turn; a stream reads every `NUM_STREAMS`-th group of documents (see
 `sampler`). The state of a stream is the group of its last row, how many rows of it are taken, and which
@@ -85,7 +85,7 @@ class LoaderState:
 
     @classmethod
     def merge(cls, states: Iterable[LoaderState]) -> LoaderState:
-        """What several ranks know after the same step, put together.
+        """The states of several ranks after the same step, put together.
 
         Raises:
             ValueError: they are not of the same step of the same run.

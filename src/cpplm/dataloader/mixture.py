@@ -47,7 +47,7 @@ class Mixture:
 
 
 def _edges(weights: Sequence[float]) -> list[int]:
-    """Where one data set's share of the interval ends and the next one's begins."""
+    """Boundaries between the data sets' shares of the interval."""
     total = fsum(weights)
     if any(weight < 0 for weight in weights) or not 0 < total < inf:
         raise UserError(

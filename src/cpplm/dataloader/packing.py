@@ -1,4 +1,4 @@
-"""Which tokens share a row: best-fit packing that fills every row to the last token and drops none.
+"""Packing of documents into rows: best-fit, that fills every row to the last token and drops none.
 
 Documents longer than a row give whole rows first. What is left of them and the shorter documents are packed
 whole, longest first, each into the fullest row that still has room (best-fit decreasing; the row is found by
@@ -88,9 +88,9 @@ def _fill_gaps(segments: Sequence[Segment], rows: list[list[Segment]], row_lengt
         gap = row_length - _tokens(row)
         while gap:
             document, start, stop = waiting.pop()
-            taken = min(gap, stop - start)
-            row.append(Segment(document, start, start + taken))
-            gap -= taken
-            if start + taken < stop:
-                waiting.append(Segment(document, start + taken, stop))
+            count = min(gap, stop - start)
+            row.append(Segment(document, start, start + count))
+            gap -= count
+            if start + count < stop:
+                waiting.append(Segment(document, start + count, stop))
     return waiting[::-1]

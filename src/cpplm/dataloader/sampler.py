@@ -73,7 +73,7 @@ class EpochShuffler:
             place += 1
 
     def group_at(self, cursor: Cursor) -> DocumentGroup:
-        """What to read at a cursor that `advance` gave."""
+        """The group at a cursor that `advance` gave."""
         epoch, place, group = cursor
         number = self._number(epoch, place, self.reader.num_train_shards())
         shard = self.reader.train_shard(number)

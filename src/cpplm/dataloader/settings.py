@@ -1,4 +1,4 @@
-"""How documents become batches."""
+"""Settings of the dataloader."""
 
 from __future__ import annotations
 

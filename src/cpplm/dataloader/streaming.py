@@ -61,7 +61,7 @@ class StreamingReader(ShardReader):
         self._count: int | None = None  # of the training shards, once nothing more will come
         self._unreadable: dict[str, str] = {}  # at the last look, and why
         self._next_look = self._next_reminder = 0.0
-        self._awaited = self._said = ""
+        self._waiting_for = self._reported = ""
         for name in [_train_name(0)] + [_VALIDATION] * needs_validation:
             while self._find(name) is None:
                 self.wait(threading.Event())
@@ -73,12 +73,12 @@ class StreamingReader(ShardReader):
         return [shard for _, shard in sorted(self._known.items()) if shard.split == "train"]
 
     def num_train_shards(self) -> int | None:
-        """See `ShardReader`."""
+        """Number of training shards once `_COMPLETE` is there, None before."""
         self._look()
         return self._count
 
     def train_shard(self, number: int) -> Shard | None:
-        """See `ShardReader`.
+        """The training shard of that number; None until it has come whole.
 
         Raises:
             UserError: it will not come any more, or is damaged for good.
@@ -87,13 +87,13 @@ class StreamingReader(ShardReader):
 
     def wait(self, stop: threading.Event) -> None:
         """Let time pass until the next look. Says what is awaited, once and then every five minutes."""
-        if self._awaited != self._said or time.monotonic() >= self._next_reminder:
-            log_info(f"waiting for {self._awaited}")
-            self._said, self._next_reminder = self._awaited, time.monotonic() + _REMIND_SECONDS
+        if self._waiting_for != self._reported or time.monotonic() >= self._next_reminder:
+            log_info(f"waiting for {self._waiting_for}")
+            self._reported, self._next_reminder = self._waiting_for, time.monotonic() + _REMIND_SECONDS
         stop.wait(self._poll_seconds)
 
     def fingerprint(self) -> str:
-        """Of the first training shard: the others are not known from the start."""
+        """Hash of the first training shard: the others are not known from the start."""
         return sha256(f"streaming {self._known[_train_name(0)].sha256}".encode())
 
     def _find(self, name: str) -> Shard | None:
@@ -107,7 +107,7 @@ class StreamingReader(ShardReader):
                     fix="Copy the shard again.",
                 )
             if problem:
-                self._awaited = f"{self.storage.path(name)}, which {problem}"
+                self._waiting_for = f"{self.storage.path(name)}, which {problem}"
         return self._known.get(name)
 
     def _look(self) -> None:

@@ -67,8 +67,8 @@ def _tokenize(shard: Shard, encoder: PlainEncoder, read: Callable[[Shard], pa.Ta
         offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
         chunks.append(pa.ListArray.from_arrays(offsets, np.concatenate(rows)))
     tokens = pa.chunked_array(chunks, type=pa.list_(pa.int32())).combine_chunks()
-    most = int(tokens.values.to_numpy().max(initial=0))
-    return tokens.cast(pa.list_(pa.uint16() if most < 2**16 else pa.uint32()))
+    max_id = int(tokens.values.to_numpy().max(initial=0))
+    return tokens.cast(pa.list_(pa.uint16() if max_id < 2**16 else pa.uint32()))
 
 
 def _serialize(tokens: pa.ListArray) -> bytes:

@@ -39,7 +39,7 @@ class SandboxBackend:
     mode: Mode
     isolates: str
     lacks: str
-    """What a hostile program can still do, beyond exhausting its own limits."""
+    """Harm that a hostile program can still do, beyond exhausting its own limits."""
 
 
 BACKENDS: tuple[SandboxBackend, ...] = (
@@ -94,7 +94,7 @@ def make_request(
     folders: dict[str, str],
     folder: str,
 ) -> LaunchRequest:
-    """What the launcher is told about one run."""
+    """The launcher's instructions for one run."""
     input_bytes = sum(map(len, files.values()))
     paths = toolchain_paths()
     links = {path: str(Path(path).readlink()) for path in paths if Path(path).is_symlink()}

@@ -50,7 +50,7 @@ def include_folders(sandbox: Sandbox) -> list[Path]:
 
 
 def check_mounts(sandbox: Sandbox, folders: Iterable[Path]) -> None:
-    """See that each folder of the host can be read from inside.
+    """Check that each folder of the host can be read from inside.
 
     Raises:
         UserError: one cannot; the message names it.
@@ -79,7 +79,7 @@ def fast_linker(sandbox: Sandbox) -> tuple[str, ...]:
 
 
 def missing_headers(sandbox: Sandbox, headers: Sequence[str]) -> list[str]:
-    """Those that `#include <...>` does not find.
+    """Headers that `#include <...>` does not find.
 
     Raises:
         UserError: there is no compiler in the sandbox.

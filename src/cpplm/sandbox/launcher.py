@@ -147,18 +147,18 @@ def start_program(request: LaunchRequest) -> int:
 
 def descendants() -> list[int]:
     """Every process below this one, children first."""
-    found, pending = [], [os.getpid()]
+    pids, pending = [], [os.getpid()]
     while pending:
         parent = pending.pop()
         try:
             for task in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{task}/children") as file:
                     children = [int(word) for word in file.read().split()]
-                found += children
+                pids += children
                 pending += children
         except OSError:
             continue
-    return found
+    return pids
 
 
 def resident_bytes(pids: list[int]) -> int:
@@ -174,7 +174,7 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 def folder_is_full(limit_bytes: int) -> bool:
-    """Whether the working folder holds more than the limit, over 4,096 entries, or over 64 levels.
+    """True if the working folder holds more than the limit, over 4,096 entries, or over 64 levels.
 
     The last two keep this function fast.
     """

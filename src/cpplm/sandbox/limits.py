@@ -1,4 +1,4 @@
-"""What an untrusted program may use, and what became of it."""
+"""Limits of an untrusted program, and the result of its run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ResourceLimits:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended."""
+    """Outcome of a run."""
 
     reason: Reason
     exit_code: int | None
@@ -65,7 +65,7 @@ class RunResult:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the program ended by itself with exit code 0."""
+        """True if the program ended by itself with exit code 0."""
         return self.reason == "exit" and self.exit_code == 0
 
     def message(self) -> str:

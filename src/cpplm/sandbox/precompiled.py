@@ -52,23 +52,23 @@ def precompile(
     """
     text = "".join(f"#include <{name}>\n" for name in headers).encode()
     source, root = {_HEADER: text}, cache_folder()
-    expanded = sandbox.run(source, [*command, "-E", "-dD", "-x", "c++-header", _HEADER], _BUILD_LIMITS)
-    if root is None or not expanded.succeeded:
+    expansion = sandbox.run(source, [*command, "-E", "-dD", "-x", "c++-header", _HEADER], _BUILD_LIMITS)
+    if root is None or not expansion.succeeded:
         return None
-    what = "\0".join([*command, compiler, sha256(expanded.stdout)])
+    what = "\0".join([*command, compiler, sha256(expansion.stdout)])
     folder = root / sha256(what.encode())[:32]
     if folder.is_dir():
         return folder
     output = f"{_HEADER}.gch"
-    made = sandbox.run(
+    result = sandbox.run(
         source,
         [*command, "-x", "c++-header", "-o", output, _HEADER],
         _BUILD_LIMITS,
         fetch={output: MAX_PCH_BYTES},
     )
-    if not made.succeeded or output not in made.files:
+    if not result.succeeded or output not in result.files:
         return None
-    return folder if _store(folder, {_HEADER: text, output: made.files[output]}) else None
+    return folder if _store(folder, {_HEADER: text, output: result.files[output]}) else None
 
 
 def cache_folder() -> Path | None:

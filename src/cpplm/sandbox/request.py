@@ -1,4 +1,4 @@
-"""What the harness tells the launcher. Imports nothing: the launcher pays for every import at every run."""
+"""The message from the harness to the launcher; imports nothing, as every run pays for its imports."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LaunchRequest:
     limits: dict[int, int]
     """For setrlimit, of each process."""
     memory_bytes: int
-    """Of all processes together."""
+    """Limit of all processes together."""
     wall_seconds: float
     scratch_bytes: int
-    """What may be written; 0 for a read-only working folder."""
+    """Bytes that may be written; 0 for a read-only working folder."""
     folder_bytes: int
-    """What the working folder may hold, input files included."""
+    """Bytes that the working folder may hold, input files included."""
     filter: bytes
     """The seccomp filter."""
     own_pid_mark: int

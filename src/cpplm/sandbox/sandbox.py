@@ -35,7 +35,7 @@ _PACKAGE_ROOT = str(Path(__file__).parents[2])
 _NAME = r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}"
 _FILE_NAME, _FILE_PATH = re.compile(_NAME), re.compile(f"{_NAME}(?:/{_NAME}){{0,15}}")
 _GRACE_SECONDS = 5.0
-"""How much longer than its program the launcher may take before it is killed from outside."""
+"""Time that the launcher may take longer than its program before it is killed from outside."""
 
 MAX_STDIN_BYTES = 1 << 16
 """Bytes that a pipe holds: the launcher writes them before there is a reader."""
@@ -49,7 +49,7 @@ FIX = (
     f"{_BETTER}, or use a kernel with Landlock (5.13 or newer, 'landlock' in /sys/kernel/security/lsm). "
     "--unsafe runs programs without any isolation."
 )
-"""What helps where no backend works."""
+"""Advice where no backend works."""
 
 
 class SandboxError(RuntimeError):
@@ -58,7 +58,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """What a probe found out about one backend."""
+    """Result of probing one backend."""
 
     backend: SandboxBackend
     problem: str
@@ -147,10 +147,10 @@ class Sandbox:
         if len(stdin) > MAX_STDIN_BYTES:
             raise ValueError(f"stdin takes {MAX_STDIN_BYTES:,} bytes, not {len(stdin):,}")
         fetch = fetch or {}
-        shown = _check_names(files, fetch, folders or {})
+        paths = _check_names(files, fetch, folders or {})
         with _work_folder(self.backend.mode) as folder:
             message = make_request(
-                self.backend.mode, files, argv, limits, stdin=stdin, fetch=fetch, folders=shown, folder=folder
+                self.backend.mode, files, argv, limits, stdin=stdin, fetch=fetch, folders=paths, folder=folder
             )
             reply = _run_launcher(marshal.dumps(vars(message)), limits, sum(fetch.values()))
         return _result(reply, limits, list(fetch), self.backend.mode)
@@ -177,7 +177,7 @@ def _check_names(files: dict[str, bytes], fetch: dict[str, int], folders: dict[s
 
 @functools.cache
 def backend_status(mode: Mode) -> BackendStatus:
-    """Whether a backend works on this machine; asked once per process."""
+    """Probe a backend on this machine, once per process."""
     backend = next(backend for backend in BACKENDS if backend.mode == mode)
     if not seccomp.supported():
         return BackendStatus(backend, f"no system-call filter for the processor {os.uname().machine}")
@@ -187,7 +187,7 @@ def backend_status(mode: Mode) -> BackendStatus:
 
 
 def list_backends() -> list[BackendStatus]:
-    """What works here, strongest first; for `cpplm doctor`."""
+    """Status of every backend, strongest first."""
     return [backend_status(backend.mode) for backend in BACKENDS]
 
 
@@ -253,7 +253,7 @@ class _LauncherReply:
     stdout: bytes
     stderr: bytes
     status: bytes
-    """What the launcher reported; empty when it was killed."""
+    """The launcher's report; empty when it was killed."""
     cut: Reason | None
     """The limit that made the harness kill everything."""
     wall_seconds: float
@@ -348,10 +348,10 @@ def _result(reply: _LauncherReply, limits: ResourceLimits, names: list[str], mod
         raise SandboxError(
             f"the launcher ended without a report: {reply.stderr[-500:].decode(errors='replace')!r}"
         )
-    reported, status, wall, cpu = fields[0], int(fields[1]), float(fields[2]), float(fields[3])
-    if reported == "broken":
+    event, status, wall, cpu = fields[0], int(fields[1]), float(fields[2]), float(fields[3])
+    if event == "broken":
         raise SandboxError(rest.decode(errors="replace"))
-    if reported == "absent":
+    if event == "absent":
         return RunResult("start", None, None, reply.stdout, rest, wall, cpu)
     files: dict[str, bytes] = {}
     for name, length in zip(names, map(int, fields[4:]), strict=True):
@@ -361,17 +361,17 @@ def _result(reply: _LauncherReply, limits: ResourceLimits, names: list[str], mod
     exit_code = os.waitstatus_to_exitcode(status)
     if mode == "bubblewrap" and exit_code > 128:
         exit_code = 128 - exit_code  # bwrap ends with 128 + signal
-    reason, signal_number = _cause(reported, exit_code, cpu, limits, reply.stderr)
-    shown = exit_code if reason == "exit" else None
-    return RunResult(reason, shown, signal_number, reply.stdout, reply.stderr, wall, cpu, files)
+    reason, signal_number = _cause(event, exit_code, cpu, limits, reply.stderr)
+    plain_exit = exit_code if reason == "exit" else None
+    return RunResult(reason, plain_exit, signal_number, reply.stdout, reply.stderr, wall, cpu, files)
 
 
 def _cause(
-    reported: str, exit_code: int, cpu: float, limits: ResourceLimits, stderr: bytes
+    event: str, exit_code: int, cpu: float, limits: ResourceLimits, stderr: bytes
 ) -> tuple[Reason, int | None]:
     """The reason and the signal behind what the launcher saw; negative exit codes are signals."""
-    if reported in {"timeout", "memory", "disk"}:
-        return reported, None  # type: ignore[return-value]
+    if event in {"timeout", "memory", "disk"}:
+        return event, None  # type: ignore[return-value]
     number = -exit_code if exit_code < 0 else None
     if exit_code == 0:
         return "exit", None

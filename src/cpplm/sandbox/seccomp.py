@@ -75,7 +75,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def supported() -> bool:
-    """Whether the filter is known for this machine's architecture."""
+    """True if the filter is known for this machine's architecture."""
     return platform.machine() in _ARCHITECTURES
 
 

@@ -1,4 +1,4 @@
-"""How densely and how fast a tokenizer encodes held-out code, and that it loses none of it."""
+"""Bytes per token and speed of a tokenizer on held-out code, and a check that it loses none of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TokenizerBenchmarkSettings:
 
 @dataclass(frozen=True)
 class TokenizerBenchmark:
-    """What encoding held-out text gave.
+    """Figures of encoding held-out text.
 
     Attributes:
         bytes_per_token: the mean over projects, so that one large project does not decide it.
@@ -76,7 +76,7 @@ def benchmark_tokenizer(
     num_bytes: Counter[str] = Counter()
     num_tokens: Counter[str] = Counter()
     seconds = {1: 0.0}
-    kept: list[str | bytes] = []
+    documents: list[str | bytes] = []
     for project, data in texts:
         text = _text(data)
         begin = time.perf_counter()
@@ -86,25 +86,25 @@ def benchmark_tokenizer(
             raise UserError(f"the tokenizer loses text of project {project}", fix="Train it again.")
         num_bytes[project] += len(data)
         num_tokens[project] += len(ids)
-        kept.append(text)
-    if not kept:
+        documents.append(text)
+    if not documents:
         raise UserError("there are no documents to encode", fix="Use a corpus with validation documents.")
     if threads > 1:
         begin = time.perf_counter()
-        tokenizer.encode_batch(kept, threads=threads)
+        tokenizer.encode_batch(documents, threads=threads)
         seconds[threads] = time.perf_counter() - begin
     by_project = {project: num_bytes[project] / max(1, num_tokens[project]) for project in num_bytes}
     return TokenizerBenchmark(
         bytes_per_token=sum(by_project.values()) / len(by_project),
         by_project=by_project,
         megabytes_per_second={count: num_bytes.total() / 1e6 / spent for count, spent in seconds.items()},
-        documents=len(kept),
+        documents=len(documents),
         bytes=num_bytes.total(),
     )
 
 
 def _text(data: bytes) -> str | bytes:
-    """As a string where it is one: that is how documents reach the encoder."""
+    """Decode to a string where possible: that is how documents reach the encoder."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -74,7 +74,7 @@ class PairMerger:
         self._previous[stops - lengths] = end
         self._next[end] = self._previous[end] = end
         self._queue: list[tuple[int, int, int]] = []
-        self._found: dict[tuple[int, int], tuple[int, Positions]] = {}
+        self._occurrences: dict[tuple[int, int], tuple[int, Positions]] = {}
         self._count_all()
 
     def _count_all(self) -> None:
@@ -95,18 +95,18 @@ class PairMerger:
         stops = np.append(starts[1:], len(others))
         weights = np.add.reduceat(self._weight[positions], starts)
         symbols = others[starts]
-        wanted = weights >= self._min_weight
-        wanted &= self._lengths[symbols] + self._lengths[new] <= self._max_token_bytes
-        for index in np.flatnonzero(wanted).tolist():
+        frequent = weights >= self._min_weight
+        frequent &= self._lengths[symbols] + self._lengths[new] <= self._max_token_bytes
+        for index in np.flatnonzero(frequent).tolist():
             other = int(symbols[index])
             pair = (new, other) if new_is_left else (other, new)
             self._put(pair, int(weights[index]), positions[starts[index] : stops[index]].copy())
 
     def _put(self, pair: tuple[int, int], weight: int, positions: Positions) -> None:
-        if pair in self._found:  # a merge gave a token that was there already
-            positions = self._valid(pair, np.union1d(self._found[pair][1], positions))
+        if pair in self._occurrences:  # a merge gave a token that was there already
+            positions = self._valid(pair, np.union1d(self._occurrences[pair][1], positions))
             weight = int(self._weight[positions].sum())
-        self._found[pair] = (weight, positions)
+        self._occurrences[pair] = (weight, positions)
         heapq.heappush(self._queue, (-weight, *pair))
 
     def _valid(self, pair: tuple[int, int], positions: Positions) -> Positions:
@@ -119,23 +119,23 @@ class PairMerger:
         while self._queue:
             weight, *ids = heapq.heappop(self._queue)
             pair = (ids[0], ids[1])
-            known, positions = self._found.get(pair, (0, None))
-            if positions is None or known != -weight:
+            bound, positions = self._occurrences.get(pair, (0, None))
+            if positions is None or bound != -weight:
                 continue  # an older entry of a pair that was queued again
             positions = self._valid(pair, positions)
             exact = int(self._weight[positions].sum())
-            self._found[pair] = (exact, positions)
-            if exact == known:
+            self._occurrences[pair] = (exact, positions)
+            if exact == bound:
                 return pair
             if exact >= self._min_weight:
                 heapq.heappush(self._queue, (-exact, *pair))
             else:
-                del self._found[pair]
+                del self._occurrences[pair]
         return None
 
     def merge(self, pair: tuple[int, int]) -> bytes:
         """Merge all occurrences of the pair that `pop` gave; returns the bytes of the token they became."""
-        positions = self._found.pop(pair)[1]
+        positions = self._occurrences.pop(pair)[1]
         if pair[0] == pair[1]:
             positions = self._without_overlaps(positions)
         token = self.tokens[pair[0]] + self.tokens[pair[1]]
@@ -159,7 +159,7 @@ class PairMerger:
         return token
 
     def _without_overlaps(self, positions: Positions) -> Positions:
-        """Of `aaa`, where the pair `aa` begins twice, the first: every other one of a run."""
+        """Drop overlapping occurrences: in `aaa` the pair `aa` begins twice, and only the first is merged."""
         index = np.arange(len(positions))
         follows = np.zeros(len(positions), dtype=bool)
         follows[1:] = self._next[positions[:-1]] == positions[1:]

@@ -50,7 +50,7 @@ def heal(tokenizer: Tokenizer, prompt: str | bytes) -> HealedPrompt:
 
 
 class PrefixConstraint:
-    """Which tokens can come next while generated text has to begin with given bytes."""
+    """Constraint on the next token while generated text has to begin with given bytes."""
 
     def __init__(self, tokenizer: Tokenizer, prefix: bytes) -> None:
         self._tokenizer = tokenizer
@@ -58,7 +58,7 @@ class PrefixConstraint:
 
     @property
     def done(self) -> bool:
-        """Whether all of the prefix is spelt, so that any token may come."""
+        """True once the whole prefix is spelled, so that any token may come."""
         return not self._rest
 
     def allowed(self) -> npt.NDArray[np.int64]:
@@ -83,7 +83,7 @@ class PrefixConstraint:
         """
         if self.done:
             return
-        spelt = self._tokenizer.decode_bytes([token])
-        if not (spelt.startswith(self._rest) or self._rest.startswith(spelt)):
-            raise UserError(f"token {token} ({spelt!r}) does not go on with {self._rest!r}")
-        self._rest = self._rest[len(spelt) :]
+        spelled = self._tokenizer.decode_bytes([token])
+        if not (spelled.startswith(self._rest) or self._rest.startswith(spelled)):
+            raise UserError(f"token {token} ({spelled!r}) does not go on with {self._rest!r}")
+        self._rest = self._rest[len(spelled) :]

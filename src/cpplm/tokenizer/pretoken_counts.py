@@ -118,11 +118,11 @@ def count_words(
     """
     tables, num_bytes = [], 0
     with progress_bar(sum(batch.size for batch in batches), "counting words", "B", unit_scale=True) as bar:
-        for batch, (table, counted) in zip(
+        for batch, (table, size) in zip(
             batches, _count_batches(batches, pattern, workers, share), strict=True
         ):
             tables.append(table)
-            num_bytes += counted
+            num_bytes += size
             bar.update(batch.size)
     if not num_bytes:
         raise UserError("there is no text to learn a tokenizer from", fix="Use a corpus with more code.")

@@ -61,5 +61,5 @@ def check_hashes(tokenizer: Tokenizer, counted_with: str) -> list[str]:
 
 
 def _examples(items: Sequence[str]) -> str:
-    shown = ", ".join(repr(item[:40]) for item in items[:_MAX_EXAMPLES])
-    return shown + (", ..." if len(items) > _MAX_EXAMPLES else "")
+    examples = ", ".join(repr(item[:40]) for item in items[:_MAX_EXAMPLES])
+    return examples + (", ..." if len(items) > _MAX_EXAMPLES else "")

@@ -24,9 +24,9 @@ class StreamDecoder:
             UserError: an id outside the vocabulary.
         """
         data = self._tokenizer.decode_bytes(ids)
-        shown, self._skip = data[self._skip :], max(0, self._skip - len(data))
-        return self._decoder.decode(shown)
+        visible, self._skip = data[self._skip :], max(0, self._skip - len(data))
+        return self._decoder.decode(visible)
 
     def finish(self) -> str:
-        """What is left when no more tokens come: U+FFFD for a character that was never completed."""
+        """The rest of the text when no more tokens come: U+FFFD for a character that was never completed."""
         return self._decoder.decode(b"", final=True)

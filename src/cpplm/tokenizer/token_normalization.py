@@ -1,4 +1,4 @@
-"""Which tokens stand for the same text: what n-gram memories look up.
+"""Normalization of tokens for n-gram memories: tokens of the same text share an id.
 
 Cheng et al. 2026 (arXiv 2601.07372, section 2.1) normalize tokens, so that `Size`, ` size` and `SIZE` share
 their entries.

@@ -114,9 +114,9 @@ def train_tokenizer(
     pattern = PATTERNS[settings.pretokenizer]
     out = settings.out.expanduser()
     if out.exists():
-        found = Tokenizer.load(out)
-        if provenance.items() <= found.provenance.items() and found.pattern == pattern:
-            return found, False
+        existing = Tokenizer.load(out)
+        if provenance.items() <= existing.provenance.items() and existing.pattern == pattern:
+            return existing, False
         raise UserError(
             f"{out} holds a tokenizer of another corpus or other settings",
             fix="Delete it or name another --out.",

@@ -1,4 +1,4 @@
-"""Where tokens begin and end, in colors: in the terminal, and as a piece of HTML.
+"""Tokens shown in colors: in the terminal, and as a piece of HTML.
 
 Neighbours differ in color. With a mask, green is what an assistant is trained on and red the rest. Spaces
 and line breaks stay what they are; a line break is also written as an arrow, and bytes that are no text as
@@ -78,12 +78,12 @@ def _visible(token: bytes) -> str:
         text = token.decode()
     except UnicodeDecodeError:  # part of a character
         return "".join(chr(byte) if 0x20 <= byte < 0x7F else f"<0x{byte:02X}>" for byte in token)
-    shown = []
+    parts = []
     for character in text:
         if character == "\n":
-            shown.append("↵\n")
+            parts.append("↵\n")
         elif character == "\t":
-            shown.append("→\t")
+            parts.append("→\t")
         else:
-            shown.append(character if character.isprintable() else f"<0x{ord(character):02X}>")
-    return "".join(shown)
+            parts.append(character if character.isprintable() else f"<0x{ord(character):02X}>")
+    return "".join(parts)
