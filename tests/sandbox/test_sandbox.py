@@ -10,6 +10,7 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -71,6 +72,19 @@ def test_output_up_to_the_limit_is_whole(sandbox: Sandbox) -> None:
     over = sandbox.run({"a": b"x" * 5001}, ["cat", "a"], ResourceLimits(output_bytes=5000))
     assert (over.reason, over.exit_code) == ("output limit", None)
     assert over.stdout == b"x" * 5000
+
+
+def test_a_limit_may_be_seen_after_everything_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sandbox_module._read_streams
+
+    def late(*arguments: Any) -> Any:
+        reason = real(*arguments)
+        time.sleep(0.3)
+        return reason
+
+    monkeypatch.setattr(sandbox_module, "_read_streams", late)
+    result = Sandbox.probe().run({}, ["echo", "too long"], ResourceLimits(output_bytes=1))
+    assert (result.reason, result.stdout) == ("output limit", b"t")
 
 
 def test_signal_and_absent_program(sandbox: Sandbox) -> None:

@@ -316,8 +316,8 @@ def _read_streams(received: dict[int, bytearray], bounds: dict[int, int], deadli
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Have the launcher end everything; it ends last. Does not reap it, so that its id stays taken."""
-    process.terminate()
     launcher = os.pidfd_open(process.pid)
+    signal.pidfd_send_signal(launcher, signal.SIGTERM)  # Popen.terminate would reap one that has ended
     with selectors.DefaultSelector() as selector:
         selector.register(launcher, selectors.EVENT_READ)
         selector.select(_GRACE_SECONDS)
