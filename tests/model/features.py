@@ -1,6 +1,7 @@
 """Small models with each feature alone and all of them together, for tests."""
 
 import dataclasses
+import random
 
 import torch
 
@@ -37,15 +38,31 @@ CHANGES = {
 ADDED = [change for name, change in CHANGES.items() if name != "swiglu"]
 ALL = {key: value for change in ADDED for key, value in change.items()} | {"engram": MEMORY}
 CONFIGS = {name: dataclasses.replace(PLAIN, **change) for name, change in {**CHANGES, "all": ALL}.items()}
-# For decoding: windows of one whole block, few iterations, and each kind of n-gram memory with all the rest.
-DECODED = {
-    name: dataclasses.replace(
-        config,
-        max_seq_len=32,
-        hyper_connections=config.hyper_connections and HyperConnectionsConfig(3, sinkhorn_iterations=2),
+
+
+def _mixture(seed: int) -> ModelConfig:
+    """About half of the features, SwiGLU and both kinds of n-gram memory among them."""
+    names = [name for name in CHANGES if random.Random(f"{seed} {name}").random() < 0.5]
+    return dataclasses.replace(
+        PLAIN, **{key: value for name in names for key, value in CHANGES[name].items()}
     )
+
+
+MIXED = {"plain": PLAIN, "all": CONFIGS["all"], **{f"mixture {seed}": _mixture(seed) for seed in range(8)}}
+"""Instead of each feature alone: what breaks one of them breaks in half of the mixtures."""
+
+
+def for_decoding(config: ModelConfig) -> ModelConfig:
+    """With windows of one whole block and few iterations."""
+    streams = config.hyper_connections and HyperConnectionsConfig(3, sinkhorn_iterations=2)
+    return dataclasses.replace(config, max_seq_len=32, hyper_connections=streams)
+
+
+DECODED = {
+    name: for_decoding(config)
     for name, config in {**CONFIGS, "all, local": dataclasses.replace(CONFIGS["all"], engram=LOCAL)}.items()
 }
+DECODED_MIXED = {name: for_decoding(config) for name, config in MIXED.items()}
 
 
 def random_model(config: ModelConfig, seed: int = 0) -> Transformer:

@@ -56,12 +56,3 @@ def test_gradients_of_tables_are_sparse() -> None:
     gradient = model.blocks[0].engram.table.weight.grad
     assert gradient.is_sparse
     assert gradient.coalesce().indices().numel() <= 4 * 4
-
-
-def test_unknown_ngrams_add_nothing() -> None:
-    model, ids = random_model(CONFIG), random_ids(1, 8)
-    memory = model.blocks[0].engram
-    x = torch.randn(1, 8, 32)
-    with torch.no_grad():
-        memory.table.weight.zero_()
-        assert torch.all(memory(x, memory.embed_ngrams(ids, None), None) == 0)

@@ -1,7 +1,5 @@
 """Heads that predict further tokens: which targets they have, at every length; drafting with a cache."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -14,36 +12,34 @@ CONFIG = CONFIGS["further"]
 X = IGNORE_INDEX
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 1023, 1024, 1025, 2048])
+@pytest.mark.parametrize("length", [1, 2, 3, 1024])
 def test_every_position_with_a_known_future_is_trained(length: int) -> None:
     targets = torch.arange(1, length + 1).unsqueeze(0)
-    told, further = zip(*mtp_targets(targets, 3), strict=True)
+    inputs, further = zip(*mtp_targets(targets, 3), strict=True)
     for head in range(3):
         known = max(0, length - head - 1)
         expected = targets[0, head + 1 :].tolist() + [X] * min(length, head + 1)
         assert further[head][0].tolist() == expected
         assert (further[head] != X).sum() == known
-        assert told[head][0, :known].tolist() == list(range(head + 1, head + 1 + known))
+        assert inputs[head][0, :known].tolist() == list(range(head + 1, head + 1 + known))
 
 
 def test_ignored_targets_stay_ignored() -> None:
     targets = torch.tensor([[5, X, 7, 8, 9, X]])
-    (told, first), (_, second) = mtp_targets(targets, 2)
+    (inputs, first), (_, second) = mtp_targets(targets, 2)
     assert first.tolist() == [[X, X, 8, 9, X, X]]  # the second is unknown: nothing is known from it on
     assert second.tolist() == [[X, X, 9, X, X, X]]
-    assert told.min() >= 0  # nothing ignored is looked up
+    assert inputs.min() >= 0  # nothing ignored is looked up
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 1023, 1024, 1025])
-def test_losses_are_finite_at_every_length(length: int) -> None:
-    config = dataclasses.replace(CONFIG, max_seq_len=2048)
-    model = random_model(config)
-    ids = torch.randint(100, (1, length + 1), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_rows(length: int) -> None:
+    """Nothing to predict for some of the heads is a loss of 0."""
+    model, ids = random_model(CONFIG), random_ids(1, length + 1)
     losses = model.training_losses(ids[:, :-1], ids[:, 1:], 0.3)
     losses.total.backward()
     assert torch.isfinite(losses.total)
     assert (losses.multi_token > 0) == (length > 1)
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
 def test_the_loss_is_that_of_the_definition() -> None:

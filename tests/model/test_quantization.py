@@ -1,8 +1,9 @@
 """FP8: what it refuses, and that its emulation trains a model as bfloat16 does."""
 
-import contextlib
 import dataclasses
-import importlib
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -105,43 +106,21 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         require_nvfp4()
 
 
-class _FakeEngine:
-    """What `convert_to_nvfp4` calls of Transformer Engine; it multiplies in the input's dtype."""
+class EngineLinear(nn.Linear):
+    """As Transformer Engine's, multiplying in the dtype of autocast."""
 
-    def __init__(self) -> None:
-        self.entered: list[object] = []
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, params_dtype, device) -> None:
+        super().__init__(in_features, out_features, bias=bias, dtype=params_dtype, device=device)
 
-    class Linear(nn.Module):
-        def __init__(self, in_features, out_features, *, bias, params_dtype, device) -> None:
-            super().__init__()
-            assert not bias
-            assert params_dtype == torch.float32
-            self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device))
-
-        def forward(self, x):
-            assert torch.is_autocast_enabled(x.device.type)
-            return nn.functional.linear(x, self.weight)
-
-        def get_extra_state(self):
-            return torch.empty(0, dtype=torch.uint8)
-
-    @contextlib.contextmanager
-    def autocast(self, *, enabled, recipe):
-        assert enabled
-        self.entered.append(recipe)
-        yield
+    def get_extra_state(self):
+        return torch.empty(0, dtype=torch.uint8)
 
 
 def test_four_bit_layers_keep_weights_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wiring only: Transformer Engine itself does not run without a Blackwell GPU."""
-    engine, recipe = _FakeEngine(), object()
-    monkeypatch.setattr(quantization, "require_nvfp4", lambda: lambda: recipe)
-    really = importlib.import_module
-    monkeypatch.setattr(
-        importlib,
-        "import_module",
-        lambda name, package=None: engine if name.startswith("transformer_engine") else really(name, package),
-    )
+    engine = SimpleNamespace(Linear=EngineLinear, autocast=MagicMock())
+    monkeypatch.setattr(quantization, "require_nvfp4", lambda: lambda: "recipe")
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
     model, plain = small_model(), small_model()
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
     converted = convert_to_nvfp4(model)
@@ -149,5 +128,4 @@ def test_four_bit_layers_keep_weights_and_names(monkeypatch: pytest.MonkeyPatch)
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
     assert list(model.state_dict()) == list(plain.state_dict())
     assert losses_of(model, 3) == pytest.approx(losses_of(plain, 3), rel=1e-3)
-    assert engine.entered[0] is recipe
-    assert len(engine.entered) == 3 * len(converted)
+    assert engine.autocast.call_args_list == [call(enabled=True, recipe="recipe")] * 3 * len(converted)

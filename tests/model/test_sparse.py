@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cpplm.core.hardware import peak_memory_bytes
 from cpplm.model.kernels import sparse
-from cpplm.model.kernels.attention import attention
 from cpplm.model.kernels.masks import SparseSpec
 from cpplm.model.kernels.sparse import sparse_attention
 from tests.model.features import CONFIGS, random_ids, random_model
@@ -30,7 +29,7 @@ def inputs(queries: int, keys: int, *, batch: int = 2, heads: int = 4, groups: i
     )  # fmt: skip
 
 
-def reference(query, key, value, index_query, index_key, index_weight, choice, documents=None):
+def reference(query, key, value, index_query, index_key, index_weight, spec, documents=None):
     """One query at a time, as the report defines it (equations 1 to 4); ties are all taken."""
     (batch, heads, num_queries, width), (_, groups, num_keys, _) = query.shape, key.shape
     mixed, divergence = torch.zeros_like(query), torch.zeros(batch, num_queries, dtype=torch.float64)
@@ -42,10 +41,10 @@ def reference(query, key, value, index_query, index_key, index_weight, choice, d
                 [(index_weight[b, t] * (index_query[b, :, t] @ index_key[b, s]).relu()).sum() for s in seen]
             )
             ranked = [
-                math.inf if i - s <= choice.local_window else float(x.detach())
+                math.inf if i - s <= spec.local_window else float(x.detach())
                 for s, x in zip(seen, scores, strict=True)
             ]
-            least = -math.inf if choice.dense else sorted(ranked, reverse=True)[: choice.top_k][-1]
+            least = -math.inf if spec.dense else sorted(ranked, reverse=True)[: spec.top_k][-1]
             taken = [n for n, rank in enumerate(ranked) if rank >= least]
             rows = [seen[n] for n in taken]
             target = torch.zeros(len(rows), dtype=torch.float64)
@@ -58,7 +57,7 @@ def reference(query, key, value, index_query, index_key, index_weight, choice, d
     return mixed, divergence
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     keys=st.integers(1, 14),
     queries=st.integers(1, 14),
@@ -72,12 +71,12 @@ def reference(query, key, value, index_query, index_key, index_weight, choice, d
 def test_matches_the_reference(keys, queries, top_k, window, dense, documents, groups, block) -> None:
     queries = min(queries, keys)
     tensors = inputs(queries, keys, groups=groups, seed=keys * 20 + queries)
-    choice = SparseSpec(top_k, window, dense)
+    spec = SparseSpec(top_k, window, dense)
     own = torch.arange(keys).div(4, rounding_mode="floor").expand(2, -1) if documents else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sparse.BLOCK_ELEMENTS, "cpu", block)
-        ours = sparse_attention(*tensors, choice, own)
-        truth = reference(*tensors, choice, own)
+        ours = sparse_attention(*tensors, spec, own)
+        truth = reference(*tensors, spec, own)
         # The divergence comes out of float32 scores of the indexer.
         torch.testing.assert_close(ours[0], truth[0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(ours[1].double(), truth[1], atol=1e-5, rtol=1e-4)
@@ -89,33 +88,14 @@ def test_matches_the_reference(keys, queries, top_k, window, dense, documents, g
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("queries", [1, 5, 40])
-def test_all_keys_are_full_attention(queries: int) -> None:
-    query, key, value, *index = inputs(queries, 40)
-    mixed, _ = sparse_attention(query, key, value, *index, SparseSpec(40, 2, dense=False))
-    torch.testing.assert_close(mixed, attention(query, key, value), atol=1e-6, rtol=1e-6)
-    dense, _ = sparse_attention(query, key, value, *index, SparseSpec(3, 2, dense=True))
-    torch.testing.assert_close(dense, mixed)
-
-
-@torch.no_grad()
-def test_decoding_reads_only_the_chosen_keys() -> None:
-    query, key, value, *index = inputs(1, 60)
-    choice = SparseSpec(8, 2, dense=False)
-    before, _ = sparse_attention(query, key, value, *index, choice)
-    with torch.enable_grad():  # the other path
-        training, _ = sparse_attention(query, key, value, *index, choice)
-    torch.testing.assert_close(before, training.detach(), atol=1e-6, rtol=1e-6)
-    others = [_with_other_value(position, query, key, value, index, choice) for position in range(60)]
-    changed = [position for position, other in enumerate(others) if not torch.equal(before, other)]
-    assert {57, 58, 59} <= set(changed)  # the local window
-    assert len(changed) <= 2 * choice.top_k  # eight in each of the two rows
-
-
-def _with_other_value(position, query, key, value, index, choice):
-    value = value.clone()
-    value[:, :, position] += 1
-    return sparse_attention(query, key, value, *index, choice)[0]
+@pytest.mark.parametrize("documents", [False, True])
+def test_one_query_without_gradients(documents: bool) -> None:
+    """Decoding gathers the chosen keys: another path."""
+    tensors, spec = inputs(1, 60), SparseSpec(8, 2, dense=False)
+    own = torch.arange(60).div(25, rounding_mode="floor").expand(2, -1) if documents else None
+    with torch.no_grad():
+        mixed, _ = sparse_attention(*tensors, spec, own)
+        torch.testing.assert_close(mixed, reference(*tensors, spec, own)[0], atol=1e-6, rtol=1e-6)
 
 
 def test_the_indexer_learns_attention_and_nothing_else_learns_from_it() -> None:
@@ -124,9 +104,9 @@ def test_the_indexer_learns_attention_and_nothing_else_learns_from_it() -> None:
     model, ids = random_model(config), random_ids(4, 48)
     model.dense_attention = True
     indexers = [p for name, p in model.named_parameters() if ".indexer." in name]
-    optimizer = torch.optim.Adam(indexers, lr=0.01)
+    optimizer = torch.optim.Adam(indexers, lr=0.02)
     seen = []
-    for _ in range(60):
+    for _ in range(30):
         model.zero_grad()
         _, divergence = model.states(model._context(ids))
         divergence.backward()
@@ -149,29 +129,27 @@ def test_the_language_model_gives_the_indexer_no_gradient() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("length", "backward"), [(16_384, True), (65_536, False)])
-def test_long_sequences(length: int, backward: bool) -> None:
+def test_a_long_sequence() -> None:
     """A few queries against the definition; memory is a small part of what the scores of all would need."""
-    query, key, value, *index = inputs(length, length, batch=1, heads=2, groups=1)
-    query, key, value, *index = (tensor.detach().float().requires_grad_(backward) for tensor in
-                                 (query, key, value, *index))  # fmt: skip
-    choice = SparseSpec(256, 32, dense=False)
+    length = 16_384
+    tensors = inputs(length, length, batch=1, heads=2, groups=1)
+    query, key, value, *index = (tensor.detach().float().requires_grad_() for tensor in tensors)
+    spec = SparseSpec(256, 32, dense=False)
     before = peak_memory_bytes(torch.device("cpu"))
-    mixed, _ = sparse_attention(query, key, value, *index, choice)
-    if backward:
-        mixed.square().sum().backward()
-        assert torch.isfinite(key.grad).all()
+    mixed, _ = sparse_attention(query, key, value, *index, spec)
+    mixed.square().sum().backward()
+    assert torch.isfinite(key.grad).all()
     assert peak_memory_bytes(torch.device("cpu")) - before < 4 * length**2 / 2
     for position in (300, length // 2, length - 1):
         rows, upto = slice(position, position + 1), slice(position + 1)
         truth, _ = reference(
             query[:, :, rows].double(), key[:, :, upto].double(), value[:, :, upto].double(),
-            index[0][:, :, rows].double(), index[1][:, upto].double(), index[2][:, rows].double(), choice,
+            index[0][:, :, rows].double(), index[1][:, upto].double(), index[2][:, rows].double(), spec,
         )  # fmt: skip
         torch.testing.assert_close(mixed[:, :, rows].double(), truth, atol=1e-4, rtol=1e-4)
         with torch.no_grad():
             decoded, _ = sparse_attention(
                 query[:, :, rows], key[:, :, upto], value[:, :, upto],
-                index[0][:, :, rows], index[1][:, upto], index[2][:, rows], choice,
+                index[0][:, :, rows], index[1][:, upto], index[2][:, rows], spec,
             )  # fmt: skip
         torch.testing.assert_close(decoded, mixed[:, :, rows], atol=1e-5, rtol=1e-5)

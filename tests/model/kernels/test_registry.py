@@ -91,20 +91,3 @@ def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "built for another torch" in OptionalImport.load("kernel_that_breaks", "run").reason
     assert "package_that_is_nowhere" in OptionalImport.load("kernel_that_needs", "run").reason
     assert "does not load: AttributeError" in OptionalImport.load("kernel_that_works", "walk").reason
-
-
-def test_a_choice_is_folded_away_by_the_compiler() -> None:
-    torch._dynamo.reset()
-    graphs = []
-
-    def remember(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    def call(x):
-        request = KernelRequest(x.device.type, x.dtype, x.requires_grad, True, compute_capability(x.device))
-        return select_backend("test", BACKENDS, ("fast", "half", "plain"), request).run(x, x)
-
-    torch.compile(call, fullgraph=True, backend=remember)(torch.ones(2))
-    (graph,) = graphs
-    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_function", "output"]

@@ -17,8 +17,10 @@ from cpplm.model.kernels.small_batch_linear import (
 )
 from cpplm.model.layers import norm, rotary_angles, rotate
 
-SIZES = [(768, 256), (64, 31), (37, 5), (130, 1), (31, 70)]  # width, height
-TOKENS = [(1,), (1, 1), (2, 1), (1, 3)]
+SIZES = pytest.mark.parametrize(
+    ("width", "height", "tokens"),
+    [(768, 256, (1, 1)), (64, 31, (2, 1)), (37, 5, (1,)), (130, 1, (1, 3)), (31, 70, (2, 1))],
+)
 
 
 def random(*shape: int, scale: float = 1.0) -> Tensor:
@@ -65,9 +67,8 @@ def test_norm(width: int) -> None:
             assert torch.equal(norm(x), rms_norm(x))
 
 
-@pytest.mark.parametrize("tokens", TOKENS, ids=str)
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_product(width: int, height: int, tokens: tuple[int, ...]) -> None:
+@SIZES
+def test_gemv(width: int, height: int, tokens: tuple[int, ...]) -> None:
     x, weight, residual = random(*tokens, width), random(height, width), random(*tokens, height, scale=9)
     assert_rounded(gemv(x, weight), linear(x, weight))
     assert_rounded(gemv(x, weight, normalized=True), linear(torch_norm(x), weight))
@@ -75,8 +76,7 @@ def test_product(width: int, height: int, tokens: tuple[int, ...]) -> None:
     assert torch.equal(on_three_threads(lambda: gemv(x, weight)), gemv(x, weight))
 
 
-@pytest.mark.parametrize("tokens", TOKENS, ids=str)
-@pytest.mark.parametrize(("width", "height"), SIZES)
+@SIZES
 def test_mlp(width: int, height: int, tokens: tuple[int, ...]) -> None:
     x, up, down = random(*tokens, width), random(height, width, scale=0.1), random(width, height, scale=0.1)
     assert_rounded(fused_mlp(x, up, down), x + linear(F.relu(linear(torch_norm(x), up)).square(), down))
@@ -85,7 +85,7 @@ def test_mlp(width: int, height: int, tokens: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 4, 64), (6, 2, 22), (1, 1, 2)])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 2)])
-def test_turn(heads: int, groups: int, dim: int, shape: tuple[int, int]) -> None:
+def test_rope_write_cache(heads: int, groups: int, dim: int, shape: tuple[int, int]) -> None:
     projected, scale = random(*shape, (heads + 2 * groups) * dim, scale=3), 1.2
     query, key, value = (
         part.unflatten(-1, (-1, dim))
