@@ -54,12 +54,6 @@ def test_tokenizer_that_is_none(tmp_path: Path, corpus: Path) -> None:
     refuse(train(tmp_path / "run", corpus, path), "is not a tokenizer file")
 
 
-def test_contradictory_settings(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
-    done = train(tmp_path / "run", corpus, tokenizer_path, "--num_iterations", 2, "--max_minutes", 1)
-    refuse(done, "--num_iterations and --max_minutes")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 def test_disk_fills_up_during_a_save(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
     out = tmp_path / "run"
@@ -87,12 +81,6 @@ def test_damaged_checkpoint_is_named(tmp_path: Path, corpus: Path, tokenizer_pat
     model.write_bytes(model.read_bytes()[:1000])
     refuse(cpplm("generate", "--run", out, "--prompt", "int"), "model.safetensors is damaged")
     refuse(train(out, corpus, tokenizer_path, "--num_iterations", 2), "model.safetensors is damaged")
-
-
-@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["evaluate", "cpp"], ["runs", "page"]])
-def test_run_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
-    target = [tmp_path / "none"] if command[0] == "runs" else ["--run", tmp_path / "none"]
-    refuse(cpplm(*command, *target), "none")
 
 
 def test_no_compiler_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """A run that is killed again and again ends with the very weights of one that was left alone.
 
 Everything that could go wrong then is on: fill-in-the-middle, worker processes, gradient accumulation, n-gram
-tables, background saves, uploads. `KILLS=100 pytest tests/system/test_kill.py` kills more often.
+tables, background saves, uploads. What is there before any single write is
+`tests/train/checkpoint/test_save.py`. `KILLS=100 pytest tests/system/test_kill.py` kills more often.
 """
 
 import os
@@ -19,8 +20,8 @@ from cpplm.core.run_log import read_run_log
 from cpplm.train.checkpoint.format import open_run
 from cpplm.train.checkpoint.weights import load_tensors
 
-KILLS = int(os.environ.get("KILLS", "30"))
-STEPS = 30 * KILLS  # so many that the kills are over before the run is
+KILLS = int(os.environ.get("KILLS", "3"))
+STEPS = 100 * KILLS  # so many that the kills are over before the run is
 SETTINGS = ["--depth", "2", "--aspect_ratio", "32", "--head_dim", "16", "--max_seq_len", "64",
             "--engram", "memory", "--engram_table_size", "200", "--no_compile",
             "--fim_rate", "0.5", "--syntax_fim_rate", "0",

@@ -24,7 +24,7 @@ def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSetting
         num_iterations=8,
         rates=LearningRates(matrix_lr=0.5, embedding_lr=5.0, unembedding_lr=0.2),
         eval_every=4,
-        eval_tokens=1000,
+        eval_tokens=500,
         no_compile=True,
         architecture=SMALL_TABLES,
     )

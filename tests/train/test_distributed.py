@@ -20,7 +20,6 @@ from cpplm.train.distributed import (
     init_distributed,
     read_environment,
 )
-from tests.train.processes import in_processes
 
 
 def environment(index: object, local: object, size: object) -> dict[str, str]:
@@ -76,7 +75,7 @@ def test_a_device_that_is_not_here() -> None:
 
 
 def talk(dist: DistContext, folder: Path) -> None:
-    """Every process checks what it hears; an assertion that fails ends the test."""
+    """Every process checks what it hears; `test_sharding` calls it in its two processes."""
     index = dist.rank
     assert dist.world_size == torch_dist.get_world_size() == 2
     assert dist.is_first == (index == 0)
@@ -107,10 +106,6 @@ def talk(dist: DistContext, folder: Path) -> None:
     dist.assert_same_on_all_ranks({"rate": 0.1, "data": {"path": "a", "sizes": (1, 2)}})
     with pytest.raises(UserError, match=r"process 1 differs from the first one: data\.path b, not a; rate"):
         dist.assert_same_on_all_ranks({"rate": 0.1 + index, "data": {"path": "ab"[index], "sizes": (1, 2)}})
-
-
-def test_two_processes_agree(tmp_path: Path) -> None:
-    in_processes(2, talk, tmp_path)
 
 
 SCRIPT = """

@@ -118,7 +118,7 @@ class Signals(Callback):
 )
 def test_who_stops_a_group_of_processes_may_say_so_twice(settings: TrainSettings, signals: Signals) -> None:
     with pytest.raises(KeyboardInterrupt):
-        pretrain(settings, [signals])
+        pretrain(dataclasses.replace(settings, eval_every=-1), [signals])
     assert open_run(settings.out).step == 3
 
 
@@ -148,11 +148,12 @@ class NoMoreBatches(Callback):
 
 def test_a_stop_is_heard_while_batches_do_not_come(settings: TrainSettings, tmp_path: Path) -> None:
     """Even amid a step of two batches; what is taken up again is the run that nobody stopped."""
+    settings = dataclasses.replace(settings, num_iterations=3, eval_every=-1)
     whole = dataclasses.replace(settings, out=tmp_path / "whole")
     pretrain(whole)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(settings, [NoMoreBatches(7)])
-    assert open_run(settings.out).step == 3
+        pretrain(settings, [NoMoreBatches(5)])
+    assert open_run(settings.out).step == 2
     pretrain(settings)
     assert_same_weights(settings.out, whole.out)
 

@@ -19,7 +19,7 @@ from cpplm.train.estimate import estimate
 from cpplm.train.memory_estimate import MemoryPlan
 from cpplm.train.settings import DryRunSettings
 
-CONFIG = ModelConfig.from_depth(12, vocab_size=32_768)
+CONFIG = ModelConfig.from_depth(4, vocab_size=32_768)
 PLAN = MemoryPlan(CONFIG, KernelSettings(), torch.bfloat16, 16, 2**22, shard=False, normuon=False)
 H100S = data_sheet_devices("H100", 64)
 

@@ -58,11 +58,9 @@ def measured_peak(made: MemoryPlan, accumulation: int) -> tuple[int, int, int]:
     [
         (2, 256, 2, 1, False),
         (2, 256, 2, 1, True),
-        (3, 512, 1, 1, False),
-        (3, 512, 1, 2, False),
-        (4, 128, 4, 1, False),
-        pytest.param(4, 512, 1, 1, True, marks=pytest.mark.slow),
-        pytest.param(4, 128, 8, 2, True, marks=pytest.mark.slow),
+        (2, 256, 1, 2, False),
+        pytest.param(4, 128, 4, 1, False, marks=pytest.mark.slow),
+        pytest.param(4, 512, 1, 2, True, marks=pytest.mark.slow),
     ],
 )
 def test_the_peak_of_a_real_step(depth: int, length: int, rows: int, accumulation: int, again: bool) -> None:
@@ -75,7 +73,7 @@ def test_the_peak_of_a_real_step(depth: int, length: int, rows: int, accumulatio
     assert found.peak - weights - state == pytest.approx(most, rel=0.15)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["plain", "all"])
 def test_every_feature_can_be_estimated(name: str) -> None:
     config = CONFIGS[name]
     single, doubled = (estimate_memory(plan(config, rows), 1) for rows in (2, 4))

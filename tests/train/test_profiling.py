@@ -1,4 +1,4 @@
-"""Traces of real steps: planned, asked for while the run goes on, cut short by the end."""
+"""Traces of real steps: planned, asked for while the run goes on, cut short by the end; memory by parts."""
 
 import dataclasses
 import gzip
@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cpplm.core.run_log import read_run_log
+from cpplm.model.flops import count_parameters
+from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import pretrain
-from cpplm.train.profiling import ProfileCallback
+from cpplm.train.profiling import MEMORY_PARTS, ProfileCallback
 from cpplm.train.report.html import write_page
-from cpplm.train.settings import TrainSettings
+from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.torch_profiler import MOST_OPERATIONS
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from tests.train.test_pretrain import weights
@@ -85,3 +88,18 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(
     assert pretrain(small, [ProfileCallback(small.out, 2)]).step == 8
     assert profiles(small.out) == []
     assert capsys.readouterr().err.count("warning: no profile of step 2") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the figures are those of a CPU")
+def test_parts_of_the_memory_of_a_real_run(settings: TrainSettings) -> None:
+    pretrain(dataclasses.replace(settings, eval_every=-1, memory_every=3, num_iterations=6))
+    records = [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "memory"]
+    assert [record["step"] for record in records] == [1, 3, 6]
+    config = model_config(settings, Tokenizer.load(settings.tokenizer).vocab_size)
+    parameters = 4 * count_parameters(config)["total"]
+    for record in records:
+        assert record["gradients_bytes"] == parameters
+        assert parameters <= record["weights_bytes"] < 1.1 * parameters  # with tables that do not learn
+        assert 0.9 * parameters < record["optimizer_bytes"] < 2.1 * parameters
+        assert sum(record[part] for part in MEMORY_PARTS) == record["peak_bytes"] >= record["held_bytes"] > 0
+    assert "optimizer state" in write_page(settings.out).read_text()

@@ -31,6 +31,7 @@ from cpplm.train.sharding import (
 )
 from tests.model.features import CONFIGS, random_model
 from tests.train.processes import alone, in_processes
+from tests.train.test_distributed import talk
 
 # Without streams and sparse attention: the ones have directions without gradient, in which AdamW follows the
 # rounding, the other chooses keys by the last bit. `EVERYTHING` is compared before it steps.
@@ -38,7 +39,7 @@ CONFIG = dataclasses.replace(CONFIGS["all"], hyper_connections=None, dsa=None)
 EVERYTHING = CONFIGS["all"]
 FEW = dataclasses.replace(CONFIGS["values"], num_layers=2)
 DTYPES = (torch.float32, torch.bfloat16)
-ROWS, STEPS, HALF = 8, 5, 3
+ROWS, STEPS, HALF = 8, 4, 2
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Way:
         return f"{self.size}-{kind}-{self.accumulation}" + "-again" * self.gradient_checkpointing
 
 
-TWO = [Way(2, False, 1), Way(2, False, 2), Way(2, True, 1), Way(2, True, 2)]
-FOUR = [Way(4, False, 1), Way(4, True, 1), Way(4, True, 2), Way(4, True, 1, gradient_checkpointing=True)]
+TWO = [Way(2, False, 1), Way(2, True, 2)]
+FOUR = [Way(4, False, 2), Way(4, True, 1, gradient_checkpointing=True)]
 ALONE = Way(1, False, 1)
 
 
@@ -138,7 +139,8 @@ def run_ways(dist: DistContext, folder: Path, ways: list[Way]) -> None:
         model, optimizer = build(way, dist, middle)
         found["continued"] = train(way, dist, model, optimizer, range(HALF, STEPS))
         torch.save(found, folder / f"{way}-{dist.rank}.pt")
-    if dist.world_size == 2:
+    if dist.world_size == 2:  # while the processes are there
+        talk(dist, folder)
         observe_everything(dist, folder)
 
 
@@ -148,7 +150,6 @@ def sizes(model: Transformer, optimizer: MuonAdamW) -> dict[str, int]:
     state = [value for of_one in optimizer.state.values() for value in of_one.values()]
     return {
         "weights": sum(part.numel() for part in weights),
-        "whole": sum(p.numel() for p in model.parameters() if not isinstance(p, DTensor)),
         "state": sum(part.numel() for part in state),
     }
 
@@ -234,21 +235,6 @@ def test_one_process_continues_what_ranks_saved(found: dict[str, Any], reference
     figures = train(ALONE, alone(), model, optimizer, range(HALF, STEPS))
     expected = torch.tensor(reference.figures[HALF:])
     torch.testing.assert_close(torch.tensor(figures), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_shards_are_shares(way: Way, found: dict[str, Any], reference: Reference) -> None:
-    parameters = dict(Transformer(CONFIG).named_parameters())
-    count = sum(p.numel() for p in parameters.values())
-    for of_rank in found["sizes"]:
-        if not way.sharded:
-            assert of_rank["weights"] == count
-            continue
-        divided = count - of_rank["whole"]
-        assert of_rank["whole"] < count / 2
-        assert of_rank["weights"] - of_rank["whole"] <= divided / way.size * 1.25  # rows are whole
-    if way.sharded:
-        whole = found["sizes"][0]["whole"]
-        assert sum(r["weights"] - r["whole"] for r in found["sizes"]) == count - whole
 
 
 def test_estimates_of_weights_and_state_are_exact(way: Way, found: dict[str, Any]) -> None:

@@ -1,11 +1,6 @@
 """Saving in the background: what was handed over, whatever training does meanwhile; failures end nothing."""
 
-import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,8 +14,7 @@ from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import committed_steps, open_checkpoint
 from cpplm.train.checkpoint.save import RankShard, RetentionPolicy
 from cpplm.train.checkpoint.weights import load_tensors
-from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, files_below, tensors
-from tests.train.killing import start_saving
+from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, tensors
 
 
 @pytest.fixture
@@ -219,112 +213,3 @@ def test_after_an_error_others_are_not_waited_for_long(
         raise ZeroDivisionError
     assert "process 1 has not written its share" in writer.events()[0][1]["error"]
     assert storage.list_names() == []
-
-
-FULL_DISK = """
-import resource, shutil, sys
-from pathlib import Path
-import torch
-from cpplm.core.errors import UserError
-from cpplm.core.storage import Storage
-from cpplm.train.checkpoint.format import committed_steps, open_checkpoint
-from cpplm.train.checkpoint.save import RetentionPolicy
-from cpplm.train.checkpoint.async_writer import CheckpointWriter
-how, folder = sys.argv[1], Path(sys.argv[2])
-storage = Storage(folder, create=True)
-
-def fill(full):
-    if how == "limit":
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if full else most, most))
-    elif full:
-        free = shutil.disk_usage(folder).free
-        (folder / "fill").write_bytes(bytes(free - 500_000))
-    else:
-        (folder / "fill").unlink()
-
-def save(step):
-    weights = {"w": torch.full((250_000,), float(step))}
-    writer.save(step, {"model.safetensors": weights}, {"state.json": b"{}"})
-    writer.join()
-
-writer = CheckpointWriter(storage, RetentionPolicy(9))
-save(1)
-fill(True)
-save(2)
-save(3)
-print(sorted(path.name for path in folder.iterdir() if path.name != "fill"), flush=True)
-fill(False)
-save(4)
-fill(True)
-try:
-    with writer:
-        save(5)
-except UserError as error:
-    print("the run ends with an error:", error)
-fill(False)
-print([name for name, _ in writer.events()])
-for step in (1, 4):
-    open_checkpoint(storage, step).verify()
-print(committed_steps(storage))
-"""
-
-
-def on_a_disk_of_its_own(folder: Path) -> list[str]:
-    """Run a command where `folder` is a file system of 4 MB, without being root and seen by nobody else."""
-    mount = f'mount -t tmpfs -o size=4m none "{folder}" && exec "$@"'
-    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-
-
-@pytest.mark.parametrize("how", ["disk", "limit"])
-def test_full_disk(tmp_path: Path, how: str) -> None:
-    """Once a real one that is full, once a limit on the length of files."""
-    prefix = on_a_disk_of_its_own(tmp_path) if how == "disk" else []
-    try:
-        subprocess.run([*prefix, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no file system may be mounted here")
-    result = subprocess.run(
-        [*prefix, sys.executable, "-c", FULL_DISK, how, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = result.stdout.splitlines()
-    assert lines[0] == "['step_000001']"
-    assert lines[1].startswith("the run ends with an error: cannot write")
-    assert lines[2:] == [
-        "['checkpoint', 'checkpoint_failed', 'checkpoint_failed', 'checkpoint', 'checkpoint_failed']",
-        "[1, 4]",
-    ]
-    reason = "No space left on device" if how == "disk" else "File too large"
-    failures = [line for line in result.stderr.splitlines() if "was not saved" in line]
-    assert len(failures) == 3
-    assert all(reason in line for line in failures), failures
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """SIGKILL while saving, pruning and uploading: what is committed is whole, in both places."""
-    chance = random.Random(1)
-    local, remote = (Storage(tmp_path / name, create=True) for name in ("local", "remote"))
-    newest, unfinished = 0, 0
-    for _ in range(15):
-        process = start_saving(tmp_path / "local", tmp_path / "remote")
-        before = newest
-        while (newest := max(committed_steps(local), default=0)) < before + 2:
-            assert process.is_alive()
-        time.sleep(chance.uniform(0, 0.05))
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        for place in (local, remote):
-            steps = committed_steps(place)
-            assert_all_whole(place)
-            folders = {name.split("/")[0] for name in files_below(Path(place.location))}
-            unfinished += len(folders) > len(steps)
-        assert max(committed_steps(local)) >= newest
-        assert set(range(10, max(committed_steps(remote), default=0) + 1, 10)) <= set(committed_steps(remote))
-        newest = max(committed_steps(local))
-    assert unfinished > 0  # some kills did come in the midst
-    assert len(committed_steps(local)) <= newest // 10 + 2 + 4

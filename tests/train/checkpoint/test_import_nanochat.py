@@ -85,14 +85,13 @@ def test_the_stage_is_recorded(
     assert open_run(tmp_path / "ours").stage == expected
 
 
-@pytest.mark.parametrize("newer", [False, True])
-def test_each_weight_counts(newer: bool) -> None:
+def test_each_weight_counts() -> None:
     """Any one changed makes other logits, so agreeing with the reference says something."""
-    state = nanochat.random_state(RECORD, newer=newer, rows=512)
-    before = nanochat.logits(state, RECORD, ids(RECORD), newer=newer)
+    state = nanochat.random_state(RECORD, newer=True, rows=512)
+    before = nanochat.logits(state, RECORD, ids(RECORD), newer=True)
     for name, value in state.items():
         changed = state | {name: value + 0.1 * torch.ones_like(value)}
-        after = nanochat.logits(changed, RECORD, ids(RECORD), newer=newer)
+        after = nanochat.logits(changed, RECORD, ids(RECORD), newer=True)
         assert (after - before).abs().max() > 1e-3, name
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,28 +150,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert "step 1: not uploaded" in capsys.readouterr().err
 
 
-def test_down_in_the_midst_of_an_upload(local: Storage, store: ObjectStore) -> None:
-    """The half that arrived does not count; the whole comes later."""
-    save(local, 1)
-    real = store.put
-
-    def put_and_go_down(name: str, data: bytes) -> None:
-        real(name, data)
-        store.put = real  # type: ignore[method-assign]
-        threading.Thread(target=store.close).start()
-        until(lambda: not store.running)
-
-    store.put = put_and_go_down  # type: ignore[method-assign]
-    uploader = Uploader(local, Storage(URL), RetentionPolicy(1), missing=[1], pauses=PAUSES, exit_limit=10)
-    until(lambda: not store.running)
-    assert completed_steps(store) == []
-    until(lambda: "upload_failed" in [name for name, _ in uploader.events()])
-    store.open()
-    assert uploader.close() == []
-    assert completed_steps(store) == [1]
-    assert_all_whole(Storage(URL))
-
-
 AT_EXIT = """
 import sys
 from cpplm.core.storage import Storage
@@ -188,8 +165,8 @@ print("end", flush=True)
 """
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [False, True])
 def test_the_process_ends_though_the_target_does_not_answer(
     local: Storage, store: ObjectStore, interrupted: bool
 ) -> None:
