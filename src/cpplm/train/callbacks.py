@@ -65,7 +65,7 @@ class ProgressLog(Callback):
             seconds=round(state.seconds, 3),
             progress=round(trainer.progress, 5),
             loss=round(metrics.loss, 5),
-            **_present(multi_token_loss=metrics.multi_token_loss, indexer_loss=metrics.indexer_loss),
+            **_nonzero(multi_token_loss=metrics.multi_token_loss, indexer_loss=metrics.indexer_loss),
             gradient_norm=round(metrics.gradient_norm, 5),
             lr_multiplier=round(metrics.lr_multiplier, 5),
             step_seconds=round(metrics.seconds, 4),
@@ -114,9 +114,11 @@ class ValidationCallback(Callback):
 
     def _measure(self, trainer: Trainer) -> None:
         sizes = torch.from_numpy(trainer.tokenizer.token_bytes)
-        most = trainer.settings.eval_tokens
-        with progress_bar(most, "validate, at most", " tokens", unit_scale=True, delay=1, leave=False) as bar:
-            batches = _counted(trainer.iterate_until_stop(self._batches()), bar)
+        limit = trainer.settings.eval_tokens
+        with progress_bar(
+            limit, "validate, at most", " tokens", unit_scale=True, delay=1, leave=False
+        ) as bar:
+            batches = _with_progress(trainer.iterate_until_stop(self._batches()), bar)
             result = validate(trainer.train_module, batches, sizes, trainer.dist)
         if trainer.should_stop():
             return  # half a measurement is none
@@ -185,14 +187,14 @@ class CheckpointCallback(Callback):
         own = {
             "files": self._writer.count_files(tensors),
             "loader": state.loader.to_json(),
-            "spoiled": _spoiled(weights),
+            "non_finite": _non_finite(weights),
             "token": secrets.token_hex(8),
         }
         ranks = dist.gather_objects(own)
-        spoiled = [name for rank in ranks for name in rank["spoiled"]]
-        if spoiled:
+        non_finite = [name for rank in ranks for name in rank["non_finite"]]
+        if non_finite:
             raise UserError(
-                f"{spoiled[0]} holds numbers that are not finite",
+                f"{non_finite[0]} holds numbers that are not finite",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
         share = RankShard(dist.process_index, [rank["files"] for rank in ranks], ranks[0]["token"])
@@ -206,20 +208,22 @@ class CheckpointCallback(Callback):
         self._writer.save(state.step, tensors, files if dist.is_first else {}, share)
 
 
-def _counted(batches: Iterable[tuple[Tensor, Tensor]], bar: tqdm[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+def _with_progress(
+    batches: Iterable[tuple[Tensor, Tensor]], bar: tqdm[Any]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The same batches; `bar` shows the tokens of those that are done."""
     for inputs_BT, targets_BT in batches:
         yield inputs_BT, targets_BT
         bar.update(inputs_BT.numel())
 
 
-def _spoiled(weights: dict[str, Tensor]) -> list[str]:
+def _non_finite(weights: dict[str, Tensor]) -> list[str]:
     """Weights with numbers that are not finite, which must not replace what is good: a step may spoil them
     although its own loss was a number."""
     return [name for name, weight in weights.items() if not weight.isfinite().all()]
 
 
-def _present(**losses: float) -> dict[str, float]:
+def _nonzero(**losses: float) -> dict[str, float]:
     """Those that the model has."""
     return {name: round(value, 5) for name, value in losses.items() if value}
 

@@ -64,8 +64,8 @@ def resolve_defaults(
     if devices.kind == "cpu":  # a forward pass alone is a third of the operations of training
         pass_tokens, validation_tokens = rate / devices.count * _PASS_SECONDS, 3 * rate * _VALIDATION_SECONDS
     if settings.device_batch_size == -1:
-        most = earlier.get("device_batch_size", pass_tokens / settings.max_seq_len)
-        settings = replace(settings, device_batch_size=_rows(settings, shares, most))
+        limit = earlier.get("device_batch_size", pass_tokens / settings.max_seq_len)
+        settings = replace(settings, device_batch_size=_rows(settings, shares, limit))
     settings = with_batch_size(settings, config, shares)
     if settings.eval_tokens == -1:
         settings = replace(settings, eval_tokens=_eval_tokens(validation_tokens))
@@ -78,32 +78,32 @@ def _with_depth(settings: TrainSettings, vocab_size: int, devices: Devices) -> t
     minutes = settings.max_minutes if given else MINUTES
     ratio = settings.target_param_data_ratio
     ratio = ratio if ratio > 0 else TrainSettings.target_param_data_ratio
-    chosen, fits = LEAST_DEPTH, False
+    deepest, fits = LEAST_DEPTH, False
     for depth in range(LEAST_DEPTH, DEPTH + 1):
         config = model_config(replace(settings, depth=depth), vocab_size)
         rate = devices.tokens_per_second(count_flops(config)["total"], MFU)
         if ratio * count_scaling_parameters(config) > 60 * minutes * rate:
             break
-        chosen, fits = depth, True
+        deepest, fits = depth, True
     why = "the deepest model that" if fits else "the least, although not even it"
     clock = "--max_minutes" if given else "time of a run without --max_minutes"
-    return replace(settings, depth=chosen), (
-        f"--depth {chosen}: {why} sees {ratio:g} tokens per parameter within {minutes:g} minutes ({clock}) "
+    return replace(settings, depth=deepest), (
+        f"--depth {deepest}: {why} sees {ratio:g} tokens per parameter within {minutes:g} minutes ({clock}) "
         f"on this CPU, at {MFU:.0%} of the {devices.count * devices.peak_flops / 1e12:.2f} TFLOP/s measured"
     )
 
 
-def _rows(settings: TrainSettings, shares: int, most: float) -> int:
+def _rows(settings: TrainSettings, shares: int, limit: float) -> int:
     """The default or a half of it, a fourth and so on: what divides a given batch and is not too much."""
     rows, batch = DEVICE_BATCH_SIZE, settings.total_batch_size
-    while rows > 1 and (rows > most or (batch > 0 and batch % (rows * settings.max_seq_len * shares))):
+    while rows > 1 and (rows > limit or (batch > 0 and batch % (rows * settings.max_seq_len * shares))):
         rows //= 2
     return rows
 
 
-def _eval_tokens(most: float) -> int:
+def _eval_tokens(limit: float) -> int:
     """The default or a half of it, a fourth and so on, down to a least."""
     tokens = EVAL_TOKENS
-    while tokens > max(most, LEAST_EVAL_TOKENS):
+    while tokens > max(limit, LEAST_EVAL_TOKENS):
         tokens //= 2
     return tokens

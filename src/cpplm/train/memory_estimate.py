@@ -85,7 +85,7 @@ class ActivationBytes:
     pass of one block holds beside all that: three gradients of the MLP's hidden layer.
     """
 
-    kept: int
+    saved: int
     recomputed: int
     block: int
     loss: int
@@ -125,8 +125,8 @@ def estimate_memory(plan: MemoryPlan, world_size: int, *, device_type: str = "cu
     state, work = _optimizer(shares, plan)
     before = gradients if accumulates else 0
     moments = (
-        before + activations.kept + activations.loss,
-        before + activations.kept + activations.recomputed + activations.work,
+        before + activations.saved + activations.loss,
+        before + activations.saved + activations.recomputed + activations.work,
         gradients + activations.block + activations.work,
     )
     return MemoryEstimate(
@@ -135,7 +135,7 @@ def estimate_memory(plan: MemoryPlan, world_size: int, *, device_type: str = "cu
         gradients=gradients,
         optimizer_state=state,
         optimizer_work=work,
-        activations=activations.kept + activations.recomputed + activations.work,
+        activations=activations.saved + activations.recomputed + activations.work,
         loss=activations.loss,
         peak=weights + state + max(max(moments) + gathered, gradients + work),
     )
@@ -159,7 +159,7 @@ def trace_activations(plan: MemoryPlan, device_type: str = "cuda") -> Activation
     block = blocks // config.num_layers
     logits = min(tokens, chunk_rows(device_type)) * config.vocab_size * (2 * size + 2 * FULL)
     return ActivationBytes(
-        kept=around + (inputs if again else blocks),
+        saved=around + (inputs if again else blocks),
         recomputed=block if again else 0,
         block=block,
         loss=0 if kernel == "native" else logits,

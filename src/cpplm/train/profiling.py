@@ -52,10 +52,10 @@ class ProfileCallback(Callback):
 
     def _begin_if_asked(self, trainer: Trainer) -> None:
         request, following = self._folder / REQUEST, trainer.state.step + 1
-        asked = request.exists()
-        if asked:
+        requested = request.exists()
+        if requested:
             request.unlink(missing_ok=True)
-        if not asked and following != self._first_step:
+        if not requested and following != self._first_step:
             return
         profiler = trainer.train_module.profiler(self._folder / FOLDER / f"step_{following:06d}")
         try:
@@ -82,8 +82,8 @@ class ProfileCallback(Callback):
             operations=operations,
         )
         top = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operations[:3])
-        told = f" ({top})" if top else ""
-        log_info(f"profile of steps {self._begun_at} to {trainer.state.step}: {profiler.path}{told}")
+        summary = f" ({top})" if top else ""
+        log_info(f"profile of steps {self._begun_at} to {trainer.state.step}: {profiler.path}{summary}")
 
 
 class MemoryCallback(Callback):

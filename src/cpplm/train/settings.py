@@ -50,7 +50,7 @@ class JaxSettings:
         Raises:
             UserError: not of the form name=chips, an unknown axis, or one named twice.
         """
-        found: dict[str, int] = {}
+        chips_by_axis: dict[str, int] = {}
         for entry in filter(None, self.mesh.split(",")):
             name, equals, chips = (part.strip() for part in entry.partition("="))
             if name not in MESH_AXES or not equals or not chips.isdecimal() or int(chips) < 1:
@@ -58,10 +58,10 @@ class JaxSettings:
                     f"--mesh {self.mesh!r}: {entry!r} is not an axis with its chips",
                     fix=f"Use {', '.join(MESH_AXES)}, as in data=2,context=4.",
                 )
-            if name in found:
+            if name in chips_by_axis:
                 raise UserError(f"--mesh {self.mesh!r} names {name} twice", fix="Name each axis once.")
-            found[name] = int(chips)
-        return found
+            chips_by_axis[name] = int(chips)
+        return chips_by_axis
 
 
 @dataclass(frozen=True)

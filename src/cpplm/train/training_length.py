@@ -53,8 +53,8 @@ def with_batch_size(settings: TrainSettings, config: ModelConfig, ranks: int) ->
     rows = settings.device_batch_size * settings.max_seq_len * ranks
     if settings.total_batch_size == -1:
         growth = count_scaling_parameters(config) / _reference_parameters(settings, config)
-        wanted = 2 ** round(math.log2(REFERENCE_BATCH * growth**BATCH_EXPONENT))
-        return replace(settings, total_batch_size=max(1, round(wanted / rows)) * rows)
+        tokens = 2 ** round(math.log2(REFERENCE_BATCH * growth**BATCH_EXPONENT))
+        return replace(settings, total_batch_size=max(1, round(tokens / rows)) * rows)
     settings.check_batch(ranks)
     return settings
 

@@ -160,9 +160,9 @@ def save_together(writers: list[CheckpointWriter], step: int) -> None:
         writer.wait_for_previous(step)
     writers[0].clear_partial(step)
     shares = [{"model.safetensors": {f"w{n}": torch.full((4,), step)}} for n in range(len(writers))]
-    counts = [writer.count_files(share) for writer, share in zip(writers, shares, strict=True)]
-    for process, (writer, share) in enumerate(zip(writers, shares, strict=True)):
-        writer.save(step, share, {} if process else FILES, RankShard(process, counts, f"step {step}"))
+    counts = [writer.count_files(shard) for writer, shard in zip(writers, shares, strict=True)]
+    for process, (writer, shard) in enumerate(zip(writers, shares, strict=True)):
+        writer.save(step, shard, {} if process else FILES, RankShard(process, counts, f"step {step}"))
     for writer in writers:
         writer.join()
 
@@ -207,9 +207,9 @@ def test_after_an_error_others_are_not_waited_for_long(
 ) -> None:
     """They may have been killed."""
     monkeypatch.setattr(save, "LAST_PATIENCE", 0.2)
-    share = {"model.safetensors": {"w": torch.zeros(4)}}
+    shard = {"model.safetensors": {"w": torch.zeros(4)}}
     with pytest.raises(ZeroDivisionError), CheckpointWriter(storage, RetentionPolicy(1)) as writer:
-        writer.save(1, share, FILES, RankShard(0, [writer.count_files(share)] * 2, "token"))
+        writer.save(1, shard, FILES, RankShard(0, [writer.count_files(shard)] * 2, "token"))
         raise ZeroDivisionError
     assert "process 1 has not written its share" in writer.events()[0][1]["error"]
     assert storage.list_names() == []

@@ -215,7 +215,7 @@ def test_through_a_bucket_and_back(storage: Storage, tmp_path: Path, monkeypatch
     every=st.sampled_from([-1, 1, 7, 20]),
 )
 def test_rules(steps: list[int], last: int, every: int) -> None:
-    kept = RetentionPolicy(last, every).kept(sorted(steps))
+    kept = RetentionPolicy(last, every).steps_to_keep(sorted(steps))
     assert set(sorted(steps)[-last:]) <= kept <= set(steps)
     assert all((every > 0 and step % every == 0) == (step in kept) for step in sorted(steps)[:-last])
 
@@ -240,7 +240,7 @@ def write_together(
     storage: Storage, step: int, shares: list[dict[str, Tensor]], *, most: int = 100, token: str = "one"
 ) -> list[Future[Checkpoint]]:
     """Each share by a thread, the first one last, all begun at once."""
-    groups: list[dict[str, dict[str, Tensor]]] = [{"model.safetensors": share} for share in shares]
+    groups: list[dict[str, dict[str, Tensor]]] = [{"model.safetensors": shard} for shard in shares]
     counts = [count_files(group, most) for group in groups]
     with ThreadPoolExecutor(len(shares)) as threads:
         return [
@@ -251,7 +251,7 @@ def write_together(
                 groups[process],
                 FILES if process == 0 else {},
                 max_file_bytes=most,
-                share=RankShard(process, counts, token),
+                shard=RankShard(process, counts, token),
             )
             for process in reversed(range(len(shares)))
         ][::-1]
@@ -272,8 +272,8 @@ def test_shares_are_one_checkpoint(sizes: list[list[int]]) -> None:
     assert first.result() == checkpoint
     assert all(future.result().files.items() <= checkpoint.files.items() for future in others)
     read = load_tensors(checkpoint, "model.safetensors")
-    assert read.keys() == {name for share in shares for name in share}
-    assert all(torch.equal(read[name], tensor) for share in shares for name, tensor in share.items())
+    assert read.keys() == {name for shard in shares for name in shard}
+    assert all(torch.equal(read[name], tensor) for shard in shares for name, tensor in shard.items())
     parts = sorted(name for name in checkpoint.files if name.endswith(".safetensors"))
     assert parts in (
         ["model.safetensors"],
@@ -302,11 +302,11 @@ def test_reports_of_an_earlier_attempt_are_not_believed(
 ) -> None:
     monkeypatch.setattr("cpplm.train.checkpoint.save.PATIENCE", 0.3)
     shares = [{f"w{process}": torch.zeros(4)} for process in range(2)]
-    counts = [count_files({"model.safetensors": share}) for share in shares]
-    write_checkpoint(storage, 1, {"model.safetensors": shares[1]}, {}, share=RankShard(1, counts, "earlier"))
+    counts = [count_files({"model.safetensors": shard}) for shard in shares]
+    write_checkpoint(storage, 1, {"model.safetensors": shares[1]}, {}, shard=RankShard(1, counts, "earlier"))
     with pytest.raises(UserError, match="process 1 has not written its share"):
         write_checkpoint(
-            storage, 1, {"model.safetensors": shares[0]}, FILES, share=RankShard(0, counts, "later")
+            storage, 1, {"model.safetensors": shares[0]}, FILES, shard=RankShard(0, counts, "later")
         )
     assert committed_steps(storage) == []
     prune(storage, RetentionPolicy(1))

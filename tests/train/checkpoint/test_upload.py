@@ -51,9 +51,9 @@ def hand_over(writer: CheckpointWriter, step: int) -> None:
 
 
 def test_every_checkpoint_is_uploaded_in_order_by_the_same_rules(local: Storage, store: ObjectStore) -> None:
-    keep = RetentionPolicy(2, every=3)
-    uploader = Uploader(local, Storage(URL), keep, pauses=PAUSES, exit_limit=10)
-    with CheckpointWriter(local, keep, uploader=uploader) as writer:
+    retention = RetentionPolicy(2, every=3)
+    uploader = Uploader(local, Storage(URL), retention, pauses=PAUSES, exit_limit=10)
+    with CheckpointWriter(local, retention, uploader=uploader) as writer:
         for step in range(1, 8):
             hand_over(writer, step)
             writer.join()
@@ -74,9 +74,9 @@ def test_every_checkpoint_is_uploaded_in_order_by_the_same_rules(local: Storage,
 def test_a_target_that_is_down_delays_uploads_only(
     local: Storage, store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep = RetentionPolicy(1, every=4)
-    uploader = Uploader(local, Storage(URL), keep, pauses=PAUSES, exit_limit=10)
-    with CheckpointWriter(local, keep, uploader=uploader) as writer:
+    retention = RetentionPolicy(1, every=4)
+    uploader = Uploader(local, Storage(URL), retention, pauses=PAUSES, exit_limit=10)
+    with CheckpointWriter(local, retention, uploader=uploader) as writer:
         hand_over(writer, 1)
         until(lambda: completed_steps(store) == [1] and not uploader.pending())
         store.close()
@@ -103,11 +103,11 @@ def test_a_target_that_is_down_delays_uploads_only(
 def test_at_the_end_what_is_not_uploaded_is_said_and_kept_for_the_next_session(
     local: Storage, store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep = RetentionPolicy(1)
+    retention = RetentionPolicy(1)
     remote = Storage(URL)
     store.close()
-    uploader = Uploader(local, remote, keep, exit_limit=0.5, pauses=PAUSES)
-    with CheckpointWriter(local, keep, uploader=uploader) as writer:
+    uploader = Uploader(local, remote, retention, exit_limit=0.5, pauses=PAUSES)
+    with CheckpointWriter(local, retention, uploader=uploader) as writer:
         for step in (1, 2, 3):
             hand_over(writer, step)
     uploader._thread.join()  # its last attempt
@@ -116,13 +116,13 @@ def test_at_the_end_what_is_not_uploaded_is_said_and_kept_for_the_next_session(
     assert "not uploaded: the checkpoints of step 1, 2, 3; kept in" in said
     assert committed_steps(local) == [1, 2, 3]
     store.open()
-    assert missing_steps(local, remote, keep) == [1, 2, 3]
-    uploader = Uploader(local, remote, keep, missing=[1, 2, 3], pauses=PAUSES, exit_limit=10)
-    with CheckpointWriter(local, keep, uploader=uploader):
+    assert missing_steps(local, remote, retention) == [1, 2, 3]
+    uploader = Uploader(local, remote, retention, missing=[1, 2, 3], pauses=PAUSES, exit_limit=10)
+    with CheckpointWriter(local, retention, uploader=uploader):
         pass
     assert completed_steps(store) == [1, 2, 3]
     assert committed_steps(remote) == committed_steps(local) == [3]
-    assert missing_steps(local, remote, keep) == []
+    assert missing_steps(local, remote, retention) == []
 
 
 def test_missing_steps(local: Storage, tmp_path: Path) -> None:

@@ -48,13 +48,13 @@ class CheckpointWriter:
     def __init__(
         self,
         storage: Storage,
-        keep: RetentionPolicy,
+        retention: RetentionPolicy,
         *,
         uploader: Uploader | None = None,
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> None:
         self.storage = storage
-        self._keep = keep
+        self._retention = retention
         self._uploader = uploader
         self._max_file_bytes = max_file_bytes
         self._copies: dict[str, dict[str, Tensor]] = {}
@@ -85,7 +85,7 @@ class CheckpointWriter:
         step: int,
         tensors: Mapping[str, Mapping[str, Tensor]],
         files: Mapping[str, bytes],
-        share: RankShard | None = None,
+        shard: RankShard | None = None,
     ) -> None:
         """Begin to save; returns when the tensors may change. See `write_checkpoint`."""
         self.wait_for_previous(step)
@@ -93,7 +93,7 @@ class CheckpointWriter:
         self._copies = {name: self._copy(name, group) for name, group in tensors.items()}
         copying = time.perf_counter() - begin
         self._step = step
-        self._thread = threading.Thread(target=self._write, args=(dict(files), share, copying), daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(dict(files), shard, copying), daemon=True)
         self._thread.start()
 
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,7 +106,7 @@ class CheckpointWriter:
             copies[name] = copy.copy_(tensor.detach())
         return copies
 
-    def _write(self, files: dict[str, bytes], share: RankShard | None, copying: float) -> None:
+    def _write(self, files: dict[str, bytes], shard: RankShard | None, copying: float) -> None:
         begin, step = time.perf_counter(), self._step
         try:
             saved = write_checkpoint(
@@ -115,7 +115,7 @@ class CheckpointWriter:
                 self._copies,
                 files,
                 max_file_bytes=self._max_file_bytes,
-                share=share,
+                shard=shard,
                 leaving=self._leaving,
             )
         except Exception as error:  # `wait` raises it
@@ -124,7 +124,7 @@ class CheckpointWriter:
             self._events.put(("checkpoint_failed", {"step": step, "error": str(error)}))
             return
         self._failure = None
-        if share is not None and share.process > 0:
+        if shard is not None and shard.process > 0:
             return  # the first process commits, and does the rest
         seconds = {
             "copy_seconds": round(copying, 4),
@@ -136,7 +136,8 @@ class CheckpointWriter:
         self._prune()
 
     def _prune(self) -> None:
-        prune(self.storage, self._keep, also=self._uploader.pending() if self._uploader is not None else [])
+        pending = self._uploader.pending() if self._uploader is not None else []
+        prune(self.storage, self._retention, also=pending)
 
     def events(self) -> list[Event]:
         """What has happened since the last call, for the run log: event names and values.

@@ -115,9 +115,11 @@ def convert(tensors: dict[str, Tensor], config: ModelConfig, *, where: str) -> d
         UserError: names tensors that are missing, unknown or of another shape.
     """
     with torch.device("meta"):
-        wanted = {_their_name(name): (name, like) for name, like in Transformer(config).state_dict().items()}
-    missing = [name for name in wanted if name not in tensors]
-    unknown = [name for name in tensors if name not in wanted]
+        expected = {
+            _their_name(name): (name, like) for name, like in Transformer(config).state_dict().items()
+        }
+    missing = [name for name in expected if name not in tensors]
+    unknown = [name for name in tensors if name not in expected]
     if missing or unknown:
         parts = (("without", missing), ("with unknown tensors", unknown))
         raise UserError(
@@ -125,7 +127,7 @@ def convert(tensors: dict[str, Tensor], config: ModelConfig, *, where: str) -> d
             + "; ".join(f"{what} {', '.join(names[:8])}" for what, names in parts if names)
         )
     weights = {}
-    for theirs, (ours, like) in wanted.items():
+    for theirs, (ours, like) in expected.items():
         tensor = tensors[theirs]
         weights[ours] = _fitted(tensor, like.shape, config)
         if weights[ours].shape != like.shape or not tensor.is_floating_point():

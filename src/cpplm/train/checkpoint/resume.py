@@ -82,9 +82,9 @@ def checkpointed_settings(settings: TrainSettings) -> dict[str, Any]:
     ]
     if not there:
         return {}
-    near, far = Storage(there[0]), Storage(there[1]) if len(there) > 1 else None
+    local, remote = Storage(there[0]), Storage(there[1]) if len(there) > 1 else None
     step = settings.resume_from_step if settings.resume_from_step >= 0 else None
-    checkpoint = choose_checkpoint(near, far, step)
+    checkpoint = choose_checkpoint(local, remote, step)
     return {} if checkpoint is None else checkpoint.json("settings.json")
 
 

@@ -42,7 +42,7 @@ class RetentionPolicy:
         """Whether this step is never deleted."""
         return self.every > 0 and step % self.every == 0
 
-    def kept(self, steps: list[int]) -> set[int]:
+    def steps_to_keep(self, steps: list[int]) -> set[int]:
         """Of ascending `steps`, those that stay."""
         return {*steps[-self.last :], *(step for step in steps if self.is_permanent(step))}
 
@@ -83,12 +83,12 @@ def write_checkpoint(
     files: Mapping[str, bytes],
     *,
     max_file_bytes: int = MAX_FILE_BYTES,
-    share: RankShard | None = None,
+    shard: RankShard | None = None,
     leaving: threading.Event | None = None,
 ) -> Checkpoint:
     """Write all files, then the manifest.
 
-    With a `share`, every process of it has to call this, and the step's folder has to be empty.
+    With a `shard`, every process of it has to call this, and the step's folder has to be empty.
 
     Args:
         storage: gets the folder of the step; an older one of the same step is replaced.
@@ -96,7 +96,7 @@ def write_checkpoint(
         tensors: per file name, such as `model.safetensors`, tensors on the CPU by name.
         files: per file name, its bytes.
         max_file_bytes: a tensors file is split before it grows larger; a single tensor never is.
-        share: of this process; None when it writes alone. What it is given then is its own: of `files`,
+        shard: of this process; None when it writes alone. What it is given then is its own: of `files`,
             those that no other process has.
         leaving: set when the other processes may have ended, and are not to be waited for as long.
 
@@ -108,19 +108,19 @@ def write_checkpoint(
             but for what other processes wrote, which the next `prune` removes; older ones are intact.
     """
     groups = {name: split_tensors(group, max_file_bytes) for name, group in tensors.items()}
-    share = share or RankShard(0, [{name: len(parts) for name, parts in groups.items()}], "")
-    alone = len(share.files) == 1
+    shard = shard or RankShard(0, [{name: len(parts) for name, parts in groups.items()}], "")
+    alone = len(shard.files) == 1
     committing = (
-        _committing(storage, step, alone=alone) if share.process == 0 else _reporting(storage, step, share)
+        _committing(storage, step, alone=alone) if shard.process == 0 else _reporting(storage, step, shard)
     )
     with committing as entries:
         for name, data in files.items():
             entries[name] = _write(storage, f"{step_folder(step)}/{name}", [data])
         for name, parts in groups.items():
-            for file, part in zip(share.file_names(name), parts, strict=True):
+            for file, part in zip(shard.file_names(name), parts, strict=True):
                 entries[file] = _write(storage, f"{step_folder(step)}/{file}", safetensors_file(part))
-        if share.process == 0:
-            entries.update(_reported(storage, step, share, leaving or threading.Event()))
+        if shard.process == 0:
+            entries.update(_reported(storage, step, shard, leaving or threading.Event()))
     return Checkpoint(storage, step, entries)
 
 
@@ -168,9 +168,9 @@ def _committing(storage: Storage, step: int, *, alone: bool = True) -> Iterator[
 
 
 @contextlib.contextmanager
-def _reporting(storage: Storage, step: int, share: RankShard) -> Iterator[dict[str, dict[str, Any]]]:
+def _reporting(storage: Storage, step: int, shard: RankShard) -> Iterator[dict[str, dict[str, Any]]]:
     """Takes the entries of the files written in the block; reports them, or removes these and reports why."""
-    report = f"{step_folder(step)}/{share.report(share.process)}"
+    report = f"{step_folder(step)}/{shard.report(shard.process)}"
     entries: dict[str, dict[str, Any]] = {}
     try:
         yield entries
@@ -184,7 +184,7 @@ def _reporting(storage: Storage, step: int, share: RankShard) -> Iterator[dict[s
 
 
 def _reported(
-    storage: Storage, step: int, share: RankShard, leaving: threading.Event
+    storage: Storage, step: int, shard: RankShard, leaving: threading.Event
 ) -> dict[str, dict[str, Any]]:
     """Wait for the entries of all other processes.
 
@@ -192,14 +192,14 @@ def _reported(
         UserError: one of them has failed, or says nothing.
     """
     entries: dict[str, dict[str, Any]] = {}
-    reports = [f"{step_folder(step)}/{share.report(process)}" for process in range(len(share.files))]
-    waiting, begin, pause = set(range(1, len(share.files))), time.monotonic(), 0.05
+    reports = [f"{step_folder(step)}/{shard.report(process)}" for process in range(len(shard.files))]
+    waiting, begin, pause = set(range(1, len(shard.files))), time.monotonic(), 0.05
     while waiting:
         for process in [process for process in waiting if storage.exists(reports[process])]:
-            said = json.loads(storage.read(reports[process]))
-            if "error" in said:
-                raise UserError(f"process {process}: {said['error']}")
-            entries |= said["files"]
+            report = json.loads(storage.read(reports[process]))
+            if "error" in report:
+                raise UserError(f"process {process}: {report['error']}")
+            entries |= report["files"]
             waiting.remove(process)
         if waiting:
             patience = LAST_PATIENCE if leaving.is_set() else PATIENCE
@@ -222,16 +222,16 @@ def _write(storage: Storage, path: str, pieces: Iterable[bytes | memoryview]) ->
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def prune(storage: Storage, keep: RetentionPolicy, *, also: Iterable[int] = ()) -> None:
+def prune(storage: Storage, retention: RetentionPolicy, *, also: Iterable[int] = ()) -> None:
     """Delete the checkpoints that no rule keeps, and what was never finished; what fails is tried next time.
 
     Args:
         storage: nobody else may be writing to it.
-        keep: the rules.
+        retention: the rules.
         also: steps to keep besides.
     """
     try:
-        kept = {step_folder(step) for step in (*keep.kept(committed_steps(storage)), *also)}
+        kept = {step_folder(step) for step in (*retention.steps_to_keep(committed_steps(storage)), *also)}
         names = [n for n in storage.list_names() if re.match(r"step_\d+/", n) and n.split("/")[0] not in kept]
         delete_files(storage, names)
     except UserError as error:

@@ -23,7 +23,7 @@ HELD_BACK = 2  # checkpoints that wait behind the one being uploaded
 Event = tuple[str, dict[str, Any]]  # for the run log: its name and values
 
 
-def missing_steps(local: Storage, remote: Storage, keep: RetentionPolicy) -> list[int]:
+def missing_steps(local: Storage, remote: Storage, retention: RetentionPolicy) -> list[int]:
     """Local checkpoints that an earlier session did not get uploaded, ascending.
 
     Raises:
@@ -34,7 +34,7 @@ def missing_steps(local: Storage, remote: Storage, keep: RetentionPolicy) -> lis
     return [
         step
         for step in committed_steps(local)
-        if step > newest or (keep.is_permanent(step) and step not in there)
+        if step > newest or (retention.is_permanent(step) and step not in there)
     ]
 
 
@@ -45,7 +45,7 @@ class Uploader:
         self,
         local: Storage,
         remote: Storage,
-        keep: RetentionPolicy,
+        retention: RetentionPolicy,
         *,
         missing: Sequence[int] = (),
         exit_limit: float = 600.0,
@@ -56,12 +56,12 @@ class Uploader:
         Args:
             local: where checkpoints are committed.
             remote: where they go.
-            keep: rules for the remote ones.
+            retention: rules for the remote ones.
             missing: steps to upload first, see `missing_steps`.
             exit_limit: seconds that `close` waits.
             pauses: the first and the longest between two attempts, in seconds.
         """
-        self._local, self._remote, self._keep = local, remote, keep
+        self._local, self._remote, self._retention = local, remote, retention
         self._exit_limit = exit_limit
         self._pauses = pauses
         self._queue = list(missing)  # the first is being uploaded
@@ -75,7 +75,7 @@ class Uploader:
         """Upload this checkpoint after those before it."""
         with self._changed:
             self._queue.append(step)
-            for given_up in [s for s in self._queue[1:] if not self._keep.is_permanent(s)][:-HELD_BACK]:
+            for given_up in [s for s in self._queue[1:] if not self._retention.is_permanent(s)][:-HELD_BACK]:
                 self._queue.remove(given_up)
                 log_info(f"step {given_up}: not uploaded to {self._remote.location}, newer checkpoints wait")
                 self._events.put(("upload_skipped", {"step": given_up}))
@@ -146,7 +146,7 @@ class Uploader:
                 seconds = round(time.perf_counter() - begin, 3)
                 values = {"step": step, "path": copied.path(), "seconds": seconds, "attempts": attempts}
                 self._events.put(("upload", values))
-                prune(self._remote, self._keep)
+                prune(self._remote, self._retention)
                 if attempts > 1:
                     log_info(f"step {step}: uploaded to {copied.path()} after {attempts} attempts")
                 return True

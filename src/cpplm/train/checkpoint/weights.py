@@ -33,13 +33,13 @@ def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
     They may lie in several files; each is verified.
     """
     part = re.compile(rf"{re.escape(name.removesuffix('.safetensors'))}-\d{{5}}-of-\d{{5}}\.safetensors")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in [file for file in checkpoint.files if part.fullmatch(file)] or [name]:
         try:
-            found |= safetensors.torch.load(checkpoint.read(file))
+            tensors |= safetensors.torch.load(checkpoint.read(file))
         except safetensors.SafetensorError as error:
             raise UserError(f"{checkpoint.path(file)}: {error}") from error
-    return found
+    return tensors
 
 
 def load_model(
@@ -64,15 +64,15 @@ def load_model(
     return model
 
 
-def split_tensors(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
+def split_tensors(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
     """Tensors by file, in their order, as few files as that allows, and at least one."""
     parts: list[dict[str, Tensor]] = [{}]
-    room = most
+    room = max_bytes
     for key, tensor in tensors.items():
         room -= tensor.nbytes
         if room < 0 and parts[-1]:
             parts.append({})
-            room = most - tensor.nbytes
+            room = max_bytes - tensor.nbytes
         parts[-1][key] = tensor
     return parts
 

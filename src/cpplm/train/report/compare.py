@@ -137,14 +137,14 @@ def read_runs(runs: Sequence[str]) -> list[RunHistory]:
 
 def compare(histories: Sequence[RunHistory]) -> Comparison:
     """Lay runs side by side."""
-    found = [headline_figures(history) for history in histories]
-    reached = [run.get("best_bits_per_byte") for run in found]
+    figures = [headline_figures(history) for history in histories]
+    reached = [run.get("best_bits_per_byte") for run in figures]
     same_text = all(_same_text(histories[0], history) for history in histories[1:])
     common = (
         None if None in reached or not same_text else max(value for value in reached if value is not None)
     )
     if common is not None:
-        for run, history in zip(found, histories, strict=True):
+        for run, history in zip(figures, histories, strict=True):
             run["seconds_to_common"] = _first_reach(history, common, "seconds")
             run["tokens_to_common"] = _first_reach(history, common, "tokens")
     settings = [defaults(TrainSettings) | history.settings for history in histories]
@@ -152,7 +152,7 @@ def compare(histories: Sequence[RunHistory]) -> Comparison:
     values = {name: [each.get(name) for each in settings] for name in sorted(names)}
     return Comparison(
         names=_distinct(histories),
-        runs=found,
+        runs=figures,
         common=common,
         differences={name: each for name, each in values.items() if any(v != each[0] for v in each)},
         same_text=same_text,

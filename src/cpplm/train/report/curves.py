@@ -18,15 +18,15 @@ _DIGITS = 5  # significant digits of a value on the page
 Style = Literal["faint", "line", "dots"]
 
 
-def downsample(values: Sequence[float], most: int = MOST_POINTS) -> list[int]:
-    """Ascending places of the points to draw, at most `most` (even): see the rule above."""
-    if len(values) <= most:
+def downsample(values: Sequence[float], limit: int = MOST_POINTS) -> list[int]:
+    """Ascending places of the points to draw, at most `limit` (even): see the rule above."""
+    if len(values) <= limit:
         return list(range(len(values)))
-    bins, kept = most // 2, set[int]()
+    bins, indices = limit // 2, set[int]()
     for number in range(bins):
         places = range(number * len(values) // bins, (number + 1) * len(values) // bins)
-        kept |= {min(places, key=values.__getitem__), max(places, key=values.__getitem__)}
-    return sorted(kept)
+        indices |= {min(places, key=values.__getitem__), max(places, key=values.__getitem__)}
+    return sorted(indices)
 
 
 def smooth(values: Sequence[float]) -> list[float]:

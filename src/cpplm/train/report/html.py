@@ -132,16 +132,16 @@ def collect_page_data(history: RunHistory) -> PageData:
     )
 
 
-def evenly_spaced(records: list[Record], most: int) -> list[Record]:
+def evenly_spaced(records: list[Record], limit: int) -> list[Record]:
     """At most that many of the records, evenly spread, the first and the last among them."""
-    if len(records) <= most:
+    if len(records) <= limit:
         return records
-    return [records[number * (len(records) - 1) // (most - 1)] for number in range(most)]
+    return [records[number * (len(records) - 1) // (limit - 1)] for number in range(limit)]
 
 
 def _tiles(history: RunHistory, evaluation: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
-    found, tiles = headline_figures(history), []
+    figures, tiles = headline_figures(history), []
     measured = evaluation.get("bpb") or (history.validations[-1] if history.validations else None)
     if measured:
         first = history.validations[:1]
@@ -156,17 +156,18 @@ def _tiles(history: RunHistory, evaluation: dict[str, Any]) -> list[tuple[str, s
             f"{short_number(parameters['matrices'])} in the layers",
         )
     )
-    if "step" in found:
+    if "step" in figures:
         processor = history.sessions[-1].record["environment"]["processor"]
-        wait = f"{found['data_wait']:.1%} of the time waiting for data"
+        wait = f"{figures['data_wait']:.1%} of the time waiting for data"
+        clock = duration(figures["wall_seconds"])
         tiles += [
-            ("tokens trained on", short_number(found["tokens"]), f"{found['step']:,} steps"),
-            ("tokens per second", f"{found['tokens_per_second']:,.0f}", wait),
-            ("training time", duration(found["seconds"]), f"{duration(found['wall_seconds'])} on the clock"),
-            ("peak memory", _gib(found["peak_memory_bytes"]), processor),
+            ("tokens trained on", short_number(figures["tokens"]), f"{figures['step']:,} steps"),
+            ("tokens per second", f"{figures['tokens_per_second']:,.0f}", wait),
+            ("training time", duration(figures["seconds"]), f"{clock} on the clock"),
+            ("peak memory", _gib(figures["peak_memory_bytes"]), processor),
         ]
-        if "mfu" in found:
-            tiles.append(("MFU", f"{found['mfu']:.1%}", "of the device's peak rate"))
+        if "mfu" in figures:
+            tiles.append(("MFU", f"{figures['mfu']:.1%}", "of the device's peak rate"))
         left = history.steps[-1].get("eta_seconds", 0)
         if left and history.sessions[-1].ended == "running":
             tiles.append(("time left", duration(left), f"{history.steps[-1]['progress']:.1%} done"))

@@ -93,11 +93,11 @@ def _rows(groups: Record) -> list[BitsRow]:
 
 def evaluation_tiles(evaluation: Record) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
-    found = []
+    tiles = []
     for each in evaluation_view(evaluation).problem_sets:
         remark = f"of {each.result['problems']}: {each.title}"
-        found.append(("compile rate", f"{each.result['compile_rate']:.1%}", remark))
-        found.append(("pass@1", f"{each.result['pass@1']:.1%}", remark))
+        tiles.append(("compile rate", f"{each.result['compile_rate']:.1%}", remark))
+        tiles.append(("pass@1", f"{each.result['pass@1']:.1%}", remark))
     fim = evaluation.get("fim", {})
     for source, score, name in (
         ("problems", "pass_rate", "holes filled that pass"),
@@ -106,10 +106,10 @@ def evaluation_tiles(evaluation: Record) -> list[tuple[str, str, str]]:
         value = fim.get(source, {}).get("all", {}).get(score)
         if value is not None:
             error = "" if value["error"] is None else f", ±{value['error']:.1%}"
-            found.append((name, f"{value['value']:.1%}", f"of {value['n']} in {source}{error}"))
+            tiles.append((name, f"{value['value']:.1%}", f"of {value['n']} in {source}{error}"))
     if ranking := evaluation.get("likelihood", {}).get("bug_ranking"):
         low, high = ranking["interval"]
-        found.append(
+        tiles.append(
             ("right before wrong", f"{ranking['share']:.1%}", f"{low:.0%} to {high:.0%}; chance 50%")
         )
-    return found
+    return tiles

@@ -101,8 +101,8 @@ class RunHistory:
         """
         if axis == "step":
             return step
-        found = bisect.bisect_right(self._step_numbers, step) - 1
-        return float(self.steps[found][axis]) if found >= 0 else 0.0
+        index = bisect.bisect_right(self._step_numbers, step) - 1
+        return float(self.steps[index][axis]) if index >= 0 else 0.0
 
     def _session(self, groups: list[list[Record]], number: int) -> Session:
         group, following = groups[number], groups[number + 1][0] if number + 1 < len(groups) else None
@@ -143,15 +143,15 @@ def _is_training(folder: Path) -> bool:
 
 def defaults(cls: type) -> dict[str, Any]:
     """The default of each setting that has one, by name (see `flatten`), as the log writes it."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in fields(cls):
         factory = field.default_factory
         value = factory() if factory is not MISSING else field.default
         if is_dataclass(value):
-            found |= flatten({field.name: to_dict(value)})
+            values |= flatten({field.name: to_dict(value)})
         elif value is not MISSING:
-            found[field.name] = list(value) if isinstance(value, tuple) else value
-    return found
+            values[field.name] = list(value) if isinstance(value, tuple) else value
+    return values
 
 
 def headline_figures(history: RunHistory) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def headline_figures(history: RunHistory) -> dict[str, Any]:
     of the steps that was spent waiting for data; rates are medians over the steps.
     """
     session, steps, validations = history.sessions[-1], history.steps, history.validations
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "run": history.name,
         "folder": str(history.folder),
         "state": session.ended,
@@ -170,7 +170,7 @@ def headline_figures(history: RunHistory) -> dict[str, Any]:
     }
     if validations:
         best = min(validations, key=lambda record: record["bits_per_byte"])
-        found |= {
+        values |= {
             "bits_per_byte": validations[-1]["bits_per_byte"],
             "best_bits_per_byte": best["bits_per_byte"],
             "best_step": best["step"],
@@ -178,7 +178,7 @@ def headline_figures(history: RunHistory) -> dict[str, Any]:
     if steps:
         last, tail = steps[-1], steps[-max(1, len(steps) // 20) :]
         spent = sum(record["step_seconds"] for record in steps)
-        found |= {
+        values |= {
             "step": last["step"],
             "tokens": last["tokens"],
             "seconds": last["seconds"],
@@ -189,8 +189,8 @@ def headline_figures(history: RunHistory) -> dict[str, Any]:
             "peak_memory_bytes": max(record["peak_memory_bytes"] for record in steps),
         }
         if "mfu" in last:
-            found["mfu"] = median(steps, "mfu")
-    return found
+            values["mfu"] = median(steps, "mfu")
+    return values
 
 
 def median(records: Sequence[Record], name: str) -> float:
