@@ -85,7 +85,7 @@ def _size(text: Text) -> int:
 
 
 def _record(text: Text, found: TokenBits) -> dict[str, Any]:
-    """What is kept of one text; per power of two of tokens in view, the bits and the bytes."""
+    """The stored figures of one text; per power of two of tokens in view, the bits and the bytes."""
     sizes = np.diff(found.ends, prepend=0)
     power = np.log2(found.context.clip(1)).astype(int)
     return {

@@ -205,7 +205,7 @@ def _pin_checkpoint(trainer: Trainer, step: int) -> str:
 
 
 def _answer(running: RunningEvaluation) -> dict[str, Any]:
-    """What the process printed, or the end of its complaint."""
+    """The figures that the process printed, or the end of its complaint."""
     printed = running.process.stdout.readline() if running.process.stdout is not None else ""
     if running.process.returncode == 0 and printed:
         answer: dict[str, Any] = json.loads(printed)

@@ -93,7 +93,7 @@ class CompletionCache:
         rule: str = "",
         stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """As `CodeModel.generate`; what is kept comes first, the rest as the model writes it.
+        """Complete prompts; stored samples come first, the rest as the model writes them.
 
         Args:
             requests: what is to be written.

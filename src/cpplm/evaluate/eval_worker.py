@@ -37,7 +37,7 @@ NICENESS = 5
 
 @dataclass(frozen=True)
 class CppEvalRequest:
-    """What to measure, and with how many threads and compilers at a time."""
+    """A checkpoint, the problems, and the number of threads and of compilers at a time."""
 
     source: ModelSource
     cpp: CppEvalSettings

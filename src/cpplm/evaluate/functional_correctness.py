@@ -91,5 +91,5 @@ def truncate_to_body(completion: str) -> str:
 
 
 def problem_program(problem: Problem, body: str) -> Program:
-    """What judges the body of a problem's function."""
+    """The program that judges the body of a problem's function."""
     return Program(problem.prompt, body, f'\n#line 1 "tests.cpp"\n{problem.tests}')

@@ -1,4 +1,4 @@
-"""How likely a model finds right solutions of problems: measures that move before anything compiles.
+"""Likelihood of right solutions of problems under a model: measures that move before anything compiles.
 
     bits per byte   of the canonical bodies, given their prompts
     bug ranking     the share of problems in which the canonical body is likelier than the buggy one, after

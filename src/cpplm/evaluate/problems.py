@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 _MAIN = re.compile(r"\bint\s+main\s*\(")
 _ASSERT = re.compile(r"\bassert\s*\(")
 MINIMUM_ASSERTS = 5
-"""Of a problem of ours; published ones may have fewer."""
+"""Least number of asserts in a problem of ours; published ones may have fewer."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,6 @@ def _faults(problem: Problem) -> list[tuple[str, str]]:
 
 
 def _is_body(text: str) -> bool:
-    """Whether a solution ends where its function does, or there is none."""
+    """True if a solution ends where its function does, or there is none."""
     body = function_body(text)
     return not text or (body.complete and body.text == text.rstrip())

@@ -69,7 +69,7 @@ class Evaluation:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Which model it is, for `--json`."""
+        """The model's name and step, for `--json`."""
         step = {"step": self.model.step} if isinstance(self.model, CheckpointModel) else {}
         return {"model": self.model.name, **step}
 
@@ -102,7 +102,7 @@ class Evaluation:
 
     @property
     def folder(self) -> Path | None:
-        """Where pieces are kept; nowhere if the results are in a bucket, to which nothing can be appended."""
+        """The local folder for pieces of results; None in a bucket, to which nothing can be appended."""
         local = self._storage is not None and not is_bucket(self._storage.location)
         return Path(self._storage.location) if self._storage and local else None
 
@@ -125,7 +125,7 @@ class Evaluation:
         return self.cached("bpb", what, measure)
 
     def likelihood(self, settings: LikelihoodSettings) -> dict[str, Any]:
-        """How likely the solutions of C++ problems are.
+        """The likelihood of the solutions of C++ problems.
 
         Raises:
             UserError: a malformed problem file, or the model cannot score.

@@ -21,7 +21,7 @@ _EXPECTED: dict[str, frozenset[Outcome]] = {
 
 @dataclass(frozen=True)
 class SelfTestReport:
-    """What the harness made of solutions whose worth is known."""
+    """Verdicts of the harness on solutions whose worth is known."""
 
     canonical: int
     """Canonical solutions judged."""

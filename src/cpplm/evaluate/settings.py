@@ -46,7 +46,7 @@ class EvaluatedModel:
     device_type: Literal["", "cuda", "mps", "cpu"] = ""
     """Device of --run and --hf_dir (empty = the best one present)."""
     precision: Precision = "auto"
-    """Of matrix products; auto = bf16 where the hardware has it."""
+    """Number format of matrix products; auto = bf16 where the hardware has it."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("run", "hf_dir", "url") if getattr(self, name) not in ("", None)]
@@ -78,7 +78,7 @@ class EvaluatedModel:
 
 @dataclass(frozen=True)
 class BpbSettings:
-    """What bits per byte are measured on."""
+    """The texts that bits per byte are measured on."""
 
     data_dir: Annotated[str, Argument("CORPUS")]
     """Corpus whose validation documents are read, a parquet file or folder, or a folder of C++ files;
@@ -108,7 +108,7 @@ class BpbSettings:
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
-    """What solutions are compared."""
+    """The problems whose solutions are compared."""
 
     problems: str = "humaneval"
     """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
@@ -120,7 +120,7 @@ class LikelihoodSettings:
 
 @dataclass(frozen=True)
 class CppEvalSettings:
-    """How C++ problems are sampled and judged."""
+    """Sampling and judging of C++ problems."""
 
     problems: str = "small"
     """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
@@ -163,7 +163,7 @@ class CppEvalSettings:
 
     @property
     def sampling(self) -> SamplingSettings:
-        """How completions are drawn."""
+        """The sampling of completions."""
         return SamplingSettings(
             self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
         )
@@ -171,7 +171,7 @@ class CppEvalSettings:
 
 @dataclass(frozen=True)
 class FimEvalSettings:
-    """Which holes, how they are filled, and how that is judged."""
+    """Choice of holes, sampling and judging."""
 
     problems: str = "small"
     """Cut the solutions of these problems: "small", "humaneval" (164), or the path of a JSON Lines file;
@@ -183,7 +183,7 @@ class FimEvalSettings:
     holes_per_kind: int = 50
     """Holes of each kind in --files."""
     hole_seed: int = 0
-    """Of the choice of holes; scores on different holes cannot be compared."""
+    """Seed of the choice of holes; scores on different holes cannot be compared."""
     prefix_chars: int = 800
     """Characters of a file that the model sees before a hole; of a problem it sees everything."""
     suffix_chars: int = 400
@@ -234,7 +234,7 @@ class FimEvalSettings:
 
     @property
     def sampling(self) -> SamplingSettings:
-        """How answers are drawn."""
+        """The sampling of answers."""
         return SamplingSettings(
             self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
         )

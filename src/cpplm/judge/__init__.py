@@ -1,1 +1,1 @@
-"""What becomes of a program that a model wrote: compiled and run in the sandbox, with counted assertions."""
+"""Judge of generated programs: compiled and run in the sandbox, with counted assertions."""

@@ -28,7 +28,7 @@ from itertools import pairwise
 from cpplm.judge.scoring import LAYOUT, TOKEN
 
 MAX_ASSERTIONS = 1000
-"""As many as have their words in the pipe that is a program's standard input."""
+"""The most whose words fit into the pipe that is a program's standard input."""
 _WORD_BYTES = 8
 _SHOWN_CHARACTERS = 200
 _RETURN_AT_END = re.compile(r"return\s+(?:0|EXIT_SUCCESS)\s*;\s*\Z")
@@ -74,25 +74,25 @@ class InstrumentedProgram:
 
     source: str
     harness: str
-    """What is included before the source; its lines keep their numbers that way."""
+    """Code that is included before the source, so that its lines keep their numbers."""
     assertions: tuple[str, ...]
-    """What each asserts, on one line."""
+    """The expression of each assert, on one line."""
 
     def make_report_tokens(self) -> list[bytes]:
-        """What it reports with, new for each run: (held, failed) of each assertion in turn, then the end."""
+        """Random words for one run: (held, failed) of each assertion in turn, then the end."""
         return [secrets.token_bytes(_WORD_BYTES) for _ in range(2 * len(self.assertions) + 1)]
 
 
 @dataclass(frozen=True)
 class AssertionReport:
-    """What a program reported."""
+    """The assertions that a program reported."""
 
     passed: int
     """Assertions that were reached and never failed."""
     failed: int | None
     """The first in the text that failed."""
     finished: bool
-    """Whether the end of main was reached and nothing had failed."""
+    """True if the end of main was reached and nothing had failed."""
 
 
 def instrument_assertions(before: str, tests: str) -> InstrumentedProgram:
@@ -129,7 +129,7 @@ def _number(tests: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _closing_bracket(tokens: Sequence[re.Match[str]], end: int) -> int:
-    """Where the bracket that was opened before these tokens is closed."""
+    """The place at which the bracket that was opened before these tokens is closed."""
     depth = 1
     for token in tokens:
         depth += (token.group() == "(") - (token.group() == ")")
@@ -139,7 +139,7 @@ def _closing_bracket(tokens: Sequence[re.Match[str]], end: int) -> int:
 
 
 def parse_report(stdout: bytes, words: Sequence[bytes]) -> AssertionReport:
-    """What a program reported with these words, whatever else it printed."""
+    """Find in a program's output which of its words it reported, whatever else it printed."""
     said = [word in stdout for word in words]
     held, failed = said[:-1:2], said[1::2]
     return AssertionReport(

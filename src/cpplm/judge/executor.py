@@ -64,7 +64,7 @@ class Program:
 
     prefix: str
     completion: str
-    """What a model wrote: not to be trusted."""
+    """The model's text: not to be trusted."""
     suffix: str
     """Ends with the tests and the closing brace of main."""
 
@@ -75,10 +75,10 @@ class _PendingProgram:
 
     program: Program
     headers: tuple[str, ...]
-    """Those that it includes before everything else."""
+    """The headers that it includes before everything else."""
     link: tuple[str, ...]
     numbers: list[int]
-    """Where it was asked for."""
+    """The places at which it was asked for."""
 
 
 _PrecompiledHeaders = Mapping[tuple[str, ...], "Future[Path | None]"]
@@ -244,7 +244,7 @@ def _refusal(
 
 
 def _run_message(ran: RunResult, counted: InstrumentedProgram, reported: AssertionReport) -> str:
-    """What happened, and the end of what the program wrote to stderr."""
+    """The assertion, signal or exit code that ended a run, and the end of its stderr."""
     happened = ""
     if reported.failed is not None:
         number, of = reported.failed, len(counted.assertions)
@@ -257,7 +257,7 @@ def _run_message(ran: RunResult, counted: InstrumentedProgram, reported: Asserti
 
 
 def _outcome(ran: RunResult, reported: AssertionReport) -> Outcome:
-    """What the run means; after a failed assertion nothing else does, as an ordinary one ends the program."""
+    """The outcome of a run; a failed assertion decides it, as an ordinary one ends the program."""
     if reported.failed is not None:
         return "wrong answer"
     if ran.reason in {"timeout", "memory", "output limit"}:
@@ -268,7 +268,7 @@ def _outcome(ran: RunResult, reported: AssertionReport) -> Outcome:
 
 
 def _is_reproducible(result: RunResult, limits: ResourceLimits) -> bool:
-    """Whether the run speaks of the program alone: not when a busy machine let the clock run out."""
+    """True if the run depends on the program alone: not when a busy machine let the clock run out."""
     if result.reason != "timeout" or result.signal == signal.SIGXCPU:
         return True
     # The kernel's limit and its report count differently: on a busy machine the report may be less.

@@ -1,4 +1,4 @@
-"""What a problem includes: headers that this machine may lack, and those that can be compiled beforehand.
+"""Headers of problems: those that this machine lacks, and those that can be compiled beforehand.
 
 Only what a program's own text includes before the place where a model writes is compiled beforehand, so that
 a program which lacks an include goes on failing to compile.
@@ -46,7 +46,7 @@ def _lines(text: str) -> list[str]:
 
 
 def link_flags(headers: Iterable[str]) -> tuple[str, ...]:
-    """What has to be linked with a program that includes these."""
+    """The linker's flags of a program that includes these."""
     folders = dict.fromkeys(header.split("/")[0] for header in headers)
     return tuple(flag for folder in folders for flag in LIBRARIES.get(folder, ("", ()))[1])
 
@@ -64,5 +64,5 @@ def _package(header: str) -> str:
 
 
 def common_headers(groups: Sequence[tuple[str, ...]], least: int) -> list[tuple[str, ...]]:
-    """Those groups of headers that at least so many programs have, the most frequent first."""
+    """The groups of headers that at least so many programs have, the most frequent first."""
     return [group for group, count in Counter(filter(None, groups)).most_common() if count >= least]

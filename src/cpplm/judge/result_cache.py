@@ -22,22 +22,22 @@ FILE = "verdicts.jsonl"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a program."""
+    """The judge's word on a program."""
 
     outcome: Outcome
     message: str
     """The compiler's message, or the assertion that failed and the end of the program's stderr."""
     cpu_seconds: float
-    """Of the compiler and the program, when they ran."""
+    """Processor time of the compiler and the program, when they ran."""
     assertions: int
-    """How many the tests have."""
+    """The number in the tests."""
     assertions_passed: int
-    """How many of them were reached and never failed."""
+    """The number of them that were reached and never failed."""
     cached: bool = False
-    """Whether an equal program had been judged before."""
+    """True if an equal program had been judged before."""
 
     def as_empty(self) -> Verdict:
-        """The same for an empty answer (`is_empty`), which earns nothing even where its program compiles."""
+        """The verdict on an empty answer (`is_empty`): it earns nothing even where its program compiles."""
         if self.outcome in ("not judged", "sandbox error"):
             return self
         return replace(self, outcome="empty", assertions_passed=0)

@@ -1,4 +1,4 @@
-"""What is scored: the text of a completion, the estimator, the report.
+"""Scoring of completions: cutting, checks of the text, pass@k, the report.
 
 Pure functions and data; `judging.py` compiles and runs.
 """
@@ -89,7 +89,7 @@ class FunctionBody:
 
     text: str
     complete: bool
-    """Whether the function's closing brace was found."""
+    """True if the function's closing brace was found."""
 
 
 def function_body(completion: str) -> FunctionBody:
@@ -169,15 +169,15 @@ class SampleResult:
     problem: str
     difficulty: str
     body: str
-    """What was compiled, after cutting."""
+    """The text that was compiled, after cutting."""
     outcome: Outcome
     message: str
     """The compiler's message, or the assertion that failed and the end of the program's stderr."""
     cpu_seconds: float
     assertions: int = 0
-    """How many the tests have."""
+    """The number in the tests."""
     assertions_passed: int = 0
-    """How many of them were reached and held, each time."""
+    """The number of them that were reached and held, each time."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class CppReport:
 
     samples: tuple[SampleResult, ...]
     num_problems: int
-    """Those that could be judged here: all figures are of these."""
+    """Problems that could be judged here: all figures are of these."""
     num_samples: int
     """Samples per problem (the least, where they differ)."""
     compile_rate: float
@@ -198,7 +198,7 @@ class CppReport:
     by_difficulty: dict[str, dict[str, float]]
     """For each difficulty: problems, compile_rate, assertions_passed, pass@1."""
     outcomes: dict[str, int]
-    """How many samples ended how."""
+    """Samples by outcome."""
     not_judged: dict[str, str]
     """Problems left out, and what this machine lacks for them."""
     sandbox: str

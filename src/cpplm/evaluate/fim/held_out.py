@@ -25,7 +25,7 @@ FILE_KINDS: tuple[HoleKind, ...] = ("single", "multi", "body", "statement", "blo
 MAX_HOLE_BYTES = 800
 """Bytes: about as much as 256 tokens can hold."""
 MAX_HOLE_LINES = 8
-"""Of a run of lines; longer ones are what `body` and `block` are for."""
+"""The longest run of lines; longer holes are `body` and `block`."""
 STANDALONE_KINDS = ("compilable", "inlined")
 """Kinds of documents that are made to compile on their own."""
 _SPANS: dict[SpanKind, HoleKind] = {
@@ -84,7 +84,7 @@ def _fitting(kind: HoleKind, start: int, end: int) -> Iterator[HoleSpan]:
 
 @dataclass(frozen=True)
 class VisibleContext:
-    """How much of a document a model gets to see, in characters, to the nearest whole line."""
+    """The text around a hole that a model gets to see, in characters, to the nearest whole line."""
 
     before: int
     after: int
@@ -92,7 +92,7 @@ class VisibleContext:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Of one text: whether the parser reads it, and the best places of each kind, the best first."""
+    """A text, whether the parser reads it, and its best places of each kind, the best first."""
 
     text: Text
     readable: bool
@@ -160,7 +160,7 @@ def _hole(group: str, text: Text, place: HoleSpan, visible: VisibleContext) -> H
 
 
 def compile_standalone(text: str, sandbox: Sandbox) -> Literal["compiles", "compile error", "sandbox error"]:
-    """What a C++ compiler makes of a text as it is, with no headers but the system's."""
+    """Compile a text as C++ as it is, with no headers but the system's."""
     readable = text.encode("utf-8", errors="replace").decode()
     try:
         verdict = compile_document(readable, "c++", sandbox)

@@ -44,15 +44,15 @@ class Hole:
     middle: str
     after: str
     prefix: str
-    """As much of `before`, from its end, as a model gets to see."""
+    """The end of `before` that a model gets to see."""
     suffix: str
-    """As much of `after`, from its beginning, as a model gets to see."""
+    """The beginning of `after` that a model gets to see."""
     tests: str = ""
-    """What makes a program that judges itself of the three parts; empty where there is none."""
+    """Tests that make the three parts a program which judges itself; empty where there are none."""
 
     @property
     def request(self) -> CodePrompt:
-        """What a model is asked."""
+        """The prompt for a model."""
         return CodePrompt(self.prefix, self.suffix)
 
     def filled(self, written: str) -> str:
@@ -122,7 +122,7 @@ class _Queue:
     taken: list[Hole] = field(default_factory=list)
 
     def next(self) -> list[Hole]:
-        """As many candidates as are still wanted."""
+        """Take as many candidates as are still needed."""
         count = self.wanted - len(self.taken)
         found, self.waiting = self.waiting[:count], self.waiting[count:]
         return found

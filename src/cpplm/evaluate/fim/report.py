@@ -1,4 +1,4 @@
-"""What came of each hole, and the figures: pure data and functions; `suite.py` asks, compiles and runs."""
+"""Judged samples and the figures made of them: pure data; `suite.py` asks models, compiles and runs."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class FimSample:
     completion: str
     """After cutting."""
     exact_match: bool
-    """Whether it is what stood there, apart from white space at the ends of lines."""
+    """True if it equals what stood there, apart from white space at the ends of lines."""
     edit_similarity: float
     syntax_valid: bool | None
-    """None where the parser does not read the original either."""
+    """True if the parser reads the filled text; None where it does not read the original either."""
     compiles: bool | None
     passes: bool | None
     outcome: str
@@ -76,9 +76,9 @@ class FimReport:
 
     samples: tuple[FimSample, ...]
     fingerprint: str
-    """Of the holes: scores of equal sets can be compared."""
+    """A hash of the holes: scores of equal sets can be compared."""
     config: dict[str, Any]
-    """What it takes to repeat it: settings, model, versions."""
+    """Settings, model and versions: all it takes to repeat the measurement."""
     truncation: Truncation = field(default_factory=Truncation)
     """A line on the prompts that were cut to fit the context."""
 

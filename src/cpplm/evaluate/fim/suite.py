@@ -44,7 +44,7 @@ from cpplm.sandbox.sandbox import Sandbox
 
 @dataclass(frozen=True)
 class AnswerTruncation:
-    """Where an answer ends, besides the model's own end token."""
+    """A rule that ends an answer, besides the model's own end token."""
 
     rule: str
     stop: StopCondition | None
@@ -168,7 +168,7 @@ Pairs = Sequence[tuple[Hole, Completion]]
 
 @dataclass(frozen=True)
 class _JudgedAnswer:
-    """What became of one answer; None where nothing was compiled, or run."""
+    """The judgment on one answer; None where nothing was compiled, or run."""
 
     outcome: str
     message: str
@@ -191,7 +191,7 @@ def _missing(hole: Hole, answer: Completion) -> bool:
 
 
 def leaves_function(hole: Hole, written: str) -> bool:
-    """Whether an answer closes the function that the hole is in; what follows could then change the tests."""
+    """True if an answer closes the function that the hole is in; what follows could then change the tests."""
     depth = open_braces(hole.before)
     return function_body("{" * (depth - 1) + written).complete
 

@@ -1,4 +1,4 @@
-"""Which holes pass the tests when nothing is written into them: known for the problems of cpplm, else tried.
+"""Holes that pass the tests when nothing is written into them: stored for the problems of cpplm, else tried.
 
 `trivial_holes.jsonl` has the answers for the holes that the default settings look at, so that they are
 the same holes on every machine, whatever its compiler makes of a function without a `return`. Others are
@@ -27,7 +27,7 @@ from cpplm.sandbox.sandbox import Sandbox
 TRIVIAL_HOLES = Path(__file__).with_name("trivial_holes.jsonl")
 SETS = ("small", "humaneval")
 HOLES_PER_PROBLEM = FimEvalSettings.holes_per_problem
-"""Of each kind: what the default settings take, and therefore what the file answers for."""
+"""The number of each kind that the default settings take, and that the file therefore answers for."""
 
 
 def hole_program(hole: Hole, written: str) -> Program:
@@ -37,7 +37,7 @@ def hole_program(hole: Hole, written: str) -> Program:
 
 @cache
 def stored_answers() -> dict[str, bool]:
-    """What the file says, by the holes' fingerprints."""
+    """The stored answers by the holes' fingerprints: true if the tests pass."""
     if not TRIVIAL_HOLES.exists():
         return {}
     records = map(json.loads, TRIVIAL_HOLES.read_text(encoding="utf-8").splitlines())

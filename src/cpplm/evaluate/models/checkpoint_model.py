@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition, TokenBits, fit_to_context
+from cpplm.evaluate.models.code_model import (
+    CodeModel,
+    CodePrompt,
+    Completion,
+    StopCondition,
+    TokenBits,
+    fit_to_context,
+)
 from cpplm.evaluate.sliding_window import EncodedText, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.sequence import GenerationRequest as EngineRequest
+from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import ModelSource, SamplingSettings, SchedulerLimits
 from cpplm.generate.truncation import token_ends
 from cpplm.tokenizer.special_tokens import BOS
@@ -23,8 +31,8 @@ from cpplm.train.checkpoint.format import Checkpoint
 _WEIGHTS = "model"  # how the names of the files with weights begin
 
 
-class CheckpointModel:
-    """See `CodeModel`."""
+class CheckpointModel(CodeModel):
+    """A checkpoint behind our own engine."""
 
     def __init__(
         self, engine: Engine, *, name: str = "", identity: dict[str, Any] | None = None,
@@ -34,7 +42,7 @@ class CheckpointModel:
 
         Args:
             engine: model and tokenizer.
-            name: see `CodeModel`, as for `identity` and `supports_fim`.
+            name: short, for tables.
             identity: needed only where results are kept.
             supports_fim: whether it was trained on rearranged documents.
             rows: of a batch, when it scores and when it writes.
@@ -68,6 +76,7 @@ class CheckpointModel:
 
     # ---- writing --------------------------------------------------------------------------------------
 
+    @override
     def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         """Cut a prompt to the context by the run's own tokenizer."""
         tokenizer = self.engine.tokenizer
@@ -81,9 +90,10 @@ class CheckpointModel:
             new_tokens=new_tokens,
         )  # fmt: skip
 
-    def _request(self, request: CodePrompt, **more: Any) -> EngineRequest:
+    def _request(self, request: CodePrompt, **more: Any) -> GenerationRequest:
         return self.engine.request(request.prefix, request.suffix if self.supports_fim else None, **more)
 
+    @override
     def generate(
         self,
         requests: Sequence[CodePrompt],
@@ -92,7 +102,6 @@ class CheckpointModel:
         num_samples: int = 1,
         stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """See `CodeModel`."""
         wanted = (
             self._request(request, settings=sampling, num_samples=num_samples, stop=stop)
             for request in requests
@@ -103,8 +112,8 @@ class CheckpointModel:
 
     # ---- scoring --------------------------------------------------------------------------------------
 
+    @override
     def score(self, texts: Sequence[str], *, context: int | None = None) -> Iterator[TokenBits]:
-        """See `CodeModel`."""
         tokenizer = self.engine.tokenizer
 
         def encoded(text: str) -> EncodedText:

@@ -1,4 +1,4 @@
-"""What evaluation asks of a model, whosever it is: to write code, and to say how likely text is.
+"""The interface of a model under evaluation: it completes code, and says how likely text is.
 
 `checkpoint_model.py` has ours, `hf_model.py` those in a Hugging Face directory, `url_model.py` those behind
 an OpenAI-compatible server. No score knows which one it measures.
@@ -17,12 +17,12 @@ from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.truncation import TokenEnds, fit_prompt, truncate
 
 StopCondition = Callable[[str], bool]
-"""Whether a text that is being written has said all that is wanted: what follows would be cut off."""
+"""True once a text that is being written is complete: all that follows would be cut off."""
 
 
 @dataclass(frozen=True)
 class CodePrompt:
-    """What is to be written: what follows `prefix`, or with a `suffix` what belongs between the two."""
+    """A prompt for code that follows `prefix`, or with a `suffix` for code between the two."""
 
     prefix: str
     suffix: str | None = None
@@ -60,18 +60,18 @@ class Completion:
 
 @dataclass(frozen=True)
 class TokenBits:
-    """How likely a text is, token by token; special tokens are not among them.
+    """The likelihood of a text, token by token; special tokens are not among them.
 
     All three arrays have one entry per token of the text.
     """
 
     ends: NDArray[np.int64]
-    """Where each token ends, in bytes of the text's UTF-8; ascending, the last is the number of bytes. Equal
+    """The end of each token, in bytes of the text's UTF-8; ascending, the last is the number of bytes. Equal
     to the one before where it is not known how tokens share the bytes of a character."""
     bits: NDArray[np.float64]
     """-log2 of each token's probability after those before it."""
     context: NDArray[np.int64]
-    """How many tokens before it, <BOS> or the like included, the model had in view."""
+    """Tokens before it, <BOS> or the like included, that the model had in view."""
 
 
 class CodeModel(Protocol):
@@ -83,12 +83,12 @@ class CodeModel(Protocol):
     """Plain JSON that decides its answers (hashes of weights and tokenizer, number format; or address and
     name): the key under which results are kept."""
     supports_fim: bool
-    """Whether it was trained to see a suffix; a model that was not gets the prefix alone."""
+    """True if it was trained to see a suffix; a model that was not gets the prefix alone."""
     max_context: int
-    """How many tokens it can have in view, <BOS> or the like included."""
+    """Tokens that it can have in view, <BOS> or the like included."""
 
     def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
-        """The same as far as the model can have it in view, cut at its far ends (`generate/truncation.py`).
+        """Cut a prompt at its far ends to what the model can have in view (`generate/truncation.py`).
 
         Unchanged where the context is not known.
         """
@@ -108,7 +108,7 @@ class CodeModel(Protocol):
         """
 
     def score(self, texts: Sequence[str], *, context: int | None = None) -> Iterator[TokenBits]:
-        """How likely each text is as a document's beginning, in order.
+        """The likelihood of each text as a document's beginning, in order.
 
         Args:
             texts: any; one that is longer than the context is read in overlapping windows.

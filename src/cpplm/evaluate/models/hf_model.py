@@ -17,11 +17,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
-from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition, TokenBits, fit_to_context
+from cpplm.evaluate.models.code_model import (
+    CodeModel,
+    CodePrompt,
+    Completion,
+    StopCondition,
+    TokenBits,
+    fit_to_context,
+)
 from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
@@ -50,8 +58,8 @@ class _SampleJob:
     ids: list[int]
 
 
-class HfModel:
-    """See `CodeModel`."""
+class HfModel(CodeModel):
+    """A model of `transformers` with the tokenizer of its directory."""
 
     def __init__(
         self, model: Any, tokens: HfTokens, *, name: str, identity: dict[str, Any], rows: int = 8
@@ -103,6 +111,7 @@ class HfModel:
 
     # ---- writing --------------------------------------------------------------------------------------
 
+    @override
     def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         """Cut a prompt to the context by the directory's tokenizer."""
         return fit_to_context(
@@ -110,6 +119,7 @@ class HfModel:
             supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens,
         )  # fmt: skip
 
+    @override
     def generate(
         self,
         requests: Sequence[CodePrompt],
@@ -118,7 +128,7 @@ class HfModel:
         num_samples: int = 1,
         stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """See `CodeModel`. Prompts of similar length are written side by side, padded on the left."""
+        """Prompts of similar length are written side by side, padded on the left."""
         jobs = []
         for number, request in enumerate(requests):
             ids = self._prompt(request)
@@ -181,8 +191,8 @@ class HfModel:
 
     # ---- scoring --------------------------------------------------------------------------------------
 
+    @override
     def score(self, texts: Sequence[str], *, context: int | None = None) -> Iterator[TokenBits]:
-        """See `CodeModel`."""
         return score_in_windows(
             (self._tokens.encode([text])[0] for text in texts),
             self._losses,
@@ -228,7 +238,7 @@ class _BatchSampler:
         self._ended = [False] * len(jobs)
 
     def choose(self, _: Tensor, logits_BV: Tensor) -> Tensor:
-        """As a logits processor: all but the chosen token of each row is ruled out."""
+        """A logits processor that rules out all but the token that it draws for each row."""
         rows = zip(logits_BV.float(), self._read, self._ids, strict=True)
         possible_BV = torch.stack([apply_penalties(row_V, self._sampling, *ids) for row_V, *ids in rows])
         chosen = sample(possible_BV, self._sampling, [stream.random() for stream in self._streams])
@@ -243,7 +253,7 @@ class _BatchSampler:
         return torch.full_like(logits_BV, float("-inf")).scatter(1, index_B1, 0.0)
 
     def have_ended(self, ids_BT: Tensor, _: Any, **__: Any) -> Tensor:
-        """As a stopping criterion."""
+        """A stopping criterion: the rows that have ended."""
         return torch.tensor(self._ended, device=ids_BT.device)
 
     def _is_enough(self, text: str) -> bool:
@@ -251,7 +261,7 @@ class _BatchSampler:
         return stopped or (self._stop is not None and self._stop(text))
 
     def texts(self) -> list[str]:
-        """What has been written, up to the stop text that was complete first."""
+        """The generated texts, each up to the stop text that was complete first."""
         return [self._cut(self._text(row, "replace")) for row in range(len(self._ids))]
 
     def _cut(self, text: str) -> str:
@@ -311,7 +321,7 @@ def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> A
 
 
 def _ids(config: Any, name: str) -> list[int]:
-    """What a configuration says: an id, several, or nothing."""
+    """The token ids under a name of a configuration, which may hold one, several or none."""
     value = getattr(config, name, None)
     return [id_ for id_ in (value if isinstance(value, list) else [value]) if isinstance(id_, int)]
 

@@ -161,7 +161,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _bytes_of_ids(
     ids: dict[str, int], added: dict[str, dict[str, Any]], record: dict[str, Any]
 ) -> dict[int, bytes]:
-    """What each token stands for, in the alphabet of the decoder that the tokenizer names."""
+    """The bytes of each token, in the alphabet of the decoder that the tokenizer names."""
     if "ByteLevel" in json.dumps([record.get("decoder"), record.get("pre_tokenizer")]):
         spell: Callable[[str], bytes] = partial(
             _byte_level, byte_of={character: value for value, character in byte_characters().items()}

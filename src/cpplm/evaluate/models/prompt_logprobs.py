@@ -27,7 +27,7 @@ _PLAIN_BITS_PER_BYTE = 8.0
 
 
 def parse_prompt_logprobs(text: str, answer: Any) -> TokenBits:
-    """How likely each token of a prompt is.
+    """Read the likelihood of each token of a prompt from a server's answer.
 
     Where no token stands before the first one, servers give that one no probability; it counts as 8 bits a
     byte.
@@ -68,7 +68,7 @@ def _token_bits(edges: list[int], logprobs: list[Any], start: int) -> TokenBits:
 
 
 def align_tokens(text: str, tokens: Sequence[str]) -> list[int] | None:
-    """Where each token ends, in bytes of the text; None where the tokens are not those of the text.
+    """The end of each token, in bytes of the text; None where the tokens are not those of the text.
 
     Tokens that hold parts of characters and do not name their bytes together make up what stands between
     their clear neighbours; each but the last of them ends where they begin.
@@ -84,7 +84,7 @@ def align_tokens(text: str, tokens: Sequence[str]) -> list[int] | None:
 
 
 def _bytes_of(token: str) -> bytes | None:
-    """What a token stands for; None where its name does not tell."""
+    """The bytes of a token; None where its name does not tell."""
     if _REPLACEMENT in token:
         return None
     if _NAMED_BYTES.fullmatch(token):
@@ -93,7 +93,7 @@ def _bytes_of(token: str) -> bytes | None:
 
 
 def _places(text: str, tokens: Sequence[str]) -> list[int] | None:
-    """As `align_tokens`, in characters."""
+    """The end of each token in characters, or None, like `align_tokens`."""
     ends: list[int] = []
     place = number = 0
     while number < len(tokens):

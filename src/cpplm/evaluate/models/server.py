@@ -87,7 +87,7 @@ class ApiClient:
             yield client
 
     async def models(self, client: httpx2.AsyncClient) -> list[dict[str, Any]]:
-        """What the server says it serves; empty where it does not say.
+        """List the models that the server says it serves; empty where it does not say.
 
         Raises:
             UserError: nobody answers at that address, or the key is refused.
@@ -126,7 +126,7 @@ class ApiClient:
         return await self._tried(attempt)
 
     async def answer(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-        """As `complete`, with all that the server says.
+        """The whole answer to a completion request, with the attempts of `complete`.
 
         Raises:
             RequestFailed: none came.
@@ -175,7 +175,7 @@ class ApiClient:
 
 
 async def _refusal(response: httpx2.Response) -> RequestFailed:
-    """What a status other than 200 means, with the beginning of what the server says."""
+    """The error for a status other than 200, with the beginning of the server's message."""
     status = response.status_code
     try:
         said = (await _read(response, 1 << 16)).decode("utf-8", "replace")

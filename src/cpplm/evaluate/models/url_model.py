@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.async_jobs import run_jobs
-from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition, TokenBits
+from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition, TokenBits
 from cpplm.evaluate.models.prompt_logprobs import parse_prompt_logprobs
 from cpplm.evaluate.models.server import ApiClient, RequestFailed
 from cpplm.generate.settings import SamplingSettings
@@ -32,8 +33,8 @@ _ROOM = 4
 _MARGIN = 0.9
 
 
-class UrlModel:
-    """See `CodeModel`."""
+class UrlModel(CodeModel):
+    """A model behind the completions endpoint of a server."""
 
     def __init__(
         self, server: ApiClient, model_name: str, *, supports_fim: bool = False,
@@ -75,11 +76,13 @@ class UrlModel:
 
     # ---- writing --------------------------------------------------------------------------------------
 
+    @override
     def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         """Return the prompt uncut: only the server knows its tokens."""
         del new_tokens
         return request
 
+    @override
     def generate(
         self,
         requests: Sequence[CodePrompt],
@@ -88,7 +91,7 @@ class UrlModel:
         num_samples: int = 1,
         stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """See `CodeModel`. Every sample is a request of its own with its own seed."""
+        """Every sample is a request of its own with its own seed."""
         jobs = [(number, index) for number in range(len(requests)) for index in range(num_samples)]
         unanswered = 0
 
@@ -141,11 +144,11 @@ class UrlModel:
 
     # ---- scoring --------------------------------------------------------------------------------------
 
+    @override
     def score(self, texts: Sequence[str], *, context: int | None = None) -> Iterator[TokenBits]:
-        """See `CodeModel`.
+        """Score windows without a tokenizer, each measured by the bytes per token of the one before.
 
-        Without the tokenizer, windows are measured by the bytes per token of the one before, of which the
-        first is a short trial. Each begins in the middle of the one before, and the server puts its start
+        The first is a short trial. Each begins in the middle of the one before, and the server puts its start
         token before it.
         """
         length = context or self.max_context
@@ -207,7 +210,7 @@ class UrlModel:
 
 
 def _context(entry: dict[str, Any]) -> int:
-    """As vLLM says it, or llama.cpp."""
+    """The context length of an entry in the server's list, in the form of vLLM or llama.cpp."""
     meta = entry.get("meta")
     told = [entry.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, dict) else None]
     lengths = [length for length in told if isinstance(length, int) and length > _ROOM]
@@ -227,7 +230,7 @@ def _characters(data: bytes, begin: int, size: int) -> str:
 
 
 def _joined(before: TokenBits, window: TokenBits, begin: int) -> TokenBits:
-    """What a window adds: its tokens behind the last border that it shares with the tokens before.
+    """Append a window's tokens behind the last border that it shares with the tokens before.
 
     The last tokens before may be cut by the window's end, so these are taken from the next one.
     """
