@@ -78,12 +78,6 @@ def test_bits_are_added_and_divided_by_bytes() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_texts_without_groups_make_no_groups() -> None:
-    found = measured([Text("aaaa"), Text("ab")])
-    assert (found["by_project"], found["by_kind"]) == ({}, {})
-    assert "project" not in table(found)
-
-
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.floats(1, 100), st.integers(1, 50)), min_size=2, max_size=20))
 def test_the_interval_holds_the_figure_and_knows_when_there_is_no_doubt(
@@ -95,17 +89,6 @@ def test_the_interval_holds_the_figure_and_knows_when_there_is_no_doubt(
     assert min(rates) - 1e-9 <= low <= high <= max(rates) + 1e-9
     same = figures([{"bits": 3.0 * size, "bytes": size} for _, size in pairs])
     assert same["interval"] == pytest.approx([3.0, 3.0])
-
-
-def test_the_interval_is_as_wide_as_the_spread_says() -> None:
-    """Against the normal approximation, on enough texts of equal size."""
-    random = np.random.default_rng(1)
-    bits = random.normal(200, 30, size=400)
-    found = figures([{"bits": value, "bytes": 100} for value in bits])
-    expected = 1.96 * bits.std() / 100 / math.sqrt(400)
-    low, high = found["interval"]
-    assert (high - low) / 2 == pytest.approx(expected, rel=0.1)
-    assert "interval" not in figures([{"bits": 1.0, "bytes": 1}])
 
 
 def test_shorter_contexts_are_compared_on_the_same_bytes() -> None:
@@ -180,17 +163,6 @@ def test_what_was_scored_before_a_crash_is_not_scored_again(tmp_path: Path) -> N
     assert model.asked == [text.text for text in texts[7:]]
     with ResumableJsonl(path, {"a": 2}) as kept:  # another question
         assert kept.records == []
-
-
-@pytest.mark.parametrize("damage", [b"", b"\n\n", b"\xff\xfe\n", b"{}\n[1]\nnope\n[2]\n", b'{"a": 1}'])
-def test_a_damaged_file_is_begun_anew_from_where_it_is_whole(tmp_path: Path, damage: bytes) -> None:
-    path = tmp_path / "kept.jsonl"
-    path.write_bytes(damage)
-    with ResumableJsonl(path, {}) as kept:
-        assert kept.records == ([[1]] if damage.startswith(b"{}") else [])
-        kept.append({"x": 1})
-    with ResumableJsonl(path, {}) as kept:
-        assert kept.records[-1] == {"x": 1}
 
 
 # ---- sources of texts -------------------------------------------------------------------------------------

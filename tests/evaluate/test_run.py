@@ -19,7 +19,6 @@ from cpplm.evaluate.settings import (
     CppEvalSettings,
     EvalTarget,
     EvaluatedModel,
-    LikelihoodSettings,
 )
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
@@ -94,24 +93,6 @@ def test_an_equal_question_is_answered_from_the_store(
     assert first["inputs"]["precision"] == "torch.float32"
 
 
-def test_documents_are_kept_as_they_are_scored(run: Path, corpus: Path, evaluation: Evaluation) -> None:
-    """Half of the records of a finished measurement stand for one that was killed."""
-    settings = BpbSettings(str(corpus), context_bytes=0)
-    (run / "evaluation.json").unlink(missing_ok=True)
-    first = evaluation.bits_per_byte(settings)
-    path = run / "bpb_documents.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    assert len(lines) == 1 + first["documents"]
-    records = [json.loads(line) for line in lines]
-    records[1]["bits"] += 1000
-    path.write_text("".join(json.dumps(record, sort_keys=True) + "\n" for record in records[:5]))
-    (run / "evaluation.json").unlink()
-    again = evaluation.bits_per_byte(settings)
-    assert again["bits_per_byte"] * again["bytes"] == pytest.approx(
-        first["bits_per_byte"] * first["bytes"] + 1000
-    )
-
-
 def test_the_same_texts_for_any_kind_of_model(
     corpus: Path, hf_dir: Path, loopback: Loopback, tmp_path: Path
 ) -> None:
@@ -125,13 +106,6 @@ def test_the_same_texts_for_any_kind_of_model(
 
 
 # ---- likelihood -------------------------------------------------------------------------------------------
-
-
-def test_likelihood_is_kept_too(run: Path, evaluation: Evaluation) -> None:
-    found = evaluation.likelihood(LikelihoodSettings("small"))
-    assert found["problems"] == len(load_problems("small")) == len(found["details"])
-    assert json.loads((run / "evaluation.json").read_text())["likelihood"] == found
-    assert evaluation.likelihood(LikelihoodSettings("small")) == found
 
 
 # ---- C++ problems -----------------------------------------------------------------------------------------
@@ -217,16 +191,11 @@ def test_a_server_that_fails_is_counted_and_named(tmp_path: Path, loopback: Loop
     [
         ({}, "no model was named"),
         ({"run": "a", "url": "http://x/v1"}, "--run and --url exclude each other"),
-        ({"run": "a", "hf_dir": Path("b")}, "--run and --hf_dir exclude each other"),
         ({"hf_dir": Path("b"), "step": 3}, "--step only means something with --run"),
-        ({"run": "a", "model_name": "x"}, "--model_name only means something with --url"),
         ({"hf_dir": Path("b"), "supports_fim": True}, "--supports_fim only means something with --url"),
-        ({"run": "a", "timeout": 3.0}, "--timeout only means something with --url"),
         ({"url": "http://x/v1", "precision": "fp32"}, "--precision is the server's affair"),
-        ({"url": "http://x/v1", "device_type": "cpu"}, "--device_type is the server's affair"),
         ({"run": "a", "step": -2}, "--step -2"),
         ({"run": "a", "eval_batch_size": 0}, "--eval_batch_size 0"),
-        ({"url": "http://x/v1", "timeout": 0.0}, "--timeout 0.0"),
         ({"url": "http://x/v1", "timeout": float("inf")}, "--timeout inf"),
     ],
 )
@@ -244,15 +213,3 @@ def test_without_a_place_for_results_they_are_not_kept(
     assert "are printed and not kept" in capfd.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in hf_dir.iterdir()} == before
     assert evaluation.about == {"model": "tiny"}
-
-
-def test_results_of_a_run_may_go_elsewhere(run: Path, corpus: Path, tmp_path: Path) -> None:
-    (run / "evaluation.json").unlink(missing_ok=True)
-    evaluation = evaluate(run=str(run), precision="fp32", out=str(tmp_path / "new"))
-    evaluation.bits_per_byte(BpbSettings(str(corpus), eval_bytes=500, context_bytes=0))
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
-        "bpb_documents.jsonl",
-        "evaluation.json",
-    ]
-    assert not (run / "evaluation.json").exists()
-    assert evaluation.about["step"] == 2

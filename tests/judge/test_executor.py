@@ -108,11 +108,6 @@ def test_texts_that_are_no_answer_are_named(judge: Judge, written: str, outcome:
     assert found.message
 
 
-def test_nothing_may_be_the_answer(judge: Judge) -> None:
-    """A hole that passes when it is left empty is no hole: who makes holes asks this way."""
-    assert verdict(judge, "", BEFORE + RIGHT).outcome == "pass"
-
-
 CHEATS = [
     "_exit(0); }",
     "exit(0); }",
@@ -175,14 +170,6 @@ def test_a_failure_that_could_not_be_reported_is_one(judge: Judge) -> None:
 def test_code_before_main_does_not_pass(judge: Judge) -> None:
     early = "#include <unistd.h>\nstatic int early = (_exit(0), 0);\n" + BEFORE
     assert verdict(judge, RIGHT, early).outcome == "early exit"
-
-
-def test_output_and_input_of_an_honest_program_do_not_matter(judge: Judge) -> None:
-    noisy = (
-        'static int n = puts("noise"); char c; if (read(0, &c, 1) != 0) _exit(1); write(1, "x\\n", 2); '
-        + RIGHT
-    )
-    assert verdict(judge, noisy, "#include <cstdio>\n" + BEFORE).outcome == "pass"
 
 
 def test_assertions_in_loops_and_templates(judge: Judge) -> None:

@@ -17,7 +17,7 @@ from cpplm.evaluate.fim.held_out import (
     file_holes,
     find_hole_spans,
 )
-from cpplm.sandbox.sandbox import Sandbox, SandboxError
+from cpplm.sandbox.sandbox import Sandbox
 
 TEXT = """\
 #include <vector>
@@ -143,15 +143,6 @@ def test_nothing_to_cut(tmp_path: Path) -> None:
         file_holes(str(tmp_path), 1, 0, ALL)
     with pytest.raises(UserError, match="no such folder"):
         file_holes(str(tmp_path / "absent"), 1, 0, ALL)
-
-
-def test_a_failing_sandbox_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise SandboxError("out of processes")
-
-    sandbox = Sandbox.probe()
-    monkeypatch.setattr(sandbox, "run", fail)
-    assert compile_standalone(TEXT, sandbox) == "sandbox error"
 
 
 def test_texts_that_compile_alone() -> None:

@@ -124,8 +124,8 @@ def test_a_prompt_that_is_too_long_fails_alone(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("supports_fim", [False, True])
-@pytest.mark.parametrize("length", [0, 1, 5, 8, 9, 20, 100])
-@pytest.mark.parametrize("new_tokens", [1, 12, 500])
+@pytest.mark.parametrize("length", [0, 8, 100])
+@pytest.mark.parametrize("new_tokens", [1, 500])
 def test_a_prompt_is_cut_at_its_far_ends(
     engine: Engine, supports_fim: bool, length: int, new_tokens: int
 ) -> None:
@@ -178,10 +178,8 @@ def save(folder: Path, engine: Engine, fim: dict[str, float] | None, largest: in
 @pytest.mark.parametrize(
     ("fim", "supports_fim"),
     [
-        ({"fim_rate": 0.0, "structured_fim_rate": 0.0}, False),
         ({"fim_rate": 0.5, "structured_fim_rate": 0.0}, True),
         ({"fim_rate": 0.0, "structured_fim_rate": 0.1}, True),
-        ({}, False),
         (None, False),
     ],
 )
@@ -206,11 +204,3 @@ def test_identity_says_what_decides_the_answers(engine: Engine, tmp_path: Path) 
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
     assert identity("c", Engine(other, engine.tokenizer)) != first
-
-
-def test_weights_in_several_files(engine: Engine, tmp_path: Path) -> None:
-    folder = save(tmp_path, engine, None, largest=50_000)
-    assert len(list(folder.glob("step_000003/model-*.safetensors"))) > 1
-    model = CheckpointModel.load(ModelSource(str(folder), precision="fp32"))
-    assert written(model, [CodePrompt("int f(")]) == written(CheckpointModel(engine), [CodePrompt("int f(")])
-    assert len(model.identity["model"]) == 64

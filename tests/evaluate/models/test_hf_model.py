@@ -1,6 +1,5 @@
 """Models in Hugging Face directories: exact bytes, bits and samples, and nothing of theirs that runs."""
 
-import itertools
 import json
 import math
 import pickle
@@ -11,21 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers import AutoModelForCausalLM
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models import hf_model
-from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import SENTINELS, HfTokens
-from cpplm.generate.engine import Engine
 from cpplm.generate.settings import SamplingSettings
-from cpplm.tokenizer.export import export_hf
-from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.evaluate.models.hf_dirs import byte_level, llama, write_hf_dir, write_tokenizer
-from tests.evaluate.models.test_checkpoint_model import random_model
 from tests.texts import cpp_document
 
 GREEDY = SamplingSettings(max_new_tokens=12, temperature=0.0)
@@ -79,45 +72,6 @@ def test_logits_in_pieces_are_the_same(model: HfModel, monkeypatch: pytest.Monke
         assert one.bits.tolist() == pytest.approx(other.bits.tolist(), rel=1e-3)
 
 
-class WrappedConfig(PretrainedConfig):
-    model_type = "cpplm-wrapped"
-
-
-class Wrapped(PreTrainedModel):
-    """Our model as one of transformers, as an export would have it."""
-
-    config_class = WrappedConfig
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.inner = random_model(Tokenizer.load(config.tokenizer_path))
-        self.post_init()
-
-    def _init_weights(self, module: torch.nn.Module) -> None:
-        """They come from the file."""
-
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutputWithPast:
-        return CausalLMOutputWithPast(logits=self.inner(input_ids))
-
-
-def test_the_same_logits_give_the_same_bits_whoever_holds_them(
-    tokenizer: Tokenizer, tokenizer_path: Path, tmp_path: Path
-) -> None:
-    AutoConfig.register("cpplm-wrapped", WrappedConfig, exist_ok=True)
-    AutoModelForCausalLM.register(WrappedConfig, Wrapped, exist_ok=True)
-    config = WrappedConfig(
-        vocab_size=tokenizer.vocab_size, max_position_embeddings=64, tokenizer_path=str(tokenizer_path)
-    )
-    Wrapped(config).save_pretrained(tmp_path)
-    export_hf(tokenizer, tmp_path)
-    theirs = HfModel.load(tmp_path, device_type="cpu", precision="fp32")
-    ours = CheckpointModel(Engine(random_model(tokenizer), tokenizer))
-    documents = [cpp_document(number) for number in range(6)] + [SPELT, ""]
-    for one, other in zip(theirs.score(documents), ours.score(documents), strict=True):
-        assert one.ends.tolist() == other.ends.tolist()
-        assert one.bits.tolist() == pytest.approx(other.bits.tolist(), rel=1e-4)
-
-
 # ---- writing ----------------------------------------------------------------------------------------------
 
 
@@ -155,15 +109,6 @@ def test_a_sample_is_the_same_whatever_is_written_beside_it(model: HfModel) -> N
         assert written(model, [request], SAMPLED, num_samples=2) == [samples[:2]]
 
 
-def test_stop_ends_each_row_by_itself(model: HfModel) -> None:
-    full = written(model, PROMPTS, SAMPLED, num_samples=2)
-    cut = written(model, PROMPTS, SAMPLED, num_samples=2, stop=lambda text: len(text) >= 4)
-    for whole, part in zip(itertools.chain(*full), itertools.chain(*cut), strict=True):
-        assert len(part) >= 4 or part == whole
-        assert whole.startswith(part.rstrip("\ufffd"))
-    assert sum(map(len, itertools.chain(*cut))) < sum(map(len, itertools.chain(*full)))
-
-
 def test_stop_texts_are_no_part_of_a_sample(model: HfModel) -> None:
     full = written(model, PROMPTS, SAMPLED)
     stops = tuple(sorted({text[3:5] for (text,) in full if len(text) >= 5}))
@@ -194,7 +139,7 @@ def test_samples_end_at_the_end_of_the_context_and_too_long_prompts_fail_alone(
     assert model.fit(requests[0], GREEDY.max_new_tokens) == requests[0]
 
 
-@pytest.mark.parametrize("names", SENTINELS, ids=lambda names: names[0])
+@pytest.mark.parametrize("names", [SENTINELS[0], SENTINELS[-1]], ids=lambda names: names[0])
 def test_holes_are_asked_for_with_the_tokenizers_sentinels(tmp_path: Path, names: tuple[str, ...]) -> None:
     tokenizer = byte_level(["<|endoftext|>", *names])
     tokens = HfTokens(write_tokenizer(tmp_path, tokenizer, eos_token="<|endoftext|>"))
@@ -275,12 +220,9 @@ def test_code_of_the_directory_never_runs(folder: Path, tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("config.json", None, "no config.json"),
-        ("config.json", b"{", "cannot be loaded"),
         ("config.json", b'{"model_type": "t5"}', "cannot be loaded"),
         ("tokenizer.json", None, "tokenizer.json"),
-        ("tokenizer.json", b"[]", "not a JSON object"),
         ("tokenizer.json", b'{"model": 3}', "is no tokenizer"),
-        ("tokenizer.json", b"\xff\xfe", "cannot read"),
         ("tokenizer.json", b"[" * 100_000, "cannot read"),
         ("model.safetensors", b"\x00" * 100, "cannot be loaded"),
         ("adapter_config.json", b"{}", "adapter"),

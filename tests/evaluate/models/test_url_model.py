@@ -1,9 +1,7 @@
 """A model behind a server: the protocol, and every way in which a server fails."""
 
-import dataclasses
 import itertools
 import json
-import sys
 import threading
 import time
 from collections import Counter
@@ -92,15 +90,6 @@ def test_every_sample_has_its_own_seed_and_all_that_was_asked(loopback: Loopback
     assert not any(body["stream"] for body in asked)
 
 
-def test_every_setting_of_the_sampling_goes_out(loopback: Loopback) -> None:
-    more = {"top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "stop": ("\n}",)}
-    samples(connect(loopback), REQUESTS[:1], dataclasses.replace(SAMPLED, **more))  # type: ignore[arg-type]
-    assert {name: loopback.asked[-1][name] for name in more} == {**more, "stop": ["\n}"]}
-    greedy = dataclasses.replace(GREEDY, top_k=5, min_p=0.1)
-    samples(connect(loopback), REQUESTS[:1], greedy)
-    assert not set(loopback.asked[-1]) & {"top_k", "top_p", "min_p", "repetition_penalty", "stop"}
-
-
 def test_holes_go_out_with_their_suffix_where_the_server_takes_it(loopback: Loopback, local: HfModel) -> None:
     hole = [CodePrompt("int f(", "}")]
     filled = samples(connect(loopback, supports_fim=True), hole, GREEDY)
@@ -125,11 +114,6 @@ def test_only_so_many_requests_at_a_time(loopback: Loopback) -> None:
     assert loopback.most_under_way == 3
 
 
-def test_an_empty_answer_is_one(loopback: Loopback) -> None:
-    loopback.always = faults.says(json.dumps({"choices": [{"text": "", "finish_reason": "stop"}]}).encode())
-    assert one(loopback) == Completion("", "")
-
-
 # ---- a server that fails ----------------------------------------------------------------------------------
 
 TEXT = json.dumps({"choices": [{"text": "x", "finish_reason": "stop"}]}).encode()
@@ -140,25 +124,19 @@ STALL = faults.stall(30.0)
     "fault",
     [
         faults.status(500, b"oops"),
-        faults.status(503),
         faults.status(429, b"{}", Retry_After="0.01"),
         faults.status(429, Retry_After="Fri, 31 Dec 1999 23:59:59 GMT"),
-        faults.says(b"not json"),
         faults.says(b""),
-        faults.says(b"\xff\xfe\x00\x01" * 100),
         faults.says(b"[" * 100_000),
-        faults.says(b"[1, 2]"),
         faults.says(b'{"choices": [{"text": 7}]}'),
         faults.says(b'{"choices": [null]}'),
-        faults.says(b'{"error": "overloaded"}'),
         faults.hang_up,
-        STALL,
     ],
     ids=lambda fault: fault.__qualname__.split(".")[0],
 )
 def test_what_may_pass_is_tried_again(loopback: Loopback, fault: faults.Fault, local: HfModel) -> None:
     loopback.faults = [fault, fault]
-    written = one(loopback, timeout=2.0 if fault is STALL else 60.0)
+    written = one(loopback)
     assert written == samples(local, [CodePrompt("int f(")], GREEDY)[0][0]
     assert len(loopback.asked) == 3
 
@@ -169,8 +147,6 @@ def test_what_may_pass_is_tried_again(loopback: Loopback, fault: faults.Fault, l
         (faults.status(500, b"<html>a\x00\x1b[31mb</html>"), "HTTP 500 <html>a [31mb</html>", 5),
         (faults.status(400, b'{"error": {"message": "no such"}}'), "HTTP 400 no such", 1),
         (faults.status(302, Location="http://127.0.0.1:1/"), "HTTP 302", 1),
-        (faults.says(b"nope"), "the answer is not JSON", 5),
-        (faults.says(b""), "the answer is empty", 5),
         (faults.says(TEXT, Content_Encoding="gzip"), "compressed answer", 1),
         (faults.flood, "an answer of more than 1,000,000 bytes", 1),
     ],
@@ -192,8 +168,8 @@ def test_silence_is_named(loopback: Loopback, fault: faults.Fault, monkeypatch: 
     monkeypatch.setattr(server_module, "ATTEMPTS", 2)
     monkeypatch.setattr(server_module, "_WHOLE", 1.5)
     loopback.always = fault
-    model = UrlModel(ApiClient(loopback.url, timeout=1.5), "tiny")
-    assert samples(model, [CodePrompt("int f(")], GREEDY) == [[Completion("", "no answer within 1.5 s")]]
+    model = UrlModel(ApiClient(loopback.url, timeout=0.3), "tiny")
+    assert samples(model, [CodePrompt("int f(")], GREEDY) == [[Completion("", "no answer within 0.3 s")]]
     assert len(loopback.asked) == 2
 
 
@@ -209,7 +185,6 @@ def test_a_failure_takes_no_other_request_with_it(loopback: Loopback, local: HfM
     ("data", "reason"),
     [
         (b'data: {"choices": [{"text": "a"}]}\n\n', "broke off"),
-        (b"data: nope\n\n", "not JSON"),
         (b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
         (b"data: " + b"x" * 2_000_000, "connection failed|more than"),
         (b'data: {"choices": []}\n\n' * 50_000, "more than"),
@@ -222,12 +197,6 @@ def test_streams_that_fail(
     loopback.always = faults.says(data, "text/event-stream")
     ((written,),) = samples(connect(loopback), [CodePrompt("x")], GREEDY, stop=lambda text: False)
     assert any(part in written.failed for part in reason.split("|")), written.failed
-
-
-def test_half_a_surrogate_pair_does_no_harm(loopback: Loopback) -> None:
-    loopback.always = faults.says(b'{"choices": [{"text": "a\\ud800\\u0000b"}]}')
-    written = one(loopback)
-    assert written.text.encode() == b"a?\x00b"
 
 
 def test_a_dead_server_is_not_asked_for_ever(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +245,6 @@ def test_the_key_goes_to_the_server_and_nowhere_else(
     ("url", "message"),
     [
         ("localhost:8000", "not an HTTP address"),
-        ("ftp://x/v1", "not an HTTP address"),
         ("http://user:word@127.0.0.1/v1", "password"),
         ("http://127.0.0.1/v1?key=1", "password or a query"),
         ("http://127.0.0.1:99999/v1", "not an HTTP address"),
@@ -294,11 +262,8 @@ def test_wrong_addresses(url: str, message: str) -> None:
     [
         ({"data": [{"id": "a"}]}, "", "a"),
         ({"data": [{"id": "a"}, {"id": "b"}]}, "b", "b"),
-        ({"data": []}, "b", "b"),
         ({"object": 3}, "b", "b"),
-        ({"data": [{"id": "a"}]}, "b", None),
         ({"data": [{"id": "a"}, {"id": "b"}]}, "", None),
-        ({}, "", None),
     ],
 )
 def test_the_name_of_the_model(loopback: Loopback, models: Any, name: str, found: str | None) -> None:
@@ -308,17 +273,6 @@ def test_the_name_of_the_model(loopback: Loopback, models: Any, name: str, found
             connect(loopback, model_name=name)
     else:
         assert connect(loopback, model_name=name).name == found
-
-
-def test_a_key_that_is_not_there(loopback: Loopback) -> None:
-    with pytest.raises(UserError, match="NO_SUCH_KEY"):
-        connect(loopback, api_key_env="NO_SUCH_KEY")
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(UserError, match=r"pip install 'cpplm\[url\]'"):
-        ApiClient("http://127.0.0.1/v1")
 
 
 # ---- scoring ----------------------------------------------------------------------------------------------
@@ -360,12 +314,6 @@ def test_a_window_that_is_too_long_for_the_server_is_shortened(loopback: Loopbac
     text = "    return (value << 1) + 12;\n" * 6 + "q漢z" * 60
     (found,) = connect(loopback).score([text])
     assert found.ends[-1] == len(text.encode())
-
-
-def test_results_come_in_order(loopback: Loopback) -> None:
-    texts = [f"int x = {number};" + " " * number for number in range(10)]
-    loopback.faults = [faults.status(500)] * 3
-    assert [found.ends[-1] for found in connect(loopback).score(texts)] == [len(text) for text in texts]
 
 
 @pytest.mark.parametrize(
