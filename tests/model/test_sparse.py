@@ -108,7 +108,7 @@ def test_the_indexer_learns_attention_and_nothing_else_learns_from_it() -> None:
     seen = []
     for _ in range(30):
         model.zero_grad()
-        _, divergence = model.states(model._context(ids))
+        _, divergence = model.states(model.forward_context(ids))
         divergence.backward()
         assert all(
             parameter.grad is None or not parameter.grad.any()

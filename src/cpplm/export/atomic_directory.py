@@ -13,7 +13,7 @@ from cpplm.core.storage import Storage
 
 
 @contextmanager
-def whole_folder(out: Path, *, overwrite: bool, known: Callable[[str], bool]) -> Iterator[Path]:
+def atomic_directory(out: Path, *, overwrite: bool, known: Callable[[str], bool]) -> Iterator[Path]:
     """A folder to fill; it becomes `out` when the block ends, and only without an error.
 
     Until then it lies beside, as `.NAME.unfinished`; the next call deletes what a killed process left there.

@@ -11,7 +11,7 @@ import jinja2
 from cpplm import __version__
 from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage, is_bucket
-from cpplm.export import native
+from cpplm.export.remote_code import ARCHITECTURE
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_parameters
 from cpplm.train.checkpoint.format import Checkpoint
@@ -25,8 +25,6 @@ def model_card(
     checkpoint: Checkpoint,
     run: str,
     *,
-    architecture: str,
-    lacking: Sequence[str],
     left_out: Sequence[str],
     dtype: str,
     parameters: int,
@@ -36,8 +34,6 @@ def model_card(
     Args:
         checkpoint: of the model.
         run: where it is from; the log and the evaluation of a local run are read.
-        architecture: name of the class of `transformers`.
-        lacking: see `native.lacking`.
         left_out: parts of the model that are not exported.
         dtype: of the weights.
         parameters: in the export.
@@ -54,10 +50,7 @@ def model_card(
     return environment.get_template("model_card.md.jinja").render(
         name=_name(folder, run),
         version=__version__,
-        architecture=architecture,
-        is_native=architecture == native.ARCHITECTURE,
-        native_since=native.SINCE,
-        lacking=lacking,
+        architecture=ARCHITECTURE,
         left_out=left_out,
         model=_shape(checkpoint.config(), parameters, dtype),
         training=_training(checkpoint),

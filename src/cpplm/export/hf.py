@@ -5,7 +5,7 @@ FOLDER/config.json                     shape; names the architecture
        generation_config.json          which tokens end a text, which are never generated
        tokenizer.json, tokenizer_config.json   see `cpplm.tokenizer.export`; with the chat template
        README.md                       the model card
-       configuration_cpplm.py, ...     modeling code, where `transformers` has no such architecture
+       configuration_cpplm.py, ...     modeling code, see `remote_code.py`
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from cpplm.core.storage import Storage
-from cpplm.export import native, remote_code
-from cpplm.export.atomic_directory import whole_folder
+from cpplm.export import remote_code
+from cpplm.export.atomic_directory import atomic_directory
 from cpplm.export.card import model_card
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer import export as tokenizer_export
@@ -31,11 +31,8 @@ from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, load_model, safetenso
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-FILES = {
-    "config.json", WEIGHTS, INDEX, "generation_config.json", "README.md", *tokenizer_export.FILES,
-    *remote_code.SOURCES,
-}  # fmt: skip
-_PART = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+FILES = {"config.json", WEIGHTS, INDEX, "generation_config.json", "README.md", *tokenizer_export.FILES}
+_NUMBERED = re.compile(r"model-\d{5}-of-\d{5}\.safetensors|\w+_cpplm\.py")
 # What ends a text, and an assistant's turn.
 ENDS = (EOS, BOS, SPECIAL_IDS["<|assistant_end|>"])
 SUPPRESSED = [id_ for id_ in range(NUM_SPECIAL) if id_ not in ENDS]
@@ -45,15 +42,13 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What was written."""
+class ExportResult:
+    """Facts of a folder that was written."""
 
     folder: Path
     step: int
-    architecture: str
-    lacking: list[str]
-    """What the model has that `nanochat` of `transformers` lacks; empty without modeling code."""
     left_out: list[str]
+    """Parts of the model that are not exported, in words."""
     bytes: int
     """Of the weights."""
     parameters: int
@@ -67,7 +62,7 @@ def export_to_hf(
     dtype: Dtype = "float32",
     overwrite: bool = False,
     max_file_bytes: int = MAX_FILE_BYTES,
-) -> Exported:
+) -> ExportResult:
     """Write the folder, whole or not at all.
 
     Args:
@@ -81,18 +76,16 @@ def export_to_hf(
     Raises:
         UserError: `out` may not be written, the disk is full, or the checkpoint is damaged.
     """
-    with whole_folder(out, overwrite=overwrite, known=_is_ours) as folder:
+    with atomic_directory(out, overwrite=overwrite, known=_is_ours) as folder:
         config = checkpoint.config()
         ours = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32).state_dict()
-        lacking = native.lacking(config, ours)
-        architecture = remote_code.ARCHITECTURE if lacking else native.ARCHITECTURE
-        weights = (remote_code.custom_weights if lacking else native.native_weights)(config, ours)
-        weights = {name: _cast(weight, getattr(torch, dtype)) for name, weight in weights.items()}
-        exported = Exported(
+        weights = {
+            name: _cast(weight, getattr(torch, dtype))
+            for name, weight in remote_code.exported_weights(config, ours).items()
+        }
+        result = ExportResult(
             folder=out,
             step=checkpoint.step,
-            architecture=architecture,
-            lacking=lacking,
             left_out=_left_out(config),
             bytes=sum(weight.nbytes for weight in weights.values()),
             parameters=sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
@@ -100,17 +93,15 @@ def export_to_hf(
         storage = Storage(folder)
         _write_weights(storage, weights, max_file_bytes)
         tokenizer_export.export_hf(checkpoint.tokenizer(), folder)
-        record = (remote_code.custom_config if lacking else native.native_config)(config)
-        storage.write_json("config.json", {**record, **_COMMON, "dtype": dtype})
+        storage.write_json("config.json", {**remote_code.exported_config(config), **_COMMON, "dtype": dtype})
         storage.write_json("generation_config.json", {**_TOKENS, "suppress_tokens": SUPPRESSED})
-        for name, source in (remote_code.sources() if lacking else {}).items():
+        for name, source in remote_code.source_files().items():
             storage.write(name, source)
         card = model_card(
-            checkpoint, run, architecture=architecture, lacking=lacking, left_out=exported.left_out,
-            dtype=dtype, parameters=exported.parameters,
-        )  # fmt: skip
+            checkpoint, run, left_out=result.left_out, dtype=dtype, parameters=result.parameters
+        )
         storage.write("README.md", card.encode())
-    return exported
+    return result
 
 
 _TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": list(ENDS), "pad_token_id": PAD}
@@ -123,7 +114,7 @@ def _left_out(config: ModelConfig) -> list[str]:
 
 
 def _is_ours(name: str) -> bool:
-    return name in FILES or _PART.fullmatch(name) is not None
+    return name in FILES or _NUMBERED.fullmatch(name) is not None
 
 
 def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:

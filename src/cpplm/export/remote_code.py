@@ -1,4 +1,10 @@
-"""Models as our own modeling code for `transformers` (`cpplm.export.modeling`) reads them: any of ours.
+"""Modeling code for `transformers`: the model's own source, generated for a flat folder, and an adapter.
+
+`transformers` imports the Python files of a model's folder as one package, when a user trusts them
+(`trust_remote_code=True`); it wants them side by side, with relative imports. So each file of `cpplm.model`
+that decoding needs is copied, and its imports of cpplm are rewritten: `from cpplm.model.layers import norm`
+becomes `from .layers_cpplm import norm`. Kernels are not copied: what is imported from them comes from
+`modeling/kernels_cpplm.py`, in plain PyTorch.
 
 The heads that predict further tokens are left out: they only draft what the model then checks, and
 `transformers` would not ask them.
@@ -6,100 +12,73 @@ The heads that predict further tokens are left out: they only draft what the mod
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 from torch import Tensor
 
-from cpplm.export import native
-from cpplm.model.config import INDUCTION_LENGTHS, EngramConfig, ModelConfig
-from cpplm.model.ngram_hash import hash_multipliers, table_rows
+from cpplm import __version__
+from cpplm.core.settings import to_dict
+from cpplm.model.config import ModelConfig
 
 ARCHITECTURE = "CpplmForCausalLM"
-SOURCES = ("configuration_cpplm.py", "modeling_cpplm.py", "attention_cpplm.py", "memory_cpplm.py")
-NAMES = {
-    **native.NAMES,
-    ".mlp.gate.": ".mlp.gate_proj.",
-    ".mlp.up.": ".mlp.up_proj.",
-    ".mlp.down.": ".mlp.down_proj.",
-    ".attention.value_": ".self_attn.value_",
-    ".attention.indexer.": ".self_attn.indexer.",
-}
-TOP = ("residual_scales", "embedding_scales", "smear_", "backout_scale", "induction.")  # of the model itself
+_MODELING = "cpplm.export.modeling."
+_KERNELS = "cpplm.model.kernels."
+_COPIED = {
+    f"cpplm.{name}": f"{name.removeprefix('model.').replace('.', '_')}_cpplm"
+    for name in (
+        "core.errors", "model.config", "model.layers", "model.kernels.masks", "model.kv_cache.view",
+        "model.ngram_hash", "model.engram", "model.hyper_connections", "model.induction", "model.attention",
+        "model.block", "model.decoder",
+    )
+}  # fmt: skip
+_WRITTEN = ("configuration_cpplm", "modeling_cpplm", "cache_cpplm", "kernels_cpplm")
+_FILES = _COPIED | {_MODELING + name: name for name in _WRITTEN}
+SOURCES = tuple(f"{name}.py" for name in _FILES.values())
+_IMPORT = re.compile(r"^from (cpplm[\w.]*) import ", re.MULTILINE)
 
 
-def sources() -> dict[str, bytes]:
-    """The files of modeling code."""
-    folder = files("cpplm.export").joinpath("modeling")
-    return {name: folder.joinpath(name).read_bytes() for name in SOURCES}
+def source_files() -> dict[str, bytes]:
+    """The Python files of an export, by name."""
+    return {f"{name}.py": _standalone(module).encode() for module, name in _FILES.items()}
 
 
-def custom_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by the names of the modeling code."""
-    renamed: dict[str, Tensor] = {}
+def _standalone(module: str) -> str:
+    folder, _, name = module.rpartition(".")
+    source = files(folder).joinpath(f"{name}.py").read_text(encoding="utf-8")
+    return f"# From cpplm {__version__}, {module} (Apache-2.0).\n" + _IMPORT.sub(_relative, source)
+
+
+def _relative(line: re.Match[str]) -> str:
+    module = line[1]
+    if module not in _FILES and module.startswith(_KERNELS):
+        module = f"{_MODELING}kernels_cpplm"
+    return f"from .{_FILES[module]} import "
+
+
+def exported_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by the names of the modeling code, without the rows of padding that our tables have."""
+    exported: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        if name.startswith("multi_token."):
-            continue
-        prefix = "model." if name.startswith(TOP) else ""
-        renamed[prefix + native.rename(name, NAMES)] = native.unpadded(name, weight, config)
-    return renamed
+        of_vocabulary = name.endswith(("embedding.weight", "lm_head.weight"))
+        if not name.startswith("multi_token."):
+            prefix = "" if name.startswith("lm_head.") else "model.decoder."
+            exported[prefix + name] = weight[: config.vocab_size] if of_vocabulary else weight
+    return exported
 
 
-def custom_config(config: ModelConfig) -> dict[str, Any]:
-    """What `config.json` says of the architecture; `CpplmConfig` explains each entry."""
-    windows, streams, dsa = config.windows(), config.hyper_connections, config.dsa
-    short = [window for window in windows if window is not None]
+def exported_config(config: ModelConfig) -> dict[str, Any]:
+    """The architecture's part of `config.json`."""
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "cpplm",
         "auto_map": {
             "AutoConfig": "configuration_cpplm.CpplmConfig",
             "AutoModel": "modeling_cpplm.CpplmModel",
-            "AutoModelForCausalLM": "modeling_cpplm.CpplmForCausalLM",
+            "AutoModelForCausalLM": f"modeling_cpplm.{ARCHITECTURE}",
         },
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.model_dim,
-        "intermediate_size": config.mlp_dim,
-        "hidden_act": "silu" if config.mlp == "swiglu" else "relu2",
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_seq_len,
-        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
-        "sliding_window": short[0] + 1 if short else None,  # there the token itself counts
-        "rope_theta": config.rope_base,
-        "qk_scale": config.qk_scale,
-        "final_logit_softcapping": config.logit_softcap,
-        "value_embedding_layers": [
-            layer for layer in range(config.num_layers) if config.has_value_embedding(layer)
-        ],
-        "smear": config.smear,
-        "induction_lengths": list(INDUCTION_LENGTHS) if config.induction else None,
-        "backout_layer": config.backout_layer() if config.backout else None,
-        "ngrams": None if config.engram is None else _ngrams(config.engram),
-        "streams": streams and {"count": streams.num_streams, "iterations": streams.sinkhorn_iterations},
-        "sparse_attention": dsa
-        and {
-            "first_layer": dsa.start_layer,
-            "top_k": dsa.top_k,
-            "local_window": dsa.local_window,
-            "heads": dsa.indexer_heads,
-            "head_dim": dsa.indexer_dim,
-        },
-    }
-
-
-def _ngrams(engram: EngramConfig) -> dict[str, Any]:
-    shape = {"kind": engram.kind, "layers": list(engram.layers), "orders": list(engram.ngram_orders)}
-    if engram.kind == "local":
-        return {**shape, "bottleneck_dim": engram.bottleneck_dim}
-    return {
-        **shape,
-        "heads": engram.num_heads,
-        "head_dim": engram.head_dim,
-        "taps": engram.kernel_size,
-        "table_rows": [table_rows(engram, layer) for layer in engram.layers],
-        "multipliers": [hash_multipliers(engram, layer) for layer in engram.layers],
+        "shape": to_dict(dataclasses.replace(config, mtp=None)),
     }

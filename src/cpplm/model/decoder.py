@@ -120,7 +120,8 @@ class Decoder(nn.Module):
             cache: what came before them; they count as read when the cache advances.
             documents_BT: attention stays inside the document that each token names; not with a cache.
         """
-        return self.states(self._context(ids_BT, cache, documents_BT, self.embed_ngrams(ids_BT, cache)))[0]
+        ngram_embeddings = self.embed_ngrams(ids_BT, cache)
+        return self.states(self.forward_context(ids_BT, cache, documents_BT, ngram_embeddings))[0]
 
     def embed_ngrams(self, ids_BT: Tensor, cache: CacheView | None = None) -> dict[int, Tensor]:
         """Embeddings of the n-grams that end at these tokens, by layer with an n-gram memory."""
@@ -130,7 +131,7 @@ class Decoder(nn.Module):
             if isinstance(block.engram, EngramMemory)
         }
 
-    def _context(
+    def forward_context(
         self,
         ids_BT: Tensor,
         cache: CacheView | None = None,

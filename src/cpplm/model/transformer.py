@@ -65,9 +65,9 @@ class Transformer(Decoder):
             specs += head.cache_specs()
         return specs
 
-    def _context(self, *arguments: Any, **options: Any) -> ForwardContext:
+    def forward_context(self, *arguments: Any, **options: Any) -> ForwardContext:
         """As the kernels' settings and the indexers' warm-up ask for."""
-        return super()._context(
+        return super().forward_context(
             *arguments, **options,
             dense=self.dense_attention, backend=self.kernels.attention,
             gradient_checkpointing=self.kernels.gradient_checkpointing,
@@ -84,7 +84,7 @@ class Transformer(Decoder):
             next_ids_BT: the tokens that follow those that `hidden_BTC` was computed from.
             cache: at these positions; it was made for this head, too (see `cache_specs`).
         """
-        context = self._context(next_ids_BT, cache)
+        context = self.forward_context(next_ids_BT, cache)
         return self.multi_token[head](hidden_BTC, self._embed(next_ids_BT), context)
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
@@ -111,11 +111,12 @@ class Transformer(Decoder):
             ngram_embeddings: from `embed_ngrams` for these tokens, when it was called before.
         """
         ngram_embeddings = self.embed_ngrams(ids_BT) if ngram_embeddings is None else ngram_embeddings
-        hidden_BTC, divergence = self.states(self._context(ids_BT, None, documents_BT, ngram_embeddings))
+        context = self.forward_context(ids_BT, None, documents_BT, ngram_embeddings)
+        hidden_BTC, divergence = self.states(context)
         next_token = self._cross_entropy(hidden_BTC, targets_BT, "mean")
         mtp_loss = torch.zeros((), device=ids_BT.device)
         head_targets = mtp_targets(targets_BT, len(self.multi_token))
-        context = self._context(ids_BT, documents_BT=documents_BT)
+        context = self.forward_context(ids_BT, documents_BT=documents_BT)
         for head, (next_ids_BT, mtp_targets_BT) in zip(self.multi_token, head_targets, strict=True):
             hidden_BTC = head(hidden_BTC, self._embed(next_ids_BT), context)
             mtp_loss = mtp_loss + self._cross_entropy(hidden_BTC, mtp_targets_BT, "mean") / len(

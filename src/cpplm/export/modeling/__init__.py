@@ -1,1 +1,1 @@
-"""Files that go into an export: modeling code for `transformers`, which needs nothing of cpplm."""
+"""Hand-written modeling code of an export; `remote_code.py` puts it beside the model's own source."""
