@@ -1,21 +1,22 @@
 """Models of ours, as checkpoints and as `transformers` computes them."""
 
 import dataclasses
+import functools
 import json
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationMixin
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.export.hf import ENDS, SUPPRESSED
-from cpplm.export.modeling.configuration_cpplm import CpplmConfig
-from cpplm.export.modeling.modeling_cpplm import CpplmForCausalLM
-from cpplm.export.remote_code import custom_config, custom_weights
+from cpplm.export.remote_code import exported_config, exported_weights, source_files
 from cpplm.generate.engine import Engine
 from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import SchedulerLimits
@@ -26,17 +27,21 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.save import write_checkpoint
 from tests.generate.naive import greedy
-from tests.model.features import DECODED, PLAIN, random_model
+from tests.model.features import CHANGES, DECODED, PLAIN, random_model
 
 CONTEXT = 64
-CLOSE = {"atol": 1e-4, "rtol": 0.0}
-# Windows of 32 tokens in the S layers.
-CONFIGS = {name: dataclasses.replace(config, max_seq_len=CONTEXT) for name, config in DECODED.items()} | {
-    "shared": dataclasses.replace(PLAIN, max_seq_len=CONTEXT, num_kv_heads=1, window_pattern="SL")
+# Windows of 32 tokens in the S layers. "others" has what excludes a part of "all".
+CONFIGS = {
+    name: dataclasses.replace(config, max_seq_len=CONTEXT)
+    for name, config in {
+        "plain": PLAIN,
+        "all": DECODED["all"],
+        "others": dataclasses.replace(
+            DECODED["all, local"], num_kv_heads=1, window_pattern="SL", **CHANGES["swiglu"]
+        ),
+    }.items()
 }
-# All features together, of the two kinds of n-gram memory, and attention alone.
-MIXED = ("all", "all, local", "shared")
-NATIVE = dataclasses.replace(PLAIN, max_seq_len=CONTEXT, window_pattern="L", rope_base=50_000.0)
+EACH = pytest.mark.parametrize("name", CONFIGS)
 
 
 def random_of(config: ModelConfig, vocab_size: int = PLAIN.vocab_size, seed: int = 0) -> Transformer:
@@ -47,21 +52,21 @@ def random_of(config: ModelConfig, vocab_size: int = PLAIN.vocab_size, seed: int
     return model
 
 
-def native_model(config: ModelConfig = NATIVE, vocab_size: int = PLAIN.vocab_size) -> Transformer:
-    """Random weights without a mixed-in embedding; the residual stream is scaled, up to the first layer's."""
-    model = random_of(config, vocab_size)
-    with torch.no_grad():
-        model.residual_scales.copy_(torch.linspace(0.7, 1.4, config.num_layers))
-        model.embedding_scales.zero_()
-        model.embedding_scales[0] = 0.5
-    return model
+@functools.cache
+def modeling_code() -> type:
+    """The class for `transformers`, from the files of an export."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, source in source_files().items():
+            Path(folder, name).write_bytes(source)
+        return get_class_from_dynamic_module("modeling_cpplm.CpplmForCausalLM", folder)
 
 
-def as_custom(model: Transformer) -> CpplmForCausalLM:
+def as_exported(model: Transformer) -> GenerationMixin:
     """The modeling code with a model's weights, without a folder between."""
-    config = CpplmConfig(**custom_config(model.config), attn_implementation="sdpa")
-    theirs = CpplmForCausalLM(config)
-    theirs.load_state_dict(custom_weights(model.config, model.state_dict()), strict=True)
+    architecture = modeling_code()
+    config = architecture.config_class(**exported_config(model.config), attn_implementation="sdpa")
+    theirs = architecture(config)
+    theirs.load_state_dict(exported_weights(model.config, model.state_dict()), strict=True)
     return theirs.eval()
 
 
@@ -82,12 +87,6 @@ def save(model: Transformer, tokenizer: Tokenizer, folder: Path, step: int = 7, 
 def load(folder: Path, **options: Any) -> GenerationMixin:
     options = {"dtype": torch.float32, "trust_remote_code": True, **options}
     return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options).eval()
-
-
-def each_but_slowly(*fast: str) -> pytest.MarkDecorator:
-    """Every configuration; those that are not named only where slow tests run."""
-    names = [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in CONFIGS]
-    return pytest.mark.parametrize("name", names)
 
 
 def generate(
@@ -111,8 +110,8 @@ def written_by_our_engine(
     """Greedy continuations of all rows at once."""
     requests = [GenerationRequest(tuple(row), greedy(count)) for row in rows]
     answers = Engine(model, tokenizer).complete_many(requests, SchedulerLimits(max_batch=len(rows)))
-    found = {answer.number: list(answer.completions[0].ids) for answer in answers}
-    return [found[number] for number in range(len(rows))]
+    ids = {answer.number: list(answer.completions[0].ids) for answer in answers}
+    return [ids[number] for number in range(len(rows))]
 
 
 def prompts(vocab_size: int, *lengths: int) -> list[list[int]]:
@@ -126,7 +125,7 @@ def ids_of(config: ModelConfig, *shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(64, config.vocab_size, shape, generator=generator)
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Logits to 1e-4, of which there is something to compare."""
     assert expected.std() > 0.3
-    torch.testing.assert_close(found, expected, **CLOSE)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)

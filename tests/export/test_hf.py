@@ -1,12 +1,13 @@
 """The folder: complete, readable by `transformers`, whole or not there at all."""
 
+import itertools
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,24 +19,26 @@ from cpplm.core.errors import UserError
 from cpplm.core.run_log import RunLog
 from cpplm.core.storage import Storage
 from cpplm.evaluate.models.hf_model import HfModel
+from cpplm.export import atomic_directory
 from cpplm.export.hf import export_to_hf
-from cpplm.export.remote_code import SOURCES, custom_weights
+from cpplm.export.remote_code import SOURCES, exported_weights
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.conversations import render_for_completion
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint, open_run
+from tests.commands import cpplm
 from tests.export.models import (
     CONFIGS,
     CONTEXT,
-    MIXED,
     assert_close,
-    each_but_slowly,
+    generate,
     ids_of,
     load,
+    prompts,
     random_of,
     save,
+    written_by_our_engine,
 )
-from tests.train.checkpoint.test_async_writer import on_a_disk_of_its_own
 from tests.train.checkpoints import files_below
 
 COMPLETE = sorted(
@@ -66,18 +69,6 @@ def folder(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> 
 # ---- what is in it ----------------------------------------------------------------------------------------
 
 
-@each_but_slowly(*MIXED)
-@torch.no_grad()
-def test_loaded_logits(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    ours = random_of(CONFIGS[name], tokenizer.vocab_size)
-    exported = export_to_hf(save(ours, tokenizer, tmp_path / "run"), tmp_path / "hf")
-    theirs = load(tmp_path / "hf")
-    assert exported.architecture == type(theirs).__name__ == "CpplmForCausalLM"
-    assert exported.parameters == sum(weight.numel() for weight in theirs.parameters())
-    ids = ids_of(ours.config, 2, CONTEXT)
-    assert_close(theirs(ids).logits, ours(ids))
-
-
 @torch.no_grad()
 def test_files(folder: Path, ours: Transformer, tokenizer: Tokenizer) -> None:
     assert files_below(folder) == COMPLETE
@@ -87,8 +78,11 @@ def test_files(folder: Path, ours: Transformer, tokenizer: Tokenizer) -> None:
     assert config.dtype == torch.float32
     generation = GenerationConfig.from_pretrained(folder)
     assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (2, [3, 2, 23], 0)
+    theirs, ids = load(folder), ids_of(ours.config, 2, CONTEXT)
+    assert_close(theirs(ids).logits, ours(ids))
+    rows = prompts(tokenizer.vocab_size, 1, 30, 7)
+    assert generate(theirs, rows, 20) == written_by_our_engine(ours, tokenizer, rows, 20)
     base = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
-    ids = ids_of(ours.config, 1, 20)
     torch.testing.assert_close(base(ids).last_hidden_state, ours.hidden_states(ids), atol=1e-4, rtol=0)
     exported = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     messages = [{"role": "user", "content": "What is 2 << 3?"}]
@@ -131,18 +125,12 @@ def test_half_the_space(checkpoint: Checkpoint, ours: Transformer, tmp_path: Pat
     weights = load_file(tmp_path / "hf" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16, torch.int64}
     assert exported.bytes == sum(tensor.nbytes for tensor in weights.values())
-    for name, weight in custom_weights(ours.config, ours.state_dict()).items():
+    for name, weight in exported_weights(ours.config, ours.state_dict()).items():
         assert torch.equal(weights[name], weight.bfloat16() if weight.is_floating_point() else weight)
     theirs = load(tmp_path / "hf", dtype="auto")
     assert theirs.dtype == torch.bfloat16
-    ids = ids_of(ours.config, 1, 30)
-    rounded = Transformer(ours.config)
-    rounded.load_state_dict(
-        {n: w.bfloat16().float() if w.is_floating_point() else w for n, w in ours.state_dict().items()}
-    )
     with torch.no_grad():
-        assert_close(load(tmp_path / "hf")(ids).logits, rounded(ids))
-        assert bool(theirs(ids).logits.isfinite().all())
+        assert bool(theirs(ids_of(ours.config, 1, 30)).logits.isfinite().all())
 
 
 @torch.no_grad()
@@ -196,7 +184,7 @@ def test_card_of_a_run(ours: Transformer, tokenizer: Tokenizer, tmp_path: Path) 
         "| fingerprint of the corpus | `c0ffee` |", "| preset | cpplm |", "| seed | 5 |",
         "| bits per byte | 1.5313 | of 123,456 bytes of held-out code, during training |",
         "| bits per byte | 1.6000 | of held-out code, `cpplm evaluate bpb` |",
-        "`<BOS><FIM_PREFIX>`", "- n-gram memory of the kind 'memory' in layers 0, 2\n",
+        "`<BOS><FIM_PREFIX>`",
         "2 heads for further tokens (MTP)", f"| vocabulary | {tokenizer.vocab_size:,} tokens |",
     ):  # fmt: skip
         assert expected in card
@@ -248,113 +236,85 @@ def test_what_no_export_wrote_is_never_deleted(checkpoint: Checkpoint, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "hf"]
 
 
-def test_a_failure_leaves_nothing(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where an older export is to be replaced, and between the two renames."""
-    out = tmp_path / "hf"
+def test_a_damaged_checkpoint_leaves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
     broken = Checkpoint(checkpoint.storage, checkpoint.step, {**checkpoint.files, "tokenizer.json": {}})
     with pytest.raises(UserError, match="is damaged"):
-        export_to_hf(broken, out)
+        export_to_hf(broken, tmp_path / "hf")
     assert list(tmp_path.iterdir()) == []
+
+
+class Killed(BaseException):
+    """Nothing cleans up behind it."""
+
+
+STOPS = [(Killed(), 1), (KeyboardInterrupt(), 5), (OSError(28, "No space"), 5)]
+
+
+def stop_at_change(patch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
+    """Raise at the n-th file that is written or folder that is renamed."""
+    changes = itertools.count()
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def changed(*arguments: object) -> object:
+            if next(changes) == number:
+                if isinstance(error, Killed):
+                    patch.setattr(atomic_directory, "_clear", lambda *paths: None)
+                raise error
+            return change(*arguments)
+
+        return changed
+
+    for owner, name in ((Storage, "write"), (Storage, "open_write"), (Path, "rename")):
+        patch.setattr(owner, name, counted(getattr(owner, name)))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "step"),
+    [
+        (Killed(), Killed, 1),
+        (KeyboardInterrupt(), KeyboardInterrupt, 5),
+        (OSError(28, "No space"), UserError, 5),
+    ],
+    ids=["kill", "interrupt", "full disk"],
+)
+def test_stopped_at_a_change(
+    error: BaseException, step: int, tokenizer: Tokenizer, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What is there is a whole export, the one that was or the one that replaces it; the next call cleans."""
+    ours, out = random_of(CONFIGS["plain"], tokenizer.vocab_size), tmp_path / "hf"
+    checkpoint = save(ours, tokenizer, tmp_path / "run")
     export_to_hf(checkpoint, out)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    rename = Path.rename
-
-    def fail_second(path: Path, target: Path) -> Path:
-        if path.name.endswith(".unfinished"):
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", fail_second)
-    with pytest.raises(KeyboardInterrupt):
-        export_to_hf(checkpoint, out, dtype="bfloat16", overwrite=True)
-    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
-    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
-
-
-def test_after_a_kill_between_the_renames(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    out = tmp_path / "hf"
-    export_to_hf(checkpoint, out)
-    out.rename(tmp_path / ".hf.before")
-    (tmp_path / ".hf.unfinished").mkdir()
-    (tmp_path / ".hf.unfinished" / "half").write_text("x")
-    with pytest.raises(UserError, match="is not empty"):  # it is back
-        export_to_hf(checkpoint, out)
-    assert files_below(out) == COMPLETE
-    export_to_hf(checkpoint, out, overwrite=True)
-    assert files_below(tmp_path) == [f"hf/{name}" for name in COMPLETE]
-
-
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from cpplm.core.errors import UserError
-from cpplm.export.hf import export_to_hf
-from cpplm.train.checkpoint.format import open_run
-how, run, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-checkpoint = open_run(run)
-if how == "disk":
-    (out / "fill").write_bytes(bytes(3_000_000))
-else:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    export_to_hf(checkpoint, out / "hf")
-except UserError as error:
-    print(error)
-print(sorted(path.name for path in out.iterdir() if path.name != "fill"))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["disk", "limit"])
-def test_full_disk(how: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Once a real file system of 4 MB, once a limit on the length of files."""
-    run, out = tmp_path / "run", tmp_path / "out"
-    out.mkdir()
-    save(random_of(CONFIGS["plain"], 20_000), tokenizer, run)
-    prefix = on_a_disk_of_its_own(out) if how == "disk" else []
-    try:
-        subprocess.run([*prefix, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no file system may be mounted here")
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", FULL_DISK, how, str(run), str(out)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    message, left = done.stdout.splitlines()
-    assert "cannot write" in message
-    assert "Free some space" in message
-    assert left == "[]"
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """What is there is a whole export, of the first kind or of the one that replaces it."""
-    out, chance = tmp_path / "hf", random.Random(0)
-    code = (
-        "import sys; from pathlib import Path; from cpplm.export.hf import export_to_hf;"
-        "from cpplm.train.checkpoint.format import open_run\n"
-        "c = open_run(sys.argv[1]); print('go', flush=True)\n"
-        "while True:\n"
-        " for dtype in ('float32', 'bfloat16'):\n"
-        "  export_to_hf(c, Path(sys.argv[2]), dtype=dtype, overwrite=True)"
-    )
-    for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, checkpoint.storage.location, str(out)], stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"go\n"
-        time.sleep(chance.uniform(0.05, 0.6))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    changes = len(COMPLETE) + 3  # renames: the old one, the new one, the old one to be deleted
+    for number in range(0, changes, step):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(UserError if isinstance(error, OSError) else type(error)),
+        ):
+            stop_at_change(patch, number, error)
+            export_to_hf(checkpoint, out, dtype="bfloat16", overwrite=True)
         folder = out if out.exists() else tmp_path / ".hf.before"
-        if folder.exists():
-            assert files_below(folder) == COMPLETE
-            dtype = json.loads((folder / "config.json").read_text())["dtype"]
-            weights = load_file(folder / "model.safetensors")
-            assert weights["lm_head.weight"].dtype == getattr(torch, dtype)
-    export_to_hf(checkpoint, out, overwrite=True)
-    assert files_below(tmp_path) == [f"hf/{name}" for name in COMPLETE]
+        assert files_below(folder) == COMPLETE
+        dtype = json.loads((folder / "config.json").read_text())["dtype"]
+        assert load_file(folder / "model.safetensors")["lm_head.weight"].dtype == getattr(torch, dtype)
+        assert dtype == ("bfloat16" if number == changes - 1 else "float32")
+        with pytest.raises(UserError, match="is not empty"):
+            export_to_hf(checkpoint, out)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save(random_of(CONFIGS["plain"], tokenizer.vocab_size), tokenizer, tmp_path / "run")
+    command = ("export", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "hf"), "--overwrite")
+    code = f"from cpplm.cli.main import run; print('go', flush=True)\nwhile True: run({command!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    while b"step 7" not in process.stdout.readline():
+        pass
+    time.sleep(random.Random(0).uniform(0.05, 0.6))
+    process.kill()
+    process.wait()
+    assert cpplm(*command).returncode == 0
+    assert files_below(tmp_path / "hf") == COMPLETE
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]

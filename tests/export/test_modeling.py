@@ -1,78 +1,96 @@
 """The modeling code for `transformers` computes what our inference does, for every feature and mixture."""
 
+import ast
 import dataclasses
 import random
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import DynamicCache, StaticCache
+from torch import Tensor
+from transformers import DynamicCache, GenerationMixin, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from cpplm.export.modeling import attention_cpplm
-from cpplm.export.modeling.modeling_cpplm import CpplmForCausalLM
-from cpplm.model.config import (
-    EngramConfig,
-    HyperConnectionsConfig,
-    ModelConfig,
-    MultiTokenConfig,
-    SparseAttentionConfig,
-)
+from cpplm.export.modeling import kernels_cpplm
+from cpplm.export.remote_code import SOURCES, source_files
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.export.models import (
     CONFIGS,
     CONTEXT,
-    MIXED,
-    as_custom,
+    EACH,
+    as_exported,
     assert_close,
-    each_but_slowly,
     generate,
     ids_of,
+    modeling_code,
     prompts,
     random_of,
     written_by_our_engine,
 )
+from tests.model.features import CHANGES, random_config
 
-EACH = pytest.mark.parametrize("name", CONFIGS)
-Pair = tuple[Transformer, CpplmForCausalLM]
+Pair = tuple[Transformer, GenerationMixin]
+AVAILABLE = {*sys.stdlib_module_names, "torch", "transformers"}
 
 
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, Pair]:
     models = {name: random_of(config) for name, config in CONFIGS.items()}
-    return {name: (model, as_custom(model)) for name, model in models.items()}
+    return {name: (model, as_exported(model)) for name, model in models.items()}
+
+
+# ---- the files --------------------------------------------------------------------------------------------
+
+
+def test_files_need_nothing_of_cpplm() -> None:
+    """Each other, `transformers`, torch and the standard library; and none builds code or reads pickles."""
+    sources = source_files()
+    assert sorted(sources) == sorted(SOURCES)
+    for source in sources.values():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                assert {alias.name.partition(".")[0] for alias in node.names} <= AVAILABLE
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                assert (node.level, f"{node.module}.py" in SOURCES) == (1, True)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module.partition(".")[0] in AVAILABLE
+            elif isinstance(node, ast.Name):
+                assert node.id not in ("eval", "exec", "compile", "__import__", "pickle")
 
 
 # ---- logits -----------------------------------------------------------------------------------------------
 
 
+def in_pieces(
+    theirs: GenerationMixin, ids: Tensor, lengths: Iterable[int], mask: Tensor | None = None, past: Any = None
+) -> tuple[Tensor, Any]:
+    """Logits of the tokens, read piece by piece behind a cache, and that cache."""
+    parts: list[Tensor] = []
+    for length in lengths:
+        begin = sum(part.size(1) for part in parts)
+        seen = None if mask is None else mask[:, : begin + length]
+        out = theirs(ids[:, begin : begin + length], seen, past_key_values=past, use_cache=True)
+        parts, past = [*parts, out.logits], out.past_key_values
+    return torch.cat(parts, dim=1), past
+
+
 @EACH
 @torch.no_grad()
 def test_logits(pairs: dict[str, Pair], name: str) -> None:
-    ours, theirs = pairs[name]
-    ids = ids_of(ours.config, 3, CONTEXT)
-    assert_close(theirs(ids, use_cache=False).logits, ours(ids))
-
-
-@EACH
-@torch.no_grad()
-def test_logits_in_pieces(pairs: dict[str, Pair], name: str) -> None:
-    """Long and short ones behind a cache, which `transformers` has made or the model itself."""
+    """In one pass, and in long and short pieces behind a cache, which is given or made by the model."""
     ours, theirs = pairs[name]
     ids = ids_of(ours.config, 2, CONTEXT)
     expected = ours(ids)
+    assert_close(theirs(ids, use_cache=False).logits, expected)
     for cache in (None, DynamicCache(config=theirs.config), DynamicCache()):
-        parts, past, begin = [], cache, 0
-        for length in (1, 1, 30, 1, 13, 2, *[1] * 16):
-            out = theirs(ids[:, begin : begin + length], past_key_values=past, use_cache=True)
-            past, begin = out.past_key_values, begin + length
-            parts.append(out.logits)
-        assert begin == CONTEXT
+        logits, past = in_pieces(theirs, ids, (1, 1, 30, 1, 13, 2, *[1] * 16), past=cache)
+        assert_close(logits, expected)
         assert cache is None or past is cache
-        assert_close(torch.cat(parts, dim=1), expected)
 
 
 @EACH
@@ -85,117 +103,54 @@ def test_padding_on_the_left(pairs: dict[str, Pair], name: str) -> None:
     ids = torch.stack([torch.cat((torch.full((CONTEXT - len(row),), PAD), row)) for row in rows])
     mask = torch.stack([(torch.arange(CONTEXT) >= CONTEXT - length).long() for length in lengths])
     whole = theirs(ids, attention_mask=mask, use_cache=False).logits
-    parts, past, begin = [], None, 0
-    for length in (20, 40, 1, 1, 2):
-        seen, piece = slice(begin + length), slice(begin, begin + length)
-        out = theirs(ids[:, piece], attention_mask=mask[:, seen], past_key_values=past, use_cache=True)
-        past, begin = out.past_key_values, begin + length
-        parts.append(out.logits)
-    for found in (whole, torch.cat(parts, dim=1)):
-        assert bool(found.isfinite().all())
-        for row, logits in zip(rows, found, strict=True):
+    for logits_BTV in (whole, in_pieces(theirs, ids, (20, 40, 1, 1, 2), mask)[0]):
+        assert bool(logits_BTV.isfinite().all())
+        for row, logits in zip(rows, logits_BTV, strict=True):
             torch.testing.assert_close(logits[-len(row) :], ours(row[None])[0], atol=1e-4, rtol=0)
 
 
-engrams = st.one_of(
-    st.none(),
-    st.builds(
-        EngramConfig,
-        layers=st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True).map(tuple),
-        ngram_orders=st.lists(st.integers(2, 5), min_size=1, max_size=3, unique=True).map(tuple),
-        num_heads=st.integers(1, 3),
-        head_dim=st.integers(1, 5),
-        table_size=st.integers(1, 60),
-        kernel_size=st.integers(1, 4),
-    ),
-    st.builds(
-        EngramConfig,
-        kind=st.just("local"),
-        layers=st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True).map(tuple),
-        ngram_orders=st.lists(st.integers(2, 5), min_size=1, max_size=3, unique=True).map(tuple),
-        bottleneck_dim=st.integers(1, 9),
-    ),
-)
-sparse = st.builds(
-    SparseAttentionConfig,
-    start_layer=st.integers(0, 2),
-    top_k=st.integers(4, 40),
-    local_window=st.integers(0, 3),
-    indexer_heads=st.integers(1, 3),
-    indexer_dim=st.sampled_from([2, 6]),
-)
-configs = st.builds(
-    ModelConfig,
-    vocab_size=st.integers(65, 140),
-    num_layers=st.just(3),
-    model_dim=st.sampled_from([8, 24, 40]),
-    num_heads=st.sampled_from([2, 4]),
-    num_kv_heads=st.sampled_from([1, 2]),
-    head_dim=st.sampled_from([2, 8]),
-    max_seq_len=st.sampled_from([8, 33, CONTEXT]),
-    window_pattern=st.text("SL", min_size=1, max_size=3),
-    mlp=st.sampled_from(["relu2", "swiglu"]),
-    mlp_ratio=st.integers(1, 4),
-    rope_base=st.sampled_from([100.0, 100_000.0]),
-    qk_scale=st.sampled_from([1.0, 1.2]),
-    logit_softcap=st.sampled_from([5.0, 15.0]),
-    value_embeddings=st.booleans(),
-    smear=st.booleans(),
-    induction=st.booleans(),
-    backout=st.booleans(),
-    engram=engrams,
-    hyper_connections=st.none() | st.builds(HyperConnectionsConfig, st.integers(2, 3), st.integers(1, 3)),
-    mtp=st.none() | st.just(MultiTokenConfig(1)),
-    dsa=st.none() | sparse,
-)
-
-
-@settings(max_examples=25)
-@given(configs, st.integers(0, 2**20))
+@pytest.mark.parametrize("seed", range(8))
 @torch.no_grad()
-def test_mixtures_of_features(config: ModelConfig, seed: int) -> None:
+def test_mixtures_of_features(seed: int) -> None:
     """In one pass, and padded behind a cache in random pieces."""
+    config, chance = random_config(seed), random.Random(seed)
     ours = random_of(config, config.vocab_size, seed)
-    theirs = as_custom(ours)
-    ids = ids_of(config, 2, 40, seed=seed)
+    theirs, ids = as_exported(ours), ids_of(config, 2, 40, seed=seed)
     expected = ours(ids)
     torch.testing.assert_close(theirs(ids, use_cache=False).logits, expected, atol=1e-4, rtol=0)
-    chance = random.Random(seed)
     padding = chance.randint(0, 9)
     padded = torch.cat((torch.full((2, padding), PAD), ids), dim=1)
     mask = (torch.arange(padding + 40) >= padding).long().expand(2, -1)
-    parts, past, begin = [], None, 0
-    while begin < padding + 40:
-        end = min(padding + 40, begin + chance.choice((1, 1, 5, 17)))
-        out = theirs(padded[:, begin:end], mask[:, :end], past_key_values=past, use_cache=True)
-        past, begin = out.past_key_values, end
-        parts.append(out.logits)
-    torch.testing.assert_close(torch.cat(parts, dim=1)[:, padding:], expected, atol=1e-4, rtol=0)
+    pieces = [*chance.choices((1, 1, 5, 9), k=4), padding + 40]
+    logits, _ = in_pieces(theirs, padded, [*pieces[:-1], pieces[-1] - sum(pieces[:-1])], mask)
+    torch.testing.assert_close(logits[:, padding:], expected, atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
 def test_sparse_attention_in_blocks(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = pairs["sparse"]
+    ours, theirs = pairs["all"]
     ids = ids_of(ours.config, 2, CONTEXT)
-    monkeypatch.setattr(attention_cpplm, "BLOCK_ELEMENTS", 7 * 2 * 6 * CONTEXT)
+    kernels = sys.modules[theirs.__module__.replace("modeling_", "kernels_")]
+    monkeypatch.setattr(kernels, "BLOCK_ELEMENTS", 7 * 2 * 6 * CONTEXT)
     assert_close(theirs(ids, use_cache=False).logits, ours(ids))
 
 
-@EACH
+@pytest.mark.parametrize("name", ["plain", "all"])
 def test_loss(pairs: dict[str, Pair], name: str) -> None:
     ours, theirs = pairs[name]
     ids = ids_of(ours.config, 2, 30)
     labels = ids.clone()
     labels[0, :11] = -100
     targets = torch.cat((labels[:, 1:], torch.full((2, 1), -100)), dim=1)
-    found = theirs(ids, labels=labels).loss
+    loss = theirs(ids, labels=labels).loss
     with torch.no_grad():
-        torch.testing.assert_close(found, ours.loss(ids, targets.where(targets >= 0, -1)), atol=1e-4, rtol=0)
-    found.backward()
-    gradient = theirs.model.embed_tokens.weight.grad
-    assert gradient is not None
-    assert bool(gradient.isfinite().all())
-    assert bool((gradient != 0).any())
+        torch.testing.assert_close(loss, ours.loss(ids, targets.where(targets >= 0, -1)), atol=1e-4, rtol=0)
+    loss.backward()
+    gradients = [w.grad for name, w in theirs.named_parameters() if "indexer" not in name]
+    for gradient in gradients:
+        assert gradient is not None
+        assert not gradient.is_sparse
+        assert bool(gradient.isfinite().all())
     theirs.zero_grad()
 
 
@@ -211,14 +166,28 @@ def test_last_logits_alone_and_tuples(pairs: dict[str, Pair]) -> None:
     torch.testing.assert_close(states[0], ours.hidden_states(ids), atol=1e-4, rtol=0)
 
 
+@torch.no_grad()
+def test_a_model_that_is_not_read_from_files(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    """Every weight has a value; tokens can be added, and the model is read again with them."""
+    config = pairs["all"][1].config
+    assert bool(modeling_code()(config)(ids_of(CONFIGS["all"], 1, 20)).logits.isfinite().all())
+    ours = random_of(CONFIGS["plain"])
+    theirs = as_exported(ours)
+    theirs.resize_token_embeddings(ours.config.vocab_size + 3)
+    theirs.save_pretrained(tmp_path)
+    ids = ids_of(ours.config, 1, 20)
+    again = modeling_code().from_pretrained(tmp_path)
+    assert_close(again(ids).logits[..., : ours.config.vocab_size], ours(ids))
+
+
 # ---- generate ---------------------------------------------------------------------------------------------
 
 
-@each_but_slowly(*MIXED, "sparse")
+@EACH
 def test_greedy_as_our_engine(name: str, tokenizer: Tokenizer) -> None:
     """Of prompts of different lengths, up to the end of the context, past the windows."""
     model = random_of(CONFIGS[name], tokenizer.vocab_size)
-    theirs, rows = as_custom(model), prompts(tokenizer.vocab_size, 1, 30, 7)
+    theirs, rows = as_exported(model), prompts(tokenizer.vocab_size, 1, 30, 7)
     count = CONTEXT - 31
     expected = written_by_our_engine(model, tokenizer, rows, count)
     assert [len(row) for row in expected] == [count] * 3
@@ -226,7 +195,7 @@ def test_greedy_as_our_engine(name: str, tokenizer: Tokenizer) -> None:
     assert generate(theirs, rows[1:2], count) == expected[1:2]
 
 
-@each_but_slowly(*MIXED)
+@EACH
 def test_what_transformers_does_to_a_cache(pairs: dict[str, Pair], name: str) -> None:
     """Rows that change places (beams), tokens taken back (drafts from the prompt): as without a cache."""
     _, theirs = pairs[name]
@@ -258,39 +227,32 @@ def test_what_it_cannot_work_with(pairs: dict[str, Pair]) -> None:
 
 
 @torch.no_grad()
-def test_attention_of_another_backend(pairs: dict[str, Pair]) -> None:
-    """Such as vLLM's: it is told the layer, the scale and the window, and refused what it cannot keep."""
-    told = {}
+def test_attention_of_another_backend(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as vLLM's: it learns the layer, the scale and the window; what it cannot keep is refused."""
+    calls = {}
 
     def spy(module, query, key, value, mask, *, scaling, sliding_window, marker, **rest):
-        told[module.layer_idx] = (sliding_window, marker)
-        assert mask is None
-        distance = torch.arange(query.size(2))[:, None] - torch.arange(key.size(2))
-        seen = (distance >= 0) & (distance < (sliding_window or CONTEXT))
-        return attention_cpplm.attend(query, key, value, seen, scaling).transpose(1, 2), None
+        calls[module.layer_idx] = (sliding_window, marker)
+        assert (mask, scaling) == (None, module.head_dim**-0.5)
+        window = None if sliding_window is None else sliding_window - 1
+        return kernels_cpplm.attention(query, key, value, window=window).transpose(1, 2), None
 
     ALL_ATTENTION_FUNCTIONS.register("spy", spy)
-    for name, allowed in {"values": True, "streams": True, "smear": False, "sparse": False}.items():
-        ours, theirs = pairs[name]
-        ids = ids_of(ours.config, 1, CONTEXT)
-        theirs.config._attn_implementation = "spy"
-        try:
-            if allowed:
-                assert_close(theirs(ids, use_cache=False, marker="kept").logits, ours(ids))
-                assert told == {0: (33, "kept"), 1: (33, "kept"), 2: (33, "kept"), 3: (None, "kept")}
-            else:
-                with pytest.raises(
-                    ValueError, match=f"cannot keep.*{'index keys' if name == 'sparse' else name}"
-                ):
-                    theirs(ids)
-        finally:
-            theirs.config._attn_implementation = "sdpa"
+    ours = random_of(dataclasses.replace(CONFIGS["plain"], **CHANGES["values"], **CHANGES["streams"]))
+    theirs, ids = as_exported(ours), ids_of(ours.config, 1, CONTEXT)
+    monkeypatch.setattr(theirs.config, "_attn_implementation", "spy")
+    assert_close(theirs(ids, use_cache=False, marker="passed on").logits, ours(ids))
+    assert calls == {layer: (33 if layer < 3 else None, "passed on") for layer in range(4)}
+    other = pairs["all"][1]
+    monkeypatch.setattr(other.config, "_attn_implementation", "spy")
+    with pytest.raises(ValueError, match=r"cannot keep.*engram ids.*index keys, induction ids, smear$"):
+        other(ids)
 
 
 def test_a_window_is_not_forgotten() -> None:
     """The configuration of `transformers` counts the token itself, ours does not."""
     config = dataclasses.replace(CONFIGS["plain"], short_window="quarter", max_seq_len=256, num_layers=5)
-    theirs = as_custom(random_of(config))
+    theirs = as_exported(random_of(config))
     assert config.windows() == [128, 128, 128, None, None]
     assert theirs.config.sliding_window == 129
-    assert [layer.self_attn.earlier for layer in theirs.model.layers] == config.windows()
+    assert theirs.config.layer_types == ["sliding_attention"] * 3 + ["full_attention"] * 2

@@ -6,7 +6,7 @@ import pytest
 
 from cpplm.jax.layer_scan import LayerKind, Segment, layer_kinds, segments, unrolled
 from cpplm.model.config import ModelConfig, SparseAttentionConfig
-from tests.jax.twins import random_config
+from tests.model.features import random_config
 
 
 @pytest.mark.parametrize("seed", range(40))

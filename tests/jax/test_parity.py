@@ -18,10 +18,10 @@ from tests.jax.twins import (
     by_torch,
     checkpoint,
     make_batch,
-    random_config,
     rounding,
     torch_model,
 )
+from tests.model.features import random_config
 
 
 def compare(config: ModelConfig, batch: dict[str, Any], run: RunSettings = EXACT, seed: int = 0) -> None:

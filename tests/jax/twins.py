@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from typing import Any
 
 import jax
@@ -15,13 +14,7 @@ from jax.sharding import Mesh
 from cpplm.jax.model import loss
 from cpplm.jax.param_stacking import partition_params, stack_params, unstack_params
 from cpplm.jax.settings import RunSettings
-from cpplm.model.config import (
-    EngramConfig,
-    HyperConnectionsConfig,
-    ModelConfig,
-    MultiTokenConfig,
-    SparseAttentionConfig,
-)
+from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.model.features import CHANGES, CONFIGS, LOCAL, random_model
@@ -36,58 +29,6 @@ assert set(CHANGES) < set(TWINS)
 
 Found = tuple[dict[str, float], dict[str, np.ndarray]]
 """Losses by name, gradients by the checkpoint's names."""
-
-
-def random_config(seed: int) -> ModelConfig:
-    """Any mixture of features, but for what float32 cannot compare.
-
-    Norms of two channels are nearly signs: PyTorch's own gradients are then 4e-4 off those of float64. Taking
-    a share of the last layer's output off itself (backout in a model of two layers) has no gradient.
-    """
-    chance = random.Random(seed)
-    layers = chance.randint(1, 9)
-    some = tuple(sorted(chance.sample(range(layers), chance.randint(1, layers))))
-    engram = chance.choice(
-        [
-            None,
-            EngramConfig(
-                layers=some, num_heads=2, head_dim=4, table_size=20, kernel_size=chance.randint(1, 4)
-            ),
-            EngramConfig(
-                kind="local", layers=some, ngram_orders=chance.choice([(2,), (2, 4)]), bottleneck_dim=5
-            ),
-        ]
-    )
-    sparse = SparseAttentionConfig(
-        start_layer=chance.randrange(layers),
-        top_k=chance.choice([4, 9, 40]),
-        local_window=chance.randint(0, 3),
-        indexer_heads=chance.randint(1, 3),
-        indexer_dim=chance.choice([2, 6]),
-    )
-    return ModelConfig(
-        vocab_size=chance.randint(65, 140),
-        num_layers=layers,
-        model_dim=chance.choice([8, 24, 40]),
-        num_heads=4,
-        num_kv_heads=chance.choice([1, 2, 4]),
-        head_dim=chance.choice([4, 8]),
-        max_seq_len=chance.choice([9, 33]),
-        window_pattern="".join(chance.choices("SL", k=chance.randint(1, 4))),
-        mlp=chance.choice(["relu2", "swiglu"]),
-        mlp_ratio=chance.randint(1, 4),
-        rope_base=chance.choice([100.0, 100_000.0]),
-        qk_scale=chance.choice([1.0, 1.2]),
-        logit_softcap=chance.choice([5.0, 15.0]),
-        value_embeddings=chance.random() < 0.5,
-        smear=chance.random() < 0.5,
-        backout=chance.random() < 0.5 and layers > 2,
-        engram=engram,
-        hyper_connections=chance.choice([None, HyperConnectionsConfig(chance.randint(2, 4), 5)]),
-        mtp=chance.choice([None, MultiTokenConfig(chance.randint(1, 2))]),
-        dsa=chance.choice([None, sparse]),
-        induction=chance.random() < 0.5,
-    )
 
 
 def torch_model(config: ModelConfig, seed: int = 0) -> Transformer:
