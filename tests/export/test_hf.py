@@ -268,15 +268,7 @@ def stop_at_change(patch: pytest.MonkeyPatch, number: int, error: BaseException)
         patch.setattr(owner, name, counted(getattr(owner, name)))
 
 
-@pytest.mark.parametrize(
-    ("error", "raised", "step"),
-    [
-        (Killed(), Killed, 1),
-        (KeyboardInterrupt(), KeyboardInterrupt, 5),
-        (OSError(28, "No space"), UserError, 5),
-    ],
-    ids=["kill", "interrupt", "full disk"],
-)
+@pytest.mark.parametrize(("error", "step"), STOPS)
 def test_stopped_at_a_change(
     error: BaseException, step: int, tokenizer: Tokenizer, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

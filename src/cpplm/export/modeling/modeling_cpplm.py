@@ -84,11 +84,11 @@ class CpplmModel(CpplmPreTrainedModel):
         """What each layer of a cache holds."""
         return cache_layers(self.decoder.cache_specs())
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         """The table of tokens."""
         return self.decoder.embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Put another table of tokens in its place."""
         self.decoder.embedding = value
 
