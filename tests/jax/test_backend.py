@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cpplm.jax.backend  # noqa: F401  (registers itself)
 from cpplm.core.errors import UserError
 from cpplm.core.run_log import read_run_log
 from cpplm.jax import distributed
