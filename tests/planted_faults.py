@@ -8,8 +8,8 @@ one fails, beginning with the paths that the entry names; if none fails, the slo
     python tests/planted_faults.py --only mask cache    those whose names hold one of these words
     python tests/planted_faults.py --check              only see that each piece is there exactly once
 
-A test that fails without the fault, too, is no proof and ends the program. The last line of stdout is one JSON
-object: by fault the tier and the test that caught it.
+A test that fails without the fault, too, is no proof and ends the program. The last line of stdout is one
+JSON object: by fault the tier and the test that caught it.
 """
 
 import argparse

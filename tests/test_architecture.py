@@ -98,3 +98,19 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
         if any(entry.is_file() for entry in path.rglob("*"))
     }
     assert folders - {"src"} == {name for name in top if (ROOT / name).is_dir()} - {"src/cpplm", ".ci"}
+
+
+def test_docs_name_files_that_exist() -> None:
+    """Files in backticks, and links; a benchmark of an earlier commit is named with that commit."""
+    folders = ("src", "tests", "benchmarks", "recipes", "scripts", "examples")
+    files = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    files.append("/pyproject.toml")
+    wrong = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        for match in re.finditer(r"`(?:python )?([\w./-]+\.(?:py|toml|sh))\b[^`]*`(?! of commit)", text):
+            if not any(file.endswith(f"/{match[1]}") for file in files):
+                wrong.append(f"{page.name}: {match[1]}")
+        links = re.findall(r"\]\(([\w./-]+\.md)", text)
+        wrong += [f"{page.name}: {link}" for link in links if not (page.parent / link).exists()]
+    assert wrong == []
