@@ -16,7 +16,10 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.texts import cpp_document, make_tokenizer
 
 # A busy machine is no failure; CI tries the same examples each time, a developer new ones.
-hypothesis.settings.register_profile("cpplm", deadline=None, derandomize="CI" in os.environ)
+# `pytest --hypothesis-profile=thorough` tries ten times as many.
+_ANY_SPEED = {"deadline": None, "derandomize": "CI" in os.environ}
+hypothesis.settings.register_profile("cpplm", max_examples=30, **_ANY_SPEED)
+hypothesis.settings.register_profile("thorough", max_examples=300, **_ANY_SPEED)
 hypothesis.settings.load_profile("cpplm")
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -36,7 +36,7 @@ def test_code(exported, tokenizer: Tokenizer) -> None:
         assert exported.decode(tokenizer.encode(text)) == text
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(
     text=st.text(max_size=60)
     | st.text("-=*/ \n\t#", max_size=90)

@@ -14,6 +14,7 @@ import io
 import itertools
 import re
 import sys
+import textwrap
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -216,6 +217,7 @@ def recipe_arguments(cls: type, path: Path) -> list[str]:
 
 
 TYRO_CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+_COMPLETION_HELP = 48  # characters; the whole script has to fit into an argument of a process
 _OWN_RULE = object()
 """Marks a class that tyro's own rule shall read."""
 
@@ -224,7 +226,7 @@ def tyro_registry(*, completion: bool = False) -> ConstructorRegistry:
     """Build the rules by which tyro reads settings: those of `Argument`, and no hint for an empty default.
 
     Args:
-        completion: for a shell's completion: every setting has its flag, and one sentence of help.
+        completion: for a shell's completion: every setting has its flag, and a short help.
     """
 
     def described(field: StructFieldSpec) -> StructFieldSpec:
@@ -241,7 +243,8 @@ def tyro_registry(*, completion: bool = False) -> ConstructorRegistry:
         if completion:
             text = field.helptext() if callable(field.helptext) else field.helptext
             sentence = re.split(r"[.:;]\s", " ".join((text or "").split()))[0].rstrip(".")
-            extras.append(tyro.conf.arg(help=sentence, help_behavior_hint=""))
+            short = textwrap.shorten(sentence, _COMPLETION_HELP, placeholder=" ...")
+            extras.append(tyro.conf.arg(help=short, help_behavior_hint=""))
         return dataclasses.replace(field, type=Annotated[(field.type, *extras)] if extras else field.type)  # type: ignore[arg-type]
 
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
