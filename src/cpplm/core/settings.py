@@ -243,8 +243,8 @@ def tyro_registry(*, completion: bool = False) -> ConstructorRegistry:
         if completion:
             text = field.helptext() if callable(field.helptext) else field.helptext
             sentence = re.split(r"[.:;]\s", " ".join((text or "").split()))[0].rstrip(".")
-            short = textwrap.shorten(sentence, _COMPLETION_HELP, placeholder=" ...")
-            extras.append(tyro.conf.arg(help=short, help_behavior_hint=""))
+            brief = textwrap.shorten(sentence, _COMPLETION_HELP, placeholder=" ...")
+            extras.append(tyro.conf.arg(help=brief, help_behavior_hint=""))
         return dataclasses.replace(field, type=Annotated[(field.type, *extras)] if extras else field.type)  # type: ignore[arg-type]
 
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
