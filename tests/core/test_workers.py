@@ -1,4 +1,4 @@
-"""Worker processes and signals."""
+"""Worker processes and signals; work divided among them."""
 
 import multiprocessing
 import os
@@ -8,9 +8,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.core.workers import worker_pool
+from cpplm.core.workers import partition_by_size, worker_pool
 
 
 def own_pid() -> int:
@@ -58,3 +60,17 @@ def test_a_killed_worker_is_an_error() -> None:
         worker = pool.submit(own_pid).result()
         os.kill(worker, signal.SIGKILL)
         pool.submit(own_pid).result()
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 100), max_size=20), st.integers(1, 6))
+def test_every_name_once_and_nobody_has_much_more_than_the_others(sizes: dict[str, int], count: int) -> None:
+    shares = partition_by_size(sizes, count)
+    assert len(shares) == count
+    assert sorted(name for share in shares for name in share) == sorted(sizes)
+    assert shares == partition_by_size(dict(reversed(sizes.items())), count)
+    loads = [sum(sizes[name] for name in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+
+
+def test_the_largest_first() -> None:
+    assert partition_by_size({"a": 1, "b": 5, "c": 3, "d": 3}, 2) == [["b", "a"], ["c", "d"]]

@@ -32,6 +32,12 @@ def test_json_and_back(state: LoaderState) -> None:
     assert LoaderState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
+def test_older_checkpoints_call_the_streams_lanes() -> None:
+    state = LoaderState(8, {3: (StreamState(Cursor(1, 2, 3), 4, (DocumentRef(1, 2, 5, 0, 7),)), None)}, 16, 9)
+    lanes = [[[1, 2, 3], 4, [[1, 2, 5, 0, 7]]], None]
+    assert LoaderState.from_json({"rows": 8, "seq_len": 16, "seed": 9, "lanes": {"3": lanes}}) == state
+
+
 @given(states, st.integers(1, 5))
 def test_merging_parts_gives_the_whole(state: LoaderState, parts: int) -> None:
     def part(number: int) -> LoaderState:

@@ -1,14 +1,15 @@
-"""Worker processes that end with what started them."""
+"""Worker processes that end with what started them, and work divided among workers."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import heapq
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
@@ -71,3 +72,22 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool._result_queue._writer.close()  # type: ignore[attr-defined]
         pool.shutdown(wait=True, cancel_futures=True)
         theirs.close()
+
+
+def partition_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Names by size: largest first, each to whoever has least so far (Graham 1969, LPT rule).
+
+    Args:
+        sizes: per name, in any unit. Every worker has to pass the same ones; their order is of no account.
+        count: workers.
+
+    Returns:
+        For each worker its names, largest first; none when there are too few.
+    """
+    shares: list[list[str]] = [[] for _ in range(count)]
+    loads = [(0, worker) for worker in range(count)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, worker = heapq.heappop(loads)
+        heapq.heappush(loads, (load + sizes[name], worker))
+        shares[worker].append(name)
+    return shares

@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 
 from cpplm.core.errors import UserError
-from cpplm.core.partition import partition_by_size
+from cpplm.core.workers import partition_by_size
 from cpplm.corpus.project_cache import ProjectJob, run_project_jobs
 
 

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
-from cpplm.core.partition import partition_by_size
+from cpplm.core.workers import partition_by_size
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, partition_spec
 from cpplm.jax.param_stacking import is_stacked
 from cpplm.model.config import ModelConfig

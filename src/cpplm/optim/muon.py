@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from cpplm.core.partition import partition_by_size
+from cpplm.core.workers import partition_by_size
 from cpplm.optim.buckets import AdamWBucket, MuonBucket, ParamBucket, ParamGroup, ShardedMuonBucket, StepRates
 from cpplm.optim.collectives import Collectives
 

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from cpplm.core.errors import UserError
-from cpplm.core.partition import partition_by_size
+from cpplm.core.workers import partition_by_size
 from cpplm.model.transformer import Transformer
 from cpplm.train.distributed import DistContext, TorchDistContext
 
