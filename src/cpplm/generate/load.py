@@ -44,7 +44,7 @@ def prepare_for_inference(model: Transformer) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.to(model.compute_dtype)
-    pack_linear_layers(model, kept=("lm_head",))  # whose weight the loss reads
+    pack_linear_layers(model, keep_weights=("lm_head",))  # whose weight the loss reads
     for module in model.modules():
         if isinstance(module, TransformerBlock) and model.compute_dtype == torch.bfloat16:
             enable_decode_kernels(module)

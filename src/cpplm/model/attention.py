@@ -30,7 +30,7 @@ class ForwardContext:
 
     ids_BT: Tensor
     positions: Tensor
-    """As `rotary_angles` takes them."""
+    """Positions as `rotary_angles` takes them."""
     angles: Angles
     cache: CacheView | None = None
     documents_BS: Tensor | None = None

@@ -19,7 +19,7 @@ class TransformerBlock(nn.Module):
     """Sublayers on the normalized residual stream, BTC, or on streams, BTNC, with hyper-connections."""
 
     def __init__(self, config: ModelConfig, layer: int, part: str = "") -> None:
-        """Uninitialised.
+        """Uninitialized.
 
         Args:
             config: of the model that the block is a layer of.

@@ -24,11 +24,11 @@ SMEAR_GATE_INPUTS = 24  # channels that gate the token before, likewise
 INDUCTION_LENGTHS = (1, 2, 4, 8)  # of matches that are told apart: each the double of the one before
 
 
-def _at_least(settings: object, least: int, *names: str) -> None:
+def _at_least(settings: object, minimum: int, *names: str) -> None:
     for name in names:
-        if getattr(settings, name) < least:
+        if getattr(settings, name) < minimum:
             owner = type(settings).__name__
-            raise UserError(f"{owner}: {name} is {getattr(settings, name)}, it must be at least {least}")
+            raise UserError(f"{owner}: {name} is {getattr(settings, name)}, it must be at least {minimum}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class EngramConfig:
         head_dim: int = 0,
         **rest: Any,
     ) -> EngramConfig:
-        """What is not given, from the model's size: in its second and its middle layer, as wide as it is."""
+        """Derive what is not given from the model: in its second and middle layer, as wide as it is."""
         orders = ngram_orders or ((2, 3) if kind == "memory" else (2, 3, 4))
         return cls(
             kind=kind,
@@ -98,7 +98,7 @@ class HyperConnectionsConfig:
     num_streams: int = 4
     """Copies of the residual stream."""
     sinkhorn_iterations: int = 20
-    """Alternating normalisations of rows and columns."""
+    """Alternating normalizations of rows and columns."""
 
     def __post_init__(self) -> None:
         _at_least(self, 2, "num_streams")
@@ -304,11 +304,11 @@ class ModelConfig:
         return self.window_pattern[layer % len(self.window_pattern)]
 
     def has_value_embedding(self, layer: int) -> bool:
-        """Whether the layer adds an embedding to its values: every second one, counted from the last."""
+        """True if the layer adds an embedding to its values: every second one, counted from the last."""
         return self.value_embeddings and layer % 2 == (self.num_layers - 1) % 2
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether the layer attends to the indexer's choice."""
+        """True if the layer attends to the indexer's choice."""
         return self.dsa is not None and layer >= self.dsa.start_layer
 
     def multi_token_block(self) -> ModelConfig:

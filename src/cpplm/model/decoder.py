@@ -107,13 +107,13 @@ class Decoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.embedding.weight.device
 
     def hidden_states(
         self, ids_BT: Tensor, cache: CacheView | None = None, documents_BT: Tensor | None = None
     ) -> Tensor:
-        """Normalised output of the last block, shape BTC, for tokens that follow those in the cache.
+        """Normalized output of the last block, shape BTC, for tokens that follow those in the cache.
 
         Args:
             ids_BT: the tokens.
@@ -139,7 +139,7 @@ class Decoder(nn.Module):
         ngram_embeddings: dict[int, Tensor] | None = None,
         **options: Any,
     ) -> ForwardContext:
-        """What all layers share; `options` are further fields of it."""
+        """The inputs that all layers share; `options` are further fields of it."""
         if cache is None:
             positions = torch.arange(ids_BT.size(1), device=ids_BT.device, dtype=torch.float32)
         else:
@@ -151,7 +151,7 @@ class Decoder(nn.Module):
         )  # fmt: skip
 
     def states(self, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        """Normalised states BTC, and the mean divergence of the indexers."""
+        """Normalized states BTC, and the mean divergence of the indexers."""
         config, ids_BT, cache = self.config, context.ids_BT, context.cache
         embedded_BTC = self._smear(self._embed(ids_BT), cache)
         if self.induction is not None:

@@ -94,10 +94,10 @@ class EngramMemory(nn.Module):
         return self.table(self.addresses(ids_BT, cache)).flatten(-2)
 
     def forward(self, x_BTC: Tensor, ngrams_BTX: Tensor, cache: CacheView | None) -> Tensor:
-        """What the memory adds to the residual stream, shape BTC.
+        """The memory's contribution to the residual stream, shape BTC.
 
         Args:
-            x_BTC: the normalised residual stream.
+            x_BTC: the normalized residual stream.
             found_BTX: what `embed_ngrams` gave for these tokens.
             cache: what was read before, in decoding.
         """
@@ -141,7 +141,7 @@ class NgramBranch(nn.Module):
         return [KVCacheSpec(self._states, (self.taps.size(1),), self.lookback)]
 
     def forward(self, x_BTC: Tensor, cache: CacheView | None) -> Tensor:
-        """What the branch adds to the residual stream, shape BTC."""
+        """The branch's contribution to the residual stream, shape BTC."""
         lookback, length = self.lookback, x_BTC.size(1)
         rows_BSX = with_history(cache, self._states, self.reduce(x_BTC), lookback)
         total: Tensor | None = None

@@ -1,4 +1,4 @@
-"""How many parameters a model has and how many operations one token costs, from the configuration alone.
+"""Counts of parameters, and of floating-point operations per token, from the configuration alone.
 
 Operations are those of training, forward and backward: 6 per weight of a matrix product (Kaplan et al. 2020,
 arXiv 2001.08361, section 2.1), and 12 * heads * head_dim per visible key. Lookups and what is done element by
@@ -102,8 +102,8 @@ def _engram(config: ModelConfig) -> tuple[int, int, int]:
         bottleneck = layers * memory.bottleneck_dim
         return 0, 2 * width * bottleneck, sum(memory.ngram_orders) * bottleneck
     entries = sum(sum(table_rows(memory, layer)) for layer in memory.layers) * memory.head_dim
-    found = len(memory.ngram_orders) * memory.num_heads * memory.head_dim
-    return entries, layers * 2 * found * width, layers * memory.kernel_size * width
+    width_of_ngrams = len(memory.ngram_orders) * memory.num_heads * memory.head_dim
+    return entries, layers * 2 * width_of_ngrams * width, layers * memory.kernel_size * width
 
 
 def _indexer_matrices(config: ModelConfig) -> int:

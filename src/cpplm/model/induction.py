@@ -1,4 +1,4 @@
-"""What followed the last time: the token behind the longest earlier match of the context's end.
+"""Induction: the token that followed the longest earlier match of the context's end.
 
 Code repeats itself, and a transformer learns only late to look where its last tokens stood before (induction
 heads, Olsson et al. 2022, arXiv 2209.11895). Here that place is found by comparing ids, as in the n-gram
@@ -58,13 +58,13 @@ class Induction(nn.Module):
         return (followers_BT - 1).clamp(min=0), lengths_BT
 
     def forward(self, next_embed_BTC: Tensor, lengths_BT: Tensor) -> Tensor:
-        """What the embeddings take in, shape BTC, of the embeddings of what followed."""
+        """The part of the embeddings of the next tokens that is added to the embeddings, shape BTC."""
         scales_BT = F.pad(self.scales.to(next_embed_BTC.dtype), (1, 0))[lengths_BT]
         return scales_BT.unsqueeze(-1) * self.mix(next_embed_BTC)
 
 
 def match_next_token(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """See `Induction.find`, for rows from their start: by sorting, in O(T log T).
+    """Match rows from their start (see `Induction.match`) by sorting, in O(T log T).
 
     A run of tokens has the rank of its last half and that of the half before; equal pairs are equal runs, so
     that each doubling takes one sort (prefix doubling, Karp, Miller and Rosenberg 1972). In a stable sort the
@@ -92,7 +92,7 @@ def match_next_token(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tupl
 
 
 def match_next_token_incremental(ids_BS: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """See `Induction.find`, for the last `count` tokens: by comparing each with all before it.
+    """Match the last `count` tokens (see `Induction.match`) by comparing each with all before it.
 
     Rows are padded in front with ids that no token has.
     """

@@ -31,15 +31,15 @@ class MultiTokenHead(nn.Module):
         self.block = TransformerBlock(config.multi_token_block(), 0, f"head {head} ")
 
     def cache_specs(self) -> list[KVCacheSpec]:
-        """What the head keeps of earlier tokens while decoding."""
+        """Tensors that the head caches per token in decoding."""
         return self.block.cache_specs()
 
     def forward(self, hidden_BTC: Tensor, next_embedded_BTC: Tensor, context: ForwardContext) -> Tensor:
-        """Normalised states, shape BTC, that predict one token further than `hidden_BTC`.
+        """Normalized states, shape BTC, that predict one token further than `hidden_BTC`.
 
         Args:
-            hidden_BTC: normalised states of the model, or of the head before this one.
-            next_embedded_BTC: normalised embeddings of the tokens that `hidden_BTC` predicts.
+            hidden_BTC: normalized states of the model, or of the head before this one.
+            next_embedded_BTC: normalized embeddings of the tokens that `hidden_BTC` predicts.
             context: of the positions of `hidden_BTC`.
         """
         merged_BTC = self.merge(torch.cat((hidden_BTC, next_embedded_BTC), dim=-1))
@@ -48,7 +48,7 @@ class MultiTokenHead(nn.Module):
 
 
 def mtp_targets(targets_BT: Tensor, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each head, the ids that it is told and the targets that it has, both BT.
+    """Yield for each head its input ids and its targets, both BT.
 
     A head has a target where all tokens up to it are known: none is ignored, none lies behind the row's end.
     """

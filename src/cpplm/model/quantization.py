@@ -89,7 +89,7 @@ def require_fp8(*, emulate: bool = False) -> None:
 
 
 def missing_for_fp8() -> list[str]:
-    """What this machine lacks for FP8, in words; empty when nothing."""
+    """The things that this machine lacks for FP8, in words."""
     return _missing_torchao() + _missing_gpu(FP8_CAPABILITY, "Ada, Hopper, Blackwell")
 
 
@@ -165,11 +165,11 @@ class _Nvfp4Linear(nn.Module):
         return product
 
 
-def _missing_gpu(least: tuple[int, int], generations: str) -> list[str]:
+def _missing_gpu(needed: tuple[int, int], generations: str) -> list[str]:
     here = "there is none here"
     if torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
-        if capability >= least:
+        if capability >= needed:
             return []
         here = f"this one has {capability[0]}.{capability[1]}"
-    return [f"a GPU of compute capability {least[0]}.{least[1]} or newer ({generations}), {here}"]
+    return [f"a GPU of compute capability {needed[0]}.{needed[1]} or newer ({generations}), {here}"]

@@ -1,4 +1,4 @@
-"""What `cpplm train` lets its user choose about the model, beyond the depth."""
+"""Settings of `cpplm train` about the model, beyond the depth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Switch = Literal["preset", "on", "off"]
 
 @dataclass(frozen=True)
 class ArchitectureSettings:
-    """Features of the model; what is not said follows from the preset."""
+    """Features of the model; those that are not given follow from the preset."""
 
     preset: Literal["cpplm", "seed", "nanochat"] = "cpplm"
     """Recipe behind the depth: ours, the first one without additions, or nanochat's of July 2026."""
@@ -31,7 +31,7 @@ class ArchitectureSettings:
     rope_base: float = -1.0
     """Base of the rotary frequencies (-1 = the preset's)."""
     qk_scale: float = -1.0
-    """Factor on normalised queries and keys (-1 = the preset's)."""
+    """Factor on normalized queries and keys (-1 = the preset's)."""
     value_embeddings: Switch = "preset"
     """Gated embeddings of the token among the values of every second layer."""
     smear: Switch = "preset"
@@ -61,7 +61,7 @@ class ArchitectureSettings:
     mhc_num_branches: int = 4
     """Residual streams."""
     mhc_sinkhorn_iters: int = 20
-    """Normalisations of rows and columns."""
+    """Normalizations of rows and columns."""
 
     mtp: bool = False
     """Also train to predict further tokens."""
@@ -112,7 +112,7 @@ class ArchitectureSettings:
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
 
     def _engram_kind(self) -> Literal["off", "memory", "local"]:
-        """What was asked for, or what the preset has."""
+        """The kind that was asked for, or that the preset has."""
         if self.engram != "preset":
             return self.engram
         return "memory" if self.preset == "cpplm" else "off"
@@ -120,8 +120,8 @@ class ArchitectureSettings:
     def _refuse_idle(self, feature: str, on: bool, switch: str) -> None:
         """A value of a feature that is off would do nothing."""
         for field in dataclasses.fields(self):
-            given = getattr(self, field.name) != field.default
-            if not on and given and field.name.startswith(f"{feature}_"):
+            is_set = getattr(self, field.name) != field.default
+            if not on and is_set and field.name.startswith(f"{feature}_"):
                 raise UserError(
                     f"--{field.name} does nothing without {switch}", fix=f"Add {switch}, or leave it out."
                 )
@@ -194,13 +194,13 @@ class ArchitectureSettings:
         return self.mtp_lambda if progress < 2 / 3 else self.mtp_final_lambda
 
     def dense_attention(self, progress: float) -> bool:
-        """Whether sparse layers still attend to everything."""
+        """True while sparse layers still attend to everything."""
         return self.dsa and progress < self.dsa_warmup_ratio
 
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """How the model is computed; none of it changes what is computed, but for rounding."""
+    """Ways to compute the model; they change nothing but rounding."""
 
     kernel: Literal["auto", "native", "chunked", "cce", "liger"] = "auto"
     """Loss kernel; `cpplm doctor` shows what auto is here."""

@@ -66,7 +66,7 @@ class Transformer(Decoder):
         return specs
 
     def forward_context(self, *arguments: Any, **options: Any) -> ForwardContext:
-        """As the kernels' settings and the indexers' warm-up ask for."""
+        """The context with the kernels' settings and the state of the indexers' warm-up."""
         return super().forward_context(
             *arguments, **options,
             dense=self.dense_attention, backend=self.kernels.attention,

@@ -133,7 +133,7 @@ class ParamBucket(ABC):
 
     @abstractmethod
     def layout(self, key: str) -> Layout:
-        """Where the ranks have one kind of state."""
+        """The layout of one kind of state."""
 
     @property
     def owned(self) -> list[str]:

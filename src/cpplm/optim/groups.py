@@ -1,4 +1,4 @@
-"""Which parameter learns by which rule at which rate.
+"""Assignment of parameters to update rules and learning rates.
 
 Base rates hold at a batch of 2^19 tokens and a width of 768; others follow from them: all rates by the square
 root of the batch, AdamW's also by width^-0.5, weight decay by 1/depth^2 or by the length of the run.

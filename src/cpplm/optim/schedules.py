@@ -29,7 +29,7 @@ class LearningRates:
     weight_decay: float = 0.2
     """Cautious weight decay of the matrices at depth 12."""
     weight_decay_by: Literal["depth", "horizon"] = "depth"
-    """What it follows: 1/depth^2, or sqrt(batch) / training tokens, which keeps its time scale in epochs."""
+    """Scale of it: 1/depth^2, or sqrt(batch) / training tokens, which keeps its time scale in epochs."""
     adam_beta1: float = 0.8
     """AdamW's decay of the first moment."""
     adam_beta2: float = 0.95
@@ -69,7 +69,7 @@ class Schedule:
     muon_final_momentum: float = 0.95
     """Muon's momentum at the end, reached while the learning rate falls."""
     weight_decay_shape: Literal["linear", "cosine"] = "linear"
-    """How weight decay goes to zero over the run."""
+    """Shape of the weight decay's way to zero over the run."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_ratio", "warmdown_ratio", "final_lr_frac"):

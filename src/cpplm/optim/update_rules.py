@@ -50,7 +50,7 @@ def equilibrate_rows(matrices: Tensor) -> Tensor:
 def snap_norm(matrices: Tensor) -> Tensor:
     """Frobenius norms brought to that of an orthogonal matrix, sqrt(min(rows, columns)).
 
-    Five steps of Polar Express leave singular values around 1, not at 1. A coarser form of the normalisation
+    Five steps of Polar Express leave singular values around 1, not at 1. A coarser form of the normalization
     after the polar factor in Muon+ (arXiv 2602.21545), which is by row or column.
 
     Args:

@@ -7,7 +7,7 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_dtype
 from cpplm.model.config import ModelConfig
-from cpplm.model.kernels.selection import training_kernels
+from cpplm.model.kernels.selection import select_training_kernels
 from cpplm.model.quantization import convert_to_fp8, convert_to_nvfp4, require_fp8, require_nvfp4
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
@@ -38,7 +38,7 @@ def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.d
     if (kernels.fp8 or kernels.nvfp4) and dtype != torch.bfloat16:
         raise UserError("8-bit and 4-bit products need bfloat16 around them", fix="Leave out --precision.")
     compiling = not settings.no_compile and can_compile(device)
-    return training_kernels(config, kernels, device=device, dtype=dtype, compiling=compiling)
+    return select_training_kernels(config, kernels, device=device, dtype=dtype, compiling=compiling)
 
 
 def build_model(

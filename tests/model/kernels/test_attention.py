@@ -79,7 +79,7 @@ def gradients(mixed, *tensors):
 def test_matches_the_reference(keys, queries, window, heads, documents, backend, rows, together) -> None:
     queries = min(queries, keys)
     *tensors, numbers = inputs(heads, queries, keys, documents=documents)
-    small = {"_MOST_ROWS": rows, "_LEAST_ROWS": rows, "_BLOCK_ELEMENTS": {"cpu": 2**19 if together else 1}}
+    small = {"_MAX_ROWS": rows, "_MIN_ROWS": rows, "_BLOCK_ELEMENTS": {"cpu": 2**19 if together else 1}}
     with patch.multiple(chunked_module, **small):
         ours = attention(*tensors, window=window, documents_BS=numbers, backend=backend)
         ours_gradients = gradients(ours, *tensors)
@@ -234,7 +234,7 @@ def test_a_wrong_choice_says_why_and_what_works(backend: str) -> None:
 
 def test_the_decision_in_words() -> None:
     decision = explain_attention_choice(CPU)
-    assert decision.chosen == "chunked"
+    assert decision.backend == "chunked"
     assert decision.others["sdpa"] == ""
     assert "cuda" in decision.others["flash3"]
     assert decision.describe().startswith("auto -> chunked; also works: sdpa; not here: flex (has no")

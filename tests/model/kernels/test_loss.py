@@ -196,7 +196,7 @@ def test_automatic_choice() -> None:
     assert select_loss_kernel(GPU) == "chunked"
     assert select_loss_kernel(dataclasses.replace(CPU, softcap=61.0)) == "native"
     decision = explain_loss_choice(CPU)
-    assert decision.chosen == "chunked"
+    assert decision.backend == "chunked"
     assert decision.others["native"] == ""
     assert "cuda" in decision.others["cce"]
     assert "exp would overflow" in BACKENDS["chunked"].why_not(dataclasses.replace(CPU, softcap=61.0))

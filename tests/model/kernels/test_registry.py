@@ -55,12 +55,12 @@ def test_nothing_works() -> None:
     only = {"fast": BACKENDS["fast"]}
     with pytest.raises(UserError, match=r"'auto' finds nothing .* What works here: nothing"):
         select_backend("test", only, ("fast",), REQUEST)
-    assert explain_choice(only, ("fast",), REQUEST).chosen == "none"
+    assert explain_choice(only, ("fast",), REQUEST).backend == "none"
 
 
 def test_decision_names_everyone() -> None:
     decision = explain_choice(BACKENDS, ("fast", "plain"), REQUEST)
-    assert decision.chosen == "plain"
+    assert decision.backend == "plain"
     assert set(decision.others) == {"fast", "half", "forward"}
     assert decision.describe() == (
         "auto -> plain; not here: fast (needs a cuda device, this is cpu), half (computes in bfloat16, not "

@@ -7,7 +7,7 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
-from cpplm.model.kernels.selection import training_kernels
+from cpplm.model.kernels.selection import select_training_kernels
 from cpplm.model.settings import KernelSettings
 from tests.model.features import SPARSE
 
@@ -16,15 +16,15 @@ CPU = {"device": torch.device("cpu"), "dtype": torch.float32, "compiling": True}
 
 
 def test_what_auto_takes() -> None:
-    found = training_kernels(CONFIG, KernelSettings(), **CPU)
+    found = select_training_kernels(CONFIG, KernelSettings(), **CPU)
     assert found == {"loss": "chunked", "windowed attention": "chunked", "attention": "sdpa"}
     sparse = dataclasses.replace(CONFIG, dsa=dataclasses.replace(SPARSE, start_layer=0))
-    assert set(training_kernels(sparse, KernelSettings(), **CPU)) == {"loss", "sparse attention"}
+    assert set(select_training_kernels(sparse, KernelSettings(), **CPU)) == {"loss", "sparse attention"}
 
 
 @pytest.mark.parametrize("name", ["sdpa", "chunked"])
 def test_what_was_named(name: str) -> None:
-    found = training_kernels(CONFIG, KernelSettings(attention=name, kernel="native"), **CPU)
+    found = select_training_kernels(CONFIG, KernelSettings(attention=name, kernel="native"), **CPU)
     assert found == {"loss": "native", "windowed attention": name, "attention": name}
 
 
@@ -41,4 +41,4 @@ def test_what_was_named(name: str) -> None:
 )
 def test_what_cannot_be_had(kernels: KernelSettings, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        training_kernels(CONFIG, kernels, **CPU)
+        select_training_kernels(CONFIG, kernels, **CPU)

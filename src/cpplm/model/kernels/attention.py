@@ -96,7 +96,7 @@ class AttentionRequest(KernelRequest):
 
     @property
     def masked(self) -> bool:
-        """Whether more than causality hides keys, or causality needs a mask to be said."""
+        """True if more than causality hides keys, or causality itself needs a mask."""
         return self.window is not None or self.documents or 1 < self.queries != self.keys
 
 
@@ -174,7 +174,7 @@ def select_attention_kernel(request: AttentionRequest, backend: str = "auto") ->
 
 
 def explain_attention_choice(request: AttentionRequest) -> KernelChoice:
-    """What "auto" takes for a request, and why not the others."""
+    """The backend that "auto" means for a request, and why not the others."""
     return explain_choice(BACKENDS, preference(request), request)
 
 
@@ -188,8 +188,8 @@ def _sdpa(
 ) -> Tensor:
     num_queries, num_keys, groups = query_BHTD.size(2), key_BGSD.size(2), key_BGSD.size(1)
     if num_queries <= FEW_QUERIES and query_BHTD.device.type == "cpu" and query_BHTD.dtype in HALF:
-        wide = (tensor.float() for tensor in (query_BHTD, key_BGSD, value_BGSD))
-        return _sdpa(*wide, window=window, documents_BS=documents_BS).to(query_BHTD.dtype)
+        in_float32 = (tensor.float() for tensor in (query_BHTD, key_BGSD, value_BGSD))
+        return _sdpa(*in_float32, window=window, documents_BS=documents_BS).to(query_BHTD.dtype)
     if num_queries == 1 and groups != query_BHTD.size(1):
         # Heads that share keys become queries of one head, so that each key is read once.
         query_BGRD = query_BHTD.view(query_BHTD.size(0), groups, -1, query_BHTD.size(3))

@@ -17,14 +17,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from cpplm.model.kernels.registry import accum_dtype
+
 # Scores of one block: what stays in a CPU's caches, what fills a GPU.
 _BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-_MOST_ROWS = 128  # more would compute more scores that the window hides
-_LEAST_ROWS = 64  # fewer make slow matrix products
+_MAX_ROWS = 128  # more would compute more scores that the window hides
+_MIN_ROWS = 64  # fewer make slow matrix products
 
 
 @dataclass(frozen=True)
-class _Block:
+class _Tile:
     """Some rows of the batch, some queries, and the keys that these reach."""
 
     rows: slice
@@ -40,24 +42,24 @@ def chunked_attention(
     window: int | None,
     documents_BS: Tensor | None,
 ) -> Tensor:
-    """See `attention`; any device, any dtype, any shape."""
+    """Compute `attention` on any device, in any dtype, of any shape."""
     documents = query_BHTD.new_empty(0, dtype=torch.int64) if documents_BS is None else documents_BS
     return _forward(query_BHTD, key_BGSD, value_BGSD, documents, -1 if window is None else window)
 
 
-def _blocks(query: Tensor, key: Tensor, documents: Tensor, window: int) -> Iterator[_Block]:
+def _blocks(query: Tensor, key: Tensor, documents: Tensor, window: int) -> Iterator[_Tile]:
     (batch, heads, num_queries, _), num_keys = query.shape, key.size(2)
-    reach = num_keys if window < 0 else min(num_keys, window + _MOST_ROWS)
+    reach = num_keys if window < 0 else min(num_keys, window + _MAX_ROWS)
     budget = _BLOCK_ELEMENTS.get(query.device.type, _BLOCK_ELEMENTS["cpu"])
-    size = max(_LEAST_ROWS, min(_MOST_ROWS, budget // (heads * reach)))
-    together = max(1, budget // (heads * reach * size))
+    size = max(_MIN_ROWS, min(_MAX_ROWS, budget // (heads * reach)))
+    batch_rows = max(1, budget // (heads * reach * size))
     earlier = num_keys - num_queries
-    for row in range(0, batch, together):
+    for row in range(0, batch, batch_rows):
         for first in range(0, num_queries, size):
             end = min(first + size, num_queries)
             start = 0 if window < 0 else max(0, earlier + first - window)
-            block = _Block(
-                slice(row, min(row + together, batch)), slice(first, end), slice(start, earlier + end)
+            block = _Tile(
+                slice(row, min(row + batch_rows, batch)), slice(first, end), slice(start, earlier + end)
             )
             # Elsewhere than on the CPU it would cost more to wait for the answer than to compute with it.
             if documents.numel() and documents.device.type == "cpu":
@@ -65,7 +67,7 @@ def _blocks(query: Tensor, key: Tensor, documents: Tensor, window: int) -> Itera
             yield block
 
 
-def _without_earlier_documents(block: _Block, documents: Tensor) -> _Block:
+def _without_earlier_documents(block: _Tile, documents: Tensor) -> _Tile:
     """The block without the keys in front of all documents that its queries belong to."""
     num_queries = block.queries.stop - block.queries.start
     key_BK = documents[block.rows, block.keys].contiguous()
@@ -73,13 +75,13 @@ def _without_earlier_documents(block: _Block, documents: Tensor) -> _Block:
     return replace(block, keys=slice(block.keys.start + int(seen_K.int().argmax()), block.keys.stop))
 
 
-def _grouped(heads_BHTD: Tensor, block: _Block, groups: int, dtype: torch.dtype) -> Tensor:
+def _grouped(heads_BHTD: Tensor, block: _Tile, groups: int, dtype: torch.dtype) -> Tensor:
     """The block's queries, or what belongs to them, as (B, G, R * Q, D)."""
     of_block = heads_BHTD[block.rows, :, block.queries].to(dtype)
     return of_block.reshape(of_block.size(0), groups, -1, of_block.size(-1))
 
 
-def _weights(query_BGND: Tensor, key_BGKD: Tensor, documents: Tensor, window: int, block: _Block) -> Tensor:
+def _weights(query_BGND: Tensor, key_BGKD: Tensor, documents: Tensor, window: int, block: _Tile) -> Tensor:
     """Attention weights (B, G, R * Q, K). N is R * Q."""
     scores_BGNK = (query_BGND * query_BGND.size(-1) ** -0.5) @ key_BGKD.mT
     device, num_queries = scores_BGNK.device, block.queries.stop - block.queries.start
@@ -98,13 +100,13 @@ def _weights(query_BGND: Tensor, key_BGKD: Tensor, documents: Tensor, window: in
 
 @torch.library.custom_op("cpplm::chunked_attention", mutates_args=())
 def _forward(query: Tensor, key: Tensor, value: Tensor, documents: Tensor, window: int) -> Tensor:
-    wide = torch.promote_types(query.dtype, torch.float32)
+    accum = accum_dtype(query.dtype)
     mixed, groups = torch.empty_like(query), key.size(1)
-    wide_key, wide_value = key.to(wide), value.to(wide)
+    accum_key, accum_value = key.to(accum), value.to(accum)
     for block in _blocks(query, key, documents, window):
-        query_BGND = _grouped(query, block, groups, wide)
-        weights_BGNK = _weights(query_BGND, wide_key[block.rows, :, block.keys], documents, window, block)
-        of_block = weights_BGNK @ wide_value[block.rows, :, block.keys]
+        query_BGND = _grouped(query, block, groups, accum)
+        weights_BGNK = _weights(query_BGND, accum_key[block.rows, :, block.keys], documents, window, block)
+        of_block = weights_BGNK @ accum_value[block.rows, :, block.keys]
         into = mixed[block.rows, :, block.queries]
         into.copy_(of_block.reshape(into.shape))
     return mixed
@@ -127,22 +129,22 @@ def _backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value: P = softmax(S), dS = P (dP - sum(dO O))."""
-    wide, groups, scale = torch.promote_types(query.dtype, torch.float32), key.size(1), query.size(-1) ** -0.5
+    accum, groups, scale = accum_dtype(query.dtype), key.size(1), query.size(-1) ** -0.5
     of_query = torch.empty_like(query)
-    of_key, of_value = (torch.zeros(key.shape, dtype=wide, device=key.device) for _ in range(2))
-    wide_key, wide_value = key.to(wide), value.to(wide)
+    of_key, of_value = (torch.zeros(key.shape, dtype=accum, device=key.device) for _ in range(2))
+    accum_key, accum_value = key.to(accum), value.to(accum)
     for block in _blocks(query, key, documents, window):
         keys_here = (block.rows, slice(None), block.keys)
         query_BGND, grad_BGND, mixed_BGND = (
-            _grouped(tensor, block, groups, wide) for tensor in (query, grad_mixed, mixed)
+            _grouped(tensor, block, groups, accum) for tensor in (query, grad_mixed, mixed)
         )
-        weights_BGNK = _weights(query_BGND, wide_key[keys_here], documents, window, block)
+        weights_BGNK = _weights(query_BGND, accum_key[keys_here], documents, window, block)
         of_value[keys_here] += weights_BGNK.mT @ grad_BGND
         total_BGN1 = (grad_BGND * mixed_BGND).sum(-1, keepdim=True)
-        of_scores = (grad_BGND @ wide_value[keys_here].mT).sub_(total_BGN1).mul_(weights_BGNK).mul_(scale)
+        of_scores = (grad_BGND @ accum_value[keys_here].mT).sub_(total_BGN1).mul_(weights_BGNK).mul_(scale)
         of_key[keys_here] += of_scores.mT @ query_BGND
         into = of_query[block.rows, :, block.queries]
-        into.copy_((of_scores @ wide_key[keys_here]).reshape(into.shape))
+        into.copy_((of_scores @ accum_key[keys_here]).reshape(into.shape))
     return of_query, of_key.to(key.dtype), of_value.to(value.dtype)
 
 
@@ -153,13 +155,13 @@ def _(grad_mixed, mixed, query, key, value, documents, window):  # type: ignore[
     return (torch.empty_like(query), *like_key)
 
 
-def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.window = inputs
     ctx.save_for_backward(output, *tensors)
 
 
-def _differentiate(ctx, grad_mixed):  # type: ignore[no-untyped-def]
+def _autograd_backward(ctx, grad_mixed):  # type: ignore[no-untyped-def]
     return (*_backward(grad_mixed, *ctx.saved_tensors, ctx.window), None, None)
 
 
-_forward.register_autograd(_differentiate, setup_context=_remember)
+_forward.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cpplm.model.kernels.registry import accum_dtype
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 MAX_SOFTCAP = 60.0  # e^60 times any vocabulary fits float32
@@ -51,7 +52,7 @@ def chunked_loss(
     softcap: float,
     reduction: str,
 ) -> Tensor:
-    """See `linear_cross_entropy`; any device, softcap up to 60."""
+    """Compute `linear_cross_entropy` on any device, with a softcap up to 60."""
     fused = torch.compiler.is_compiling()
     if reduction != "mean":
         return _each_loss(hidden_NC, weight_VC, targets_N, vocab_size, softcap, fused)
@@ -119,13 +120,13 @@ def _remember_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-de
     ctx.save_for_backward(hidden, weight, targets)
 
 
-def _differentiate(ctx, upstream):  # type: ignore[no-untyped-def]
+def _autograd_backward(ctx, upstream):  # type: ignore[no-untyped-def]
     hidden, weight, targets = ctx.saved_tensors
     scale = torch.where(targets != IGNORE_INDEX, upstream, 0.0)
     return *_gradients(hidden, weight, targets, scale, *ctx.settings), *[None] * 4
 
 
-_each_loss.register_autograd(_differentiate, setup_context=_remember_inputs)
+_each_loss.register_autograd(_autograd_backward, setup_context=_remember_inputs)
 
 
 @torch.library.custom_op("cpplm::chunked_each_loss_backward", mutates_args=())
@@ -138,7 +139,7 @@ def _gradients(
     softcap: float,
     fused: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Of sum(scale * losses)."""
+    """Gradients of sum(scale * losses)."""
     return _chunks(hidden, weight, targets, scale, vocab_size, softcap, True, fused)[1:]
 
 
@@ -218,8 +219,3 @@ def _results(hidden: Tensor, weight: Tensor, gradients: bool) -> tuple[Tensor, T
         return losses, hidden.new_empty(0), weight.new_empty(0)
     of_weight = torch.empty(weight.shape, dtype=accum_dtype(weight.dtype), device=weight.device)
     return losses, hidden.new_empty(hidden.shape), of_weight
-
-
-def accum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Where sums are kept: float32 or better."""
-    return torch.promote_types(dtype, torch.float32)

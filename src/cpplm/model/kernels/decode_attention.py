@@ -48,13 +48,13 @@ class PagedSequences:
 
     @functools.cached_property
     def addresses(self) -> tuple[int, int]:
-        """Of both arrays, which are contiguous."""
+        """Addresses of both arrays, which are contiguous."""
         assert self.block_numbers_BN.flags.c_contiguous and self.spans_B3.flags.c_contiguous  # noqa: S101
         return self.block_numbers_BN.ctypes.data, self.spans_B3.ctypes.data
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel here for keys and values of this dtype. The first call compiles it."""
+    """True if there is a kernel here for keys and values of this dtype. The first call compiles it."""
     if device.type != "cpu" or dtype not in _FUNCTIONS:
         return False
     return load_function(_FUNCTIONS[dtype], _ARGUMENTS) is not None

@@ -28,13 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpplm.model.kernels.chunked_loss import MAX_SOFTCAP, accum_dtype, chunked_loss
+from cpplm.model.kernels.chunked_loss import MAX_SOFTCAP, chunked_loss
 from cpplm.model.kernels.registry import (
     HALF,
     KernelBackend,
     KernelChoice,
     KernelRequest,
     OptionalImport,
+    accum_dtype,
     compute_capability,
     explain_choice,
     select_backend,
@@ -111,7 +112,7 @@ def select_loss_kernel(request: LossRequest, backend: str = "auto") -> str:
 
 
 def explain_loss_choice(request: LossRequest) -> KernelChoice:
-    """What "auto" takes for a request, and why not the others."""
+    """The backend that "auto" means for a request, and why not the others."""
     return explain_choice(BACKENDS, PREFERENCE, request)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SparseSpec:
-    """What a query may attend to. `dense` takes all visible keys, as in the indexer's warm-up."""
+    """Size of a query's selection. `dense` takes all visible keys, as in the indexer's warm-up."""
 
     top_k: int
     local_window: int
@@ -53,11 +53,11 @@ def index_scores(
     return positive_BQJS, (weight_BQJ.float().unsqueeze(2) @ positive_BQJS).squeeze(2)
 
 
-def select_keys(index_BQS: Tensor, visible_BQS: Tensor, distance_QS: Tensor, choice: SparseSpec) -> Tensor:
+def select_keys(index_BQS: Tensor, visible_BQS: Tensor, distance_QS: Tensor, spec: SparseSpec) -> Tensor:
     """True for the keys that each query attends to, shape BQS."""
-    if choice.dense or choice.top_k >= index_BQS.size(-1):
+    if spec.dense or spec.top_k >= index_BQS.size(-1):
         return visible_BQS
-    near_QS = (distance_QS >= 0) & (distance_QS <= choice.local_window)
+    near_QS = (distance_QS >= 0) & (distance_QS <= spec.local_window)
     ranked_BQS = index_BQS.masked_fill(near_QS, torch.inf).masked_fill(~visible_BQS, -torch.inf)
-    least_BQ1 = ranked_BQS.topk(choice.top_k, sorted=False).values.amin(-1, keepdim=True)
-    return visible_BQS & (ranked_BQS >= least_BQ1)
+    lowest_BQ1 = ranked_BQS.topk(spec.top_k, sorted=False).values.amin(-1, keepdim=True)
+    return visible_BQS & (ranked_BQS >= lowest_BQ1)

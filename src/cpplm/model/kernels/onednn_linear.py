@@ -68,7 +68,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packed weights work here."""
+    """True if packed weights work here."""
     operators = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -79,12 +79,12 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linear_layers(model: nn.Module, kept: tuple[str, ...] = ()) -> list[str]:
+def pack_linear_layers(model: nn.Module, keep_weights: tuple[str, ...] = ()) -> list[str]:
     """Put packed layers in the place of the large linear ones, which must have one dtype already.
 
     Args:
         model: changed in place.
-        kept: names of layers whose weights are read elsewhere.
+        keep_weights: names of layers whose weights are read elsewhere.
 
     Returns:
         The names of those that were packed.
@@ -101,5 +101,5 @@ def pack_linear_layers(model: nn.Module, kept: tuple[str, ...] = ()) -> list[str
         parent, _, child = name.rpartition(".")
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)  # noqa: S101  (that is how it was found)
-        setattr(model.get_submodule(parent), child, PackedLinear(linear, keep_weight=name in kept))
+        setattr(model.get_submodule(parent), child, PackedLinear(linear, keep_weight=name in keep_weights))
     return names

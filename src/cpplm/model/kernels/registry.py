@@ -23,7 +23,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """What every operation has to know of a call.
+    """The facts about a call by which every operation is chosen.
 
     Attributes:
         device: type of the device: cpu, cuda, mps.
@@ -63,7 +63,7 @@ class OptionalImport:
             return cls(None, f"needs {module}, which does not load: {type(error).__name__}: {error}")
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """What the function gives."""
+        """Call the function."""
         assert self.function is not None, self.reason  # noqa: S101  (`select_backend` has looked)
         return self.function(*arguments, **options)
 
@@ -98,8 +98,8 @@ class KernelBackend(Generic[RequestT]):
         if self.library is not None and self.library.function is None:
             return self.library.reason
         if request.device == "cuda" and request.capability < self.capability:
-            least, here = (f"{major}.{minor}" for major, minor in (self.capability, request.capability))
-            return f"needs compute capability {least} or newer, this GPU has {here}"
+            needed, here = (f"{major}.{minor}" for major, minor in (self.capability, request.capability))
+            return f"needs compute capability {needed} or newer, this GPU has {here}"
         if self.dtypes and request.dtype not in self.dtypes:
             return f"computes in {' or '.join(map(_short, self.dtypes))}, not {_short(request.dtype)}"
         return "" if self.refusal is None else self.refusal(request)
@@ -107,16 +107,16 @@ class KernelBackend(Generic[RequestT]):
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Which backend serves a request, and why each of the others does not; empty where it could."""
+    """The backend that serves a request, and why each other does not; empty where it could."""
 
-    chosen: str
+    backend: str
     others: dict[str, str]
 
     def describe(self) -> str:
         """One line: `auto -> X; also works: ...; not here: ...`."""
         able = [name for name, reason in self.others.items() if not reason]
         unable = [f"{name} ({reason})" for name, reason in self.others.items() if reason]
-        text = f"auto -> {self.chosen}"
+        text = f"auto -> {self.backend}"
         if able:
             text += f"; also works: {', '.join(able)}"
         return text + (f"; not here: {', '.join(unable)}" if unable else "")
@@ -150,14 +150,14 @@ def select_backend(
 def explain_choice(
     backends: Mapping[str, KernelBackend[RequestT]], preference: Sequence[str], request: RequestT
 ) -> KernelChoice:
-    """What "auto" means for a request, with the reasons of all others."""
+    """The backend that "auto" means for a request, with the reasons of all others."""
     reasons = {name: backend.why_not(request) for name, backend in backends.items()}
-    chosen = next((name for name in preference if not reasons[name]), "none")
-    return KernelChoice(chosen, {name: reason for name, reason in reasons.items() if name != chosen})
+    backend = next((name for name in preference if not reasons[name]), "none")
+    return KernelChoice(backend, {name: reason for name, reason in reasons.items() if name != backend})
 
 
 def compute_capability(device: torch.device) -> Capability:
-    """Of the GPU; (0, 0) for any other device."""
+    """The capability of a GPU; (0, 0) of any other device."""
     return CAPABILITIES[device.index or 0] if device.type == "cuda" else (0, 0)
 
 
@@ -168,6 +168,11 @@ def _capabilities() -> tuple[Capability, ...]:
 
 
 CAPABILITIES = _capabilities()  # of all GPUs, asked once: torch.compile cannot trace the question
+
+
+def accum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums: float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _short(dtype: torch.dtype) -> str:

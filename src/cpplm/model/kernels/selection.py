@@ -10,7 +10,7 @@ from cpplm.model.kernels.loss import LossRequest, select_loss_kernel
 from cpplm.model.settings import KernelSettings
 
 
-def training_kernels(
+def select_training_kernels(
     config: ModelConfig,
     kernels: KernelSettings,
     *,

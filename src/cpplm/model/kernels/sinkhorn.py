@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 
-def _normalised(logits: Tensor, iterations: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Each normalisation in turn: its dimension, the sums divided by, the matrix after it."""
+def _normalization_steps(logits: Tensor, iterations: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield each normalization: its dimension, the sums divided by, the matrix after it."""
     matrix = (logits - logits.amax(dim=(-2, -1), keepdim=True)).exp()
     for _ in range(iterations):
         for dim in (-2, -1):  # rows last: equal streams stay equal, however far it has converged
@@ -26,15 +26,15 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
 
     Args:
         logits: shape (..., N, N), float32.
-        iterations: normalisations of columns, then rows.
+        iterations: normalizations of columns, then rows.
     """
-    *_, (_, _, matrix) = _normalised(logits, iterations)
+    *_, (_, _, matrix) = _normalization_steps(logits, iterations)
     return matrix
 
 
 @torch.library.custom_op("cpplm::sinkhorn_backward", mutates_args=())
 def _sinkhorn_backward(gradient: Tensor, logits: Tensor, iterations: int) -> Tensor:
-    steps = list(_normalised(logits, iterations))
+    steps = list(_normalization_steps(logits, iterations))
     for dim, sums, matrix in reversed(steps):  # y = x / s: dx = (dy - sum(dy y)) / s
         gradient = (gradient - (gradient * matrix).sum(dim, keepdim=True)) / sums
     first = logits - logits.amax(dim=(-2, -1), keepdim=True)
@@ -53,14 +53,14 @@ def _(gradient: Tensor, logits: Tensor, iterations: int) -> Tensor:
     return torch.empty_like(logits)
 
 
-def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     del output
     logits, ctx.iterations = inputs
     ctx.save_for_backward(logits)
 
 
-def _differentiate(ctx, gradient):  # type: ignore[no-untyped-def]
+def _autograd_backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return _sinkhorn_backward(gradient.contiguous(), *ctx.saved_tensors, ctx.iterations), None
 
 
-sinkhorn.register_autograd(_differentiate, setup_context=_remember)
+sinkhorn.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -22,7 +22,7 @@ MAX_TOKENS = 3  # from four on, oneDNN's products are as quick
 
 
 def supports(x: Tensor) -> bool:
-    """Whether these tokens, shape (..., C), are few, and there are kernels for them here."""
+    """True if these tokens, shape (..., C), are few, and there are kernels for them here."""
     few = x.dtype == torch.bfloat16 and x.numel() <= MAX_TOKENS * x.size(-1) and x.device.type == "cpu"
     return few and load_function("gemv", "ppppiiiii") is not None
 

@@ -73,7 +73,7 @@ class BlockPool:
         self._ref_counts[block] = self._ref_counts.get(block, 0) + 1
 
     def __contains__(self, block_hash: bytes) -> bool:
-        """Whether some block holds the tokens of this hash."""
+        """True if some block holds the tokens of this hash."""
         return block_hash in self._by_hash
 
     def reuse(self, block_hash: bytes) -> int:
@@ -109,7 +109,7 @@ class BlockTable:
     """The blocks of one sequence in one pool, in order, without those at its start that were given back."""
 
     first: int = 0
-    """How many blocks were given back."""
+    """Number of blocks that were given back."""
     blocks: list[int] = field(default_factory=list)
 
     def slots(self, start: int, end: int) -> NDArray[np.int64]:
@@ -129,6 +129,6 @@ class CachedSequence:
     length: int = 0
     """Tokens read."""
     last_hash: bytes = b""
-    """Of its last full block."""
+    """Hash of its last full block."""
     tail: list[int] = field(default_factory=list)
     """The tokens behind that block."""

@@ -49,7 +49,7 @@ class KVCacheGroup:
         return 0 if self.lookback is None else max(0, position - self.lookback)
 
     def prefix_hit_blocks(self, hashes: list[bytes], count: int) -> int:
-        """How many of the first `count` blocks, by hash, a sequence can find in the cache, at most."""
+        """Count the blocks, at most `count`, of the longest prefix that the cache has, by hash."""
         if self.lookback is None:
             return sum(1 for _ in takewhile(self.pool.__contains__, hashes[:count]))
         while count:

@@ -21,12 +21,12 @@ from cpplm.model.kv_cache.group import SCRATCH, ZEROS, KVCacheGroup
 from cpplm.model.kv_cache.view import AttendInPlace, CacheBatch, CacheView
 
 CacheReadMode = Literal["paged", "padded", "per_row"]
-"""How the rows of a batch attend: by one kernel that reads the blocks in place; over a copy of all rows' keys
-together, the shorter ones padded; each over a copy of its own."""
+"""Ways in which the rows of a batch attend: by one kernel that reads the blocks in place; over a copy of all
+rows' keys together, the shorter ones padded; each over a copy of its own."""
 
 
 class PagedCacheView(CacheView):
-    """What one forward pass over some sequences of a `KVCache` needs of it."""
+    """A `KVCache` during one forward pass over some of its sequences."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class PagedCacheView(CacheView):
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def _new_slots(self, group: int) -> tuple[NDArray[np.int64], Tensor]:
-        """Where the new tokens' rows go, shape BT, and the same as an index of shape B * T."""
+        """Slots of the new tokens' rows, shape BT, and the same as an index of shape B * T."""
         if group in self._new:
             return self._new[group]
         slots = np.full((len(self._starts), self._width), SCRATCH * BLOCK_SIZE)
@@ -71,7 +71,7 @@ class PagedCacheView(CacheView):
         return self._new[group]
 
     def new_slots(self, name: str) -> Tensor:
-        """Where the new tokens' rows go, shape B * T, int64."""
+        """Slots of the new tokens' rows, shape B * T, int64."""
         return self._new_slots(self._group_of[name])[1]
 
     def write(self, name: str, rows_BTX: Tensor) -> None:

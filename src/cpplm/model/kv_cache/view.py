@@ -49,7 +49,7 @@ class CacheView(ABC):
     """The sequences of one batch while the model reads T new tokens of each."""
 
     positions_BT: Tensor
-    """Of the new tokens, counted from each sequence's start; float32."""
+    """Positions of the new tokens, counted from each sequence's start; float32."""
 
     @property
     @abstractmethod
