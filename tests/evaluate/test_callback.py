@@ -138,17 +138,17 @@ def test_without_a_sandbox_it_refuses_before_the_model_is_loaded(monkeypatch: py
         measure(CppEvalRequest(ModelSource("no such run"), CppEvalSettings(), threads=1))
 
 
-def test_the_process_says_what_is_wrong_and_ends_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parent_lives", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_the_process_says_what_is_wrong_and_ends_with_its_parent(tmp_path: Path, parent_lives: bool) -> None:
     request = to_dict(CppEvalRequest(ModelSource(str(tmp_path)), CppEvalSettings(), threads=1))
     command, pipe = [sys.executable, "-m", "cpplm.evaluate.eval_worker"], subprocess.PIPE
-    for parent_lives in (True, False):
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            if not parent_lives:
-                process.stdin.close()
-            printed = process.stdout.read()
-            assert process.wait(20) == (0 if parent_lives else 1)
-        assert ("no checkpoint in" in printed) == parent_lives
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        if not parent_lives:
+            process.stdin.close()
+        printed = process.stdout.read()
+        assert process.wait(20) == (0 if parent_lives else 1)
+    assert ("no checkpoint in" in printed) == parent_lives

@@ -119,15 +119,6 @@ def test_a_model_is_asked_with_the_settings(sandbox: Sandbox) -> None:
     assert report.sandbox == sandbox.name
 
 
-def test_a_wrong_number_of_completions(sandbox: Sandbox, judge: Judge) -> None:
-    with pytest.raises(ValueError, match="1 completions for each of 1"):
-        evaluate_problems(lambda *_: [["", ""]], CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox)
-    with pytest.raises(ValueError, match="at least one completion"):
-        evaluate_completions([PROBLEM], {}, judge)
-    with pytest.raises(ValueError, match="at least one completion"):
-        evaluate_completions([PROBLEM], {"twice": ["}"], "other": ["}"]}, judge)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

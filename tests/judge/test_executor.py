@@ -261,6 +261,10 @@ def test_what_the_machine_is_to_blame_for_is_not_kept(sandbox: Sandbox, tmp_path
     for _ in range(2):
         [(_, found)] = Judge(sandbox, cache_dir=tmp_path, limits=limits).judge([sleeps])
         assert (found.outcome, found.cached) == ("timeout", False)
+
+
+@pytest.mark.slow
+def test_an_endless_loop_is_the_programs_own_fault(sandbox: Sandbox, tmp_path: Path) -> None:
     loops = Program(BEFORE, "while (true) { } }", AFTER)
     limits = ResourceLimits(wall_seconds=60, cpu_seconds=1)
     for known in (False, True):

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.core.errors import UserError
 from cpplm.evaluate.fim.held_out import (
     FILE_KINDS,
     MAX_HOLE_BYTES,
@@ -136,13 +135,6 @@ def test_a_window_shows_whole_lines(
         assert cut.endswith("\n") or cut == "" or "\n" not in hole.prefix
         assert hole.suffix.endswith("\n") or hole.suffix == hole.after or "\n" not in hole.suffix
         assert hole.filled(hole.middle) == TEXT
-
-
-def test_nothing_to_cut(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no text to measure on"):
-        file_holes(str(tmp_path), 1, 0, ALL)
-    with pytest.raises(UserError, match="no such folder"):
-        file_holes(str(tmp_path / "absent"), 1, 0, ALL)
 
 
 def test_texts_that_compile_alone() -> None:

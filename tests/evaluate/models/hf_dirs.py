@@ -34,14 +34,14 @@ def byte_level(
 
 def sentence_piece() -> tokenizers.Tokenizer:
     """As Llama 2 and CodeLlama have it: a space before the text, spaces as a letter, bytes for the rest."""
-    train_module = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    train_module.normalizer = spaces
+    trained.normalizer = spaces
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
     )
-    train_module.train_from_iterator(TEXTS, trainer)
-    record = json.loads(train_module.to_str())
+    trained.train_from_iterator(TEXTS, trainer)
+    record = json.loads(trained.to_str())
     vocab = record["model"]["vocab"]
     for value in range(256):
         vocab.setdefault(f"<0x{value:02X}>", len(vocab))

@@ -158,16 +158,6 @@ def test_holes_are_asked_for_with_the_tokenizers_sentinels(tmp_path: Path, names
     assert written(model, [CodePrompt("int f(", f"{names[0]} }}")], GREEDY) == [[expected]]
 
 
-def test_without_sentinels_a_model_gets_the_prefix_alone(tmp_path: Path) -> None:
-    tokenizer = byte_level(["<|endoftext|>"])
-    tokens = HfTokens(write_tokenizer(tmp_path, tokenizer, eos_token="<|endoftext|>"))
-    model = HfModel(llama(tokenizer.get_vocab_size()).eval(), tokens, name="x", identity={})
-    assert not model.supports_fim
-    assert written(model, [CodePrompt("int f(", "}")], GREEDY) == written(
-        model, [CodePrompt("int f(")], GREEDY
-    )
-
-
 # ---- what is refused --------------------------------------------------------------------------------------
 
 
