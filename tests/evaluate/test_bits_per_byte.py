@@ -53,7 +53,7 @@ class Counting:
 
 def measured(texts: Sequence[Text], kept: ResumableJsonl | None = None, **more: Any) -> dict[str, Any]:
     how = {"context": 64, "context_bytes": 0, **more}
-    return measure_texts(Counting(), texts, kept=kept or ResumableJsonl(None, {}), **how)  # type: ignore[arg-type]
+    return measure_texts(Counting(), texts, store=kept or ResumableJsonl(None, {}), **how)  # type: ignore[arg-type]
 
 
 # ---- figures ----------------------------------------------------------------------------------------------
@@ -140,13 +140,13 @@ def test_what_was_scored_before_a_crash_is_not_scored_again(tmp_path: Path) -> N
     for crash in (4, 7):
         model = Counting(fail_after=crash - (4 if crash == 7 else 0))
         with pytest.raises(KeyboardInterrupt), ResumableJsonl(path, {"a": 1}) as kept:
-            measure_texts(model, texts, context=64, context_bytes=200, kept=kept)
+            measure_texts(model, texts, context=64, context_bytes=200, store=kept)
     with path.open("a") as file:
         file.write('{"project": "torn')
     model = Counting()
     with ResumableJsonl(path, {"a": 1}) as kept:
         assert len(kept.records) == 7
-        assert measure_texts(model, texts, context=64, context_bytes=0, kept=kept) == whole | {
+        assert measure_texts(model, texts, context=64, context_bytes=0, store=kept) == whole | {
             "shorter_contexts": []
         }
     assert model.asked == [text.text for text in texts[7:]]

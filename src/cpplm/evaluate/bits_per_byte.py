@@ -46,7 +46,7 @@ def resolve_context(settings: BpbSettings, model: CodeModel) -> int:
 
 
 def measure_texts(
-    model: CodeModel, texts: Sequence[Text], *, context: int, context_bytes: int, kept: ResumableJsonl
+    model: CodeModel, texts: Sequence[Text], *, context: int, context_bytes: int, store: ResumableJsonl
 ) -> dict[str, Any]:
     """All figures, as plain JSON.
 
@@ -55,19 +55,19 @@ def measure_texts(
         texts: none of them empty.
         context: tokens in view at most.
         context_bytes: how many bytes are scored with shorter contexts too.
-        kept: one record per text that was scored before, in order; gets the others.
+        store: one record per text that was scored before, in order; gets the others.
 
     Raises:
         UserError: the model cannot score.
     """
-    left = texts[len(kept.records) :]
+    left = texts[len(store.records) :]
     with progress_bar(sum(_size(text) for text in texts), "bits per byte", "B", unit_scale=True) as bar:
-        bar.update(sum(_size(text) for text in texts[: len(kept.records)]))
+        bar.update(sum(_size(text) for text in texts[: len(store.records)]))
         scored = model.score([text.text for text in left], context=context)
-        for text, found in zip(left, scored, strict=True):
-            kept.append(_record(text, found))
+        for text, tokens in zip(left, scored, strict=True):
+            store.append(_record(text, tokens))
             bar.update(_size(text))
-    records: list[dict[str, Any]] = kept.records
+    records: list[dict[str, Any]] = store.records
     return {
         **figures(records),
         "loss": math.log(2) * _total(records, "bits") / max(1, _total(records, "tokens")),
@@ -84,17 +84,17 @@ def _size(text: Text) -> int:
     return len(text.text.encode())
 
 
-def _record(text: Text, found: TokenBits) -> dict[str, Any]:
+def _record(text: Text, tokens: TokenBits) -> dict[str, Any]:
     """The stored figures of one text; per power of two of tokens in view, the bits and the bytes."""
-    sizes = np.diff(found.ends, prepend=0)
-    power = np.log2(found.context.clip(1)).astype(int)
+    sizes = np.diff(tokens.ends, prepend=0)
+    power = np.log2(tokens.context.clip(1)).astype(int)
     return {
         "project": text.project,
         "kind": text.kind,
         "bytes": _size(text),
-        "tokens": len(found.bits),
-        "bits": float(found.bits.sum()),
-        "bits_by_power": np.bincount(power, found.bits).tolist(),
+        "tokens": len(tokens.bits),
+        "bits": float(tokens.bits.sum()),
+        "bits_by_power": np.bincount(power, tokens.bits).tolist(),
         "bytes_by_power": np.bincount(power, sizes).astype(int).tolist(),
     }
 
@@ -107,7 +107,7 @@ def figures(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Bits per byte of texts with their `bits` and `bytes`, and the interval where there are several."""
     bits = np.array([record["bits"] for record in records])
     sizes = np.array([record["bytes"] for record in records])
-    found = {
+    result = {
         "bits_per_byte": float(bits.sum() / sizes.sum()),
         "documents": len(records),
         "bytes": int(sizes.sum()),
@@ -116,8 +116,8 @@ def figures(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         random = np.random.default_rng(0)
         draws = (random.integers(len(records), size=len(records)) for _ in range(RESAMPLES))
         values = [bits[drawn].sum() / sizes[drawn].sum() for drawn in draws]
-        found["interval"] = np.quantile(values, [0.025, 0.975]).tolist()
-    return found
+        result["interval"] = np.quantile(values, [0.025, 0.975]).tolist()
+    return result
 
 
 def _groups(records: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def _groups(records: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
         parts.setdefault(record[name], []).append(record)
     if set(parts) == {""}:
         return {}
-    found = {group: figures(part) for group, part in parts.items()}
-    return dict(sorted(found.items(), key=lambda item: (-item[1]["bytes"], item[0])))
+    result = {group: figures(part) for group, part in parts.items()}
+    return dict(sorted(result.items(), key=lambda item: (-item[1]["bytes"], item[0])))
 
 
 def _by_tokens_in_view(records: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
@@ -170,11 +170,11 @@ def measure_shorter_contexts(
     if len(contexts) < 2 or not chosen:
         return []
     first = list(model.score(chosen, context=context))
-    begins = [int(found.ends[min(context // 2, len(found.ends)) - 1]) for found in first]
+    begins = [int(tokens.ends[min(context // 2, len(tokens.ends)) - 1]) for tokens in first]
     rows = []
     for length in contexts:
         scored = first if length == context else model.score(chosen, context=length)
-        behind = [_behind(found, begin) for found, begin in zip(scored, begins, strict=True)]
+        behind = [_behind(tokens, begin) for tokens, begin in zip(scored, begins, strict=True)]
         bits, size = sum(bits for bits, _ in behind), sum(size for _, size in behind)
         rows.append({"context": length, "bits_per_byte": bits / max(1, size), "bytes": size})
     return rows
@@ -197,9 +197,9 @@ def _long_texts(
     return chosen
 
 
-def _behind(found: TokenBits, begin: int) -> tuple[float, int]:
+def _behind(tokens: TokenBits, begin: int) -> tuple[float, int]:
     """Bits and bytes of the tokens that end behind a place."""
-    return float(found.bits[found.ends > begin].sum()), int(found.ends[-1] - begin)
+    return float(tokens.bits[tokens.ends > begin].sum()), int(tokens.ends[-1] - begin)
 
 
 # ---- as text ----------------------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ def table(result: dict[str, Any]) -> str:
     for name in ("kind", "project"):
         groups = list(result[f"by_{name}"].items())
         if len(groups) > 1:
-            rows = [(group or "(none)", found) for group, found in groups[:_SHOWN_PROJECTS]]
-            parts.append(_rows(name, rows, lambda found: pluralize(found["documents"], "document")))
+            rows = [(group or "(none)", row) for group, row in groups[:_SHOWN_PROJECTS]]
+            parts.append(_rows(name, rows, lambda row: pluralize(row["documents"], "document")))
             if len(groups) > len(rows):
                 parts[-1] += f"\n  and {len(groups) - len(rows)} more"
     view = [(f"{row['from']:,}-{row['to']:,}", row) for row in result["by_context_length"]]
@@ -236,5 +236,5 @@ def headline(result: dict[str, Any]) -> str:
 def _rows(title: str, rows: list[tuple[str, dict[str, Any]]], remark: Callable[[dict[str, Any]], str]) -> str:
     width = max(len(title), *(len(name) for name, _ in rows)) + 2
     lines = [f"{title:<{width}}bits per byte"]
-    lines += [f"{name:<{width}}{found['bits_per_byte']:>13.4f}  {remark(found)}" for name, found in rows]
+    lines += [f"{name:<{width}}{row['bits_per_byte']:>13.4f}  {remark(row)}" for name, row in rows]
     return "\n".join(lines)

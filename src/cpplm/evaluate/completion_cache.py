@@ -116,8 +116,8 @@ class CompletionCache:
             yield number, [Completion(text) for text in self._samples[keys[number]][:num_samples]]
         if not missing:
             return
-        asked = [fitted[number] for number in missing]
-        for place, samples in self._model.generate(asked, sampling, num_samples=num_samples, stop=stop):
+        uncached = [fitted[number] for number in missing]
+        for place, samples in self._model.generate(uncached, sampling, num_samples=num_samples, stop=stop):
             if len(samples) != num_samples:
                 raise ValueError(f"{num_samples} samples were asked for, {len(samples)} came")
             shortened = [Completion(sample.text[:MAX_COMPLETION_CHARS], sample.failed) for sample in samples]

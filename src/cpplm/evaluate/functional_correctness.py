@@ -69,16 +69,16 @@ def evaluate_completions(
     names = {problem.name for problem in problems}
     if names != {name for name, group in completions.items() if group}:
         raise ValueError("every problem needs at least one completion, and every completion its problem")
-    asked = [problem for problem in problems for _ in completions[problem.name]]
+    repeated = [problem for problem in problems for _ in completions[problem.name]]
     bodies = [truncate_to_body(text) for problem in problems for text in completions[problem.name]]
-    verdicts = dict(judge.judge([problem_program(*pair) for pair in zip(asked, bodies, strict=True)]))
+    verdicts = dict(judge.judge([problem_program(*pair) for pair in zip(repeated, bodies, strict=True)]))
     samples = []
-    for number, (problem, body) in enumerate(zip(asked, bodies, strict=True)):
-        found = verdicts[number].as_empty() if is_empty(body) else verdicts[number]
+    for number, (problem, body) in enumerate(zip(repeated, bodies, strict=True)):
+        verdict = verdicts[number].as_empty() if is_empty(body) else verdicts[number]
         samples.append(
             SampleResult(
-                problem.name, problem.difficulty, body, found.outcome, found.message, found.cpu_seconds,
-                found.assertions, found.assertions_passed,
+                problem.name, problem.difficulty, body, verdict.outcome, verdict.message, verdict.cpu_seconds,
+                verdict.assertions, verdict.assertions_passed,
             )
         )  # fmt: skip
     return summarize(samples, judge.sandbox.name)

@@ -39,11 +39,11 @@ class Solution:
     bytes: int
 
     @classmethod
-    def of(cls, found: TokenBits, prompt: str) -> Solution:
+    def of(cls, tokens: TokenBits, prompt: str) -> Solution:
         """From the tokens of prompt and body together."""
         prompt_bytes = len(prompt.encode())
-        bits = float(found.bits[found.ends > prompt_bytes].sum())
-        return cls(float(found.bits.sum()), bits, int(found.ends[-1]) - prompt_bytes)
+        bits = float(tokens.bits[tokens.ends > prompt_bytes].sum())
+        return cls(float(tokens.bits.sum()), bits, int(tokens.ends[-1]) - prompt_bytes)
 
 
 def measure_likelihood(model: CodeModel, problems: Sequence[Problem]) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def measure_likelihood(model: CodeModel, problems: Sequence[Problem]) -> dict[st
     details = []
     with progress_bar(len(solved), "likelihood of solutions", "problem") as bar:
         for problem in solved:
-            found = [Solution.of(next(scored), problem.prompt) for _ in _bodies(problem)]
-            details.append(_detail(problem, *found))
+            pair = [Solution.of(next(scored), problem.prompt) for _ in _bodies(problem)]
+            details.append(_detail(problem, *pair))
             bar.update()
     canonical = figures(details)
     ranked = [detail for detail in details if "ranked" in detail]
@@ -79,15 +79,15 @@ def _bodies(problem: Problem) -> list[str]:
 
 
 def _detail(problem: Problem, right: Solution, wrong: Solution | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {"problem": problem.name, "bits": right.bits, "bytes": right.bytes}
+    detail: dict[str, Any] = {"problem": problem.name, "bits": right.bits, "bytes": right.bytes}
     if wrong is not None:
-        found |= {
+        detail |= {
             "buggy_bits": wrong.bits,
             "buggy_bytes": wrong.bytes,
             "ranked": _ranked(right.total_bits, wrong.total_bits),
             "ranked_per_byte": _ranked(right.bits / right.bytes, wrong.bits / wrong.bytes),
         }
-    return found
+    return detail
 
 
 def _ranked(right: float, wrong: float) -> float:

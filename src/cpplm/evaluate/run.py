@@ -86,8 +86,8 @@ class Evaluation:
         inputs = {**self.model.identity, **settings}
         old = results.get(name)
         if old is not None and old["inputs"] == inputs:
-            kept: dict[str, Any] = old
-            return kept
+            stored: dict[str, Any] = old
+            return stored
         if storage is not None:
             _require_writable(storage)
         begin = time.perf_counter()
@@ -116,9 +116,9 @@ class Evaluation:
         context = resolve_context(settings, self.model)
 
         def measure(inputs: dict[str, Any]) -> dict[str, Any]:
-            with ResumableJsonl(self.folder and self.folder / DOCUMENTS, inputs) as kept:
+            with ResumableJsonl(self.folder and self.folder / DOCUMENTS, inputs) as store:
                 return measure_texts(
-                    self.model, texts, context=context, context_bytes=settings.context_bytes, kept=kept
+                    self.model, texts, context=context, context_bytes=settings.context_bytes, store=store
                 )
 
         what = {"texts": fingerprint(texts), "context": context, "context_bytes": settings.context_bytes}
@@ -232,7 +232,7 @@ class CompletionAdapter:
 
     def __call__(self, prompts: list[str], sampling: SamplingSettings, num_samples: int) -> list[list[str]]:
         """Complete every prompt up to the end of its function."""
-        found: dict[int, list[Completion]] = {}
+        samples_by_prompt: dict[int, list[Completion]] = {}
         with progress_bar(len(prompts), "completing problems", "problem") as bar:
             for number, samples in self._answers.generate(
                 [CodePrompt(prompt) for prompt in prompts],
@@ -241,10 +241,10 @@ class CompletionAdapter:
                 rule="end of the function",
                 stop=_body_is_complete,
             ):
-                found[number] = samples
+                samples_by_prompt[number] = samples
                 self.failed.update(sample.failed for sample in samples if sample.failed)
                 bar.update()
-        return [[sample.text for sample in found[number]] for number in range(len(prompts))]
+        return [[sample.text for sample in samples_by_prompt[number]] for number in range(len(prompts))]
 
 
 def _body_is_complete(text: str) -> bool:

@@ -58,26 +58,26 @@ def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTestReport:
         UserError: verdicts cannot be kept.
     """
     begin = time.perf_counter()
-    asked = [
+    solutions = [
         (problem, kind, text)
         for problem in problems
         for kind, text in (("canonical", problem.canonical_solution), ("buggy", problem.buggy_solution))
         if text
     ]
     verdicts = dict(
-        judge.judge([problem_program(problem, truncate_to_body(text)) for problem, _, text in asked])
+        judge.judge([problem_program(problem, truncate_to_body(text)) for problem, _, text in solutions])
     )
     counts: Counter[tuple[str, bool]] = Counter()
     complaints, not_judged = [], {}
-    for number, (problem, kind, _) in enumerate(asked):
+    for number, (problem, kind, _) in enumerate(solutions):
         verdict = verdicts[number]
         if verdict.outcome == "not judged":
             not_judged[problem.name] = verdict.message
             continue
         counts[kind, verdict.outcome == "pass"] += 1
         if verdict.outcome not in _EXPECTED[kind]:
-            said = " ".join(verdict.message.split())
-            complaints.append(f"{problem.name}: the {kind} solution ended as {verdict.outcome}: {said}")
+            message = " ".join(verdict.message.split())
+            complaints.append(f"{problem.name}: the {kind} solution ended as {verdict.outcome}: {message}")
     return SelfTestReport(
         canonical=counts["canonical", True] + counts["canonical", False],
         canonical_passed=counts["canonical", True],

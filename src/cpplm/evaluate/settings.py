@@ -125,7 +125,7 @@ class CppEvalSettings:
     problems: str = "small"
     """"small" (21 problems of ours), "humaneval" (164, HumanEvalPack) or the path of a JSON Lines file."""
     num_samples: int = 1
-    """Completions per problem; pass@10 needs at least 10."""
+    """Completions per problem or hole; pass@10 needs at least 10."""
     temperature: float = 0.0
     """0 takes the likeliest token (greedy); 0.2 to 0.8 is usual with several samples."""
     top_k: int = 0
@@ -170,7 +170,7 @@ class CppEvalSettings:
 
 
 @dataclass(frozen=True)
-class FimEvalSettings:
+class FimEvalSettings(CppEvalSettings):
     """Choice of holes, sampling and judging."""
 
     problems: str = "small"
@@ -188,38 +188,17 @@ class FimEvalSettings:
     """Characters of a file that the model sees before a hole; of a problem it sees everything."""
     suffix_chars: int = 400
     """Characters of a file that it sees behind a hole; together about as much as 512 tokens hold."""
-    num_samples: int = 1
-    """Answers per hole."""
-    temperature: float = 0.0
-    """0 takes the likeliest token (greedy)."""
-    top_k: int = 0
-    """Sample among the k likeliest tokens; 0 means all."""
-    top_p: float = 1.0
-    """Sample among the likeliest tokens that have this share of the probability together."""
-    max_new_tokens: int = 256
-    """Length of an answer in tokens."""
-    seed: int = 0
-    """Seed of the sampling."""
     compile_files: bool = False
     """Also compile the filled documents of --files that compile on their own before they are cut."""
-    workers: int = 0
-    """Programs compiled and run at the same time; 0 means one per core."""
-    unsafe: bool = False
-    """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
 
     def __post_init__(self) -> None:
-        for name in ("holes_per_problem", "holes_per_kind", "prefix_chars", "num_samples"):
+        super().__post_init__()
+        for name in ("holes_per_problem", "holes_per_kind", "prefix_chars"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("hole_seed", "suffix_chars", "workers"):
+        for name in ("hole_seed", "suffix_chars"):
             if getattr(self, name) < 0:
                 raise UserError(f"--{name} must not be negative, it is {getattr(self, name)}")
-        _ = self.sampling
-        if self.temperature == 0 and (self.num_samples > 1 or self.top_k > 0 or self.top_p < 1):
-            raise UserError(
-                "--num_samples above 1, --top_k and --top_p have no effect at --temperature 0",
-                fix="Set --temperature 0.2 or more, or leave them out.",
-            )
         if not self.problems and not self.files:
             raise UserError("no holes: --problems and --files are both empty", fix="Name one of them.")
         if self.compile_files and not self.files:
@@ -231,13 +210,6 @@ class FimEvalSettings:
             load_problems(self.problems)
         if self.files:
             require_path(self.files)
-
-    @property
-    def sampling(self) -> SamplingSettings:
-        """The sampling of answers."""
-        return SamplingSettings(
-            self.max_new_tokens, self.temperature, self.top_k, self.seed, top_p=self.top_p
-        )
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def score_in_windows(
 def _score_group(
     documents: list[EncodedText], losses: Losses, start_id: int, context: int, rows: int, batch_tokens: int
 ) -> list[TokenBits]:
-    found = [
+    scored = [
         TokenBits(document.ends, np.zeros(len(document.ids)), np.zeros(len(document.ids), dtype=np.int64))
         for document in documents
     ]
@@ -107,9 +107,9 @@ def _score_group(
         nats_BT = losses(*_tensors(documents, batch, start_id, longest)).double().cpu().numpy()
         for row, (number, window) in enumerate(batch):
             inside = np.arange(window.fresh, window.end)
-            found[number].bits[inside] = nats_BT[row, inside - window.begin] / math.log(2)
-            found[number].context[inside] = inside - window.begin + 1
-    return found
+            scored[number].bits[inside] = nats_BT[row, inside - window.begin] / math.log(2)
+            scored[number].context[inside] = inside - window.begin + 1
+    return scored
 
 
 def _rounded(length: int, context: int) -> int:

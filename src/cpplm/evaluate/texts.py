@@ -52,10 +52,10 @@ def read_texts(location: str, text_column: str = "text", most_bytes: int = -1) -
     Raises:
         UserError: nothing there, or it cannot be read.
     """
-    found = [text for text in _source(location, text_column) if text.text]
-    if not found:
+    texts = [text for text in _source(location, text_column) if text.text]
+    if not texts:
         raise UserError(f"{location} has no text to measure on", fix="Check the path.")
-    return found if most_bytes < 0 else _some(found, most_bytes)
+    return texts if most_bytes < 0 else _some(texts, most_bytes)
 
 
 def fingerprint(texts: Iterable[Text]) -> str:

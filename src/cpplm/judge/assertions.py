@@ -140,10 +140,10 @@ def _closing_bracket(tokens: Sequence[re.Match[str]], end: int) -> int:
 
 def parse_report(stdout: bytes, words: Sequence[bytes]) -> AssertionReport:
     """Find in a program's output which of its words it reported, whatever else it printed."""
-    said = [word in stdout for word in words]
-    held, failed = said[:-1:2], said[1::2]
+    reported = [word in stdout for word in words]
+    held, failed = reported[:-1:2], reported[1::2]
     return AssertionReport(
         passed=sum(yes and not no for yes, no in zip(held, failed, strict=True)),
         failed=failed.index(True) if True in failed else None,
-        finished=said[-1],
+        finished=reported[-1],
     )

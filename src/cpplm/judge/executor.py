@@ -223,7 +223,7 @@ def _refusal(
     program: Program, counted: InstrumentedProgram, headers: Sequence[str], missing: Mapping[str, str]
 ) -> Verdict | None:
     """The verdict on a program that is not even compiled."""
-    found = find_forbidden(program.completion)
+    forbidden = find_forbidden(program.completion)
     outcome: Outcome
     if lacking := [missing[name] for name in headers if name in missing]:
         outcome, message = "not judged", ", ".join(lacking)
@@ -234,10 +234,10 @@ def _refusal(
         )
     elif _BINARY.search(program.completion):
         outcome, message = "binary", "control characters or halves of characters"
-    elif found in {"/*", 'R"'}:
-        outcome, message = "compile error", f"{found!r} begins what does not end"
-    elif found:
-        outcome, message = "forbidden", f"{found!r} is not accepted from a model"
+    elif forbidden in {"/*", 'R"'}:
+        outcome, message = "compile error", f"{forbidden!r} begins what does not end"
+    elif forbidden:
+        outcome, message = "forbidden", f"{forbidden!r} is not accepted from a model"
     else:
         return None
     return Verdict(outcome, message, 0.0, len(counted.assertions), 0)

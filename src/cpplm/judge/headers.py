@@ -30,13 +30,13 @@ def included_headers(text: str) -> tuple[str, ...]:
 @lru_cache(4096)
 def leading_headers(text: str) -> tuple[str, ...]:
     """The headers that a text includes before anything else, sorted."""
-    found = set()
+    headers = set()
     for line in _lines(text):
         if match := _INCLUDE.fullmatch(line):
-            found.add(match[1])
+            headers.add(match[1])
         elif line.strip():
             break
-    return tuple(sorted(found))
+    return tuple(sorted(headers))
 
 
 def _lines(text: str) -> list[str]:

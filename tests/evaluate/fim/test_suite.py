@@ -354,7 +354,7 @@ def test_the_table_and_the_details_are_small() -> None:
     [
         ({"holes_per_problem": 0}, "holes_per_problem"),
         ({"suffix_chars": -1}, "suffix_chars"),
-        ({"num_samples": 2}, "no effect at --temperature 0"),
+        ({"num_samples": 2}, "equal samples"),
         ({"problems": ""}, "no holes"),
         ({"compile_files": True}, "without --files"),
     ],

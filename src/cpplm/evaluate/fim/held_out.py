@@ -67,8 +67,8 @@ def _places(lexed: Any, root: Any) -> Iterator[HoleSpan]:
         for _, _, last in lines[place + 1 : place + MAX_HOLE_LINES]:
             yield from _fitting("multi", start, last)
     whole = whole_groups(lexed.directives, 0)
-    found = find_spans(root, grammar("c++"), whole=whole)
-    for start, end, number in join_spans([(found.spans, 0)]).tolist():
+    syntax = find_spans(root, grammar("c++"), whole=whole)
+    for start, end, number in join_spans([(syntax.spans, 0)]).tolist():
         kind = _SPANS.get(SpanKind(number))
         inside = _BODY.fullmatch(lexed.data, start, end) if kind == "body" else None
         if inside is not None:
@@ -132,12 +132,14 @@ def file_holes(
     """
     by_digest = {text.digest: text for text in read_texts(location)}
     pool = heapq.nsmallest(_POOL * per_kind, by_digest, key=lambda digest: hash_order(seed, digest))
-    found = [_Candidates.of(by_digest[digest], per_kind, seed) for digest in pool]
-    found.sort(key=lambda candidates: not candidates.readable)  # stable
+    candidates = [_Candidates.of(by_digest[digest], per_kind, seed) for digest in pool]
+    candidates.sort(key=lambda candidates: not candidates.readable)  # stable
     holes, used = [], dict[str, Text]()
     for kind in FILE_KINDS:
         # The first choice of every text before the second of any.
-        ranked = [(rank, each.text, place) for each in found for rank, place in enumerate(each.places[kind])]
+        ranked = [
+            (rank, each.text, place) for each in candidates for rank, place in enumerate(each.places[kind])
+        ]
         for _, text, place in sorted(ranked, key=lambda entry: entry[0])[:per_kind]:
             group = f"{text.project or 'text'}/{text.digest[:12]}"
             holes.append(_hole(group, text, place, visible))

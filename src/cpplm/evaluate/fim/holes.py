@@ -78,12 +78,12 @@ def hash_order(seed: int, name: str) -> str:
 
 def informative_lines(text: str) -> list[tuple[int, int, int]]:
     """Number (from 1), start and end of each line that has a letter, a digit or an underscore."""
-    found, start = [], 0
+    lines, start = [], 0
     for number, line in enumerate(text.split("\n"), start=1):
         if _WORD.search(line):
-            found.append((number, start, start + len(line)))
+            lines.append((number, start, start + len(line)))
         start += len(line) + 1
-    return found
+    return lines
 
 
 def problem_holes(problem: Problem) -> dict[HoleKind, list[Hole]]:
@@ -118,14 +118,14 @@ class _Queue:
     """Candidates of one problem and kind, and how many of them are wanted."""
 
     waiting: list[Hole]
-    wanted: int
+    count: int
     taken: list[Hole] = field(default_factory=list)
 
     def next(self) -> list[Hole]:
         """Take as many candidates as are still needed."""
-        count = self.wanted - len(self.taken)
-        found, self.waiting = self.waiting[:count], self.waiting[count:]
-        return found
+        missing = self.count - len(self.taken)
+        batch, self.waiting = self.waiting[:missing], self.waiting[missing:]
+        return batch
 
 
 def choose_holes(
@@ -146,9 +146,9 @@ def choose_holes(
         for problem in problems
         for kind, holes in problem_holes(problem).items()
     ]
-    while asked := [(queue, hole) for queue in queues for hole in queue.next()]:
-        answers = find_trivial([hole for _, hole in asked])
-        for (queue, hole), is_trivial in zip(asked, answers, strict=True):
+    while batch := [(queue, hole) for queue in queues for hole in queue.next()]:
+        answers = find_trivial([hole for _, hole in batch])
+        for (queue, hole), is_trivial in zip(batch, answers, strict=True):
             if not is_trivial:
                 queue.taken.append(hole)
     return [hole for queue in queues for hole in queue.taken]

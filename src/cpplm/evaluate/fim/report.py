@@ -94,8 +94,8 @@ class FimReport:
     def figures(self) -> dict[str, Any]:
         """Everything but the samples, as plain JSON; a score is its value, standard error and number."""
         kinds: dict[str, dict[str, Any]] = {}
-        for source, kind, found in self.rows():
-            kinds.setdefault(source, {})[kind] = {name: asdict(score) for name, score in found.items()}
+        for source, kind, by_name in self.rows():
+            kinds.setdefault(source, {})[kind] = {name: asdict(score) for name, score in by_name.items()}
         return {
             "holes": len({sample.hole for sample in self.samples}),
             "samples": len(self.samples),
@@ -120,9 +120,9 @@ class FimReport:
     def table(self) -> str:
         """The figures as text: percentages, each with its standard error, and its n where that is another."""
         lines = [f"{'holes in':<10}{'kind':<11}{'n':>5}" + "".join(f"{name:>17}" for _, name, _ in _SCORES)]
-        for source, kind, found in self.rows():
-            count = found["exact_match"].n
-            cells = "".join(f"{_cell(found.get(name), count):>17}" for name, _, _ in _SCORES)
+        for source, kind, by_name in self.rows():
+            count = by_name["exact_match"].n
+            cells = "".join(f"{_cell(by_name.get(name), count):>17}" for name, _, _ in _SCORES)
             lines.append(f"{source:<10}{kind:<11}{count:>5}{cells}")
         if outcomes := self._outcomes():
             lines.append("outcomes: " + ", ".join(f"{count} {name}" for name, count in outcomes.items()))
@@ -137,7 +137,7 @@ class FimReport:
 
 def scores(samples: Sequence[FimSample]) -> dict[str, MeanEstimate]:
     """Each score as the mean over holes of the mean over a hole's samples; left out where nothing counts."""
-    found = {}
+    estimates = {}
     for name, _, value_of in _SCORES:
         values: dict[str, list[float]] = {}
         groups: dict[str, str] = {}
@@ -148,8 +148,8 @@ def scores(samples: Sequence[FimSample]) -> dict[str, MeanEstimate]:
                 groups[sample.hole] = sample.group
         if values:
             means = [sum(each) / len(each) for each in values.values()]
-            found[name] = clustered_mean(means, [groups[hole] for hole in values])
-    return found
+            estimates[name] = clustered_mean(means, [groups[hole] for hole in values])
+    return estimates
 
 
 def _cell(score: MeanEstimate | None, count: int) -> str:

@@ -198,19 +198,19 @@ def leaves_function(hole: Hole, written: str) -> bool:
 
 def _test(pairs: Pairs, judge: Judge) -> dict[int, _JudgedAnswer]:
     """Compile and run the answers to holes with tests; by their places."""
-    found, places = dict[int, _JudgedAnswer](), []
+    judged, places = dict[int, _JudgedAnswer](), []
     for place, (hole, answer) in enumerate(pairs):
         if not hole.tests or answer.failed:
             continue
         if leaves_function(hole, answer.text[:MAX_ANSWER_CHARS]):
-            found[place] = _JudgedAnswer("forbidden", "closes the function that it stands in", False, False)
+            judged[place] = _JudgedAnswer("forbidden", "closes the function that it stands in", False, False)
         else:
             places.append(place)
     programs = [hole_program(pairs[place][0], pairs[place][1].text) for place in places]
     for number, verdict in judge.judge(programs):
         place = places[number]
-        found[place] = _of_verdict(verdict.as_empty() if _missing(*pairs[place]) else verdict)
-    return found
+        judged[place] = _of_verdict(verdict.as_empty() if _missing(*pairs[place]) else verdict)
+    return judged
 
 
 def _of_verdict(verdict: Verdict) -> _JudgedAnswer:
@@ -258,7 +258,7 @@ def _samples(pairs: Pairs, judged: dict[int, _JudgedAnswer]) -> tuple[FimSample,
     for place, (hole, answer) in enumerate(pairs):
         if hole.group not in readable:
             readable[hole.group] = syntax_valid(hole.filled(hole.middle))
-        answered, found = not answer.failed, judged.get(place, nothing)
+        answered, outcome = not answer.failed, judged.get(place, nothing)
         written = answered and not _missing(hole, answer)
         valid = written and syntax_valid(hole.filled(answer.text)) if readable[hole.group] else None
         samples.append(
@@ -274,10 +274,10 @@ def _samples(pairs: Pairs, judged: dict[int, _JudgedAnswer]) -> tuple[FimSample,
                 exact_match=answered and normalize_layout(answer.text) == normalize_layout(hole.middle),
                 edit_similarity=edit_similarity(answer.text, hole.middle) if answered else 0.0,
                 syntax_valid=valid,
-                compiles=found.compiles,
-                passes=found.passes,
-                outcome=found.outcome,
-                message=found.message,
+                compiles=outcome.compiles,
+                passes=outcome.passes,
+                outcome=outcome.outcome,
+                message=outcome.message,
             )
         )
     return tuple(samples)

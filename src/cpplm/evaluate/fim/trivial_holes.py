@@ -58,7 +58,7 @@ def find_trivial(holes: Sequence[Hole], judge: Judge) -> list[bool]:
 
 def run_empty(holes: Sequence[Hole], judge: Judge) -> dict[str, bool | None]:
     """Run each hole left empty; by the holes' names, None where this machine lacks what it takes."""
-    found: dict[str, bool | None] = {}
+    passes: dict[str, bool | None] = {}
     for number, verdict in judge.judge([hole_program(hole, "") for hole in holes]):
         if verdict.outcome == "sandbox error":
             raise UserError(
@@ -66,8 +66,8 @@ def run_empty(holes: Sequence[Hole], judge: Judge) -> dict[str, bool | None]:
                 fix="Run the same command again; what was tried is kept.",
             )
         judged = verdict.outcome != "not judged"
-        found[holes[number].name] = verdict.outcome == "pass" if judged else None
-    return found
+        passes[holes[number].name] = verdict.outcome == "pass" if judged else None
+    return passes
 
 
 def main() -> None:
@@ -79,14 +79,14 @@ def main() -> None:
     records: list[dict[str, object]] = []
 
     def tried(holes: list[Hole]) -> list[bool]:
-        found = run_empty(holes, judge)
-        found |= run_empty([hole for hole in holes if found[hole.name]], again)
-        if None in found.values():
+        passes = run_empty(holes, judge)
+        passes |= run_empty([hole for hole in holes if passes[hole.name]], again)
+        if None in passes.values():
             raise UserError("some of the problems cannot be judged here", fix="Install what they need.")
         records.extend(
-            {"hole": hole.name, "sha256": hole.fingerprint, "trivial": found[hole.name]} for hole in holes
+            {"hole": hole.name, "sha256": hole.fingerprint, "trivial": passes[hole.name]} for hole in holes
         )
-        return [bool(found[hole.name]) for hole in holes]
+        return [bool(passes[hole.name]) for hole in holes]
 
     for name in SETS:
         choose_holes(load_problems(name), HOLES_PER_PROBLEM, 0, tried)

@@ -67,10 +67,10 @@ def run_jobs(
     thread = threading.Thread(target=run, name="requests", daemon=True)
     thread.start()
     try:
-        while (found := results.get()) is not None:
-            if isinstance(found, _JobError):
-                raise found.error
-            yield found
+        while (item := results.get()) is not None:
+            if isinstance(item, _JobError):
+                raise item.error
+            yield item
     finally:
         if thread.is_alive():
             loop.call_soon_threadsafe(task.cancel)

@@ -82,8 +82,8 @@ class CheckpointModel(CodeModel):
         tokenizer = self.engine.tokenizer
 
         def count(cut: CodePrompt) -> int:
-            asked = self._request(cut)
-            return len(asked.ids) + len(tokenizer.encode(asked.prefix))
+            rendered = self._request(cut)
+            return len(rendered.ids) + len(tokenizer.encode(rendered.prefix))
 
         return fit_to_context(
             request, count, token_ends(tokenizer), supports_fim=self.supports_fim, context=self.max_context,
@@ -102,11 +102,11 @@ class CheckpointModel(CodeModel):
         num_samples: int = 1,
         stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
-        wanted = (
+        prompts = (
             self._request(request, settings=sampling, num_samples=num_samples, stop=stop)
             for request in requests
         )
-        for answer in self.engine.complete_many(wanted, SchedulerLimits(max_batch=self._rows)):
+        for answer in self.engine.complete_many(prompts, SchedulerLimits(max_batch=self._rows)):
             failed = [Completion("", answer.failed)] * num_samples
             yield answer.number, [Completion(each.text) for each in answer.completions] or failed
 

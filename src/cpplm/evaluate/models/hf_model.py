@@ -137,10 +137,10 @@ class HfModel(CodeModel):
                 yield number, [Completion("", why)] * num_samples
             else:
                 jobs += [_SampleJob(number, index, ids) for index in range(num_samples)]
-        found: dict[int, dict[int, Completion]] = {}
+        samples_by_request: dict[int, dict[int, Completion]] = {}
         for batch in self._batches(jobs, sampling.max_new_tokens):
             for job, text in zip(batch, self._generate(batch, sampling, stop), strict=True):
-                samples = found.setdefault(job.request, {})
+                samples = samples_by_request.setdefault(job.request, {})
                 samples[job.sample] = Completion(text)
                 if len(samples) == num_samples:
                     yield job.request, [samples[index] for index in range(num_samples)]
@@ -293,7 +293,7 @@ def _library() -> ModuleType:
 
 def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> Any:
     try:
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             use_safetensors=True,
@@ -311,7 +311,7 @@ def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> A
         raise UserError(
             f"{folder} cannot be loaded as a causal language model: {type(error).__name__}: {reason}"
         ) from error
-    wrong = [*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]
+    wrong = [*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])]
     if wrong:
         raise UserError(
             f"{folder}: weights are missing or of another shape: {', '.join(sorted(wrong)[:3])}"

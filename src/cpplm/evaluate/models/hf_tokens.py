@@ -85,10 +85,10 @@ class HfTokens:
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         """Ids without any special token, and where each of them ends in its text."""
-        found = self._encode(texts)
+        encodings = self._encode(texts)
         return [
             EncodedText(encoding.ids, self._ends(text, encoding))
-            for text, encoding in zip(texts, found, strict=True)
+            for text, encoding in zip(texts, encodings, strict=True)
         ]
 
     def encode_inside(self, text: str) -> list[int]:
@@ -99,8 +99,8 @@ class HfTokens:
         return [id_ for id_, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if end > 1]
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
-        found: list[Any] = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        return found
+        encodings: list[Any] = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return encodings
 
     def _ends(self, text: str, encoding: Any) -> NDArray[np.int64]:
         """From the tokens' bytes where they spell the text, as they do for every byte-level tokenizer.

@@ -40,8 +40,8 @@ def parse_prompt_logprobs(text: str, answer: Any) -> TokenBits:
         ValueError: the answer has no such list, or its tokens do not spell the text; says which.
     """
     try:
-        found = answer["choices"][0]["logprobs"]
-        tokens, logprobs = list(found["tokens"]), list(found["token_logprobs"])
+        listed = answer["choices"][0]["logprobs"]
+        tokens, logprobs = list(listed["tokens"]), list(listed["token_logprobs"])
         count = (answer.get("usage") or {}).get("prompt_tokens")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError("it gives no log-probabilities") from error

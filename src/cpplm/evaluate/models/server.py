@@ -94,8 +94,8 @@ class ApiClient:
         """
         try:
             answer = await self._once(client, "GET", "/models", None, None)
-        except RequestFailed as found:
-            error = self._without_key(found)
+        except RequestFailed as failure:
+            error = self._without_key(failure)
             if error.status in (401, 403):
                 raise UserError(
                     f"{self.url} refuses the key: {error}", fix="Name its variable: --api_key_env NAME."
@@ -120,8 +120,8 @@ class ApiClient:
         """
 
         async def attempt() -> str:
-            wanted = body | {"stream": stop is not None}
-            return _text_of(await self._once(client, "POST", "/completions", wanted, stop))[0]
+            payload = body | {"stream": stop is not None}
+            return _text_of(await self._once(client, "POST", "/completions", payload, stop))[0]
 
         return await self._tried(attempt)
 
@@ -178,18 +178,18 @@ async def _refusal(response: httpx2.Response) -> RequestFailed:
     """The error for a status other than 200, with the beginning of the server's message."""
     status = response.status_code
     try:
-        said = (await _read(response, 1 << 16)).decode("utf-8", "replace")
+        message = (await _read(response, 1 << 16)).decode("utf-8", "replace")
     except RequestFailed:
-        said = ""
+        message = ""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        said = str(json.loads(said)["error"]["message"])
-    said = " ".join("".join(c if c.isprintable() else " " for c in said).split())[:_EXCERPT]
+        message = str(json.loads(message)["error"]["message"])
+    message = " ".join("".join(c if c.isprintable() else " " for c in message).split())[:_EXCERPT]
     try:
         wait = max(0.0, float(response.headers.get("retry-after", "0")))
     except ValueError:  # a date
         wait = 0.0
     retryable = status in _RETRYABLE or status >= 500
-    return RequestFailed(f"HTTP {status} {said}".strip(), retryable=retryable, status=status, wait=wait)
+    return RequestFailed(f"HTTP {status} {message}".strip(), retryable=retryable, status=status, wait=wait)
 
 
 async def _read(response: httpx2.Response, most: int) -> bytes:

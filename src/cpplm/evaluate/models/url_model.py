@@ -69,8 +69,8 @@ class UrlModel(CodeModel):
             (model_name,) = entries
         if not model_name or (entries and model_name not in entries):
             shown = ", ".join(sorted(entries)[:10]) or "it does not say which"
-            asked = f"no model {model_name!r}" if model_name else "more than one model, or says none"
-            raise UserError(f"{server.url} has {asked}", fix=f"Name one with --model_name: {shown}.")
+            what = f"no model {model_name!r}" if model_name else "more than one model, or says none"
+            raise UserError(f"{server.url} has {what}", fix=f"Name one with --model_name: {shown}.")
         context = _context(entries.get(model_name, {}))
         return cls(server, model_name, supports_fim=supports_fim, context=context, at_once=at_once)
 
@@ -108,10 +108,10 @@ class UrlModel(CodeModel):
             unanswered = 0
             return Completion(text)
 
-        found: dict[int, dict[int, Completion]] = {}
+        samples_by_request: dict[int, dict[int, Completion]] = {}
         for place, written in run_jobs(jobs, work, self._server.connection, at_once=self._at_once):
             number, index = jobs[place]
-            samples = found.setdefault(number, {})
+            samples = samples_by_request.setdefault(number, {})
             samples[index] = written
             if len(samples) == num_samples:
                 yield number, [samples[each] for each in range(num_samples)]
@@ -158,8 +158,8 @@ class UrlModel(CodeModel):
 
         waiting: dict[int, TokenBits] = {}
         due = 0
-        for number, found in run_jobs(texts, work, self._server.connection, at_once=self._at_once):
-            waiting[number] = found
+        for number, tokens in run_jobs(texts, work, self._server.connection, at_once=self._at_once):
+            waiting[number] = tokens
             while due in waiting:
                 yield waiting.pop(due)
                 due += 1
@@ -169,16 +169,16 @@ class UrlModel(CodeModel):
         if not data:
             return TokenBits(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
         surely = max(1, context - _ROOM)  # bytes that fit: no token has less than one
-        window, found = await self._window(client, data, 0, surely, surely)
+        window, tokens = await self._window(client, data, 0, surely, surely)
         if window == len(data):
-            return found
-        so_far, begin, end = found, 0, 0
+            return tokens
+        so_far, begin, end = tokens, 0, 0
         while end < len(data):
-            size = max(surely, int(_MARGIN * context * window / len(found.ends)))
-            window, found = await self._window(client, data, begin, size, surely)
-            so_far = found if begin == 0 else _joined(so_far, found, begin)
+            size = max(surely, int(_MARGIN * context * window / len(tokens.ends)))
+            window, tokens = await self._window(client, data, begin, size, surely)
+            so_far = tokens if begin == 0 else _joined(so_far, tokens, begin)
             end = begin + window
-            middle = begin + int(found.ends[(len(found.ends) - 1) // 2])
+            middle = begin + int(tokens.ends[(len(tokens.ends) - 1) // 2])
             begin = middle if begin < middle < end else end
         return so_far
 
@@ -212,8 +212,8 @@ class UrlModel(CodeModel):
 def _context(entry: dict[str, Any]) -> int:
     """The context length of an entry in the server's list, in the form of vLLM or llama.cpp."""
     meta = entry.get("meta")
-    told = [entry.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, dict) else None]
-    lengths = [length for length in told if isinstance(length, int) and length > _ROOM]
+    candidates = [entry.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, dict) else None]
+    lengths = [length for length in candidates if isinstance(length, int) and length > _ROOM]
     return lengths[0] if lengths else UNKNOWN_CONTEXT
 
 
@@ -238,10 +238,10 @@ def _joined(before: TokenBits, window: TokenBits, begin: int) -> TokenBits:
     shared = np.intersect1d(before.ends, ends)
     border = shared[-1] if len(shared) else begin
     # The first token that reaches a place is the one that ends there; others only begin a character.
-    kept = int(np.searchsorted(before.ends, border)) + 1
+    num_before = int(np.searchsorted(before.ends, border)) + 1
     new = int(np.searchsorted(ends, border)) + 1 if border > begin else 0
     return TokenBits(
-        np.concatenate([before.ends[:kept], ends[new:]]),
-        np.concatenate([before.bits[:kept], window.bits[new:]]),
-        np.concatenate([before.context[:kept], window.context[new:]]),
+        np.concatenate([before.ends[:num_before], ends[new:]]),
+        np.concatenate([before.bits[:num_before], window.bits[new:]]),
+        np.concatenate([before.context[:num_before], window.context[new:]]),
     )
