@@ -40,7 +40,7 @@ def chat_request(
     stop: StopCondition | None = None,
     logprobs: int | None = None,
 ) -> GenerationRequest:
-    """What the model has to be told to answer the last message, a user's or a tool's.
+    """Make a request for an answer to the last message, a user's or a tool's.
 
     A conversation that is too long loses its beginning, but for <BOS>, as in `render_for_completion`. At
     least half of the context stays for it; the answer has what is left, at most `max_new_tokens`.
@@ -58,10 +58,10 @@ def chat_request(
     """
     settings = settings or SamplingSettings()
     context = engine.model.config.max_seq_len
-    most = max(context - settings.max_new_tokens, context // 2)
+    max_prompt = max(context - settings.max_new_tokens, context // 2)
     ids = _render(engine.tokenizer, messages)
-    if len(ids) > most:
-        ids = [ids[0], *ids[len(ids) - most + 1 :]]
+    if len(ids) > max_prompt:
+        ids = [ids[0], *ids[len(ids) - max_prompt + 1 :]]
     ends = tuple(engine.tokenizer.encode_special(name) for name in _ENDS)
     return GenerationRequest(tuple(ids), settings, num_samples, b"", stop, logprobs, ends)
 
@@ -116,7 +116,7 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
 
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The same messages with the tools' answers in the assistant's turns.
+    """Return the messages with the tools' answers in the assistant's turns.
 
     Raises:
         UserError: an unknown role, a call without an answer or the reverse, nothing to answer.
@@ -174,8 +174,8 @@ def _parts(message: Message, number: int) -> list[tuple[Any, Any]]:
 def _call(call: Any, number: int) -> tuple[Any, dict[str, str]]:
     """Id and part of a call."""
     try:
-        id_, name, given = call["id"], call["function"]["name"], call["function"]["arguments"]
-        values = tuple(json.loads(given).values())
+        id_, name, arguments = call["id"], call["function"]["name"], call["function"]["arguments"]
+        values = tuple(json.loads(arguments).values())
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UserError(
             f"message {number} has a call of a tool that is not understood: {call!r:.200}",

@@ -32,10 +32,10 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class RequestResult:
-    """What came of one request of many: all its samples, or why there are none."""
+    """All samples of one request of many, or why there are none."""
 
     number: int
-    """Which of the requests, from 0."""
+    """Number of the request, from 0."""
     completions: tuple[CompletionOutput, ...]
     failed: str = ""
 
@@ -58,7 +58,7 @@ class Engine:
         logprobs: int | None = None,
         spm: bool = False,
     ) -> GenerationRequest:
-        """What the model has to be told to write what follows `prefix`, the beginning of a document.
+        """Make a request for what follows `prefix`, the beginning of a document.
 
         Args:
             prefix: what stands before.
@@ -122,15 +122,15 @@ class Engine:
         numbers: dict[int, int] = {}
         done: dict[int, dict[int, CompletionOutput]] = {}
         while True:
-            taken = list(islice(source, scheduler.limits.max_batch - scheduler.num_waiting))
-            for number, request in taken:
+            batch = list(islice(source, scheduler.limits.max_batch - scheduler.num_waiting))
+            for number, request in batch:
                 try:
                     request_id = scheduler.submit(request)
                 except UserError as error:
                     yield RequestResult(number, (), str(error))
                     continue
                 numbers[request_id], done[request_id] = number, {}
-            if not taken and scheduler.idle:
+            if not batch and scheduler.idle:
                 return
             for event in scheduler.step():
                 if event.completion is not None:

@@ -38,18 +38,18 @@ class TokenEvent:
     """One token of one sample."""
 
     request_id: int
-    """Of the request, as `submit` gave it."""
+    """Id of the request, as `submit` gave it."""
     sample: int
     text: str
     """Text that can be shown now; may be empty."""
     completion: CompletionOutput | None
     """The whole sample, when it has ended."""
     last: bool
-    """Whether that ended the request: no sample of it is left."""
+    """True if that ended the request: no sample of it is left."""
     logprob: TokenLogprob | None = None
-    """Of the token, where that was asked for."""
+    """Log-probability of the token, where that was asked for."""
     is_new: bool = True
-    """Whether the token is one of the new ones: it neither spells the prompt's end nor is <EOS>."""
+    """False for tokens that spell the prompt's end, and for <EOS>."""
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         return not self._requests
 
     def submit(self, spec: GenerationRequest) -> int:
@@ -188,7 +188,7 @@ class Scheduler:
         return events
 
     def _fits(self, request: _Request) -> bool:
-        """Whether there is room for the prompt and one sample."""
+        """True if there is room for the prompt and one sample."""
         blocks = request.sample_blocks + (request.prompt_blocks if request.sequence is None else 0)
         return len(self._running) < self.limits.max_batch and blocks <= self._free_blocks
 

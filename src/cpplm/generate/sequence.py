@@ -35,10 +35,10 @@ FinishReason = Literal["end", "stop", "length"]
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is to be written, as tokens; `Engine.request` makes one of text."""
+    """A prompt as tokens, and how to go on from it; `Engine.request` makes one of text."""
 
     ids: tuple[int, ...]
-    """What the model reads, <BOS> first."""
+    """Tokens of the prompt, <BOS> first."""
     settings: SamplingSettings = field(default_factory=SamplingSettings)
     num_samples: int = 1
     prefix: bytes = b""
@@ -59,7 +59,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely a token was to the model, before sampling settings; logarithms are natural."""
+    """Log-probability of a token to the model, before sampling settings; logarithms are natural."""
 
     token: int
     logprob: float
@@ -69,7 +69,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """What was written after a prompt.
+    """One continuation of a prompt.
 
     `ids` are the tokens that were written; the first of them may spell the end of the prompt, the last ones a
     stop text or one of `GenerationRequest.end_ids`, all of which `text` leaves out.
@@ -124,7 +124,7 @@ class SequenceState:
 
     @property
     def constrained(self) -> bool:
-        """Whether `apply_constraints` changes anything."""
+        """True if `apply_constraints` changes anything."""
         return self._has_penalties or not self._constraint.done
 
     @property
@@ -141,14 +141,14 @@ class SequenceState:
         self.ids.append(token)
         if token in self.request.end_ids:
             return self._end("end")
-        shown = self._release(self._decoder.push(token))
+        visible = self._release(self._decoder.push(token))
         if self.finish_reason is not None:
-            return shown
+            return visible
         if self.request.stop is not None and self.request.stop(self._text + self._pending):
-            return shown + self._end("stop")
+            return visible + self._end("stop")
         if self._left == 0 or len(self.ids) == self._room:
-            return shown + self._end("length")
-        return shown
+            return visible + self._end("length")
+        return visible
 
     def completion(self) -> CompletionOutput:
         """All of it, once it has ended."""
@@ -156,29 +156,31 @@ class SequenceState:
         return CompletionOutput(self._text, tuple(self.ids), self.finish_reason, tuple(self.logprobs))
 
     def _end(self, reason: FinishReason) -> str:
-        shown = self._release(self._decoder.finish())
+        visible = self._release(self._decoder.finish())
         if self.finish_reason is None:  # what was held back is no stop text
             self.finish_reason = reason
-            shown, self._text, self._pending = shown + self._pending, self._text + self._pending, ""
-        return shown
+            visible, self._text, self._pending = visible + self._pending, self._text + self._pending, ""
+        return visible
 
     def _release(self, text: str) -> str:
-        """What of the text that came is certain to stay, up to the stop text that is complete first."""
+        """Return the text that is certain to stay, up to the stop text that is complete first."""
         pending, stops = self._pending + text, self.request.settings.stop
-        found = [(pending.index(stop) + len(stop), pending.index(stop)) for stop in stops if stop in pending]
-        if found:
+        matches = [
+            (pending.index(stop) + len(stop), pending.index(stop)) for stop in stops if stop in pending
+        ]
+        if matches:
             self.finish_reason, keep = "stop", 0
-            shown = pending[: min(found)[1]]
+            visible = pending[: min(matches)[1]]
         else:
             keep = max((_overlap(pending, stop) for stop in stops), default=0)
-            shown = pending[: len(pending) - keep]
+            visible = pending[: len(pending) - keep]
         self._pending = pending[len(pending) - keep :]
-        self._text += shown
-        return shown
+        self._text += visible
+        return visible
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text begin the stop text."""
+    """Count the characters at the end of the text that begin the stop text."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
 

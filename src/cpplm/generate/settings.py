@@ -17,7 +17,7 @@ CURSOR = "<|cursor|>"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Which model, and where it computes."""
+    """The model, and the device it computes on."""
 
     run: Annotated[str, Argument("RUN", positional=True, letters=("i", "g"))]
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
@@ -26,7 +26,7 @@ class ModelSource:
     device_type: Literal["", "cuda", "mps", "cpu"] = ""
     """Device (empty = the best one present)."""
     precision: Precision = "auto"
-    """Of matrix products; auto = bf16 where the hardware has it."""
+    """Number format of matrix products; auto = bf16 where the hardware has it."""
 
     def __post_init__(self) -> None:
         if self.step < -1:
@@ -39,7 +39,7 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How tokens are chosen, and how many."""
+    """Sampling: limits, filters and penalties of the tokens of a completion."""
 
     max_new_tokens: int = 256
     """Tokens to write at most; the context length of the model is a limit too."""
@@ -48,7 +48,7 @@ class SamplingSettings:
     top_k: Annotated[int, short_flag("k")] = 50
     """Sample among this many likeliest tokens (0 = all)."""
     seed: int = 0
-    """The same seed gives the same text, sample by sample."""
+    """Seed; the same one gives the same text, sample by sample."""
     top_p: float = 1.0
     """Sample among the fewest likeliest tokens that have this share of the probability together (1 = all)."""
     min_p: float = 0.0
@@ -98,7 +98,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """How tokens are drafted. It changes how fast text is written, not which."""
+    """Drafting of tokens. It changes how fast text is written, not which."""
 
     kind: Literal["off", "lookup", "heads"] = "off"
     """Repeat what followed the same tokens before (lookup), or ask the model's multi-token head (heads)."""
@@ -115,7 +115,7 @@ class DraftSettings:
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """What a scheduler may use."""
+    """Limits of a scheduler: batch, memory, chunks, drafts."""
 
     max_batch: int = 16
     """Samples that write at the same time."""
@@ -129,14 +129,14 @@ class SchedulerLimits:
     """Tokens guessed ahead."""
 
     def __post_init__(self) -> None:
-        for name, least in {
+        for name, minimum in {
             "max_batch": 1,
             "cache_tokens": 0,
             "prefill_chunk": 1,
             "prefix_cache_tokens": 0,
         }.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}, it must be at least {least}")
+            if getattr(self, name) < minimum:
+                raise UserError(f"{name} is {getattr(self, name)}, it must be at least {minimum}")
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class ToolLimits:
     """Length of a result that the model gets to read; the rest is cut off."""
 
     def __post_init__(self) -> None:
-        for name, least in {"tool_calls": 0, "tool_seconds": 0.0, "tool_characters": 100}.items():
-            if not least <= getattr(self, name) < float("inf"):
-                raise UserError(f"--{name} {getattr(self, name)} must be at least {least}")
+        for name, minimum in {"tool_calls": 0, "tool_seconds": 0.0, "tool_characters": 100}.items():
+            if not minimum <= getattr(self, name) < float("inf"):
+                raise UserError(f"--{name} {getattr(self, name)} must be at least {minimum}")
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class GenerateSettings:
     draft_tokens: int = 2
     """With --draft: tokens guessed at a time, at most."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    """How tokens are chosen."""
+    """Sampling settings."""
 
     def __post_init__(self) -> None:
         if self.examples and self.prompt is not None:
@@ -221,16 +221,16 @@ class ChatSettings:
     prompt: Annotated[str | None, short_flag("p")] = None
     """Answer this and end, instead of asking for questions."""
     system: str = ""
-    """What the model is told before the first question."""
+    """Text of the system: it stands before the first question."""
     tools: Path | None = None
     """Folder of a C++ project whose files the model may search and read, and whose headers programs that it
     compiles and runs in the sandbox may include. The calculator is always there."""
     unsafe: bool = False
     """With --tools: run these programs WITHOUT isolation. Never do this on a machine you care about."""
     limits: Annotated[ToolLimits, group("tool")] = field(default_factory=ToolLimits)
-    """Of the tools."""
+    """Limits of the tools."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    """How tokens are chosen."""
+    """Sampling settings."""
 
     def __post_init__(self) -> None:
         if self.prompt is not None and not self.prompt.strip():

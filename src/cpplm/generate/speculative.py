@@ -44,7 +44,7 @@ class DraftState:
     hidden: list[Tensor]
     """States of the model, shape C each, at the last places, which the head has not read yet."""
     next_index: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """Where the token stands that followed an n-gram the last time."""
+    """Index of the token that followed an n-gram the last time."""
 
 
 class Proposer:
@@ -70,7 +70,7 @@ class Proposer:
             self._model.draft_states(0, hidden_1TC[:, : len(following)], next_1T, view)
 
     def begin(self, ids: Sequence[int]) -> DraftState:
-        """Of a sample behind a prompt."""
+        """Return the state of a sample behind a prompt."""
         state = DraftState([], [])
         for token in ids:
             self._append(state, token)
@@ -133,6 +133,9 @@ class Proposer:
         return torch.cat(drafts, dim=1).tolist()
 
     def _most_likely(self, hidden_BTC: Tensor) -> Tensor:
-        """Of the frequent tokens: a product over all of them would take a fifth of a step for each draft."""
+        """Return the most likely of the frequent tokens.
+
+        A product over all tokens would take a fifth of a step for each draft.
+        """
         weight = self._model.lm_head.weight[NUM_SPECIAL : min(_FREQUENT, self._model.config.vocab_size)]
         return F.linear(hidden_BTC, weight.to(hidden_BTC.dtype)).argmax(-1) + NUM_SPECIAL

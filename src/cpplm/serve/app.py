@@ -37,7 +37,7 @@ _MAX_TOOL_THREADS = 4  # calls of the server's tools, each with processes of its
 
 @dataclass(frozen=True)
 class Application:
-    """What is served, and what its server has to know of it."""
+    """The ASGI application, and the parts that its server needs."""
 
     asgi: ASGIApp
     gate: RequestGate

@@ -45,7 +45,7 @@ class RequestStream:
         self.indices: dict[int, int] = {}
         """Indices of the requests by their id in the scheduler; only the thread looks here."""
         self.begun = False
-        """Whether something was published."""
+        """True once something was published."""
         self._num_open = len(self.requests)
         self._events: asyncio.Queue[tuple[int, TokenEvent] | Exception] = asyncio.Queue()
 
@@ -119,7 +119,7 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """True if the thread runs."""
         return self._thread.is_alive()
 
     @property

@@ -39,7 +39,7 @@ _SEND = ": send a JSON object with the header Content-Type: application/json"
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong."""
+    """OpenAI's error object."""
 
     message: str
     type: ErrorType
@@ -76,7 +76,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As JSON."""
+        """Body as JSON."""
         kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         detail = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
         return ErrorBody(error=detail).model_dump()
@@ -151,11 +151,11 @@ def from_validation(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -
         return ApiError(400, _no_object(first), code="invalid_json")
     param = json_path(*where)
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), known, n=1)
-        hint = f". Did you mean {near[0]!r}?" if near else ""
+        similar = difflib.get_close_matches(str(where[-1]), known, n=1)
+        hint = f". Did you mean {similar[0]!r}?" if similar else ""
         return ApiError(400, f"unknown parameter: {param}{hint}", code="unknown_parameter", param=param)
-    said = first["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{param}: {said}", code="invalid_value", param=param)
+    reason = first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {reason}", code="invalid_value", param=param)
 
 
 def json_path(*where: str | int) -> str:
@@ -164,7 +164,7 @@ def json_path(*where: str | int) -> str:
 
 
 def _no_object(error: Mapping[str, Any]) -> str:
-    """What to say of a body that holds no fields at all."""
+    """Describe what is wrong with a body that holds no fields at all."""
     match error["type"]:
         case "json_invalid":
             _, at = error["loc"]
@@ -196,10 +196,10 @@ def unknown_path(path: str, paths: Collection[str]) -> ApiError:
         path: of the request.
         paths: those of the server.
     """
-    near = (
+    suggestion = (
         f"/v1{path}" if f"/v1{path}" in paths else next(iter(difflib.get_close_matches(path, paths, 1)), "")
     )
-    use = f"use {near}" if near else "GET /openapi.json lists what there is"
+    use = f"use {suggestion}" if suggestion else "GET /openapi.json lists what there is"
     return ApiError(404, _INSTEAD.get(path, f"there is no {path} here: {use}"), code="not_found")
 
 
@@ -220,7 +220,7 @@ def response_docs(model: Any, *, stream: bool = False) -> dict[int | str, dict[s
 
 
 def from_status(status: int, detail: str) -> ApiError:
-    """What the framework refuses by itself: an unknown path, a method that a path has not."""
+    """Make an error of one that the framework raised: an unknown path, a method that a path has not."""
     if status == HTTPStatus.BAD_REQUEST:  # all that it cannot read but for wrong JSON
         message = "the body is not UTF-8, is nested too deeply, or has a number of thousands of digits"
         return ApiError(status, f"{message}{_SEND}", code="invalid_json")

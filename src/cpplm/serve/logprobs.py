@@ -18,9 +18,9 @@ class ListedToken:
     """One token of a text."""
 
     data: bytes
-    """What of it belongs to the text."""
+    """Bytes of it that belong to the text."""
     offset: int
-    """Where it begins, in characters of the text; inside a character, where that one ends."""
+    """Begin in characters of the text; inside a character, where that one ends."""
     logprob: float | None
     """None for a first token, before which nothing stands."""
     likeliest: tuple[tuple[bytes, float], ...]
@@ -72,23 +72,23 @@ class LogprobBuffer:
 
 
 def prompt_tokens(
-    tokenizer: Tokenizer, ids: Sequence[int], found: Iterable[TokenLogprob]
+    tokenizer: Tokenizer, ids: Sequence[int], scores: Iterable[TokenLogprob]
 ) -> Iterator[ListedToken]:
     """The tokens of a prompt but the first.
 
     Args:
         tokenizer: the model's.
         ids: of the prompt, <BOS> first.
-        found: of all but the first.
+        scores: of all but the first.
     """
     decoder, offset = StreamDecoder(tokenizer), 0
-    for id_, each in zip(ids[1:], found, strict=True):
-        yield ListedToken(tokenizer.decode_bytes([id_]), offset, each.logprob, _likeliest(tokenizer, each))
+    for id_, score in zip(ids[1:], scores, strict=True):
+        yield ListedToken(tokenizer.decode_bytes([id_]), offset, score.logprob, _likeliest(tokenizer, score))
         offset += len(decoder.push(id_))
 
 
 def completion_logprobs(tokens: Sequence[ListedToken]) -> CompletionLogprobs:
-    """As the completions endpoint lists them."""
+    """List tokens as the completions endpoint does."""
     return CompletionLogprobs(
         tokens=[_name(token.data) for token in tokens],
         token_logprobs=[token.logprob for token in tokens],
@@ -98,7 +98,7 @@ def completion_logprobs(tokens: Sequence[ListedToken]) -> CompletionLogprobs:
 
 
 def chat_logprobs(tokens: Sequence[ListedToken]) -> list[ChatToken]:
-    """As the chat endpoint lists them."""
+    """List tokens as the chat endpoint does."""
     return [
         ChatToken(
             token=_text(token.data), bytes=list(token.data), logprob=token.logprob or 0.0,
@@ -111,8 +111,8 @@ def chat_logprobs(tokens: Sequence[ListedToken]) -> list[ChatToken]:
     ]  # fmt: skip
 
 
-def _likeliest(tokenizer: Tokenizer, found: TokenLogprob) -> tuple[tuple[bytes, float], ...]:
-    return tuple((tokenizer.decode_bytes([token]), logprob) for token, logprob in found.likeliest)
+def _likeliest(tokenizer: Tokenizer, token: TokenLogprob) -> tuple[tuple[bytes, float], ...]:
+    return tuple((tokenizer.decode_bytes([id_]), logprob) for id_, logprob in token.likeliest)
 
 
 def _text(data: bytes) -> str:

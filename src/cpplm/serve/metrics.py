@@ -17,7 +17,7 @@ _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 
 
 
 class Metrics:
-    """What is counted, and what is looked up when somebody asks."""
+    """Counters that the server keeps, and gauges that are read when somebody asks."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         """Nothing counted yet."""
@@ -66,7 +66,7 @@ class Metrics:
             Gauge(name, meaning, registry=self.registry).set_function(look)
 
     def text(self) -> bytes:
-        """As Prometheus reads it."""
+        """Return all figures in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

@@ -85,9 +85,9 @@ class RequestGate:
         if body is None:  # gone in the middle
             return
         if len(body) > self._network.max_request_bytes:
-            most = self._network.max_request_bytes
+            limit = self._network.max_request_bytes
             refusal = ApiError(
-                413, f"the body has more than {most:,} bytes: send less", code="request_too_large"
+                413, f"the body has more than {limit:,} bytes: send less", code="request_too_large"
             )
         if refusal is not None:
             refusal.headers["Connection"] = "close"
@@ -124,27 +124,27 @@ class RequestGate:
 
     async def _body(self, receive: Receive, *, keep: bool) -> bytes | None:
         """The body, or a little more than is allowed; None when the client went away."""
-        kept, size = bytearray(), 0
+        body, size = bytearray(), 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             chunk = message.get("body", b"")
             size += len(chunk)
-            if keep and len(kept) <= self._network.max_request_bytes:
-                kept += chunk
+            if keep and len(body) <= self._network.max_request_bytes:
+                body += chunk
             if not message.get("more_body", False) or size > _MAX_DISCARDED_BYTES:
-                return bytes(kept)
+                return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """`receive` of ASGI that gives the body at once, then what comes: that the client went away."""
-    given = False
+    replayed = False
 
     async def again() -> Message:
-        nonlocal given
-        if not given:
-            given = True
+        nonlocal replayed
+        if not replayed:
+            replayed = True
             return {"type": "http.request", "body": body, "more_body": False}
         return await receive()
 

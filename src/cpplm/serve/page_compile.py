@@ -54,7 +54,7 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """What became of the program."""
+    """Result of a program that was run."""
 
     reason: Reason
     exit_code: int | None
@@ -65,7 +65,7 @@ class ProgramRun:
 
 
 class CompileResponse(BaseModel):
-    """What became of the file."""
+    """Result of a compilation."""
 
     ok: bool
     diagnostics: list[Diagnostic]
@@ -119,19 +119,19 @@ def compile_source(
 
 def _compiled(result: RunResult, source: str) -> CompileResponse:
     text = result.message()
-    found = diagnostics_of(text, source)[:_SHOWN_DIAGNOSTICS]
+    diagnostics = diagnostics_of(text, source)[:_SHOWN_DIAGNOSTICS]
     if result.reason != "exit":
-        found.insert(0, Diagnostic(None, None, "error", f"the compiler was stopped: {result.reason}"))
-    elif not result.succeeded and not any(each.severity == "error" for each in found):
-        found.append(Diagnostic(None, None, "error", _reason(text)))
-    return CompileResponse(ok=result.succeeded, diagnostics=found, output=text[:_SHOWN_OUTPUT])
+        diagnostics.insert(0, Diagnostic(None, None, "error", f"the compiler was stopped: {result.reason}"))
+    elif not result.succeeded and not any(each.severity == "error" for each in diagnostics):
+        diagnostics.append(Diagnostic(None, None, "error", _reason(text)))
+    return CompileResponse(ok=result.succeeded, diagnostics=diagnostics, output=text[:_SHOWN_OUTPUT])
 
 
 def _reason(text: str) -> str:
     """The line that says most, where no complaint has a place: of the linker, as a rule."""
     lines = text.strip().split("\n")
-    telling = (line for line in lines if re.search(r"undefined reference|multiple definition|error", line))
-    return next(telling, lines[-1]) or "the compiler failed without a message"
+    candidates = (line for line in lines if re.search(r"undefined reference|multiple definition|error", line))
+    return next(candidates, lines[-1]) or "the compiler failed without a message"
 
 
 def diagnostics_of(text: str, source: str) -> list[Diagnostic]:
@@ -141,7 +141,7 @@ def diagnostics_of(text: str, source: str) -> list[Diagnostic]:
     headers are left out.
     """
     lines = source.encode().split(b"\n")
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     line: int | None = None
     column: int | None = None
     for message in text.split("\n"):
@@ -155,11 +155,11 @@ def diagnostics_of(text: str, source: str) -> list[Diagnostic]:
         severity = severity if severity in {"warning", "note"} else "error"
         file = parts.get("file", SOURCE)
         if file == SOURCE:
-            found.append(Diagnostic(*_place(match, lines), severity, match["message"]))
+            diagnostics.append(Diagnostic(*_place(match, lines), severity, match["message"]))
         elif severity != "note":
             where = f"{PurePath(file).name}:{match['line']}"
-            found.append(Diagnostic(line, column, severity, f"{where}: {match['message']}"))
-    return found
+            diagnostics.append(Diagnostic(line, column, severity, f"{where}: {match['message']}"))
+    return diagnostics
 
 
 def _place(match: re.Match[str], lines: list[bytes]) -> tuple[int | None, int | None]:

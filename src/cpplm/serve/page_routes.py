@@ -104,15 +104,15 @@ def _add_compile(routes: APIRouter, settings: PageSettings) -> None:
         """Compile one C++ file in the sandbox and give the compiler's complaints; run it if asked to."""
         if places is None:
             raise ApiError(503, "compiling is switched off on this server", code="compile_off")
-        for name, text, most in (
+        for name, text, limit in (
             ("source", request.source, settings.max_source_bytes),
             ("stdin", request.stdin, MAX_STDIN_BYTES),
         ):
-            if len(text.encode()) > most:
-                raise ApiError(413, f"{name} has more than {most:,} bytes", code="too_large", param=name)
+            if len(text.encode()) > limit:
+                raise ApiError(413, f"{name} has more than {limit:,} bytes", code="too_large", param=name)
         if not places.acquire(blocking=False):
-            most = settings.compiles_at_once
-            who = "1 program is" if most == 1 else f"{most} programs are"
+            limit = settings.compiles_at_once
+            who = "1 program is" if limit == 1 else f"{limit} programs are"
             message = f"{who} being compiled already; try again"
             raise ApiError(429, message, code="busy", headers={"Retry-After": "1"})
         try:

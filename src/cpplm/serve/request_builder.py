@@ -34,7 +34,7 @@ class ServedModel:
     engine: Engine
     name: str
     supports_fim: bool
-    """Whether it was trained on rearranged documents."""
+    """True if it was trained on rearranged documents."""
     stage: Stage
     """Training stage; `base` has seen no conversation."""
     path: str

@@ -90,23 +90,23 @@ class RequestBody(BaseModel):
         Raises:
             ValueError: this does.
         """
-        found = [data]
-        while found:
-            each = found.pop()
-            if isinstance(each, dict):
-                found += [*each, *each.values()]
-            elif isinstance(each, list):
-                found += each
-            elif isinstance(each, str) and not each.isascii():
+        values = [data]
+        while values:
+            value = values.pop()
+            if isinstance(value, dict):
+                values += [*value, *value.values()]
+            elif isinstance(value, list):
+                values += value
+            elif isinstance(value, str) and not value.isascii():
                 try:
-                    each.encode()
+                    value.encode()
                 except UnicodeEncodeError as error:
                     raise ValueError("the body holds half of a surrogate pair") from error
         return data
 
 
 class StreamOptions(Loose):
-    """Of a stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = False
 
@@ -236,7 +236,7 @@ class SamplingParams(IgnoredParams, BasicSampling):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the number of tokens."""
+        """True if a stream ends with the number of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -284,7 +284,7 @@ class TextPart(Loose):
 
 
 class PastFunctionCall(Loose):
-    """What the model called, as the client repeats it."""
+    """A call of the model, as the client repeats it."""
 
     name: str
     arguments: str
@@ -320,7 +320,7 @@ class ChatMessageParam(Loose):
 
 
 class FunctionTool(Loose):
-    """What a tool is."""
+    """Name, description and parameters of a function."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str | None = None

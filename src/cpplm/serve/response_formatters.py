@@ -34,15 +34,15 @@ from cpplm.serve.sse import DONE
 
 @dataclass(frozen=True)
 class Delta:
-    """What one choice gained."""
+    """New text, tokens or call of one choice."""
 
     index: int
-    """Of the choice."""
+    """Index of the choice."""
     text: str = ""
     tokens: tuple[ListedToken, ...] | None = None
     """With their probabilities, where these were asked for."""
     tool_call: FunctionCall | None = None
-    """Of the client's, which it is to make."""
+    """Call of a client's function, which the client is to make."""
     finish_reason: FinishReason | None = None
 
 
@@ -90,7 +90,7 @@ class ResponseFormatter(ABC):
 
 
 class OpenAIFormatter(ResponseFormatter):
-    """What OpenAI's endpoints have in common: an id, the time, and the usage at the end of a stream."""
+    """Common parts of OpenAI's endpoints: an id, the time, and the usage at the end of a stream."""
 
     def __init__(self, model: str, id_prefix: str, *, include_usage: bool) -> None:
         """Begin one response.

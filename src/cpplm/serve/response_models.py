@@ -18,7 +18,7 @@ class ApiResponse(BaseModel):
     """A body, or one record of a stream."""
 
     def json_text(self) -> str:
-        """As it is sent."""
+        """Return the text as it is sent."""
         return self.model_dump_json(exclude_unset=True)
 
 
@@ -52,7 +52,7 @@ class CompletionChoice(BaseModel):
 
 
 class CompletionResponse(ApiResponse):
-    """Of POST /v1/completions, whole or one record."""
+    """Response of POST /v1/completions, whole or one chunk."""
 
     id: str
     object: Literal["text_completion"]
@@ -86,7 +86,7 @@ class ChatLogprobs(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """What a tool is called with."""
+    """Name and arguments of a call."""
 
     name: str
     arguments: str
@@ -102,13 +102,13 @@ class ChatToolCall(BaseModel):
 
 
 class ChatToolCallDelta(ChatToolCall):
-    """The same in a stream, at once."""
+    """A call in a stream, whole."""
 
     index: int
 
 
 class ChatMessage(BaseModel):
-    """What the model said."""
+    """Message of the model."""
 
     role: Literal["assistant"]
     content: str | None
@@ -125,7 +125,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletionResponse(ApiResponse):
-    """Of POST /v1/chat/completions."""
+    """Response of POST /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -176,20 +176,20 @@ class ModelEntry(BaseModel):
     max_model_len: int
     """Tokens of its context, as vLLM says it."""
     supports_fim: bool
-    """Whether it takes a `suffix`."""
+    """True if it takes a `suffix`."""
     stage: Stage
     """Training stage; `base` has seen no conversation and goes on with code instead of answering."""
 
 
 class ModelList(BaseModel):
-    """Of GET /v1/models."""
+    """Response of GET /v1/models."""
 
     object: Literal["list"]
     data: list[ModelEntry]
 
 
 class Health(BaseModel):
-    """Of GET /health."""
+    """Response of GET /health."""
 
     status: Literal["ok", "stopping", "failed"]
 
@@ -198,7 +198,7 @@ class Health(BaseModel):
 
 
 class Timings(BaseModel):
-    """How long a part took; rates are per second."""
+    """Durations of the parts; rates are per second."""
 
     prompt_n: int
     prompt_ms: float
@@ -209,7 +209,7 @@ class Timings(BaseModel):
 
 
 class InfillResponse(ApiResponse):
-    """Of POST /infill, whole or one record."""
+    """Response of POST /infill, whole or one chunk."""
 
     content: str
     stop: bool

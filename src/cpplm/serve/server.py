@@ -44,7 +44,7 @@ class IdleTimeoutProtocol(H11Protocol):
     """HTTP/1.1 that also closes connections on which nothing was ever sent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As after an answer: what follows has to come in time."""
+        """Start the idle timer, as after a response."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -111,11 +111,11 @@ class UvicornServer(uvicorn.Server):
             yield
             return
 
-        def heard(number: int, frame: FrameType | None) -> None:
+        def on_signal(number: int, frame: FrameType | None) -> None:
             del number, frame
             self.stop()
 
-        before = {number: signal.signal(number, heard) for number in _SIGNALS}
+        before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
         try:
             yield
         finally:
@@ -133,19 +133,19 @@ def listen(network: NetworkSettings) -> tuple[socket.socket, str]:
         family, kind, protocol, _, address = socket.getaddrinfo(
             network.host, network.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
         raise UserError(
             f"cannot listen on {network.host} port {network.port}: {error.strerror or error}",
             fix="Use another --port (0 = any that is free) or --host.",
         ) from error
-    bound, port = found.getsockname()[:2]
-    if ipaddress.ip_address(bound).is_unspecified:  # every address of this machine, and no name for a browser
-        return found, f"http://localhost:{port}"
+    host_ip, port = bound.getsockname()[:2]
+    if ipaddress.ip_address(host_ip).is_unspecified:  # every address of this machine: no name for a browser
+        return bound, f"http://localhost:{port}"
     host = f"[{network.host}]" if ":" in network.host else network.host
-    return found, f"http://{host}:{port}"
+    return bound, f"http://{host}:{port}"
 
 
 def allow_connections(count: int) -> None:
@@ -153,12 +153,12 @@ def allow_connections(count: int) -> None:
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + _SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = count + _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
+        if allowed < needed:
             log_info(
                 f"only {allowed} files may be open here, so fewer than {count} connections; see ulimit -n"
             )

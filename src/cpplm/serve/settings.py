@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Where the server listens, and to whom it answers."""
+    """Addresses that the server listens on, and clients that it answers."""
 
     host: str = "127.0.0.1"
     """Address to listen on; the loopback is reached from this machine alone."""
@@ -59,12 +59,12 @@ class NetworkSettings:
         Raises:
             UserError: the variable or the file holds none, or one that no request could carry.
         """
-        found: dict[str, str] = {}  # by where it stands
+        keys: dict[str, str] = {}  # by where it stands
         if self.api_key_env:
             where = f"the environment variable {self.api_key_env} (--api_key_env)"
             if not os.environ.get(self.api_key_env, "").strip():
                 raise UserError(f"{where} is not set")
-            found[where] = os.environ[self.api_key_env]
+            keys[where] = os.environ[self.api_key_env]
         if self.api_key_file is not None:
             try:
                 lines = self.api_key_file.expanduser().read_text(encoding="utf-8-sig").split("\n")
@@ -72,19 +72,19 @@ class NetworkSettings:
                 raise UserError(f"cannot read --api_key_file {self.api_key_file}: {error}") from error
             if not any(line.strip() for line in lines):
                 raise UserError(f"--api_key_file {self.api_key_file} holds no key", fix="Write one a line.")
-            found |= {f"--api_key_file {self.api_key_file} line {n}": line for n, line in enumerate(lines, 1)}
-        for where, key in found.items():
+            keys |= {f"--api_key_file {self.api_key_file} line {n}": line for n, line in enumerate(lines, 1)}
+        for where, key in keys.items():
             if not (key.strip().isascii() and key.strip().isprintable()):
                 raise UserError(
                     f"{where}: the key has characters that an HTTP header cannot carry",
                     fix="Use printable ASCII characters.",
                 )
-        return tuple(dict.fromkeys(key.strip().encode() for key in found.values() if key.strip()))
+        return tuple(dict.fromkeys(key.strip().encode() for key in keys.values() if key.strip()))
 
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """How many requests are answered at a time, and with how much memory."""
+    """Requests that are answered at a time, and memory for them."""
 
     max_batch: int = 32
     """Completions that are written at the same time; others wait."""
@@ -101,14 +101,14 @@ class BatchSettings:
     (lookup), or by the heads of a model trained with --mtp (heads). It changes no text."""
 
     def __post_init__(self) -> None:
-        least = {"max_batch": 1, "max_waiting": 1, "cache_tokens": 0, "prefix_cache_tokens": 0,
+        minimum = {"max_batch": 1, "max_waiting": 1, "cache_tokens": 0, "prefix_cache_tokens": 0,
                  "prefill_chunk": 1}  # fmt: skip
-        for name, value in least.items():
+        for name, value in minimum.items():
             if getattr(self, name) < value:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least {value}")
 
     def limits(self) -> SchedulerLimits:
-        """As the scheduler takes them."""
+        """Return the limits of the scheduler."""
         return SchedulerLimits(
             max_batch=self.max_batch,
             cache_tokens=self.cache_tokens,
@@ -120,7 +120,7 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class RequestSettings:
-    """What a request gets that does not say what it wants, and what no request gets."""
+    """Defaults and limits of requests."""
 
     default_new_tokens: int = 256
     """Tokens to write where a request names no limit."""
@@ -129,14 +129,14 @@ class RequestSettings:
     max_choices: int = 16
     """Completions of one request: its prompts times its `n`."""
     temperature: float = 0.8
-    """Where a request names none."""
+    """Default where a request names none."""
     top_p: float = 1.0
-    """Where a request names none."""
+    """Default where a request names none."""
     top_k: int = 0
-    """Where a request names none (0 = all tokens)."""
+    """Default where a request names none (0 = all tokens)."""
     fim_order: Literal["psm", "spm"] = "psm"
-    """What the model reads first of a hole's surroundings: the prefix, or the suffix, which lets an editor's
-    next request go on where the last one ended."""
+    """Order in which the model reads the text around a hole: first the prefix, or the suffix, which lets an
+    editor's next request go on where the last one ended."""
     request_timeout: float = 600.0
     """Seconds until a request is given up."""
     first_token_timeout: float = 120.0
@@ -145,14 +145,14 @@ class RequestSettings:
     """Seconds that running requests have when the server is told to stop."""
 
     def __post_init__(self) -> None:
-        for name, least in {
+        for name, minimum in {
             "default_new_tokens": 1,
             "max_new_tokens": 0,
             "max_choices": 1,
             "top_k": 0,
         }.items():
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} {getattr(self, name)} must be at least {least}")
+            if getattr(self, name) < minimum:
+                raise UserError(f"--{name} {getattr(self, name)} must be at least {minimum}")
         if not 0 <= self.temperature < math.inf:
             raise UserError(f"--temperature {self.temperature}", fix="Use 0 (greedy) or a positive number.")
         if not 0 < self.top_p <= 1:
@@ -165,14 +165,14 @@ class RequestSettings:
 
 @dataclass(frozen=True)
 class PageSettings:
-    """What the web page may have compiled."""
+    """Compilations for the web page."""
 
     compiles_at_once: int = 2
     """Programs that the page's users compile and run at the same time, in the sandbox; 0 = none at all."""
     max_source_bytes: int = 262_144
     """Bytes of a program that is to be compiled."""
     cpp_standard: Literal["c++17", "c++20", "c++23"] = "c++20"
-    """Of the programs that are compiled."""
+    """Standard of the programs that are compiled."""
 
     def __post_init__(self) -> None:
         if self.compiles_at_once < 0:
@@ -192,15 +192,15 @@ class ServeSettings:
     tools: Path | None = None
     """Folder in which the model may search, read and compile by itself during a chat, in the sandbox."""
     tool_limits: Annotated[ToolLimits, group("tool")] = field(default_factory=ToolLimits)
-    """Of these tools, and of the calculator, which is always there."""
+    """Limits of these tools, and of the calculator, which is always there."""
     page: Annotated[PageSettings, group("web page")] = field(default_factory=PageSettings)
-    """What the web page may have compiled."""
+    """Compilations for the web page."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
-    """Where it listens."""
+    """Network."""
     batch: BatchSettings = field(default_factory=BatchSettings)
-    """How much it does at a time."""
+    """Batching."""
     requests: Annotated[RequestSettings, group("request")] = field(default_factory=RequestSettings)
-    """What requests get."""
+    """Defaults and limits of requests."""
 
     def check_paths(self) -> None:
         """Refuse a project that is not there."""

@@ -84,7 +84,7 @@ class _Parser:
         self._tokens, self._place = tokens, 0
 
     def end(self) -> None:
-        """See that nothing is left.
+        """Check that nothing is left.
 
         Raises:
             CalculatorError: there is.
@@ -94,7 +94,7 @@ class _Parser:
             raise CalculatorError(f"{text!r} does not belong there")
 
     def sum(self, depth: int) -> Value:
-        """See the grammar above; `depth` counts the rules in one another."""
+        """Parse the rule `sum` of the grammar above; `depth` counts the rules in one another."""
         left = self._product(depth)
         while sign := self._take("+", "-"):
             right = _number(self._product(depth))

@@ -43,7 +43,7 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What the tool answered."""
+    """A call with its result."""
 
     call: ToolCall
     result: str
@@ -93,11 +93,11 @@ class ToolLoop:
 
     @property
     def in_text(self) -> bool:
-        """Whether what `request` gives is text, and not part of a call."""
+        """True if `request` gives text, and not part of a call."""
         return self._writing is None
 
     def add_completion(self, completion: CompletionOutput) -> None:
-        """What came of `request`."""
+        """Take the completion of `request`."""
         assert self.request is not None  # noqa: S101  (the caller was given it)
         prefix, written = self.request.prefix, completion.ids
         last = written[-1] if written and completion.finish_reason == "end" else None
@@ -169,7 +169,7 @@ class ToolLoop:
 
 
 def _spelling(tokenizer: Tokenizer, prefix: bytes, ids: tuple[int, ...]) -> int:
-    """How many of the ids spell the prefix."""
+    """Count the ids that spell the prefix."""
     spelt = accumulate(len(tokenizer.decode_bytes([id_])) for id_ in ids)
     return sum(before < len(prefix) for before in [0, *spelt][: len(ids)])
 

@@ -56,7 +56,7 @@ class Programs:
         self._sandbox, self._folders = sandbox, {_PROJECT: root}
 
     def compile(self, deadline: float, source: str) -> str:
-        """What the compiler says, which may take until a moment of `time.monotonic`.
+        """Compile a file and return what the compiler says; by a deadline of `time.monotonic`.
 
         Raises:
             SandboxError: the sandbox failed.
@@ -64,7 +64,7 @@ class Programs:
         return self._compile(deadline, source)[0]
 
     def run(self, deadline: float, source: str, stdin: str = "") -> str:
-        """How the program ended and what it printed, or why it does not compile.
+        """Run a program and return how it ended and what it printed, or why it does not compile.
 
         Raises:
             SandboxError: the sandbox failed.
@@ -72,35 +72,35 @@ class Programs:
         data = stdin.encode("utf-8", errors="replace")
         if len(data) > MAX_STDIN_BYTES:
             return f"the input may have {MAX_STDIN_BYTES:,} bytes, not {len(data):,}"
-        said, program = self._compile(deadline, source)
+        message, program = self._compile(deadline, source)
         if program is None:
-            return said
+            return message
         result = self._run(deadline, program, data)
         printed = result.stdout.decode("utf-8", errors="replace")
         errors = f"stderr:\n{result.message()}" if result.stderr else ""
         return "\n".join(part.rstrip("\n") for part in (_ending(result), printed, errors) if part)
 
     def test(self, deadline: float, source: str, tests: str) -> str:
-        """Which of the assertions in `tests`, the body of a main function, hold.
+        """Run assertions, the body of a main function, and return which of them hold.
 
         Raises:
             SandboxError: the sandbox failed.
         """
-        said, program = self._compile(deadline, f"{source}{_BEFORE_TESTS}{tests}{_BEHIND_TESTS}")
+        message, program = self._compile(deadline, f"{source}{_BEFORE_TESTS}{tests}{_BEHIND_TESTS}")
         if program is None:
-            return said
+            return message
         result = self._run(deadline, program, b"")
         counts = _SUMMARY.search(result.message())
         if counts is None:
-            said = f"{_ending(result)} before the end of the tests"
+            message = f"{_ending(result)} before the end of the tests"
         elif counts[2] == "0":
-            said = "the tests assert nothing"
+            message = "the tests assert nothing"
         else:
-            said = "passed" if result.succeeded else "failed"
-        return f"{said}\n{result.message()}".rstrip("\n")
+            message = "passed" if result.succeeded else "failed"
+        return f"{message}\n{result.message()}".rstrip("\n")
 
     def _compile(self, deadline: float, source: str) -> tuple[str, bytes | None]:
-        """What to tell the model, and the program if there is one."""
+        """Return a message for the model, and the program if there is one."""
         result = self._sandbox.run(
             {"program.cpp": source.encode("utf-8", errors="replace")},
             [*_COMPILER, "-o", "program"],
@@ -108,14 +108,14 @@ class Programs:
             fetch={"program": LARGEST_PROGRAM},
             folders=self._folders,
         )
-        said = result.message().rstrip("\n").translate(_QUOTES)
+        message = result.message().rstrip("\n").translate(_QUOTES)
         program = result.files.get("program")
         if result.succeeded and program is not None:
-            return (f"compiled, with warnings:\n{said}" if said else "compiled"), program
+            return (f"compiled, with warnings:\n{message}" if message else "compiled"), program
         if result.succeeded:
             return f"the program is larger than {LARGEST_PROGRAM // MIB} MiB", None
         why = "" if result.reason == "exit" else f" (the compiler {_ending(result)})"
-        return f"does not compile{why}\n{said}".rstrip("\n"), None
+        return f"does not compile{why}\n{message}".rstrip("\n"), None
 
     def _run(self, deadline: float, program: bytes, stdin: bytes) -> RunResult:
         limits = _until(RUN_LIMITS, deadline)
@@ -129,7 +129,7 @@ def _until(limits: ResourceLimits, deadline: float) -> ResourceLimits:
 
 
 def _ending(result: RunResult) -> str:
-    """How a program ended, in words."""
+    """Describe how a program ended."""
     if result.reason == "exit":
         return f"ended with exit code {result.exit_code}"
     if result.reason == "signal" and result.signal is not None:

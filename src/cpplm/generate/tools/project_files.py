@@ -153,7 +153,7 @@ def _lines(content: bytes) -> list[str]:
 
 
 class _Search:
-    """What a search has come across so far."""
+    """A search with its hits so far."""
 
     def __init__(self, deadline: float, pattern: str, *, regex: bool) -> None:
         """Nothing yet.
@@ -193,13 +193,13 @@ class _Search:
             if self._late():
                 return
 
-    def _add_file(self, name: str, folder: int, shown: str) -> None:
+    def _add_file(self, name: str, folder: int, path: str) -> None:
         try:
             descriptor = _open(name, folder)
         except OSError:
             return
         try:
-            self.add(shown, _content(descriptor, shown))
+            self.add(path, _content(descriptor, path))
         except (OSError, RefusedError):
             return
         finally:
@@ -221,7 +221,7 @@ class _Search:
                 self._hits.append(f"{path}:{first + place + 1}: {shown}")
 
     def _late(self) -> bool:
-        """Whether it is time to stop."""
+        """True if it is time to stop."""
         if len(self._hits) > _MOST_HITS:
             self._stopped = "there are more, look for something rarer"
             del self._hits[_MOST_HITS:]
@@ -232,8 +232,8 @@ class _Search:
         return bool(self._stopped)
 
     def _matching(self, lines: list[str]) -> list[int]:
-        """Which of the lines have the pattern in them."""
+        """Indices of the lines that have the pattern in them."""
         if not self._regex:
             return [place for place, line in enumerate(lines) if self._pattern in line]
-        found = pc.match_substring_regex(pa.array(lines), self._pattern)
-        return [int(place) for place in pc.indices_nonzero(found).to_pylist()]
+        mask = pc.match_substring_regex(pa.array(lines), self._pattern)
+        return [int(place) for place in pc.indices_nonzero(mask).to_pylist()]

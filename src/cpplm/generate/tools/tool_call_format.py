@@ -47,7 +47,7 @@ class ToolCall:
 
     kind: Kind
     text: str
-    """What it wrote between the marks."""
+    """Text between the marks."""
     name: str = ""
     arguments: tuple[ArgumentValue, ...] = ()
     problem: str = ""
@@ -118,21 +118,21 @@ def _read(text: str) -> tuple[str, tuple[ArgumentValue, ...]]:
 
 def _value(text: str, place: int, end: int) -> tuple[ArgumentValue, int]:
     """One argument and where it ends; texts that follow each other are one."""
-    found: list[str] = []
+    texts: list[str] = []
     while match := _VALUE.match(text, place, end):
         if match["number"] is not None or match["word"] is not None:
-            if found:
+            if texts:
                 break
             value = match["word"] == "true" if match["word"] else int(match["number"])
             return value, match.end()
         raw = match["raw"]
-        found.append(_unescape(match["text"]) if raw is None else raw)
+        texts.append(_unescape(match["text"]) if raw is None else raw)
         place = match.end()
-    if not found:
+    if not texts:
         raise ValueError(
             f'no argument: {text[place:end].strip()[:20]!r}; write "text", R"(text)", 12 or true'
         )
-    return "".join(found), place
+    return "".join(texts), place
 
 
 def _unescape(text: str) -> str:

@@ -32,11 +32,11 @@ DEFAULT_LIMITS = ToolLimits()
 
 @dataclass(frozen=True)
 class _ServerTool:
-    """What is called by a name."""
+    """A tool and the form of its calls."""
 
     usage: str
     types: tuple[type, ...]
-    """Of its arguments."""
+    """Types of its arguments."""
     needed: int
     """Arguments without which it cannot do anything."""
     run: Callable[..., str]
@@ -75,7 +75,7 @@ class ToolBox:
         return tuple(self._tools)
 
     def fresh(self) -> ToolBox:
-        """The same tools, of which none was called yet; takes no time."""
+        """Return the same tools, of which none was called yet; takes no time."""
         box = ToolBox(None, self._limits)
         box._tools = self._tools
         return box
@@ -108,16 +108,18 @@ class ToolBox:
         tool = self._tools.get(call.name)
         if tool is None:
             raise RefusedError(f"there is no tool {call.name[:50]!r}, only {', '.join(self._tools)}")
-        given = call.arguments
-        fits = tool.needed <= len(given) <= len(tool.types)
-        if not fits or any(type(value) is not kind for value, kind in zip(given, tool.types, strict=False)):
+        arguments = call.arguments
+        fits = tool.needed <= len(arguments) <= len(tool.types)
+        if not fits or any(
+            type(value) is not kind for value, kind in zip(arguments, tool.types, strict=False)
+        ):
             raise RefusedError(f"call it like this: {tool.usage}")
-        return tool.run(deadline, *given)
+        return tool.run(deadline, *arguments)
 
     def _cut(self, text: str) -> str:
         """The beginning of a long result."""
-        most = self._limits.tool_characters
-        return text if len(text) <= most else f"{text[:most]}\n[{len(text) - most:,} more characters]"
+        limit = self._limits.tool_characters
+        return text if len(text) <= limit else f"{text[:limit]}\n[{len(text) - limit:,} more characters]"
 
 
 def _project_tools(files: ProjectFiles, programs: Programs) -> dict[str, _ServerTool]:
@@ -126,7 +128,10 @@ def _project_tools(files: ProjectFiles, programs: Programs) -> dict[str, _Server
             'search("text"), search("RE2", true, "folder")', (str, bool, str), 1, files.search
         ),
         "read_file": _ServerTool(
-            'read_file("folder/file.h", 1, 40)', (str, int, int), 1, lambda _, *asked: files.read(*asked)
+            'read_file("folder/file.h", 1, 40)',
+            (str, int, int),
+            1,
+            lambda _, *arguments: files.read(*arguments),
         ),
         "compile": _ServerTool('compile(R"(source)")', (str,), 1, programs.compile),
         "run": _ServerTool('run(R"(source)", "input")', (str, str), 1, programs.run),

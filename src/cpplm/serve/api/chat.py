@@ -181,7 +181,7 @@ def _parameters(function: FunctionTool) -> dict[str, Any]:
 
 
 def signature(function: FunctionTool) -> str:
-    """How a function is called, for the model."""
+    """Describe for the model how a function is called."""
     parameters = [
         f"{name}: {schema['type']}"
         if isinstance(schema, dict) and isinstance(schema.get("type"), str)

@@ -29,9 +29,9 @@ class CompletionPrompt:
     ids: tuple[int, ...]
     """<BOS> first; empty where nobody needs them."""
     list_tokens: bool = False
-    """Whether its own tokens are listed in the response."""
+    """True if its own tokens are listed in the response."""
     has_bos: bool = False
-    """Whether the client sent <BOS> itself."""
+    """True if the client sent <BOS> itself."""
     request: GenerationRequest | None = None
     """None where nothing is to be generated."""
 

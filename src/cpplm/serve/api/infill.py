@@ -32,7 +32,7 @@ from cpplm.serve.service import DeltaStream, Service, UsageCounter
 
 @dataclass
 class InfillProgress:
-    """How far a request is, and what ended it."""
+    """Counts, times and the end of a request."""
 
     num_evaluated: int = 0
     num_predicted: int = 0
@@ -58,12 +58,12 @@ class InfillStop:
     """When to stop before the model does: at a line indented too little, or when it takes too long."""
 
     def __init__(self, indent: int, milliseconds: float) -> None:
-        """Of one request; 0 for no such limit."""
+        """Begin; 0 for no such limit."""
         self._indent, self._seconds = indent, milliseconds / 1e3
         self._begin: float | None = None
 
     def __call__(self, text: str) -> bool:
-        """Whether the text so far will do; asked after every token."""
+        """Return whether the text so far will do; called after every token."""
         now = time.monotonic()
         self._begin = now if self._begin is None else self._begin
         if self._seconds and "\n" in text and now - self._begin > self._seconds:
@@ -160,7 +160,7 @@ def _request(params: InfillRequest, builder: RequestBuilder, progress: InfillPro
 
 @dataclass(frozen=True)
 class InfillContext:
-    """What the model reads around a hole."""
+    """Text around a hole, as the model reads it."""
 
     prefix: bytes
     suffix: bytes
@@ -170,7 +170,7 @@ class InfillContext:
 def infill_context(
     builder: RequestBuilder, extras: Sequence[str], prefix: str, suffix: str, room: int
 ) -> InfillContext:
-    """As much of the surroundings as fits, the nearest first.
+    """Return as much of the text around a hole as fits, the nearest first.
 
     Half of the room at most is for pieces of other files, the newest of them, which stand before the prefix;
     how many fit does not depend on what is near, so that they stay the same while somebody types.
@@ -183,19 +183,20 @@ def infill_context(
         room: tokens.
     """
     tokenizer = builder.model.engine.tokenizer
-    most = max(0, room) * int(tokenizer.token_bytes.max())  # no more characters fit in any case
-    taken: list[str] = []
+    max_characters = max(0, room) * int(tokenizer.token_bytes.max())  # no more characters fit in any case
+    included: list[str] = []
     left = room // 2
     for extra in reversed(extras):
-        size = len(tokenizer.encode(extra + "\n")) if len(extra) <= most else left + 1
+        size = len(tokenizer.encode(extra + "\n")) if len(extra) <= max_characters else left + 1
         if size > left:
             break
-        taken.insert(0, extra + "\n")
+        included.insert(0, extra + "\n")
         left -= size
-    near = room - (room // 2 - left) if taken else room
-    before, behind = truncate(prefix[-most:] if most else "", suffix[:most], near, token_ends(tokenizer))
-    truncated = (before, behind, len(taken)) != (prefix.encode(), suffix.encode(), len(extras))
-    return InfillContext("".join(taken).encode() + before, behind, truncated)
+    near_room = room - (room // 2 - left) if included else room
+    prefix_end = prefix[-max_characters:] if max_characters else ""
+    before, behind = truncate(prefix_end, suffix[:max_characters], near_room, token_ends(tokenizer))
+    truncated = (before, behind, len(included)) != (prefix.encode(), suffix.encode(), len(extras))
+    return InfillContext("".join(included).encode() + before, behind, truncated)
 
 
 async def _deltas(
@@ -203,7 +204,7 @@ async def _deltas(
     progress: InfillProgress, *, read_only: bool,
 ) -> DeltaStream:  # fmt: skip
     """Yield the text up to where it stops."""
-    text, shown = "", 0
+    text, num_shown = "", 0
     async with contextlib.aclosing(events):
         async for _, event in events:
             progress.first = progress.first or time.monotonic()
@@ -213,8 +214,8 @@ async def _deltas(
                 return
             progress.num_predicted += event.is_new
             text += event.text
-            new = stop.cut(text)[shown:]
-            shown += len(new)
+            new = stop.cut(text)[num_shown:]
+            num_shown += len(new)
             if event.completion is not None:
                 progress.stop_type = _stop_type(event.completion, request)
                 yield Delta(0, new, finish_reason="stop")
