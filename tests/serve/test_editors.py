@@ -189,14 +189,11 @@ def test_continue_chats(served: Served) -> None:
 @pytest.mark.parametrize(
     ("indent", "text", "cut"),
     [
-        (4, "x;\n    y;\n}\n", "x;\n    y;"),
-        (4, "x;\n    y;\n  ", "x;\n    y;\n  "),  # not yet known
-        (4, "x;\n\n    y;", "x;\n\n    y;"),
-        (4, "}\n}", "}"),
-        (0, "x;\n}\n}", "x;\n}\n}"),
+        (4, "x;\n    y;\n}\n", "x;\n    y;"), (4, "x;\n    y;\n  ", "x;\n    y;\n  "),
+        (4, "x;\n\n    y;", "x;\n\n    y;"), (4, "}\n}", "}"), (0, "x;\n}\n}", "x;\n}\n}"),
         (2, "a\n\tb\n", "a"),
     ],
-)
+)  # fmt: skip
 def test_lines_that_are_indented_less(indent: int, text: str, cut: str) -> None:
     enough = InfillStop(indent, 0)
     assert enough.cut(text) == cut

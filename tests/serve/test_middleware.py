@@ -280,14 +280,10 @@ def test_only_the_head_is_asked_for(served: Served, path: str) -> None:
 @pytest.mark.parametrize(
     ("host", "shown"),
     [
-        ("0.0.0.0", "localhost"),
-        ("0", "localhost"),
-        ("::", "localhost"),
-        ("127.0.0.1", "127.0.0.1"),
-        ("::1", "[::1]"),
-        ("localhost", "localhost"),
+        ("0.0.0.0", "localhost"), ("0", "localhost"), ("::", "localhost"), ("127.0.0.1", "127.0.0.1"),
+        ("::1", "[::1]"), ("localhost", "localhost"),
     ],
-)
+)  # fmt: skip
 def test_the_url_can_be_opened(host: str, shown: str) -> None:
     if ":" in host and not socket.has_ipv6:
         pytest.skip("no IPv6 here")
@@ -302,15 +298,12 @@ def test_the_url_can_be_opened(host: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"port": -1}, "--port -1"),
-        ({"port": 70_000}, "--port 70000"),
-        ({"max_connections": 0}, "--max_connections 0"),
-        ({"max_request_bytes": 0}, "--max_request_bytes 0"),
-        ({"idle_timeout": 0}, "--idle_timeout 0"),
-        ({"host": ""}, "--host is empty"),
+        ({"port": -1}, "--port -1"), ({"port": 70_000}, "--port 70000"),
+        ({"max_connections": 0}, "--max_connections 0"), ({"max_request_bytes": 0}, "--max_request_bytes 0"),
+        ({"idle_timeout": 0}, "--idle_timeout 0"), ({"host": ""}, "--host is empty"),
         ({"host": "0.0.0.0", "host_names": ("x",)}, "--host_names"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_be(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         NetworkSettings(**values)

@@ -44,15 +44,12 @@ def test_models(client: openai.OpenAI, engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("path", "use"),
     [
-        ("/v1/embeddings", "/v1/completions"),
-        ("/v1/responses", "use /v1/chat/completions"),
-        ("/responses", "use /v1/chat/completions"),
-        ("/completions", "use /v1/completions"),
-        ("/chat/completions", "use /v1/chat/completions"),
-        ("/tokenise", "use /tokenize"),
+        ("/v1/embeddings", "/v1/completions"), ("/v1/responses", "use /v1/chat/completions"),
+        ("/responses", "use /v1/chat/completions"), ("/completions", "use /v1/completions"),
+        ("/chat/completions", "use /v1/chat/completions"), ("/tokenise", "use /tokenize"),
         ("/something/else", "GET /openapi.json"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_there_names_what_is(served: Served, path: str, use: str) -> None:
     error = error_of(served.post(path, {"input": "int"}), 404, "not_found")
     assert use in error["message"]
