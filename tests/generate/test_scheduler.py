@@ -195,5 +195,5 @@ def test_events_come_in_the_order_of_writing(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["max_batch", "prefill_chunk"])
 def test_bad_limits(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name} is 0"):
+    with pytest.raises(UserError, match=f"{name} 0"):
         SchedulerLimits(**{name: 0})

@@ -165,7 +165,7 @@ def test_nothing_of_the_host_comes_in(client: TestClient) -> None:
 
 
 def test_programs_that_do_not_end_well(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_compile, "_RUN_LIMITS", ResourceLimits(wall_seconds=1))
+    monkeypatch.setattr(page_compile, "RUN_LIMITS", ResourceLimits(wall_seconds=1))
     source = '#include <cstdio>\nint main() {{ std::puts("begun"); std::fflush(stdout); {} }}\n'
     run = compiled(client, source.format("__builtin_trap();"), run=True)["run"]
     assert (run["reason"], run["stdout"]) == ("signal", "begun\n")

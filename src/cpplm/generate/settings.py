@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +14,18 @@ from cpplm.train.checkpoint.format import check_run
 
 CURSOR = "<|cursor|>"
 """Where `cpplm generate --fim` writes, in a text on standard input."""
+
+
+def require_at_least(settings: object, **minimums: float) -> None:
+    """Check that settings are finite numbers and none is below its minimum.
+
+    Raises:
+        UserError: one is.
+    """
+    for name, minimum in minimums.items():
+        value = getattr(settings, name)
+        if not minimum <= value < math.inf:
+            raise UserError(f"--{name} {value} must be at least {minimum}")
 
 
 @dataclass(frozen=True)
@@ -66,9 +79,8 @@ class SamplingSettings:
     """Texts that end a completion; they are no part of it."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(f"--max_new_tokens {self.max_new_tokens} must be at least 1")
-        if not 0 <= self.temperature < float("inf"):
+        require_at_least(self, max_new_tokens=1)
+        if not 0 <= self.temperature < math.inf:
             raise UserError(f"--temperature {self.temperature}", fix="Use 0 (greedy) or a positive number.")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed {self.seed}", fix="Use a number from 0 to 4294967295.")
@@ -78,7 +90,7 @@ class SamplingSettings:
             raise UserError(f"--top_p {self.top_p}", fix="Use a share above 0, 1 for all tokens.")
         if not 0 <= self.min_p <= 1:
             raise UserError(f"--min_p {self.min_p}", fix="Use a share from 0 (all tokens) to 1.")
-        if not 0 < self.repetition_penalty < float("inf"):
+        if not 0 < self.repetition_penalty < math.inf:
             raise UserError(
                 f"--repetition_penalty {self.repetition_penalty}", fix="Use 1 for none, or a number above 1."
             )
@@ -108,9 +120,7 @@ class DraftSettings:
     """With more samples than this none is drafted: reading several tokens of each would take too long."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "max_batch"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--draft.{name} {getattr(self, name)} must be at least 1")
+        require_at_least(self, tokens=1, max_batch=1)
 
 
 @dataclass(frozen=True)
@@ -129,14 +139,7 @@ class SchedulerLimits:
     """Tokens guessed ahead."""
 
     def __post_init__(self) -> None:
-        for name, minimum in {
-            "max_batch": 1,
-            "cache_tokens": 0,
-            "prefill_chunk": 1,
-            "prefix_cache_tokens": 0,
-        }.items():
-            if getattr(self, name) < minimum:
-                raise UserError(f"{name} is {getattr(self, name)}, it must be at least {minimum}")
+        require_at_least(self, max_batch=1, cache_tokens=0, prefill_chunk=1, prefix_cache_tokens=0)
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,7 @@ class ToolLimits:
     """Length of a result that the model gets to read; the rest is cut off."""
 
     def __post_init__(self) -> None:
-        for name, minimum in {"tool_calls": 0, "tool_seconds": 0.0, "tool_characters": 100}.items():
-            if not minimum <= getattr(self, name) < float("inf"):
-                raise UserError(f"--{name} {getattr(self, name)} must be at least {minimum}")
+        require_at_least(self, tool_calls=0, tool_seconds=0, tool_characters=100)
 
 
 @dataclass(frozen=True)
@@ -192,11 +193,8 @@ class GenerateSettings:
             raise UserError("--examples gives one completion each", fix="Leave out --num_samples.")
         if self.save and not self.examples:
             raise UserError("--save keeps the completions of --examples", fix="Add --examples.")
-        if self.num_samples < 1:
-            raise UserError(f"--num_samples {self.num_samples} must be at least 1")
+        require_at_least(self, num_samples=1, draft_tokens=1)
         self._check_fim()
-        if self.draft_tokens < 1:
-            raise UserError(f"--draft_tokens {self.draft_tokens} must be at least 1")
         if self.draft == "off" and self.draft_tokens != GenerateSettings.draft_tokens:
             raise UserError("--draft_tokens has no effect at --draft off", fix="Add --draft lookup.")
 

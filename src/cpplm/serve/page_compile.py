@@ -12,8 +12,9 @@ from pathlib import PurePath
 
 from pydantic import BaseModel
 
+from cpplm.generate.tools.programs import MAX_PROGRAM_BYTES, RUN_LIMITS
 from cpplm.sandbox.compiler import COMPILE_LIMITS
-from cpplm.sandbox.limits import MIB, Reason, ResourceLimits, RunResult
+from cpplm.sandbox.limits import MIB, Reason, RunResult
 from cpplm.sandbox.sandbox import Sandbox
 
 SOURCE = "main.cpp"
@@ -23,8 +24,6 @@ _COMPILER = (
     "-fno-diagnostics-show-caret", "-fdiagnostics-column-unit=byte",
 )  # fmt: skip
 _COMPILE_LIMITS = replace(COMPILE_LIMITS, output_bytes=MIB)  # messages about templates are long
-_RUN_LIMITS = ResourceLimits(wall_seconds=10, cpu_seconds=10, memory_bytes=512 * MIB, processes=8)
-_LARGEST_PROGRAM = 48 * MIB
 _SHOWN_DIAGNOSTICS = 100
 _SHOWN_OUTPUT = 64 * 1024
 """Characters of the compiler's messages."""
@@ -100,7 +99,7 @@ def compile_source(
         {SOURCE: source.encode()},
         [*_COMPILER, f"-std={standard}", *what, SOURCE],
         _COMPILE_LIMITS,
-        fetch={_PROGRAM: _LARGEST_PROGRAM} if run else None,
+        fetch={_PROGRAM: MAX_PROGRAM_BYTES} if run else None,
     )
     if result.reason == "start":
         raise NoCompilerError(result.message())
@@ -108,10 +107,10 @@ def compile_source(
     if not run or not compiled.ok:
         return compiled
     if _PROGRAM not in result.files:
-        problem = Diagnostic(None, None, "error", f"the program has more than {_LARGEST_PROGRAM >> 20} MiB")
+        problem = Diagnostic(None, None, "error", f"the program has more than {MAX_PROGRAM_BYTES >> 20} MiB")
         return CompileResponse(ok=False, diagnostics=[*compiled.diagnostics, problem], output=compiled.output)
     program = {_PROGRAM: result.files[_PROGRAM]}
-    ran = sandbox.run(program, [f"./{_PROGRAM}"], _RUN_LIMITS, stdin=stdin.encode())
+    ran = sandbox.run(program, [f"./{_PROGRAM}"], RUN_LIMITS, stdin=stdin.encode())
     stdout, stderr = (text.decode(errors="replace") for text in (ran.stdout, ran.stderr))
     compiled.run = ProgramRun(ran.reason, ran.exit_code, ran.signal, stdout, stderr, ran.wall_seconds)
     return compiled

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cpplm.core.errors import UserError
 from cpplm.core.settings import group
 from cpplm.core.storage import require_path
-from cpplm.generate.settings import DraftSettings, ModelSource, SchedulerLimits, ToolLimits
+from cpplm.generate.settings import DraftSettings, ModelSource, SchedulerLimits, ToolLimits, require_at_least
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -44,9 +44,7 @@ class NetworkSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port {self.port}", fix="Use a number from 0 to 65535.")
-        for name in ("max_connections", "max_request_bytes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
+        require_at_least(self, max_connections=1, max_request_bytes=1)
         _refuse_no_time("idle_timeout", self.idle_timeout)
         if not self.host:
             raise UserError("--host is empty", fix="Use 127.0.0.1, or 0.0.0.0 for all of this machine's.")
@@ -101,11 +99,8 @@ class BatchSettings:
     (lookup), or by the heads of a model trained with --mtp (heads). It changes no text."""
 
     def __post_init__(self) -> None:
-        minimum = {"max_batch": 1, "max_waiting": 1, "cache_tokens": 0, "prefix_cache_tokens": 0,
-                 "prefill_chunk": 1}  # fmt: skip
-        for name, value in minimum.items():
-            if getattr(self, name) < value:
-                raise UserError(f"--{name} {getattr(self, name)} must be at least {value}")
+        require_at_least(self, max_waiting=1)
+        self.limits()  # has the other minimums
 
     def limits(self) -> SchedulerLimits:
         """Return the limits of the scheduler."""
@@ -145,14 +140,7 @@ class RequestSettings:
     """Seconds that running requests have when the server is told to stop."""
 
     def __post_init__(self) -> None:
-        for name, minimum in {
-            "default_new_tokens": 1,
-            "max_new_tokens": 0,
-            "max_choices": 1,
-            "top_k": 0,
-        }.items():
-            if getattr(self, name) < minimum:
-                raise UserError(f"--{name} {getattr(self, name)} must be at least {minimum}")
+        require_at_least(self, default_new_tokens=1, max_new_tokens=0, max_choices=1, top_k=0)
         if not 0 <= self.temperature < math.inf:
             raise UserError(f"--temperature {self.temperature}", fix="Use 0 (greedy) or a positive number.")
         if not 0 < self.top_p <= 1:
@@ -177,8 +165,7 @@ class PageSettings:
     def __post_init__(self) -> None:
         if self.compiles_at_once < 0:
             raise UserError(f"--compiles_at_once {self.compiles_at_once}", fix="Use 0 for none, or a number.")
-        if self.max_source_bytes < 1:
-            raise UserError(f"--max_source_bytes {self.max_source_bytes} must be at least 1")
+        require_at_least(self, max_source_bytes=1)
 
 
 @dataclass(frozen=True)

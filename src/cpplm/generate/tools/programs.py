@@ -13,7 +13,7 @@ from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import MAX_STDIN_BYTES, Sandbox
 
 RUN_LIMITS = ResourceLimits(wall_seconds=10, cpu_seconds=10, memory_bytes=512 * MIB, processes=8)
-LARGEST_PROGRAM = 48 * MIB
+MAX_PROGRAM_BYTES = 48 * MIB
 _PROJECT = "project"
 _COMPILER = (
     "g++", "-std=c++20", "-O0", "-pipe", "-Wall", "-Wextra", "-fmax-errors=5", "-ftemplate-depth=256",
@@ -105,7 +105,7 @@ class Programs:
             {"program.cpp": source.encode("utf-8", errors="replace")},
             [*_COMPILER, "-o", "program"],
             _until(COMPILE_LIMITS, deadline),
-            fetch={"program": LARGEST_PROGRAM},
+            fetch={"program": MAX_PROGRAM_BYTES},
             folders=self._folders,
         )
         message = result.message().rstrip("\n").translate(_QUOTES)
@@ -113,7 +113,7 @@ class Programs:
         if result.succeeded and program is not None:
             return (f"compiled, with warnings:\n{message}" if message else "compiled"), program
         if result.succeeded:
-            return f"the program is larger than {LARGEST_PROGRAM // MIB} MiB", None
+            return f"the program is larger than {MAX_PROGRAM_BYTES // MIB} MiB", None
         why = "" if result.reason == "exit" else f" (the compiler {_ending(result)})"
         return f"does not compile{why}\n{message}".rstrip("\n"), None
 
