@@ -77,7 +77,7 @@ def of_kind(kind: str, **more: object) -> Callable[..., Array]:
 # ---- windows ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [0, 1, 5, 30, 31, 32, None])
+@pytest.mark.parametrize("window", [0, 5, 30, 31, None])
 def test_a_window_means_the_same_everywhere(window: int | None) -> None:
     """The mask by definition, ours, PyTorch's and splash attention's; and the count of tokens seen."""
     length = 32
@@ -120,8 +120,7 @@ def test_the_plan_of_65536_tokens_is_made_once_per_window_and_fast(monkeypatch: 
 # ---- one device -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("window", "documents"), [(None, False), (7, True)])
 def test_dense_is_what_pytorch_computes(window: int | None, documents: bool) -> None:
     case = Case(batch=2, length=24, heads=4, groups=2, width=8, window=window, documents=documents)
     query, key, value, _ = case.arrays()
@@ -136,26 +135,23 @@ def test_dense_is_what_pytorch_computes(window: int | None, documents: bool) -> 
     np.testing.assert_allclose(ours, expected.transpose(1, 2).numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["einsum", "jax", "auto"])
-@pytest.mark.parametrize("window", [None, 40, 95, 500])
-def test_kinds_of_xla(kind: str, window: int | None) -> None:
-    check(of_kind(kind), Case(batch=2, length=96, heads=4, groups=2, window=window, documents=True))
+@pytest.mark.parametrize("window", [None, 40, 95])
+def test_xla_attention(window: int | None) -> None:
+    check(of_kind("jax"), Case(batch=2, length=96, heads=4, groups=2, window=window, documents=True))
 
 
-def test_the_scale_is_used_by_every_kind() -> None:
-    case = Case(length=128)
-    query, key, value, _ = case.arrays()
+def test_the_scale_is_used() -> None:
+    query, key, value, _ = Case(length=128).arrays()
     usual = dense_attention(query, key, value)
     expected = dense_attention(query, key, value, scale=0.3)
     assert np.abs(expected - usual).max() > 0.1
-    for kind in ("einsum", "jax", "splash", "pallas"):
+    for kind in ("jax", "splash"):
         ours = of_kind(kind, scale=0.3)(query, key, value, window=None, document_ids=None)
         np.testing.assert_allclose(ours, expected, atol=1e-5, err_msg=kind)
 
 
 def test_half_precision_sums_in_float32() -> None:
-    case = Case(length=256, window=100)
-    query, key, value, _ = case.arrays()
+    query, key, value, _ = Case(length=128).arrays()
     exact = dense_attention(query, key, value, window=100)
     half = [x.astype(jnp.bfloat16) for x in (query, key, value)]
     for kind in ("einsum", "jax", "splash"):
@@ -164,57 +160,41 @@ def test_half_precision_sums_in_float32() -> None:
         assert np.abs(ours.astype(jnp.float32) - exact).max() < 0.06
 
 
-FEW = [Case(window=100, groups=1, documents=True, width=64)]
-MANY = [  # each pair of values once
+PAIRS = [  # each pair of two settings' values once
     Case(width=width, window=window, groups=groups, heads=4, documents=documents, batch=2)
     for width, window, groups, documents in (
-        (64, None, 4, False), (128, None, 2, True), (64, None, 1, True), (128, 1, 4, True), (64, 1, 2, False),
-        (128, 1, 1, False), (64, 130, 4, True), (64, 130, 2, True), (128, 130, 1, False),
+        (64, None, 4, True), (128, None, 1, False), (64, 1, 1, True), (128, 1, 4, False), (64, 130, 4, False),
+        (128, 130, 1, True),
     )
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
-def test_splash(case: Case) -> None:
-    check(of_kind("splash"), case)
+def test_splash() -> None:
+    """Of rows that are no whole tiles."""
+    check(of_kind("splash"), Case(length=200, window=100, groups=1, documents=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [*MANY, Case(length=512, window=200), Case(length=200, documents=True)], ids=str
-)
+@pytest.mark.parametrize("case", [*PAIRS, Case(length=512, window=200)], ids=str)
 def test_splash_in_every_combination(case: Case) -> None:
     check(of_kind("splash"), case)
 
 
-def test_splash_pads_rows_that_are_no_whole_tiles() -> None:
-    check(of_kind("splash"), Case(length=40, window=9, documents=True))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in MANY if case.window is None], ids=str)
-def test_flash_in_every_combination(case: Case) -> None:
+@pytest.mark.parametrize("case", [Case(groups=1, documents=True), Case(width=128, batch=2)], ids=str)
+def test_flash(case: Case) -> None:
     check(of_kind("pallas"), case)
-
-
-def test_flash() -> None:
-    check(of_kind("pallas"), Case(groups=1, documents=True))
 
 
 # ---- eight devices ----------------------------------------------------------------------------------------
 
-MESHES: list[dict[str, int]] = [
-    {"data": 8},
-    {"data": 2, "fsdp": 2, "model": 2},
-    {"data": 2, "context": 4},
-    {"fsdp": 2, "model": 2, "context": 2},
-]
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("axes", "window"), [*zip(MESHES, [None, 200, 200, None], strict=True)], ids=str)
+@pytest.mark.parametrize(
+    ("axes", "window"), [({"data": 4, "model": 2}, None), ({"fsdp": 2, "context": 4}, 200)], ids=str
+)
 def test_splash_on_a_mesh(axes: dict[str, int], window: int | None) -> None:
-    case = Case(batch=8, length=512, heads=4, groups=2, window=window, documents=True)
+    case = Case(batch=4, length=512, heads=4, groups=2, window=window, documents=True)
     check(of_kind("splash", mesh=mesh_of(**axes)), case, mesh=True)
 
 

@@ -96,17 +96,15 @@ def kill_when(process: subprocess.Popen[str], condition: object) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=8", "data=2,fsdp=2,model=2"])
 def test_killed_runs_have_the_losses_of_one_left_alone(
-    corpus: Path, tokenizer_path: Path, tmp_path: Path, mesh: str
+    corpus: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
-    flags = ("--mesh", mesh) if mesh == "data=8" else ("--mesh", mesh, "--device_batch_size", "2")
+    flags = ("--mesh", "data=2,fsdp=2,model=2", "--device_batch_size", "2")
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     finish(start(corpus, tokenizer_path, alone, *flags))
     kill_when(start(corpus, tokenizer_path, killed, *flags), lambda: is_saving(killed))
     reached = len(steps(killed))
     kill_when(start(corpus, tokenizer_path, killed, *flags), lambda: len(steps(killed)) > reached + 5)
-    kill_when(start(corpus, tokenizer_path, killed, *flags), lambda: is_saving(killed))
     finish(start(corpus, tokenizer_path, killed, *flags))
     assert len(steps(alone)) == STEPS
     assert dict(steps(killed)) == dict(steps(alone))
@@ -136,7 +134,7 @@ def start_two_hosts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=8", "data=1,context=8", "data=2,fsdp=4", "fsdp=8", "data=1,model=8"])
+@pytest.mark.parametrize("mesh", ["data=2,fsdp=4", "data=1,model=8"])
 def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path, mesh: str) -> None:
     """Rows divided between hosts; or read by both, and then each computes a half of every row."""
     rows = "8" if "data=1" in mesh else "1"
@@ -193,10 +191,7 @@ def test_an_error_of_one_host_ends_both(corpus: Path, tokenizer_path: Path, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("others", [(), (0,)], ids=["one", "both"])
-def test_a_signal_to_one_host_stops_both(
-    others: tuple[int, ...], corpus: Path, tokenizer_path: Path, tmp_path: Path
-) -> None:
+def test_a_signal_to_one_host_stops_both(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
     """Also amid validation, which hosts that read the same rows have to end together."""
     flags = ("--mesh", "data=1,context=8", "--device_batch_size", "8", "--eval_every", "2",
              "--eval_tokens", "2000")  # fmt: skip
@@ -205,9 +200,7 @@ def test_a_signal_to_one_host_stops_both(
     while len(steps(out)) < 5:
         assert all(host.poll() is None for host in hosts), [host.communicate() for host in hosts]
         time.sleep(0.01)
-    for number in (1, *others):  # a moment later, when it may know already
-        hosts[number].send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+    hosts[1].send_signal(signal.SIGTERM)
     for host in hosts:
         _, said = host.communicate(timeout=600)
         assert host.returncode == 130, said

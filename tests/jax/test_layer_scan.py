@@ -9,7 +9,7 @@ from cpplm.model.config import ModelConfig, SparseAttentionConfig
 from tests.model.features import random_config
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_every_layer_runs_once_and_is_compiled_as_its_kind(seed: int) -> None:
     config = random_config(seed)
     kinds = layer_kinds(config)

@@ -53,7 +53,7 @@ def ours(
     return [np.asarray(x) for x in (value, *gradients)]
 
 
-@pytest.mark.parametrize(("chunk", "softcap"), [(1, 15.0), (7, 5.0), (24, 15.0), (1000, 15.0), (16, 200.0)])
+@pytest.mark.parametrize(("chunk", "softcap"), [(7, 5.0), (1000, 15.0)])
 def test_against_float64(chunk: int, softcap: float) -> None:
     hidden, weight, targets = inputs()
     found = ours(hidden, weight, targets, softcap, chunk)
@@ -68,11 +68,7 @@ def test_no_target_at_all() -> None:
         assert (found == 0).all()
 
 
-MESHES = [{"data": 8}, {"fsdp": 4, "context": 2}, {"data": 2, "fsdp": 1, "context": 4, "model": 1},
-          {"data": 2, "context": 2, "model": 2}]  # fmt: skip
-
-
-@pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.parametrize("axes", [{"data": 8}, {"fsdp": 2, "context": 2, "model": 2}], ids=str)
 def test_on_meshes(axes: dict[str, int]) -> None:
     hidden, weight, targets = inputs(8, 24)
     found = ours(hidden, weight, targets, 15.0, 5, mesh=mesh_of(**axes))

@@ -73,17 +73,17 @@ def optimizer_of(config: ModelConfig, mesh: Mesh) -> Optimizer:
 
 
 def make_batches(
-    config: ModelConfig, number: int, rows: int, length: int, *, whole: bool = False
+    config: ModelConfig, number: int, rows: int, length: int, *, documents: bool = False
 ) -> list[Batch]:
-    """With some targets that do not count, unless `whole`."""
+    """With some targets that do not count, and perhaps two documents in each row."""
     chance = torch.Generator().manual_seed(5)
     batches = []
     for _ in range(number):
         ids = torch.randint(config.vocab_size, (rows, length + 1), generator=chance)
         inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].clone()
-        if not whole:
-            targets[0, length // 2] = targets[-1, -1] = IGNORE_INDEX
-        batches.append(Batch(inputs, targets, LoaderState()))
+        targets[0, length // 2] = targets[-1, -1] = IGNORE_INDEX
+        names_BT = (torch.arange(length) >= torch.arange(1, rows + 1)[:, None]).long()
+        batches.append(Batch(inputs, targets, LoaderState(), names_BT if documents else None))
     return batches
 
 

@@ -1,16 +1,23 @@
-"""Which layers of a model are compiled once and run several times.
+"""Layers that repeat are compiled once and run in a loop.
 
 Layers differ in what cannot change within one compiled loop: the span of their attention, whether their
 values take in an embedding, whether they are sparse. The layers are cut into stretches that repeat a period,
 as SSSL SSSL SSSL, each of which is one loop, and into single layers, so that as few layers as can be are
-compiled.
+compiled. What a layer computes is the business of `cpplm.jax.decoder`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
+import jax
+import jax.numpy as jnp
+
+from cpplm.jax.layers import Params
 from cpplm.model.config import ModelConfig
+
+Carry = TypeVar("Carry")
 
 
 class LayerKind(NamedTuple):
@@ -19,6 +26,24 @@ class LayerKind(NamedTuple):
     window: int | None
     has_value_embedding: bool
     is_sparse: bool
+
+    def has_weight(self, name: str) -> bool:
+        """Whether such layers have a weight of this name; the dimension in front counts those that do."""
+        if name.startswith("attention.value_"):  # its embedding and that one's gate
+            return self.has_value_embedding
+        return self.is_sparse or not name.startswith("attention.indexer.")
+
+
+class LayerIndex(NamedTuple):
+    """The number of a layer, from 0: known when compiling, or the counter of a loop over the candidates."""
+
+    number: jax.Array | int
+    candidates: range
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether the number is a loop's counter."""
+        return len(self.candidates) > 1
 
 
 class Segment(NamedTuple):
@@ -33,8 +58,73 @@ class Segment(NamedTuple):
         return range(self.first + position, self.first + self.period * self.repeats, self.period)
 
 
+def scan_layers(
+    layer: Callable[[Carry, Params, LayerKind, LayerIndex], Carry],
+    carry: Carry,
+    weights: Params,
+    kinds: list[LayerKind],
+    *,
+    unroll: bool,
+) -> Carry:
+    """Run all layers, one after the other.
+
+    Args:
+        layer: computes one, given what the layer before it has handed on, and hands on as much.
+        carry: for the first layer.
+        weights: of all layers, stacked.
+        kinds: of the layers.
+        unroll: compile each layer on its own.
+    """
+    for segment in unrolled(kinds) if unroll else segments(kinds):
+        carry = _run_segment(layer, carry, _segment_weights(weights, segment, kinds), segment, kinds)
+    return carry
+
+
+def _run_segment(
+    layer: Callable[[Carry, Params, LayerKind, LayerIndex], Carry],
+    carry: Carry,
+    weights: Params,
+    segment: Segment,
+    kinds: list[LayerKind],
+) -> Carry:
+    def period(carry: Carry, group: tuple[Params, Any]) -> tuple[Carry, None]:
+        weights, first = group
+        for position, of_layer in enumerate(_period_weights(weights, segment, kinds)):
+            index = LayerIndex(first + position, segment.layers(position))
+            carry = layer(carry, of_layer, kinds[segment.first + position], index)
+        return carry, None
+
+    if segment.repeats == 1:
+        return period(carry, ({name: array[0] for name, array in weights.items()}, segment.first))[0]
+    firsts = segment.first + segment.period * jnp.arange(segment.repeats)
+    return jax.lax.scan(period, carry, (weights, firsts))[0]
+
+
+def _segment_weights(weights: Params, segment: Segment, kinds: list[LayerKind]) -> Params:
+    """Those of its layers, with two dimensions in front: repeats, layers of one period that have them."""
+    end = segment.first + segment.period * segment.repeats
+    grouped = {}
+    for name, array in weights.items():
+        start = sum(kind.has_weight(name) for kind in kinds[: segment.first])
+        count = sum(kind.has_weight(name) for kind in kinds[segment.first : end])
+        if count:
+            grouped[name] = array[start : start + count].reshape(segment.repeats, -1, *array.shape[1:])
+    return grouped
+
+
+def _period_weights(weights: Params, segment: Segment, kinds: list[LayerKind]) -> list[Params]:
+    """Those of each layer of one period."""
+    layers: list[Params] = [{} for _ in range(segment.period)]
+    for name, array in weights.items():
+        owners = [own for own in range(segment.period) if kinds[segment.first + own].has_weight(name)]
+        # split, not indices: its gradient is one concatenation
+        for own, weight in zip(owners, jax.lax.split(array, [1] * len(owners)), strict=True):
+            layers[own][name] = weight[0]
+    return layers
+
+
 def layer_kinds(config: ModelConfig) -> list[LayerKind]:
-    """Of each layer."""
+    """The kind of each layer."""
     return [
         LayerKind(window, config.has_value_embedding(layer), config.is_sparse(layer))
         for layer, window in enumerate(config.windows())
@@ -62,7 +152,7 @@ def segments(kinds: list[LayerKind]) -> list[Segment]:
 
 
 def unrolled(kinds: list[LayerKind]) -> list[Segment]:
-    """Every layer on its own."""
+    """Each layer as a segment of its own."""
     return [Segment(layer, 1, 1) for layer in range(len(kinds))]
 
 
