@@ -39,7 +39,6 @@ from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.mesh import HostBatchSharder, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
-from cpplm.jax.optimizer_state_io import stack_state
 from cpplm.jax.param_stacking import init_params
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
@@ -75,7 +74,7 @@ def jax_module(
     )
     step = TrainStep(config, run, optimizer, mesh)
     return JaxTrainModule(
-        step, HostBatchSharder.of(mesh), init_params(config), stack_state({}, optimizer, config)
+        step, HostBatchSharder.of(mesh), init_params(config), optimizer.stack_state({})
     ), step
 
 

@@ -14,9 +14,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import LocalMask
 
 from cpplm.core.errors import UserError
 from cpplm.jax.attention import attend, check_row_lengths, resolve_attention
-from cpplm.jax.attention.dense import attention_mask, dense_attention
+from cpplm.jax.attention.dense import attention_mask, dense_attention, left_window
 from cpplm.jax.attention.splash import _kernel, _WindowMask
-from cpplm.jax.attention.window import left_window
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.attention import attention
 from cpplm.model.kernels.masks import visible as torch_visible

@@ -10,7 +10,7 @@ from cpplm.core.errors import UserError
 from cpplm.jax.engram import table_rows
 from cpplm.jax.hyper_connections import sinkhorn
 from cpplm.jax.layers import norm, rotary_angles, rotate, scale_by, shift_right
-from cpplm.jax.multi_token import shifted_targets
+from cpplm.jax.model import shifted_targets
 from cpplm.jax.settings import RunSettings
 from cpplm.model import layers, multi_token
 from cpplm.model.engram import EngramMemory

@@ -15,7 +15,6 @@ from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.mesh import HostBatchSharder, make_mesh
 from cpplm.jax.optimizer import Optimizer
-from cpplm.jax.optimizer_state_io import stack_state
 from cpplm.jax.param_stacking import stack_params_numpy
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
@@ -54,7 +53,7 @@ def jax_module(
     mesh = make_mesh(sizes, jax.devices("cpu"))
     optimizer = optimizer_of(config, mesh)
     step = TrainStep(config, run, optimizer, mesh)
-    stacked = stack_state(state or {}, optimizer, config)
+    stacked = optimizer.stack_state(state or {})
     train_module = JaxTrainModule(step, HostBatchSharder.of(mesh), stack_params_numpy(named, config), stacked)
     rows, length = batches[0].inputs.shape
     train_module.compile(rows, length, count=count, documents=batches[0].documents is not None)

@@ -21,7 +21,6 @@ from cpplm.jax.attention import check_row_lengths, resolve_attention
 from cpplm.jax.distributed import JaxDistContext, initialize
 from cpplm.jax.mesh import HostBatchSharder, check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
-from cpplm.jax.optimizer_state_io import stack_state
 from cpplm.jax.param_stacking import init_params, stack_params_numpy
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
@@ -137,7 +136,7 @@ class JaxBackend:
         else:
             weights = stack_params_numpy(_arrays(checkpoint, "model.safetensors"), config)
             state = _arrays(checkpoint, "optimizer.safetensors")
-        train_module = JaxTrainModule(step, self.sharder, weights, stack_state(state, step.optimizer, config))
+        train_module = JaxTrainModule(step, self.sharder, weights, step.optimizer.stack_state(state))
         log_info("compiling the training step, before the first one")
         rows = settings.device_batch_size * self._sharder.batch_shards
         for length in settings.data.row_lengths(settings.max_seq_len):

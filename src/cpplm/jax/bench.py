@@ -22,7 +22,6 @@ from cpplm.jax.attention import check_row_lengths, resolve_attention
 from cpplm.jax.backend import JaxBackend, resolve_step, run_settings, train_step
 from cpplm.jax.check_settings import BenchSettings
 from cpplm.jax.mesh import check_mesh
-from cpplm.jax.optimizer_state_io import stack_state
 from cpplm.jax.param_stacking import init_params
 from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
 from cpplm.jax.tpu_specs import chip_for_kind
@@ -99,7 +98,7 @@ def bench(settings: BenchSettings) -> BenchReport:
         check_row_lengths(attention, config, [config.max_seq_len], mesh)
         trained = train_step(training, config, training_budget(training, config), mesh)
         train_module = JaxTrainModule(
-            trained, backend.sharder, init_params(config), stack_state({}, trained.optimizer, config)
+            trained, backend.sharder, init_params(config), trained.optimizer.stack_state({})
         )
         count, rows = training.forward_passes(shares), training.device_batch_size * shares
         log_info("compiling the training step")

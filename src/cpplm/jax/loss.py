@@ -59,6 +59,34 @@ def cross_entropy(
     return sums.sum() / jnp.maximum((targets_BT != IGNORE_INDEX).sum(), 1)
 
 
+def token_cross_entropy(
+    hidden_BTC: jax.Array,
+    weight_VC: jax.Array,
+    targets_BT: jax.Array,
+    *,
+    vocab_size: int,
+    softcap: float,
+    chunk: int,
+    mesh: Mesh | None,
+) -> jax.Array:
+    """The loss of each token, BT, float32, for validation; 0 for those that do not count.
+
+    Arguments are those of `cross_entropy`.
+    """
+
+    def of_part(hidden_BTC: jax.Array, weight_VC: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array]:
+        def of_chunk(chunk: Pair) -> jax.Array:
+            return _losses(chunk[0], weight_VC.astype(chunk[0].dtype), chunk[1], vocab_size, softcap)[0]
+
+        losses_N = jax.lax.map(of_chunk, _chunks(hidden_BTC, targets_BT, chunk)).reshape(-1)
+        return (losses_N[: targets_BT.size].reshape(targets_BT.shape),)
+
+    rows = (BATCH, CONTEXT)
+    each = per_shard(of_part, mesh, in_axes=((*rows, None), (None, None), rows), out_axes=(rows,))
+    (losses_BT,) = each(hidden_BTC, weight_VC, targets_BT)
+    return losses_BT
+
+
 def _sum_of_part(
     hidden_BTC: jax.Array,
     weight_VC: jax.Array,
@@ -69,13 +97,18 @@ def _sum_of_part(
     chunk: int,
 ) -> tuple[jax.Array]:
     """The sum over one device's part, shape (1, 1)."""
+    chunks = _chunks(hidden_BTC, targets_BT, chunk)
+    return (_sum_of_chunks(vocab_size, softcap, weight_VC, *chunks).reshape(1, 1),)
+
+
+def _chunks(hidden_BTC: jax.Array, targets_BT: jax.Array, chunk: int) -> Pair:
+    """Hidden states and targets cut into chunks, which a dimension in front counts."""
     count = targets_BT.size
     chunk = min(chunk, count)
     padding = -count % chunk
     hidden_NC = jnp.pad(hidden_BTC.reshape(count, -1), ((0, padding), (0, 0)))
     targets_N = jnp.pad(targets_BT.reshape(count), (0, padding), constant_values=IGNORE_INDEX)
-    chunks = (hidden_NC.reshape(-1, chunk, hidden_NC.shape[1]), targets_N.reshape(-1, chunk))
-    return (_sum_of_chunks(vocab_size, softcap, weight_VC, *chunks).reshape(1, 1),)
+    return hidden_NC.reshape(-1, chunk, hidden_NC.shape[1]), targets_N.reshape(-1, chunk)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

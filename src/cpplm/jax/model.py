@@ -7,6 +7,7 @@ Shapes: B batch, T tokens, C model_dim, V vocabulary with its padding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NotRequired, TypedDict
@@ -22,10 +23,10 @@ from cpplm.jax.hyper_connections import expand_streams, reduce_streams
 from cpplm.jax.induction import induction_embedding, match_next_token
 from cpplm.jax.layer_scan import layer_kinds
 from cpplm.jax.layers import Params, linear, norm, rotary_angles, scale_by, shift_right, subtree
-from cpplm.jax.loss import cross_entropy
-from cpplm.jax.multi_token import shifted_targets
+from cpplm.jax.loss import cross_entropy, token_cross_entropy
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import ModelConfig
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 
 class TrainBatch(TypedDict):
@@ -93,10 +94,22 @@ def hidden_states(params: Params, context: ForwardContext) -> tuple[jax.Array, j
     return norm(reduce_streams(x, config.hyper_connections)), divergence / max(1, sparse_layers)
 
 
-def logits(params: Params, hidden_BTC: jax.Array, config: ModelConfig) -> jax.Array:
-    """Capped float32 logits of the real vocabulary, shape (B, T, vocab_size)."""
-    products = linear(hidden_BTC, params["lm_head.weight"])[..., : config.vocab_size].astype(jnp.float32)
-    return config.logit_softcap * jnp.tanh(products / config.logit_softcap)
+def token_losses(
+    params: Params,
+    ids_BT: jax.Array,
+    targets_BT: jax.Array,
+    config: ModelConfig,
+    run: RunSettings,
+    *,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """Cross-entropy of each next token in nats, BT, float32; 0 where the target is `IGNORE_INDEX`."""
+    angles = rotary_angles(ids_BT.shape[1], config.head_dim, config.rope_base)
+    hidden_BTC, _ = hidden_states(params, ForwardContext(config, run, mesh, ids_BT, angles, None, False))
+    return token_cross_entropy(
+        hidden_BTC, params["lm_head.weight"], targets_BT, vocab_size=config.vocab_size,
+        softcap=config.logit_softcap, chunk=run.loss_chunk, mesh=mesh,
+    )  # fmt: skip
 
 
 def _embed(params: Params, ids_BT: jax.Array, context: ForwardContext) -> jax.Array:
@@ -141,3 +154,16 @@ def _multi_token_loss(
             hidden_BTC = norm(states_BTC)
             total = total + _head_loss(params, hidden_BTC, further_BT, context) / depth
     return total
+
+
+def shifted_targets(targets_BT: jax.Array, depth: int) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """For each head, the ids that it is told and the targets that it has, both BT.
+
+    A head has a target where all tokens up to it are known: none is ignored, none lies behind the row's end.
+    """
+    known_BT = targets_BT
+    for _ in range(depth):
+        beyond_BT = jnp.pad(known_BT[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORE_INDEX)
+        target_BT = jnp.where(known_BT == IGNORE_INDEX, IGNORE_INDEX, beyond_BT)
+        yield jnp.maximum(known_BT, 0), target_BT
+        known_BT = target_BT

@@ -4,8 +4,9 @@ optax has neither: its Muon corrects the momentum's bias and moves elsewhere by 
 first steps, its AdamW keeps one count of steps for all weights and has no rows that stay untouched.
 
 State is addressed as in a checkpoint, "name/kind", with the names of the JAX model: the states of stacked
-weights are stacked. On a mesh the matrices of a stack are dealt to the chips for Muon's products (five
-iterations of three products each, which every chip would else repeat), and so is their momentum.
+weights are stacked. A checkpoint's is that of `cpplm.optim`: a run may go on with the other library. On a
+mesh the matrices of a stack are dealt to the chips for Muon's products (five iterations of three products
+each, which every chip would else repeat), and so is their momentum.
 
 Shapes: L matrices of a stack, R rows, C columns.
 """
@@ -17,9 +18,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from cpplm.core.errors import UserError
 from cpplm.jax.layers import Params
 from cpplm.jax.mesh import layers_spec, state_spec, weight_spec
 from cpplm.jax.param_stacking import abstract_params, checkpoint_names, checkpoint_shapes, is_stacked
@@ -40,12 +43,14 @@ class Optimizer:
     Attributes:
         groups: for each weight of the JAX model that learns.
         shapes: likewise.
+        members: likewise, its names in a checkpoint, in order of their layers.
         product_dtype: of Muon's products.
         mesh: of chips; None for one.
     """
 
     groups: Mapping[str, ParamGroup]
     shapes: Mapping[str, tuple[int, ...]]
+    members: Mapping[str, list[str]]
     product_dtype: jnp.dtype
     mesh: Mesh | None
 
@@ -83,6 +88,7 @@ class Optimizer:
         return cls(
             {stacked: by_name[those[0]] for stacked, those in names.items()},
             {stacked: whole[stacked].shape for stacked in names},
+            names,
             product_dtype,
             mesh,
         )
@@ -120,6 +126,45 @@ class Optimizer:
             else:
                 specs[key] = state_spec(name, shape, self.mesh)
         return specs
+
+    def stack_state(self, named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The state from a checkpoint, in the memory of the host; zeros, as before the first step, where it has
+        none.
+
+        Args:
+            named: by "parameter/kind"; all of it, or nothing, or without NorMuon's second moments.
+
+        Raises:
+            UserError: it is another model's.
+        """
+        known = {name for names in self.members.values() for name in names}
+        if named and {key.rpartition("/")[0] for key in named} != known:
+            raise UserError(
+                "the optimizer state is not that of these parameters", fix="It is another model's."
+            )
+        stacks = {}
+        for key, shape in self.state_shapes().items():
+            stacked, _, kind = key.rpartition("/")
+            arrays = [named[f"{name}/{kind}"] for name in self.members[stacked] if f"{name}/{kind}" in named]
+            if not arrays and (not named or (self.groups[stacked].muon and kind == "second_moment")):
+                stacks[key] = np.zeros(shape, np.float32)
+                continue
+            member = shape[1:] if is_stacked(stacked) else shape
+            if [array.shape for array in arrays] != [member] * len(self.members[stacked]):
+                raise UserError(
+                    f"the optimizer state has no {key} of this parameter's shape",
+                    fix="It is another model's.",
+                )
+            stacks[key] = np.stack(arrays) if is_stacked(stacked) else arrays[0]
+        return stacks
+
+    def state_members(self) -> dict[str, list[str]]:
+        """For each key of the state, the checkpoint's keys, in order of their layers."""
+        keys = {}
+        for key in self.state_shapes():
+            stacked, _, kind = key.rpartition("/")
+            keys[key] = [f"{name}/{kind}" for name in self.members[stacked]]
+        return keys
 
     def update(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,23 +16,22 @@ import psutil
 import torch
 from jax.sharding import Mesh
 from torch import Tensor
+from typing_extensions import override
 
 from cpplm.core.hardware import peak_memory_bytes
 from cpplm.dataloader.loader import Batch
-from cpplm.jax.eval_step import token_losses
 from cpplm.jax.layers import Params
 from cpplm.jax.mesh import HostBatchSharder, gather_host_share, put_on_mesh, rows_sharding
-from cpplm.jax.optimizer_state_io import state_members
+from cpplm.jax.model import token_losses
 from cpplm.jax.param_stacking import (
     checkpoint_names,
     checkpoint_shapes,
     partition_params,
     to_checkpoint_dtype,
 )
-from cpplm.jax.profiler import JaxProfiler
 from cpplm.jax.step import Tokens, TrainStep, matmul_precision, plan_arrays
 from cpplm.model.config import ModelConfig
-from cpplm.train.backend import Profiler, StepLosses, StepPlan
+from cpplm.train.backend import Profiler, StepLosses, StepPlan, TrainModule
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def to_device(batch: Batch, sharder: HostBatchSharder, mesh: Mesh) -> PlacedBatc
     return PlacedBatch(batch.inputs, batch.targets, batch.state, batch.documents, tokens)
 
 
-class JaxTrainModule:
-    """See `cpplm.train.backend.TrainModule`.
+class JaxTrainModule(TrainModule):
+    """A model in JAX on the chips of one host or several.
 
     `compiled` holds the step's programs by rows and length of their batches; there are no others.
     """
@@ -69,7 +69,7 @@ class JaxTrainModule:
             step: what a step computes.
             sharder: this host's rows.
             weights: as `cpplm.jax.param_stacking` stacks them.
-            state: of the optimizer, as `stack_state` gives it.
+            state: of the optimizer, as `Optimizer.stack_state` gives it.
         """
         self._step, self._sharder = step, sharder
         of_weights, of_state = step.weight_shardings(), step.state_shardings()
@@ -85,31 +85,31 @@ class JaxTrainModule:
         self.compiled[rows, length] = lowered.compile()
 
     @property
+    @override
     def config(self) -> ModelConfig:
-        """See `TrainModule`."""
         return self._step.config
 
     @property
+    @override
     def device(self) -> torch.device:
-        """See `TrainModule`."""
         return torch.device("cpu")
 
     @property
+    @override
     def device_type(self) -> str:
-        """See `TrainModule`."""
         return str(self._chip.platform)
 
     @property
+    @override
     def precision(self) -> str:
-        """See `TrainModule`."""
         return self._step.run.compute_dtype
 
     @property
     def _chip(self) -> jax.Device:
         return self._step.mesh.local_devices[0]
 
+    @override
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
-        """See `TrainModule`."""
         del count  # the compiled step knows
         placed = [
             b if isinstance(b, PlacedBatch) else to_device(b, self._sharder, self._step.mesh) for b in batches
@@ -122,8 +122,8 @@ class JaxTrainModule:
         )
         return StepLosses(*np.asarray(found).tolist())
 
+    @override
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
-        """See `TrainModule`."""
         del reduction
         ids, targets = (
             self._sharder.shard(ids.numpy().astype(np.int32), self._step.mesh) for ids in (ids_BT, targets_BT)
@@ -131,19 +131,22 @@ class JaxTrainModule:
         losses = self._token_losses({**self._learning, **self._constants}, ids, targets)
         return torch.from_numpy(self._sharder.unshard(losses))
 
+    @override
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `TrainModule`: gathered from all hosts, one array after the other."""
+        """Gathered from all hosts, one array after the other."""
         names = checkpoint_shapes(self.config)
         weights = gather_host_share(self._learning | self._constants, checkpoint_names(names))
-        state = gather_host_share(self._state, state_members(self._step.optimizer, self.config))
+        state = gather_host_share(self._state, self._step.optimizer.state_members())
         return _tensors({name: weights[name] for name in names if name in weights}), _tensors(state)
 
+    @override
     def peak_memory(self) -> int:
-        """See `TrainModule`: of one chip; where it does not say, of this process."""
+        """Of one chip; where it does not say, of this process."""
         return _memory(self._chip)[1]
 
+    @override
     def memory_breakdown(self) -> dict[str, int]:
-        """See `TrainModule`: of one chip."""
+        """Of one chip."""
         held, peak = _memory(self._chip)
         weights = self._bytes({**self._learning, **self._constants})
         gradients, optimizer = self._bytes(self._learning), self._bytes(self._state)
@@ -162,8 +165,8 @@ class JaxTrainModule:
         parts = (shard for array in arrays.values() for shard in array.addressable_shards)
         return sum(shard.data.nbytes for shard in parts if shard.device in chips)
 
+    @override
     def profiler(self, path: Path) -> Profiler:
-        """See `TrainModule`."""
         return JaxProfiler(path)
 
 
@@ -195,3 +198,29 @@ def _memory(chip: jax.Device) -> tuple[int, int]:
     held = stats.get("bytes_in_use", psutil.Process().memory_info().rss)
     peak = stats.get("peak_bytes_in_use", peak_memory_bytes(torch.device("cpu")))
     return held, max(held, peak)
+
+
+class JaxProfiler(Profiler):
+    """Traces of training steps for XProf and TensorBoard: `tensorboard --logdir RUN/profiles/STEP`."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the folder to be."""
+        self.path = path
+        self._part = path.with_name(f"{path.name}.part")
+
+    @override
+    def start(self) -> None:
+        shutil.rmtree(self._part, ignore_errors=True)
+        jax.profiler.start_trace(str(self._part))
+
+    @override
+    def stop(self) -> list[dict[str, Any]]:
+        """Nothing is listed: XProf says which operations took most time."""
+        try:
+            jax.profiler.stop_trace()
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._part.replace(self.path)
+        except (RuntimeError, OSError):
+            shutil.rmtree(self._part, ignore_errors=True)
+            raise
+        return []

@@ -18,8 +18,8 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention as f
 from jax.sharding import Mesh
 
 from cpplm.core.errors import UserError
+from cpplm.jax.attention.dense import left_window
 from cpplm.jax.attention.sharding import AttentionSharding
-from cpplm.jax.attention.window import left_window
 
 TILE = 128  # tokens
 

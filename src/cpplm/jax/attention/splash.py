@@ -30,8 +30,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
+from cpplm.jax.attention.dense import left_window
 from cpplm.jax.attention.sharding import AttentionSharding
-from cpplm.jax.attention.window import left_window
 
 LANES = 128  # the kernel works on tiles of so many tokens
 BLOCKS = (512, 256, LANES)  # queries and keys per step of the grid, the largest that divides the row
