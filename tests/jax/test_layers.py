@@ -72,7 +72,7 @@ def test_sinkhorn_and_its_gradient() -> None:
     def ours(logits: jax.Array) -> jax.Array:
         return jnp.moveaxis(sinkhorn(jnp.moveaxis(logits, (-2, -1), (0, 1)), 6), (0, 1), (-2, -1))
 
-    found, back = jax.vjp(ours, jnp.asarray(logits))
+    found, back = jax.vjp(jax.jit(ours), jnp.asarray(logits))
     np.testing.assert_allclose(np.asarray(found), matrix.detach().numpy(), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(np.asarray(back(jnp.asarray(upstream))[0]), theirs.grad.numpy(), atol=1e-6)
 

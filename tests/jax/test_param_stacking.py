@@ -24,7 +24,7 @@ from cpplm.model.config import EngramConfig
 from cpplm.model.transformer import Transformer
 from tests.jax.twins import TWINS, checkpoint, torch_model
 
-EACH = pytest.mark.parametrize("name", ["plain", "values", "all", "all, local"])
+EACH = pytest.mark.parametrize("name", ["all", "all, local"])
 
 
 @EACH

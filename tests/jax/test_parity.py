@@ -30,8 +30,15 @@ def compare(config: ModelConfig, batch: dict[str, Any], run: RunSettings = EXACT
     assert_twins(ours, theirs, noise=rounding(model, batch))
 
 
+def test_losses_and_gradients() -> None:
+    """Of nearly all features, in one layer with dense attention and a loop over two with sparse attention."""
+    config = dataclasses.replace(TWINS["all"], num_layers=3, window_pattern="L", value_embeddings=False)
+    compare(config, make_batch(config, 3, 16, documents=True))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "documents"), [("plain", False), ("all", True)])
-def test_losses_and_gradients(name: str, documents: bool) -> None:
+def test_losses_and_gradients_of_more_layers(name: str, documents: bool) -> None:
     compare(TWINS[name], make_batch(TWINS[name], 3, 16, documents=documents))
 
 

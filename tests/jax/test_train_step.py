@@ -154,6 +154,7 @@ def test_a_trace_can_be_read() -> None:
         assert re.search(rf'[(/]{name}[)/"]', text), name
 
 
+@pytest.mark.slow
 def test_many_steps_are_compiled_once_and_donate_their_memory() -> None:
     """Each with other rates, momentum and weights; XLA counts what it compiles."""
     _, named = pair("plain")

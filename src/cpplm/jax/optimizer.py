@@ -128,8 +128,7 @@ class Optimizer:
         return specs
 
     def stack_state(self, named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The state from a checkpoint, in the memory of the host; zeros, as before the first step, where it has
-        none.
+        """The state of a checkpoint, in the memory of the host; zeros, as before the first step, for none.
 
         Args:
             named: by "parameter/kind"; all of it, or nothing, or without NorMuon's second moments.
