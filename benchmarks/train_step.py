@@ -1,17 +1,28 @@
-"""Tokens per second of a training step, against a Llama of the same size in transformers with AdamW.
+"""Tokens per second of a training step, and seconds until the first one.
 
     python benchmarks/train_step.py [--depth 4] [--seq_len 512] [--vocab_size 8192] [--threads 2] [--turns 5]
+    python benchmarks/train_step.py --backend jax --precision fp32 --threads 1
+    python benchmarks/train_step.py --kernels [--minutes 7.5]
 
-Each contender has a process of its own and takes turns: ours as `cpplm train` runs it (compiled, bfloat16
-where the processor has it), with the preset "seed", which has no tables, so that parameters are equal; ours
-without torch.compile and with all logits at once; ours with the default preset; and `LlamaForCausalLM` with
-as many layers, heads and parameters, untied, the same dtype, torch's fused AdamW, as it is and compiled. A
-turn takes a few steps on random tokens; compiling is over before the clock starts.
+On a CPU each contender has a process of its own and they take turns, a few steps on random tokens each;
+compiling is over before the clock of the steps starts. Ours is as `cpplm train` runs it (compiled, bfloat16
+where the processor has it), with the preset "seed", which has no tables, so that parameters are equal. It is
+compared with ours without torch.compile and with all logits at once; ours with the default preset; and
+`LlamaForCausalLM` with as many layers, heads and parameters, untied, the same dtype, torch's fused AdamW, as
+it is and compiled. With `--backend jax`, the step in JAX is compared with PyTorch's, compiled and not: the
+backend is for TPUs (`cpplm tpu bench` measures those), so this says how long XLA takes over our program.
+
+`--kernels` is for a CUDA GPU: depth 12 and 20, context 2,048, vocabulary 32,768; first what `auto` chooses,
+then each attention and each loss kernel that works here, then 8-bit products. Each line is a process of its
+own, so that one that fails costs its own line only; what the time does not suffice for is named as not
+measured. MFU is the model's operations (cpplm.model.flops) over the peak of dense bfloat16 products, also for
+8 bits.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
@@ -19,42 +30,124 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import jax
 import torch
-from measuring import Spread, describe_machine, prepare_environment, progress, publish, ratios
+from measuring import Spread, describe_machine, prepare_environment, progress, publish, ratios, run_alone
 
-from cpplm.core.hardware import choose_device, choose_dtype, enable_huge_pages
+from cpplm.core.hardware import choose_device, choose_dtype, enable_huge_pages, peak_flops
 from cpplm.core.workers import worker_pool
+from cpplm.dataloader.loader import Batch
+from cpplm.dataloader.loader_state import LoaderState
+from cpplm.jax.mesh import HostBatchSharder, make_mesh, mesh_sizes
+from cpplm.jax.optimizer import Optimizer
+from cpplm.jax.param_stacking import init_params
+from cpplm.jax.settings import RunSettings
+from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
+from cpplm.jax.train_module import JaxTrainModule
 from cpplm.model.config import ModelConfig
-from cpplm.model.flops import count_parameters
+from cpplm.model.flops import count_flops, count_parameters
+from cpplm.model.quantization import convert_to_fp8
 from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.schedules import LearningRates
 from cpplm.train.compile import compiled_losses
 
-Step = Callable[[torch.Tensor, torch.Tensor], None]
+Shape = tuple[int, int]
+Step = Callable[[torch.Tensor, torch.Tensor], float]
+"""One optimizer step on ids and targets, BT; gives the loss."""
+
+GPU_DEPTHS, GPU_SHAPE, GPU_VOCABULARY, GPU_STEPS = (12, 20), (16, 2048), 32_768, 12
+KERNELS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "fp8 tensorwise": {"fp8": True},
+    "attention sdpa": {"attention": "sdpa"},
+    "attention flex": {"attention": "flex"},
+    "attention flash2": {"attention": "flash2"},
+    "attention flash3": {"attention": "flash3"},
+    "loss native": {"kernel": "native"},
+    "loss chunked": {"kernel": "chunked"},
+    "loss cce": {"kernel": "cce"},
+    "loss liger": {"kernel": "liger"},
+    "fp8 rowwise": {"fp8": True, "fp8_recipe": "rowwise"},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+}
 
 
-def our_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> tuple[Step, int]:
-    """One optimizer step of ours, and the number of parameters."""
+# Contenders
+
+
+def torch_step(
+    config: ModelConfig,
+    shape: Shape,
+    dtype: torch.dtype,
+    *,
+    compiled: bool,
+    kernels: KernelSettings | None = None,
+) -> tuple[Step, int]:
+    """Ours with PyTorch, on the device that is here, and the number of its parameters."""
     enable_huge_pages()  # as training does
-    device = choose_device("cpu")
-    kernels = KernelSettings() if compiled else KernelSettings(kernel="native", attention="sdpa")
-    model = Transformer(config, compute_dtype=choose_dtype("auto", device), kernels=kernels)
+    device = choose_device("" if kernels else "cpu")
+    kernels = kernels or (KernelSettings() if compiled else KernelSettings(kernel="native", attention="sdpa"))
+    with torch.device("meta"):
+        model = Transformer(config, compute_dtype=dtype, kernels=kernels)
+    model.to_empty(device=device)
     model.init_weights()
+    if kernels.fp8:
+        convert_to_fp8(model, kernels.fp8_recipe)
     optimizer = build_optimizer(model, LearningRates(), batch_tokens=shape[0] * shape[1])
     losses = compiled_losses(model, [shape]) if compiled else model.training_losses
-    weight = torch.zeros(())
+    weight = torch.zeros((), device=device)
 
-    def step(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
-        losses(ids_BT, targets_BT, weight).total.backward()
+    def step(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> float:
+        found = losses(ids_BT.to(device), targets_BT.to(device), weight)
+        found.total.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return found.next_token.item()
 
     return step, count_parameters(config)["total"]
 
 
-def llama_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> tuple[Step, int]:
+def preset_step(config: ModelConfig, shape: Shape, dtype: torch.dtype, *, compiled: bool) -> tuple[Step, int]:
+    """Of our default recipe at the same depth: more parameters, in tables that are only looked up."""
+    preset = ModelConfig.from_depth(
+        config.num_layers,
+        vocab_size=config.vocab_size,
+        max_seq_len=config.max_seq_len,
+        head_dim=config.head_dim,
+    )
+    return torch_step(preset, shape, dtype, compiled=compiled)
+
+
+def jax_step(config: ModelConfig, shape: Shape, dtype: torch.dtype, *, compiled: bool) -> tuple[Step, int]:
+    """Ours with JAX, on one device of the CPU; it is always compiled."""
+    assert compiled
+    mesh = make_mesh(mesh_sizes({}, 1), jax.devices("cpu"))
+    run = RunSettings(compute_dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
+    optimizer = Optimizer.of(
+        config,
+        LearningRates(),
+        batch_tokens=shape[0] * shape[1],
+        budget=None,
+        product_dtype=run.dtype,
+        mesh=mesh,
+    )
+    module = JaxTrainModule(
+        TrainStep(config, run, optimizer, mesh),
+        HostBatchSharder.of(mesh),
+        init_params(config),
+        optimizer.stack_state({}),
+    )
+    module.compile(*shape, count=1, documents=False)
+
+    def step(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> float:
+        return module.step(iter([Batch(ids_BT, targets_BT, LoaderState())]), 1, NEUTRAL_PLAN).next_token
+
+    return step, count_parameters(config)["total"]
+
+
+def llama_step(config: ModelConfig, shape: Shape, dtype: torch.dtype, *, compiled: bool) -> tuple[Step, int]:
     """The same of transformers: its gated MLP has 8/3 of the width, as many weights as ours of 4."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import, one contender's)
 
@@ -72,7 +165,6 @@ def llama_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -
         )
     ).train()
     optimizer = torch.optim.AdamW(peer.parameters(), lr=3e-4, fused=True)
-    dtype = choose_dtype("auto", choose_device("cpu"))
 
     def loss(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -81,74 +173,74 @@ def llama_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -
 
     run = torch.compile(loss, dynamic=False) if compiled else loss
 
-    def step(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
-        run(ids_BT, targets_BT).backward()
+    def step(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> float:
+        found = run(ids_BT, targets_BT)
+        found.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return found.item()
 
     return step, sum(p.numel() for p in peer.parameters())
 
 
-def preset_step(config: ModelConfig, shape: tuple[int, int], *, compiled: bool) -> tuple[Step, int]:
-    """Of our default recipe at the same depth: more parameters, in tables that are only looked up."""
-    preset = ModelConfig.from_depth(
-        config.num_layers,
-        vocab_size=config.vocab_size,
-        max_seq_len=config.max_seq_len,
-        head_dim=config.head_dim,
-    )
-    return our_step(preset, shape, compiled=compiled)
-
-
-CONTENDERS: dict[str, tuple[Callable[..., tuple[Step, int]], bool]] = {
-    "cpplm": (our_step, True),
-    "cpplm, not compiled, all logits": (our_step, False),
-    "cpplm, default preset": (preset_step, True),
-    "Llama of transformers, compiled": (llama_step, True),
-    "Llama of transformers": (llama_step, False),
+CONTENDERS: dict[str, dict[str, tuple[Callable[..., tuple[Step, int]], bool]]] = {
+    "torch": {
+        "cpplm": (torch_step, True),
+        "cpplm, not compiled, all logits": (torch_step, False),
+        "cpplm, default preset": (preset_step, True),
+        "Llama of transformers, compiled": (llama_step, True),
+        "Llama of transformers": (llama_step, False),
+    },
+    "jax": {
+        "cpplm": (jax_step, True),
+        "cpplm in PyTorch": (torch_step, True),
+        "cpplm in PyTorch, not compiled, all logits": (torch_step, False),
+    },
 }
 
+
+# On a CPU, in turn
+
 _step: Step
-_parameters = 0
 
 
-def _prepare(name: str, config: ModelConfig, shape: tuple[int, int], threads: int) -> int:
-    """In the contender's process: build, compile and warm up."""
+def _prepare(
+    arguments: argparse.Namespace, name: str, config: ModelConfig, shape: Shape
+) -> tuple[int, float]:
+    """In the contender's process: build, compile and make a step; parameters and the seconds of all that."""
     global _step
-    torch.set_num_threads(threads)
+    if hasattr(os, "sched_setaffinity"):  # JAX takes all cores that it may
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    build, compiled = CONTENDERS[name]
-    _step, parameters = build(config, shape, compiled=compiled)
-    _measure(config.vocab_size, shape, 2)
-    return parameters
+    build, compiled = CONTENDERS[arguments.backend][name]
+    dtype = choose_dtype(arguments.precision, choose_device("cpu"))
+    begin = time.perf_counter()
+    _step, parameters = build(config, shape, dtype, compiled=compiled)
+    _measure(config.vocab_size, shape, 1)
+    return parameters, time.perf_counter() - begin
 
 
-def _measure(vocab_size: int, shape: tuple[int, int], steps: int) -> float:
+def _measure(vocab_size: int, shape: Shape, steps: int) -> float:
     """Tokens per second of some steps: the median."""
-    seconds = []
+    return shape[0] * shape[1] / statistics.median(_seconds(_step, vocab_size, shape, steps)[0])
+
+
+def _seconds(step: Step, vocab_size: int, shape: Shape, steps: int) -> tuple[list[float], float]:
+    """Of each step, and the last one's loss, which ends it."""
+    seconds, loss = [], 0.0
     for _ in range(steps):
         ids_BT, targets_BT = torch.randint(vocab_size, (2, *shape)).unbind()
         begin = time.perf_counter()
-        _step(ids_BT, targets_BT)
+        loss = step(ids_BT, targets_BT)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
-    return shape[0] * shape[1] / statistics.median(seconds)
+    return seconds, loss
 
 
-def main() -> None:
-    """Take turns, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--head_dim", type=int, default=64)
-    parser.add_argument("--seq_len", type=int, default=512)
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--vocab_size", type=int, default=8192)
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
-    arguments = parser.parse_args()
-    prepare_environment(threads=arguments.threads)
+def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Figures of all contenders."""
     config = ModelConfig.seed(
         arguments.depth,
         vocab_size=arguments.vocab_size,
@@ -156,25 +248,100 @@ def main() -> None:
         head_dim=arguments.head_dim,
     )
     shape = (arguments.batch_size, arguments.seq_len)
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    parameters: dict[str, Any] = {}
+    names = CONTENDERS[arguments.backend]
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    parameters, first = {}, {}
     with ExitStack() as stack:
-        pools = {name: stack.enter_context(worker_pool(1)) for name in CONTENDERS}
+        pools = {name: stack.enter_context(worker_pool(1)) for name in names}
         for name, pool in pools.items():
-            parameters[name] = pool.submit(_prepare, name, config, shape, arguments.threads).result()
-            progress(f"{name}: {parameters[name]:,} parameters, ready")
+            parameters[name], first[name] = pool.submit(_prepare, arguments, name, config, shape).result()
+            progress(f"{name}: {parameters[name]:,} parameters, first step after {first[name]:.0f} s")
         for turn in range(arguments.turns):
             for name, pool in pools.items():
                 measured = pool.submit(_measure, arguments.vocab_size, shape, arguments.steps)
                 rates[name].append(measured.result())
                 progress(f"{turn + 1}/{arguments.turns} {name}: {rates[name][-1]:,.0f} tokens/s")
-    others = [name for name in CONTENDERS if name != "cpplm"]
-    faster = {name: ratios(rates["cpplm"], rates[name]) for name in others}
+    faster = {name: ratios(rates["cpplm"], rates[name]) for name in names if name != "cpplm"}
     for name, ratio in faster.items():
         progress(f"cpplm is {ratio} times as fast as {name}")
-    publish({"benchmark": "train_step", "machine": describe_machine(), "settings": vars(arguments),
-             "parameters": parameters, "tokens_per_second": {n: Spread.of(r, 0) for n, r in rates.items()},
-             "times_as_fast_as": faster})  # fmt: skip
+    return {
+        "parameters": parameters,
+        "seconds_to_first_step": {name: round(seconds, 2) for name, seconds in first.items()},
+        "tokens_per_second": {name: Spread.of(found, 0) for name, found in rates.items()},
+        "times_as_fast_as": faster,
+    }
+
+
+# On a GPU, kernel by kernel
+
+
+def measure_kernel(depth: int, name: str) -> dict[str, Any]:
+    """One line of the table, in this process."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    config = ModelConfig.from_depth(depth, vocab_size=GPU_VOCABULARY, max_seq_len=GPU_SHAPE[1])
+    begin = time.perf_counter()
+    kernels = KernelSettings(**KERNELS[name])
+    step, parameters = torch_step(config, GPU_SHAPE, torch.bfloat16, compiled=True, kernels=kernels)
+    torch.cuda.reset_peak_memory_stats()
+    _seconds(step, GPU_VOCABULARY, GPU_SHAPE, 3)
+    compile_seconds = time.perf_counter() - begin
+    seconds, loss = _seconds(step, GPU_VOCABULARY, GPU_SHAPE, GPU_STEPS)
+    rate = GPU_SHAPE[0] * GPU_SHAPE[1] / statistics.median(seconds)
+    return {
+        "tokens_per_second": round(rate),
+        "mfu": round(rate * count_flops(config)["total"] / peak_flops(torch.device("cuda")), 4),
+        "memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "compile_seconds": round(compile_seconds, 1),
+        "loss": round(loss, 4),
+        "parameters": parameters,
+    }
+
+
+def measure_kernels(minutes: float) -> list[dict[str, Any]]:
+    """Line by line while there is time."""
+    end, lines = time.monotonic() + 60 * minutes, []
+    for name in KERNELS:
+        for depth in GPU_DEPTHS:
+            line: dict[str, Any] = {"depth": depth, "kernels": name}
+            if time.monotonic() > end - 30:
+                line["not_measured"] = "the time was over"
+            else:
+                try:
+                    line |= run_alone(measure_kernel, depth, name).result
+                except Exception as error:  # whatever a kernel raises is its line's
+                    line["not_measured"] = str(error).strip()[:300]
+            lines.append(line)
+            progress(json.dumps(line))
+    return lines
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", choices=list(CONTENDERS), default="torch")
+    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--head_dim", type=int, default=64)
+    parser.add_argument("--seq_len", type=int, default=512)
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--vocab_size", type=int, default=8192)
+    parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="auto")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    arguments = parser.parse_args()
+    if arguments.kernels and not torch.cuda.is_available():
+        raise SystemExit("--kernels needs a CUDA GPU, and there is none here")
+    prepare_environment(threads=arguments.threads)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    figures = {"lines": measure_kernels(arguments.minutes)} if arguments.kernels else compare(arguments)
+    publish(
+        {"benchmark": "train_step", "machine": describe_machine(), "settings": vars(arguments), **figures}
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from cpplm.jax.train_module import JaxTrainModule, to_device
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.train.backend import StepLosses
-from cpplm.train.jax_settings import AXES
+from cpplm.train.settings import MESH_AXES
 from tests.jax.training import (
     EXACT,
     assert_close,
@@ -146,7 +146,7 @@ def assert_divided(train_module: JaxTrainModule, batch: Batch, axes: dict[str, i
 @pytest.mark.slow
 def test_a_trace_can_be_read() -> None:
     """The names that docs/tpu.md lists are in the program."""
-    config, mesh = TWINS["all"], make_mesh(dict.fromkeys(AXES, 1), jax.devices("cpu"))
+    config, mesh = TWINS["all"], make_mesh(dict.fromkeys(MESH_AXES, 1), jax.devices("cpu"))
     step = TrainStep(config, EXACT, optimizer_of(config, mesh), mesh)
     text = step.lower(2, 16).as_text(debug_info=True)
     for name in ("embedding", "engram_tables", "attention", "mlp", "lm_head", "multi_token_0", "optimizer",
@@ -191,7 +191,7 @@ def test_the_products_of_muon_are_divided_among_the_chips() -> None:
 
 
 def operations_of_an_update(config: ModelConfig, chips: int) -> float:
-    made = make_mesh({**dict.fromkeys(AXES, 1), "data": chips}, jax.devices("cpu"))
+    made = make_mesh({**dict.fromkeys(MESH_AXES, 1), "data": chips}, jax.devices("cpu"))
     optimizer = optimizer_of(config, made)
     whole = NamedSharding(made, PartitionSpec())
     weights = {
