@@ -14,7 +14,12 @@ from jax.sharding import Mesh
 from cpplm.jax.model import loss
 from cpplm.jax.param_stacking import partition_params, stack_params, unstack_params
 from cpplm.jax.settings import RunSettings
-from cpplm.model.config import ModelConfig
+from cpplm.model.config import (
+    HyperConnectionsConfig,
+    ModelConfig,
+    MultiTokenConfig,
+    SparseAttentionConfig,
+)
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.model.features import CONFIGS, LOCAL, random_model
