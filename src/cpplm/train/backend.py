@@ -29,14 +29,14 @@ from cpplm.train.training_length import TrainingBudget
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the schedules say of one optimizer step. Multipliers are of the groups' own rates."""
+    """The values of the schedules for one optimizer step. Multipliers are of the groups' own rates."""
 
     learning_rate: float
     weight_decay: float
     momentum: float
     """Muon's."""
     multi_token_weight: float
-    """Of the mean loss of the heads that predict further tokens."""
+    """Weight of the mean loss of the heads that predict further tokens."""
     dense_attention: bool
     """Sparse layers attend to everything, as in the warm-up of their indexers."""
 
@@ -56,7 +56,7 @@ class Profiler(Protocol):
     """Takes one trace."""
 
     path: Path
-    """Where the trace will be."""
+    """The file of the trace."""
 
     def start(self) -> None:
         """Begin.
@@ -82,11 +82,11 @@ class TrainModule(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where `loss` wants its batches."""
+        """The device on which `loss` wants its batches."""
 
     @property
     def device_type(self) -> str:
-        """Of the device: "cpu", "cuda", "mps" or "tpu"."""
+        """The kind of device: "cpu", "cuda", "mps" or "tpu"."""
 
     @property
     def precision(self) -> str:
@@ -106,7 +106,7 @@ class TrainModule(Protocol):
         """Most bytes held so far on one device."""
 
     def memory_breakdown(self) -> dict[str, int]:
-        """What holds the memory, as `cpplm.train.profiling.MemoryCallback` lists it."""
+        """Bytes by what holds them, as `cpplm.train.profiling.MemoryCallback` lists them."""
 
     def profiler(self, path: Path) -> Profiler:
         """One that has not begun; it adds its own ending to `path`."""

@@ -1,4 +1,4 @@
-"""Which library trains: PyTorch on CPU, CUDA and MPS, JAX on TPUs."""
+"""The libraries that train: PyTorch on CPU, CUDA and MPS, JAX on TPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What joins the training loop: the progress bar and log, validation, checkpoints."""
+"""Callbacks of the training loop: the progress bar and log, validation, checkpoints."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _compiled(model: Transformer) -> LossFunction:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works for this device here."""
+    """True if torch.compile works for this device here."""
     return device.type == "cuda" or (device.type == "cpu" and shutil.which("g++") is not None)
 
 
@@ -123,7 +123,7 @@ def remove_damaged_libraries() -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether an ELF file of 64 bits is as long as its header says; other files are taken for whole.
+    """True if an ELF file of 64 bits is as long as its header says; other files are taken for whole.
 
     The section headers come last: e_shoff, e_shentsize and e_shnum (System V ABI, ELF-64 object files, 1.5).
     """

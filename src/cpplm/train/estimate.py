@@ -73,7 +73,7 @@ class Estimate:
 def estimate(
     plan: MemoryPlan, devices: Devices, mfu: float, *, steps: int | None = None, seconds: float | None = None
 ) -> Estimate:
-    """What a run of so many steps, or of so many seconds, takes.
+    """Estimate a run of so many steps, or of so many seconds.
 
     Raises:
         UserError: these ranks cannot train this model on this batch.

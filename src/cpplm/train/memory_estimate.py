@@ -34,7 +34,7 @@ FULL = 4  # bytes of a float32
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is trained, and how. Lengths and batch sizes in tokens, but `device_batch_size` in rows."""
+    """A model, its kernels and its batches. Sizes are in tokens, but `device_batch_size` in rows."""
 
     config: ModelConfig
     kernels: KernelSettings
@@ -43,7 +43,7 @@ class MemoryPlan:
     total_batch_size: int
     shard: bool
     normuon: bool
-    """Whether Muon keeps second moments."""
+    """True if Muon keeps second moments."""
 
     @classmethod
     def of(cls, settings: TrainSettings, config: ModelConfig, compute_dtype: torch.dtype) -> MemoryPlan:
@@ -142,7 +142,7 @@ def estimate_memory(plan: MemoryPlan, world_size: int, *, device_type: str = "cu
 
 
 def trace_activations(plan: MemoryPlan, device_type: str = "cuda") -> ActivationBytes:
-    """What one forward pass of a rank keeps.
+    """Trace what one forward pass of a rank keeps.
 
     Attention is traced as the chunked kernel computes it: as flash attention, it keeps queries, keys, values
     and the result. That checkpointed blocks keep their inputs only is added to what is kept around them.
@@ -188,7 +188,7 @@ def _saved_bytes(plan: MemoryPlan, kernels: KernelSettings) -> int:
 
 
 class _RankParameters:
-    """Which part of each parameter the first of some ranks has."""
+    """The parts of the parameters that the first of some ranks has."""
 
     def __init__(self, model: Transformer, ranks: int, *, shard: bool) -> None:
         self.ranks = ranks
@@ -267,6 +267,6 @@ def _optimizer(shares: _RankParameters, plan: MemoryPlan) -> tuple[int, int]:
 
 
 def _polar_bytes(rows: int, columns: int, size: int) -> int:
-    """Of one matrix: two iterates, their product with themselves and its polynomial; or the result twice."""
+    """Bytes for a matrix: two iterates, their square and its polynomial; or the result twice."""
     elements, square = rows * columns, min(rows, columns) ** 2
     return max(size * 2 * (elements + square), size * elements + 2 * FULL * elements)

@@ -63,7 +63,7 @@ PER_MACHINE_SETTINGS = ("data_dir", "tokenizer", "out", "checkpoint_dir", "uploa
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run ended. `validation` is its last measurement, None when it never measured."""
+    """The end of a run. `validation` is its last measurement, None when it never measured."""
 
     step: int
     tokens: int
@@ -310,7 +310,7 @@ class PretrainRun:
     def _callbacks(
         self, bar: tqdm[Any] | None, writer: CheckpointWriter, extra_callbacks: Sequence[Callback]
     ) -> list[Callback]:
-        """What joins the loop; all ranks save and validate, the first one alone has a bar and the rest."""
+        """The callbacks in their order: all ranks save and validate, the first has a bar and the rest too."""
         settings = self.settings
         # Saved before all else: what fails after it cannot take the step along.
         callbacks: list[Callback] = [CheckpointCallback(writer, self.provenance)]
@@ -323,7 +323,7 @@ class PretrainRun:
         return [progress, *callbacks, *diagnostic_callbacks(settings), *extra_callbacks]
 
     def summary(self, *, trained_now: bool) -> RunSummary:
-        """Where the run stands."""
+        """The figures of the run as it stands."""
         records = read_run_log(self.settings.out / LOG)
         validations = [record for record in records if record["event"] == "validation"]
         return RunSummary(

@@ -1,4 +1,4 @@
-"""What a step costs: traces of its operations, planned or asked of a running job, and what holds its memory.
+"""The cost of a step: traces of its operations, planned or asked of a running job, and what holds its memory.
 
 `touch RUN/profile` traces the next three steps of a run that is going on: a file works wherever the folder
 does (other hosts, containers), and, unlike a signal, cannot end a process that does not expect it. When no

@@ -19,12 +19,12 @@ from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 MESH_AXES = ("data", "fsdp", "context", "model")
-"""Of a mesh, from the one whose chips may be far apart to the one whose chips must be near each other."""
+"""Axes of a mesh, from the one whose chips may be far apart to the one whose chips must be near."""
 
 
 @dataclass(frozen=True)
 class JaxSettings:
-    """How a model is computed on TPUs, and how it is divided among their chips."""
+    """Computing a model on TPUs, and dividing it among their chips."""
 
     mesh: str = ""
     """JAX: chips per axis, as data=2,context=4. data and fsdp divide the batch, fsdp also weights and
@@ -290,7 +290,7 @@ class TrainSettings:
             raise UserError("nothing says how long to train", fix="Give --num_iterations or --max_minutes.")
 
     def forward_passes(self, ranks: int) -> int:
-        """Of each rank per optimizer step."""
+        """Forward passes of each rank per optimizer step."""
         return self.total_batch_size // (self.device_batch_size * self.max_seq_len * ranks)
 
 

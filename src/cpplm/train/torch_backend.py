@@ -77,6 +77,7 @@ class TorchBackend(TrainBackend):
     def to_device(self, batch: Batch) -> Batch:
         return batch  # page-locked, it is sent without blocking when its turn comes
 
+    @override
     def build(
         self,
         settings: TrainSettings,
@@ -85,7 +86,6 @@ class TorchBackend(TrainBackend):
         checkpoint: Checkpoint | None,
         budget: TrainingBudget,
     ) -> TrainModule:
-        """See `Backend`."""
         model, optimizer = build_model(settings, config, tokenizer, checkpoint, budget, self._dist)
         return TorchTrainModule(model, optimizer, loss_function(settings, model), self._dist)
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from typing_extensions import override
+
+from cpplm.train.backend import Profiler
 
 MOST_OPERATIONS = 15
 
 
-class TorchProfiler:
-    """See `cpplm.train.backend.Profiler`. The trace opens in ui.perfetto.dev and chrome://tracing."""
+class TorchProfiler(Profiler):
+    """Takes one trace, which opens in ui.perfetto.dev and chrome://tracing."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         """`path` lacks its ending; `device` is the one that computes."""
@@ -23,12 +26,12 @@ class TorchProfiler:
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=activities)
 
+    @override
     def start(self) -> None:
-        """See `Profiler`."""
         self._profiler.start()
 
+    @override
     def stop(self) -> list[dict[str, Any]]:
-        """See `Profiler`."""
         part = self.path.with_name(f"{self.path.name}.part.gz")  # its ending makes torch compress
         try:
             if self._device.type == "cuda":

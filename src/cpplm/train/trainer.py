@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass
 class TrainState:
-    """Where a run stands. `seconds` is the time spent in steps, over all sessions; nothing else counts."""
+    """The progress of a run. `seconds` is the time spent in steps, over all sessions; nothing else counts."""
 
     step: int = 0
     tokens: int = 0
@@ -203,7 +203,7 @@ class Trainer:
             self._may_give_up = False
 
     def _plan(self) -> StepPlan:
-        """What the schedules say of the next step."""
+        """The values of the schedules for the next step."""
         progress, step = self.progress, self.state.step
         schedule, architecture = self.settings.schedule, self.settings.architecture
         return StepPlan(
@@ -215,7 +215,7 @@ class Trainer:
         )
 
     def should_stop(self) -> bool:
-        """Whether any rank was asked to; the same answer on all of them, and all must ask.
+        """True if any rank was asked to stop; the same answer on all of them, and all must ask.
 
         A rank that is asked while it waits for the others' answers says so the next time.
         """

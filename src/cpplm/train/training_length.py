@@ -1,4 +1,4 @@
-"""How long a run is, and how many tokens a step takes when nobody says."""
+"""The length of a run, and the tokens of a step when nobody says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrainingBudget:
 
 
 def training_budget(settings: TrainSettings, config: ModelConfig) -> TrainingBudget:
-    """How long to train: by minutes, steps, operations, or tokens per parameter, whichever was given."""
+    """The length of a run: by minutes, steps, operations or tokens per parameter, whichever was given."""
     if settings.max_minutes > 0:
         return TrainingBudget(seconds=60 * settings.max_minutes)
     if settings.num_iterations > 0:

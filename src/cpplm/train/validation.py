@@ -24,7 +24,7 @@ class LossModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it wants its batches."""
+        """The device on which it wants its batches."""
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
         """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORE_INDEX`."""

@@ -77,7 +77,7 @@ class CheckpointWriter:
             delete_files(self.storage, self.storage.list_names(step_folder(step)))
 
     def count_files(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
-        """See `cpplm.train.checkpoint.save.count_files`."""
+        """Files that each group of tensors takes, by name; every rank tells the others before a save."""
         return count_files(tensors, self._max_file_bytes)
 
     def save(
@@ -140,7 +140,7 @@ class CheckpointWriter:
         prune(self.storage, self._retention, also=pending)
 
     def events(self) -> list[Event]:
-        """What has happened since the last call, for the run log: event names and values.
+        """Events since the last call, for the run log: names and values.
 
         "checkpoint" with its step, path, bytes, copy_seconds (training waited for these) and write_seconds;
         "checkpoint_failed" with step and error; those of the uploader.

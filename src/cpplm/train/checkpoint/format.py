@@ -208,7 +208,7 @@ def _read_manifest(storage: Storage, step: int) -> dict[str, dict[str, Any]]:
 
 
 def checkpoint_storage(run: str | Path) -> Storage:
-    """Where the checkpoints of a run folder are, or a folder or bucket URL that holds checkpoints itself.
+    """The place of the checkpoints of a run folder, or a folder or bucket URL that holds checkpoints itself.
 
     Raises:
         UserError: no such folder.

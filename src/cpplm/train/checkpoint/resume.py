@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues from, near or far, and whether it may."""
+"""Find the checkpoint that a run continues from, near or far, and refuse another run's."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def open_shared_storage(location: str | Path, dist: DistContext) -> Storage:
 
 
 def restore_state(checkpoint: Checkpoint) -> TrainState:
-    """Where the run stood."""
+    """The progress of the run at a checkpoint."""
     values = checkpoint.json("state.json")
     return TrainState(
         step=values["step"],

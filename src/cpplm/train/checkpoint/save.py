@@ -33,17 +33,17 @@ PATIENCE, LAST_PATIENCE = 600.0, 60.0
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """Which checkpoints stay: the newest `last`, and for ever those of every `every`-th step (-1 = none)."""
+    """Rules for old checkpoints: the newest `last` stay, and for ever each `every`-th step (-1 = none)."""
 
     last: int
     every: int = -1
 
     def is_permanent(self, step: int) -> bool:
-        """Whether this step is never deleted."""
+        """True if this step is never deleted."""
         return self.every > 0 and step % self.every == 0
 
     def steps_to_keep(self, steps: list[int]) -> set[int]:
-        """Of ascending `steps`, those that stay."""
+        """Those of ascending `steps` that stay."""
         return {*steps[-self.last :], *(step for step in steps if self.is_permanent(step))}
 
 
@@ -62,7 +62,7 @@ class RankShard:
     token: str
 
     def file_names(self, name: str) -> list[str]:
-        """What this process calls its files of `name`, such as `model.safetensors`."""
+        """Names of the files of this process for `name`, such as `model.safetensors`."""
         counts = [files[name] for files in self.files]
         first, total = sum(counts[: self.process]), sum(counts)
         if total == 1:
@@ -127,7 +127,7 @@ def write_checkpoint(
 def count_files(
     tensors: Mapping[str, Mapping[str, Tensor]], max_file_bytes: int = MAX_FILE_BYTES
 ) -> dict[str, int]:
-    """How many files `write_checkpoint` will make of the tensors of each file name."""
+    """Count the files that `write_checkpoint` will make of the tensors of each file name."""
     return {name: len(split_tensors(group, max_file_bytes)) for name, group in tensors.items()}
 
 

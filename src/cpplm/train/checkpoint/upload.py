@@ -87,7 +87,7 @@ class Uploader:
             return list(self._queue)
 
     def events(self) -> list[Event]:
-        """What has happened since the last call.
+        """Events since the last call, for the run log.
 
         "upload" with step, path, seconds and attempts; "upload_failed" with step and error, once for each
         checkpoint; "upload_skipped" with step, and error if it is damaged.

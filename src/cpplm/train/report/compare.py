@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `cpplm runs compare` found.
+    """The outcome of `cpplm runs compare`.
 
     `common` is the lowest bits per byte that every run reached, None where one measured nothing or not all
     were measured on the same text (`same_text`);
@@ -109,7 +109,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparisonPage:
-    """What the template shows."""
+    """The contents of the page, for its template."""
 
     names: list[str]
     version: str
@@ -168,7 +168,7 @@ def _same_text(one: RunHistory, other: RunHistory) -> bool:
 
 
 def _first_reach(history: RunHistory, bits_per_byte: float, axis: Axis) -> float:
-    """Where a run first was that good, on a straight line between its validations."""
+    """The place where a run first was that good, on a straight line between its validations."""
     before = None
     for record in history.validations:
         here, value = history.place(record["step"], axis), record["bits_per_byte"]

@@ -47,7 +47,7 @@ class SessionRow:
 
 @dataclass(frozen=True)
 class PageData:
-    """What the template shows."""
+    """The contents of the page, for its template."""
 
     name: str
     state: str
@@ -197,7 +197,7 @@ def _validation_overlap(record: Record) -> str:
 
 
 def _mark(history: RunHistory, session: Session) -> dict[str, Any]:
-    """Where a later session begins, on every axis."""
+    """The beginning of a later session, on every axis."""
     step = session.record["step"]
     label = f"{_local_time(session.record['time'])}: went on from step {step:,}"
     return {"label": label, **{axis: history.place(step, axis) for axis in AXES}}

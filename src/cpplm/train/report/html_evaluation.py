@@ -42,7 +42,7 @@ class ProblemSet:
 
 @dataclass(frozen=True)
 class EvaluationView:
-    """What the template shows; whatever is empty is left out."""
+    """The contents of this part, for the template; whatever is empty is left out."""
 
     bits: Record
     bits_tables: list[BitsTable]

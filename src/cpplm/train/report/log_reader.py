@@ -95,7 +95,7 @@ class RunHistory:
         return flatten(self.sessions[-1].record["settings"])
 
     def place(self, step: int, axis: Axis) -> float:
-        """Where `step` lies on an axis: steps, tokens, seconds of training, seconds of the wall clock.
+        """The place of `step` on an axis: steps, tokens, seconds of training, seconds of the wall clock.
 
         The wall clock runs while a session does; the time between sessions is left out.
         """
@@ -133,7 +133,7 @@ class RunHistory:
 
 
 def _is_training(folder: Path) -> bool:
-    """Whether a process of this machine holds the run."""
+    """True if a process of this machine holds the run."""
     try:
         with exclusive_lock(folder):
             return False
