@@ -19,8 +19,8 @@ from cpplm.model.config import HyperConnectionsConfig
 from cpplm.model.kernels.sinkhorn import sinkhorn
 from cpplm.model.layers import Linear, norm
 
-LEADING = 0.7  # weight of the stream that a sublayer reads most at the start
-APART = -2.0  # log weight of the exchange between two streams at the start; nearer to none, Sinkhorn is slow
+LEADING_READ_WEIGHT = 0.7  # at the start, of the stream that a sublayer reads most
+INITIAL_EXCHANGE_LOGIT = -2.0  # of two streams at the start; far below it Sinkhorn is slow
 INITIAL_SCALE = 0.01  # of the part of the weights that depends on the token (section 4.2)
 
 
@@ -45,9 +45,9 @@ class HyperConnection(nn.Module):
     def init_constants(self) -> None:
         """Weights that do not depend on the token yet."""
         count = self.num_streams
-        read = torch.full((count,), (1 - LEADING) / (count - 1))
-        read[self.index % count] = LEADING
-        exchange = torch.full((count, count), APART).fill_diagonal_(0.0)
+        read = torch.full((count,), (1 - LEADING_READ_WEIGHT) / (count - 1))
+        read[self.index % count] = LEADING_READ_WEIGHT
+        exchange = torch.full((count, count), INITIAL_EXCHANGE_LOGIT).fill_diagonal_(0.0)
         self.bias.copy_(torch.cat((torch.logit(read), torch.zeros(count), exchange.flatten())))
         self.scales.fill_(INITIAL_SCALE)
         self.scores.weight.zero_()

@@ -140,22 +140,12 @@ class ArchitectureSettings:
         }
         base: ModelConfig = presets[self.preset](depth, **shape)
         changes: dict[str, Any] = {}
-        if self.rope_base > 0:
-            changes["rope_base"] = self.rope_base
-        if self.qk_scale > 0:
-            changes["qk_scale"] = self.qk_scale
-        if self.value_embeddings != "preset":
-            changes["value_embeddings"] = self.value_embeddings == "on"
-        if self.smear != "preset":
-            changes["smear"] = self.smear == "on"
-        if self.backout != "preset":
-            changes["backout"] = self.backout == "on"
-        if self.induction != "preset":
-            changes["induction"] = self.induction == "on"
-        if self.mlp != "preset":
-            changes["mlp"] = self.mlp
-        if self.short_window != "preset":
-            changes["short_window"] = self.short_window
+        for name in ("rope_base", "qk_scale"):
+            if getattr(self, name) > 0:
+                changes[name] = getattr(self, name)
+        for name in ("value_embeddings", "smear", "backout", "induction", "mlp", "short_window"):
+            if (value := getattr(self, name)) != "preset":
+                changes[name] = value == "on" if value in ("on", "off") else value
         kind = self._engram_kind()
         changes["engram"] = None if kind == "off" else self._engram(base, kind)
         if self.mhc:

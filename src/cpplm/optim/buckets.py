@@ -31,7 +31,7 @@ from cpplm.optim.update_rules import (
 
 SHARDED_FROM = 2**16  # elements; below, a parameter's update costs less than another message
 
-Layout = Literal["replicated", "rows", "matrices"]
+StateLayout = Literal["replicated", "rows", "matrices"]
 """One kind of state on the ranks: whole on each; of each parameter, each rank's rows; or each rank's
 parameters, whole."""
 
@@ -132,7 +132,7 @@ class ParamBucket(ABC):
         """The kinds of state of one parameter, and their full shapes."""
 
     @abstractmethod
-    def layout(self, key: str) -> Layout:
+    def layout(self, key: str) -> StateLayout:
         """The layout of one kind of state."""
 
     @property
@@ -240,7 +240,7 @@ class MuonBucket(ParamBucket):
         return shapes
 
     @override
-    def layout(self, key: str) -> Layout:
+    def layout(self, key: str) -> StateLayout:
         return "matrices"
 
 
@@ -272,7 +272,7 @@ class ShardedMuonBucket(MuonBucket):
             self._move(name, direction)
 
     @override
-    def layout(self, key: str) -> Layout:
+    def layout(self, key: str) -> StateLayout:
         return "rows" if key == "momentum" else "matrices"
 
 
@@ -367,7 +367,7 @@ class AdamWBucket(ParamBucket):
         return {"step": torch.Size(), "first_moment": shape, "second_moment": shape}
 
     @override
-    def layout(self, key: str) -> Layout:
+    def layout(self, key: str) -> StateLayout:
         return "rows" if key != "step" and (self._sharded or self._divided) else "replicated"
 
 

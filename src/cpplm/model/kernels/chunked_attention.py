@@ -26,7 +26,7 @@ _MIN_ROWS = 64  # fewer make slow matrix products
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _QueryTile:
     """Some rows of the batch, some queries, and the keys that these reach."""
 
     rows: slice
@@ -47,7 +47,7 @@ def chunked_attention(
     return _forward(query_BHTD, key_BGSD, value_BGSD, documents, -1 if window is None else window)
 
 
-def _blocks(query: Tensor, key: Tensor, documents: Tensor, window: int) -> Iterator[_Tile]:
+def _blocks(query: Tensor, key: Tensor, documents: Tensor, window: int) -> Iterator[_QueryTile]:
     (batch, heads, num_queries, _), num_keys = query.shape, key.size(2)
     reach = num_keys if window < 0 else min(num_keys, window + _MAX_ROWS)
     budget = _BLOCK_ELEMENTS.get(query.device.type, _BLOCK_ELEMENTS["cpu"])
@@ -58,7 +58,7 @@ def _blocks(query: Tensor, key: Tensor, documents: Tensor, window: int) -> Itera
         for first in range(0, num_queries, size):
             end = min(first + size, num_queries)
             start = 0 if window < 0 else max(0, earlier + first - window)
-            block = _Tile(
+            block = _QueryTile(
                 slice(row, min(row + batch_rows, batch)), slice(first, end), slice(start, earlier + end)
             )
             # Elsewhere than on the CPU it would cost more to wait for the answer than to compute with it.
@@ -67,7 +67,7 @@ def _blocks(query: Tensor, key: Tensor, documents: Tensor, window: int) -> Itera
             yield block
 
 
-def _without_earlier_documents(block: _Tile, documents: Tensor) -> _Tile:
+def _without_earlier_documents(block: _QueryTile, documents: Tensor) -> _QueryTile:
     """The block without the keys in front of all documents that its queries belong to."""
     num_queries = block.queries.stop - block.queries.start
     key_BK = documents[block.rows, block.keys].contiguous()
@@ -75,13 +75,15 @@ def _without_earlier_documents(block: _Tile, documents: Tensor) -> _Tile:
     return replace(block, keys=slice(block.keys.start + int(seen_K.int().argmax()), block.keys.stop))
 
 
-def _grouped(heads_BHTD: Tensor, block: _Tile, groups: int, dtype: torch.dtype) -> Tensor:
+def _grouped(heads_BHTD: Tensor, block: _QueryTile, groups: int, dtype: torch.dtype) -> Tensor:
     """The block's queries, or what belongs to them, as (B, G, R * Q, D)."""
     of_block = heads_BHTD[block.rows, :, block.queries].to(dtype)
     return of_block.reshape(of_block.size(0), groups, -1, of_block.size(-1))
 
 
-def _weights(query_BGND: Tensor, key_BGKD: Tensor, documents: Tensor, window: int, block: _Tile) -> Tensor:
+def _weights(
+    query_BGND: Tensor, key_BGKD: Tensor, documents: Tensor, window: int, block: _QueryTile
+) -> Tensor:
     """Attention weights (B, G, R * Q, K). N is R * Q."""
     scores_BGNK = (query_BGND * query_BGND.size(-1) ** -0.5) @ key_BGKD.mT
     device, num_queries = scores_BGNK.device, block.queries.stop - block.queries.start

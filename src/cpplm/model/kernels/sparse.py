@@ -30,7 +30,7 @@ LOWEST = -1e30  # instead of -inf, which makes NaN of what is multiplied by 0
 
 
 @dataclass
-class _Tile:
+class _ScoreTile:
     """Scores of some queries; what is needed of them by both passes."""
 
     rows: slice
@@ -96,7 +96,7 @@ def _decode(
 def _blocks(
     query: Tensor, key: Tensor, index_query: Tensor, index_key: Tensor, index_weight: Tensor, documents:
     Tensor, spec: SparseSpec,
-) -> Iterator[_Tile]:  # fmt: skip
+) -> Iterator[_ScoreTile]:  # fmt: skip
     """The scores, block by block of queries; keys behind the block's last query are left out."""
     batch, heads, num_queries, width = query.shape
     groups, num_keys = key.size(1), key.size(2)
@@ -119,10 +119,10 @@ def _blocks(
         query_BGRQD = query[:, :, rows].unflatten(1, (groups, heads // groups))
         scores_BGRQS = (query_BGRQD @ key[:, :, None, :end].mT).float() * width**-0.5
         scores_BGRQS.masked_fill_(~chosen_BQS[:, None, None], LOWEST)
-        yield _Tile(rows, end, positive_BQJS, index_BQS, chosen_BQS, scores_BGRQS.softmax(-1))
+        yield _ScoreTile(rows, end, positive_BQJS, index_BQS, chosen_BQS, scores_BGRQS.softmax(-1))
 
 
-def _index_softmax(block: _Tile) -> tuple[Tensor, Tensor]:
+def _index_softmax(block: _ScoreTile) -> tuple[Tensor, Tensor]:
     """The indexer's log probabilities of the chosen keys, and the attention that they should be, both BQS."""
     log_BQS = block.index_BQS.masked_fill(~block.chosen_BQS, LOWEST).log_softmax(-1)
     return log_BQS, block.weights_BGRQS.mean((1, 2))
