@@ -12,6 +12,7 @@ nothing else.
 from __future__ import annotations
 
 import argparse
+import functools
 import subprocess
 import sys
 import tempfile
@@ -43,41 +44,25 @@ from cpplm.sandbox.sandbox import Sandbox, list_backends
 _TRUE = "/bin/true"
 
 
-def judge_all(workers: int, every: int, *, plain: bool, first_time: bool) -> dict[str, int]:
+def judge_all(workers: int, every: int, way: str) -> dict[str, int]:
     """Judge one in `every` canonical solutions; how many there were and how many passed."""
     problems = load_problems("humaneval")[::every]
     programs = [problem_program(problem, problem.canonical_solution) for problem in problems]
-    judge = Judge(Sandbox.probe(), workers=workers, speed_up=not plain)
+    judge = Judge(Sandbox.probe(), workers=workers, speed_up=way != "plain")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        if first_time:
+        if way == "first time":
             Path(folder).chmod(0o755)
             precompiled.cache_folder = lambda: Path(folder)
         outcomes = [verdict.outcome for _, verdict in judge.judge(programs)]
     return {"judged": len(outcomes) - outcomes.count("not judged"), "passed": outcomes.count("pass")}
 
 
-def _again(workers: int, every: int) -> dict[str, int]:
-    return judge_all(workers, every, plain=False, first_time=False)
-
-
-def _first_time(workers: int, every: int) -> dict[str, int]:
-    return judge_all(workers, every, plain=False, first_time=True)
-
-
-def _plain(workers: int, every: int) -> dict[str, int]:
-    return judge_all(workers, every, plain=True, first_time=False)
-
-
 def measure_judging(workers: int, every: int, repetitions: int) -> dict[str, Any]:
     """Seconds of each way to judge."""
-    run_alone(_again, workers, every)  # compiles the headers
+    run_alone(judge_all, workers, every, "again")  # compiles the headers
+    ways = ("again", "first time", "plain")
     costs = take_turns(
-        {
-            "again": lambda: run_alone(_again, workers, every),
-            "first time": lambda: run_alone(_first_time, workers, every),
-            "plain": lambda: run_alone(_plain, workers, every),
-        },
-        repetitions,
+        {way: functools.partial(run_alone, judge_all, workers, every, way) for way in ways}, repetitions
     )
     wall = {name: [cost.wall for cost in found] for name, found in costs.items()}
     return {

@@ -6,7 +6,7 @@ an OpenAI-compatible server. No score knows which one it measures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,6 +56,18 @@ class Completion:
 
     text: str
     failed: str = ""
+
+
+def group_samples(
+    samples: Iterable[tuple[int, int, Completion]], num_samples: int
+) -> Iterator[tuple[int, list[Completion]]]:
+    """Gather samples, which come with the numbers of their prompt and their own, to whole prompts."""
+    by_prompt: dict[int, dict[int, Completion]] = {}
+    for prompt, index, sample in samples:
+        group = by_prompt.setdefault(prompt, {})
+        group[index] = sample
+        if len(group) == num_samples:
+            yield prompt, [group[each] for each in range(num_samples)]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from cpplm.evaluate.models.code_model import (
     StopCondition,
     TokenBits,
     fit_to_context,
+    group_samples,
 )
 from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
@@ -137,13 +138,12 @@ class HfModel(CodeModel):
                 yield number, [Completion("", why)] * num_samples
             else:
                 jobs += [_SampleJob(number, index, ids) for index in range(num_samples)]
-        samples_by_request: dict[int, dict[int, Completion]] = {}
-        for batch in self._batches(jobs, sampling.max_new_tokens):
-            for job, text in zip(batch, self._generate(batch, sampling, stop), strict=True):
-                samples = samples_by_request.setdefault(job.request, {})
-                samples[job.sample] = Completion(text)
-                if len(samples) == num_samples:
-                    yield job.request, [samples[index] for index in range(num_samples)]
+        samples = (
+            (job.request, job.sample, Completion(text))
+            for batch in self._batches(jobs, sampling.max_new_tokens)
+            for job, text in zip(batch, self._generate(batch, sampling, stop), strict=True)
+        )
+        yield from group_samples(samples, num_samples)
 
     def _prompt(self, request: CodePrompt) -> list[int]:
         tokens = self._tokens

@@ -15,7 +15,14 @@ from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.async_jobs import run_jobs
-from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition, TokenBits
+from cpplm.evaluate.models.code_model import (
+    CodeModel,
+    CodePrompt,
+    Completion,
+    StopCondition,
+    TokenBits,
+    group_samples,
+)
 from cpplm.evaluate.models.prompt_logprobs import parse_prompt_logprobs
 from cpplm.evaluate.models.server import ApiClient, RequestFailed
 from cpplm.generate.settings import SamplingSettings
@@ -108,13 +115,8 @@ class UrlModel(CodeModel):
             unanswered = 0
             return Completion(text)
 
-        samples_by_request: dict[int, dict[int, Completion]] = {}
-        for place, written in run_jobs(jobs, work, self._server.connection, at_once=self._at_once):
-            number, index = jobs[place]
-            samples = samples_by_request.setdefault(number, {})
-            samples[index] = written
-            if len(samples) == num_samples:
-                yield number, [samples[each] for each in range(num_samples)]
+        results = run_jobs(jobs, work, self._server.connection, at_once=self._at_once)
+        yield from group_samples(((*jobs[place], sample) for place, sample in results), num_samples)
 
     def _body(self, request: CodePrompt, sampling: SamplingSettings, index: int) -> dict[str, Any]:
         body: dict[str, Any] = {
