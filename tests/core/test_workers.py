@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.core.workers import partition_by_size, worker_pool
+from cpplm.core.workers import batched_by_size, partition_by_size, worker_pool
 
 
 def own_pid() -> int:
@@ -74,3 +74,11 @@ def test_every_name_once_and_nobody_has_much_more_than_the_others(sizes: dict[st
 
 def test_the_largest_first() -> None:
     assert partition_by_size({"a": 1, "b": 5, "c": 3, "d": 3}, 2) == [["b", "a"], ["c", "d"]]
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 30))
+def test_batches_end_where_they_reach_the_limit(sizes: list[int], limit: int) -> None:
+    batches = list(batched_by_size(sizes, lambda size: size, limit))
+    assert [size for batch in batches for size in batch] == sizes
+    assert all(sum(batch[:-1]) < limit for batch in batches)
+    assert all(sum(batch) >= limit for batch in batches[:-1])

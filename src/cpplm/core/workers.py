@@ -9,13 +9,15 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from cpplm.core.errors import UserError
 
+T = TypeVar("T")
 # Windows cannot wait for more processes than this at once.
 _MAX_WORKERS = 61
 
@@ -91,3 +93,17 @@ def partition_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
         heapq.heappush(loads, (load + sizes[name], worker))
         shares[worker].append(name)
     return shares
+
+
+def batched_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Successive items; a batch ends with the item that brings it to `limit` or above."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= limit:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cpplm.core.workers import batched_by_size
 from cpplm.corpus.clang.references import SemanticPlan, Semantics, read_semantics
 from cpplm.corpus.compile.labels import CompileLabeler, LabelCounts, label_columns
 from cpplm.corpus.document import Document
@@ -248,19 +249,6 @@ def _row(document: Document, unit: Unit, layout: ProjectContext, plan: BuildPlan
     }
 
 
-def _batches(items: Iterable[A], size: Callable[[A], int], most: int) -> Iterator[list[A]]:
-    batch: list[A] = []
-    total = 0
-    for item in items:
-        batch.append(item)
-        total += size(item)
-        if total >= most:
-            yield batch
-            batch, total = [], 0
-    if batch:
-        yield batch
-
-
 def build_project(
     project: DiscoveredProject,
     plan: BuildPlan,
@@ -296,7 +284,7 @@ def build_project(
         has_paths=project.project.has_paths,
     )
     semantics = _run_libclang(project, includes, workers, quiet=quiet)
-    parts = _batches(units, lambda unit: unit.size, BATCH_BYTES)
+    parts = batched_by_size(units, lambda unit: unit.size, BATCH_BYTES)
     jobs = [(layout, part, plan, _visible_semantics(semantics, part, includes, plan)) for part in parts]
     tally = _ProjectCounts()
     for built in run(_build_batch, jobs):
@@ -329,7 +317,7 @@ def _scan_project(
     scans: dict[str, Scan] = {}
     bodies: dict[bytes, set[bytes]] = {}
     converted = SkipCounts()
-    batches = list(_batches(project.files, lambda file: file.size, BATCH_BYTES))
+    batches = list(batched_by_size(project.files, lambda file: file.size, BATCH_BYTES))
     for batch, scanned in zip(batches, run(_scan_batch, batches), strict=True):
         for file, (result, utf8) in zip(batch, scanned, strict=True):
             scans[file.name] = result

@@ -9,7 +9,7 @@ twice, even at the same time, does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from cpplm import __version__
 from cpplm.core.shards import write_table
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage, sha256
-from cpplm.core.workers import worker_pool
+from cpplm.core.workers import batched_by_size, worker_pool
 from cpplm.corpus.project import BuildPlan, DiscoveredProject, build_project
 from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN, DocPair
 
@@ -147,24 +147,13 @@ def write_parts(
     storage = Storage(job.location, create=True)
     figures: dict[str, Any] = {}
     parts: list[str] = []
-    waiting: list[dict[str, Any]] = []
-    size = 0
 
-    def flush() -> None:
-        nonlocal size
-        name = f"{PARTS}/{job.key}_{len(parts):05d}.parquet"
-        write_table(storage, name, pa.Table.from_pylist(waiting, schema=PART_SCHEMA))
-        parts.append(name)
-        waiting.clear()
-        size = 0
+    def rows() -> Iterator[dict[str, Any]]:
+        for batch, covered in build_project(job.item, job.plan, run, figures, workers=workers, quiet=quiet):
+            yield from batch
+            report(covered)
 
-    for rows, covered in build_project(job.item, job.plan, run, figures, workers=workers, quiet=quiet):
-        for row in rows:
-            waiting.append(row)
-            size += len(row["text"])
-            if size >= PART_BYTES:
-                flush()
-        report(covered)
-    if waiting:
-        flush()
+    for part in batched_by_size(rows(), lambda row: len(row["text"]), PART_BYTES):
+        parts.append(f"{PARTS}/{job.key}_{len(parts):05d}.parquet")
+        write_table(storage, parts[-1], pa.Table.from_pylist(part, schema=PART_SCHEMA))
     storage.write_json(job.record, {"parts": parts, "figures": figures})

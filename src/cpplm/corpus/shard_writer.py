@@ -18,6 +18,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import SPLITS, Shard, ShardReader, Split, read_table, write_shard_table, write_table
 from cpplm.core.storage import Storage, sha256
+from cpplm.core.workers import batched_by_size
 
 SHARD_BYTES = 64_000_000
 # Text in memory while rows are spread over buckets.
@@ -153,29 +154,14 @@ def _bucket_rows(
 ) -> dict[Bucket, list[str]]:
     """Each row to the bucket of its shard; returns the files of each bucket."""
     buckets: dict[Bucket, list[str]] = defaultdict(list)
-    tables: list[pa.Table] = []
-    row_indices: dict[Bucket, list[int]] = defaultdict(list)
-    buffered_bytes = flushes = 0
-
-    def flush() -> None:
-        nonlocal buffered_bytes, flushes
-        table = pa.concat_tables(tables)
+    for flush, batch in enumerate(batched_by_size(rows, lambda each: each[0].nbytes, FLUSH_BYTES)):
+        table = pa.concat_tables([table for table, _ in batch])
+        splits = [split for _, part in batch for split in part]
+        row_indices: dict[Bucket, list[int]] = defaultdict(list)
+        for row, (split, identifier) in enumerate(zip(splits, table["id"].to_pylist(), strict=True)):
+            row_indices[assignment.bucket(split, identifier)].append(row)
         for bucket, indices in sorted(row_indices.items()):
-            name = f"{scratch}{bucket[0]}_{bucket[1]:05d}_{flushes:06d}.parquet"
+            name = f"{scratch}{bucket[0]}_{bucket[1]:05d}_{flush:06d}.parquet"
             write_table(storage, name, table.take(indices))
             buckets[bucket].append(name)
-        tables.clear()
-        row_indices.clear()
-        buffered_bytes, flushes = 0, flushes + 1
-
-    for table, splits in rows:
-        start = sum(map(len, tables))
-        for row, (split, identifier) in enumerate(zip(splits, table["id"].to_pylist(), strict=True), start):
-            row_indices[assignment.bucket(split, identifier)].append(row)
-        tables.append(table)
-        buffered_bytes += table.nbytes
-        if buffered_bytes >= FLUSH_BYTES:
-            flush()
-    if tables:
-        flush()
     return buckets

@@ -23,7 +23,7 @@ from cpplm.core.errors import UserError
 from cpplm.corpus.clang.compile_commands import Database
 from cpplm.corpus.compile.include_paths import IncludePaths
 from cpplm.corpus.ingest.discovery import Project, SourceFile, find_cxx_headers
-from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
+from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES, is_source
 
 # The GNU dialects: POSIX functions are declared, `unix` is a macro, as where the projects are built.
 _STANDARDS = {"c": "-std=gnu11", "c++": "-std=gnu++17"}
@@ -99,7 +99,7 @@ class ClangFlags:
         return flags if own is not None else [*flags, *self._include_folders(file)]
 
     def _is_c_header(self, file: SourceFile) -> bool:
-        return self._headers_are_c and file.path.suffix.lower() not in SOURCE_SUFFIXES
+        return self._headers_are_c and not is_source(file.name)
 
     def _of_neighbour(self, path: str, language: str) -> list[str]:
         """Flags of the entry that shares the longest beginning of its path, without another language's."""

@@ -30,7 +30,7 @@ from cpplm.corpus.clang.redeclarations import Redeclarations, Target
 from cpplm.corpus.ingest.discovery import Project, SourceFile
 from cpplm.corpus.ingest.walk import SkipCounts
 from cpplm.corpus.settings import CorpusSettings
-from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
+from cpplm.cpp.file_suffixes import is_source
 from cpplm.sandbox.backends import toolchain_paths
 
 CPU_SECONDS = 60
@@ -247,9 +247,7 @@ class _ReferenceReader:
 
     def by_sources(self) -> dict[int, list[int]]:
         """Each source with the headers that no source before it includes; those with own flags first."""
-        sources = [
-            number for number, file in enumerate(self._files) if file.path.suffix.lower() in SOURCE_SUFFIXES
-        ]
+        sources = [number for number, file in enumerate(self._files) if is_source(file.name)]
         sources.sort(key=lambda number: not self._flags.has_entry(self._files[number]))
         return self._share(sources, set(sources))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from cpplm.core.errors import UserError
-from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
+from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.parser import Language
 from cpplm.sandbox.compiler import COMPILE_LIMITS, require_compiler
 from cpplm.sandbox.limits import RunResult
@@ -138,7 +138,7 @@ def require_standards(sandbox: Sandbox, standards: Sequence[str] = STANDARDS) ->
 def main_source(files: Sequence[str]) -> str:
     """The file that a document stands for: its first, or the source of the same name."""
     stem = PurePosixPath(files[0]).stem
-    sources = (name for name in files if PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES)
+    sources = (name for name in files if is_source(name))
     return next((name for name in sources if PurePosixPath(name).stem == stem), files[0])
 
 

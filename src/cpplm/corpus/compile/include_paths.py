@@ -2,17 +2,17 @@
 
 An include that names a file of the project by the end of its path (`#include "util/hash.h"` and
 `src/util/hash.h`) asks for the folder before that end (`src`). This is done for the file and for everything
-that it includes. Where several files fit, the one that lies nearest to the file with the include is taken.
+that it includes.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from cpplm.corpus.include_index import IncludeIndex
 
 _INCLUDE = re.compile(
     rb'^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*([<"])([^">\n]+)[">]', re.MULTILINE
@@ -34,13 +34,12 @@ class IncludePaths:
         """
         self._root = root
         self._system = tuple(system)
-        self._by_base: dict[str, list[str]] = defaultdict(list)
-        for folder, inside, names in os.walk(root):
+        names = []
+        for folder, inside, files in os.walk(root):
             inside[:] = sorted(name for name in inside if not name.startswith("."))
             parent = Path(folder).relative_to(root)
-            for name in sorted(names):
-                self._by_base[name].append((parent / name).as_posix())
-        self._files = {path for paths in self._by_base.values() for path in paths}
+            names += [(parent / name).as_posix() for name in sorted(files)]
+        self._files = IncludeIndex(names)
         self._read: dict[str, list[Include]] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -80,23 +79,11 @@ class IncludePaths:
 
     def _resolve(self, name: str, quoted: bool, target: str) -> tuple[str | None, str | None]:
         """The file that an include names, and the folder that has to be searched for it, if any."""
-        if quoted:
-            beside = os.path.normpath(PurePosixPath(name).parent / target)
-            if beside in self._files:
-                return beside, None
-        elif any((folder / target).exists() for folder in self._system):
+        if quoted and (beside := self._files.beside(name, target)):
+            return beside, None
+        if not quoted and any((folder / target).exists() for folder in self._system):
             return None, None
-        ending = f"/{target}"
-        candidates = [
-            path for path in self._by_base[target.rpartition("/")[2]] if f"/{path}".endswith(ending)
-        ]
-        if not candidates:
+        path = self._files.nearest(name, target)
+        if path is None or not f"/{path}".endswith(f"/{target}"):
             return None, None
-        path = min(candidates, key=lambda path: (-_shared(path, name), len(path), path))
-        return path, f"/{path}"[: -len(ending)].strip("/") or "."
-
-
-def _shared(one: str, other: str) -> int:
-    """How many folders from the top two paths have in common."""
-    pairs = zip(one.split("/")[:-1], other.split("/")[:-1], strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return path, path.removesuffix(target).strip("/") or "."

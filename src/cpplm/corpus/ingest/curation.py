@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cpplm.core.workers import batched_by_size
 from cpplm.corpus.ingest.decontamination import ProblemMatch, Problems, contaminated_files
 from cpplm.corpus.ingest.dedup import Fingerprint, exact_duplicates, fingerprint, near_duplicates, shingles
 from cpplm.corpus.ingest.discovery import Project, SourceFile, normalize_source, read_source
@@ -113,22 +114,10 @@ def curate(
 
 
 def _scan_files(projects: list[ScannedProject], rules: CurationRules, run: Run) -> Iterator[_ScannedFile]:
-    jobs = [(batch, rules) for batch in _batches(file for project in projects for file in project.files)]
+    files = (file for project in projects for file in project.files)
+    jobs = [(batch, rules) for batch in batched_by_size(files, lambda file: file.size, _BATCH_BYTES)]
     for results in run(_scan_batch, jobs):
         yield from results
-
-
-def _batches(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
-    batch: list[SourceFile] = []
-    size = 0
-    for file in files:
-        batch.append(file)
-        size += file.size
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _scan_batch(job: tuple[list[SourceFile], CurationRules]) -> list[_ScannedFile]:

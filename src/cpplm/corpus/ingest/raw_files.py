@@ -7,13 +7,14 @@ first stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
+from cpplm.core.workers import batched_by_size
 from cpplm.corpus.ingest.discovery import FileRules, Project, find_files, subfolders
 from cpplm.corpus.ingest.generated_files import in_vendor_folder
 from cpplm.corpus.ingest.walk import SkipCounts, walk
@@ -54,7 +55,10 @@ def find_batches(
                 {file.digest: file for file in files if file.digest not in seen}, max_project_bytes
             )
             seen.update(file.digest for file in sample)
-            batches += _batches(folder.name, sample)
+            batches += (
+                FileBatch(folder.name, tuple(file.path for file in batch), sum(file.size for file in batch))
+                for batch in batched_by_size(sample, lambda file: file.size, _BATCH_BYTES)
+            )
             bar.update(1)
     if not batches:
         raise UserError(f"{projects_dir} has no C++ files in its sub-folders", fix="Check the path.")
@@ -85,18 +89,3 @@ def _sample(files: dict[str, _RawFile], max_bytes: int) -> list[_RawFile]:
             break
         sampled.add(digest)
     return [file for digest, file in files.items() if digest in sampled]
-
-
-def _batches(project: str, files: Iterable[_RawFile]) -> Iterator[FileBatch]:
-    waiting: list[_RawFile] = []
-    for file in files:
-        waiting.append(file)
-        if sum(each.size for each in waiting) >= _BATCH_BYTES:
-            yield _batch(project, waiting)
-            waiting = []
-    if waiting:
-        yield _batch(project, waiting)
-
-
-def _batch(project: str, files: list[_RawFile]) -> FileBatch:
-    return FileBatch(project, tuple(file.path for file in files), sum(file.size for file in files))

@@ -6,8 +6,9 @@ shard by shard and written as they come; the file appears when it is whole.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,7 @@ from cpplm.core.settings import Argument
 from cpplm.core.shards import ROWS_PER_GROUP, SPLITS, Shard, ShardReader, Split
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage, is_bucket
+from cpplm.core.workers import batched_by_size
 from cpplm.corpus.ingest.jsonl import ENDINGS
 from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN, export_pairs
 
@@ -63,11 +65,13 @@ def export_corpus(settings: ExportSettings) -> dict[str, Any]:
     with progress_bar(documents, "export", "document") as bar, storage.open_write(name) as file:
         rows = _RowReader(reader, shards, bar.update)
         records = export_pairs(rows) if settings.what == "docstrings" else map(_document, rows)
-        for portion, number in _portions(records):
-            compressed = _compress(portion, name)
+        encoded = ((json.dumps(record, ensure_ascii=False) + "\n").encode() for record in records)
+        portions = batched_by_size(encoded, len, _PORTION_BYTES)
+        for portion in itertools.chain(portions, [[]]):  # a .gz without a member would be no .gz
+            compressed = _compress(b"".join(portion), name)
             file.write(compressed)
             size += len(compressed)
-            lines += number
+            lines += len(portion)
     repeated = {"repeated_pairs": rows.pairs - lines} if settings.what == "docstrings" else {}
     return {"what": settings.what, "documents": documents, "lines": lines, "bytes": size} | repeated
 
@@ -116,19 +120,6 @@ class _RowReader:
 def _document(row: dict[str, Any]) -> dict[str, Any]:
     """What other programs can use of a row: offsets mean nothing to them."""
     return {name: value for name, value in row.items() if name not in (SPANS_COLUMN, DOCSTRINGS_COLUMN)}
-
-
-def _portions(records: Iterable[dict[str, Any]]) -> Iterator[tuple[bytes, int]]:
-    """Lines, many at a time, and how many."""
-    waiting: list[bytes] = []
-    size = 0
-    for record in records:
-        waiting.append((json.dumps(record, ensure_ascii=False) + "\n").encode())
-        size += len(waiting[-1])
-        if size >= _PORTION_BYTES:
-            yield b"".join(waiting), len(waiting)
-            waiting, size = [], 0
-    yield b"".join(waiting), len(waiting)
 
 
 def _compress(portion: bytes, name: str) -> bytes:

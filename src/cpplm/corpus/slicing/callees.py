@@ -17,16 +17,15 @@ from collections.abc import Container, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from cpplm.corpus.include_index import shared_folders
 from cpplm.corpus.slicing.closure import Index, Key, Visible, Walk
 from cpplm.corpus.slicing.draft import WEAK, Draft, asked_by, is_local, scope_of
 from cpplm.corpus.slicing.packing import Measure
 from cpplm.corpus.slicing.shortening import Detail
-from cpplm.corpus.slicing.units import shared_folders
-from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
+from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.parser import language_of
 
-_SOURCE_ENDINGS = tuple(sorted(SOURCE_SUFFIXES))
 # What may call a function.
 _CALLERS = frozenset(
     {ItemKind.FUNCTION, ItemKind.TYPE, ItemKind.VARIABLE, ItemKind.OTHER, ItemKind.CALL, ItemKind.REGION}
@@ -97,8 +96,12 @@ class Callees:
         """The definitions in source files that other files can call, by name."""
         found: dict[bytes, list[Key]] = defaultdict(list)
         for number, name in enumerate(self.index.names):
-            is_source = self._by_name or name.lower().endswith(_SOURCE_ENDINGS)
-            if not is_source or not self.index.files[name].makes_documents or not self.index.read(name).sound:
+            has_bodies = self._by_name or is_source(name)
+            if (
+                not has_bodies
+                or not self.index.files[name].makes_documents
+                or not self.index.read(name).sound
+            ):
                 continue  # what is not worth a document is not worth its place in another
             for position, item in enumerate(self.index.read(name).items):
                 if (

@@ -24,7 +24,7 @@ from cpplm.corpus.slicing.resolving import Resolver
 from cpplm.corpus.slicing.shortening import Detail, Shortener, without_comments
 from cpplm.corpus.slicing.units import Includes, Unit
 from cpplm.corpus.slicing.writer import render
-from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
+from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import FileItems, Item, ItemKind, condition_names, read_items
 from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.macros import MacroTable
@@ -44,7 +44,6 @@ _FEATURE_MACROS = (
 Visible = dict[int, tuple[Condition, ...]]  # number of a file, and the conditions around its include
 ANY_SIZE = 1 << 62
 _DEEPEST_FRAGMENT = 3
-_SOURCE_ENDINGS = tuple(sorted(SOURCE_SUFFIXES))
 Key = tuple[int, int]  # number of the file in its project, number of the item in the file
 
 
@@ -138,7 +137,7 @@ class Index:
         files = [file.name for file in unit.files]
         visible = self.visible_from(files, files)
         more = self.visible_from(asked.files, files) | visible if asked.files else visible
-        sources = {self.number[name] for name in asked.files if name.lower().endswith(_SOURCE_ENDINGS)}
+        sources = {self.number[name] for name in asked.files if is_source(name)}
 
         def walk(detail: Detail, wanted: Set[bytes], limit: int) -> Walk | None:
             step = Walk(self, visible, detail, wanted, limit, brief=sources - visible.keys())

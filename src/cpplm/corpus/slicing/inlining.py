@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ from cpplm.corpus.slicing.packing import Measure
 from cpplm.corpus.slicing.placing import components
 from cpplm.corpus.slicing.units import Includes, Unit
 from cpplm.cpp.doc_comments import DocPair
-from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
+from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import FileItems, Syntax
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.syntax_spans import cut_spans, join_spans
@@ -72,13 +71,9 @@ def inline(unit: Unit, index: Index, budget: int, measure: Measure) -> Inlined |
     return Inlined(document, frozenset(expansion.times)) if document.size <= budget else None
 
 
-def _is_source(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES
-
-
 def _root(names: Sequence[str]) -> str:
     """The file of a unit that includes the others."""
-    return next((name for name in names if _is_source(name)), names[0])
+    return next((name for name in names if is_source(name)), names[0])
 
 
 def _document(expansion: Expansion, own: Sequence[str], root: str, measure: Measure) -> Document:
@@ -231,7 +226,7 @@ def assign_guests(units: Sequence[Unit], includes: Includes, files: Mapping[str,
     own = [_union(1 << number[file.name] for file in unit.files) for unit in units]
     size = [sum(sizes[bit] for bit in each_bit(bits)) for bits in brings]
 
-    has_source = [any(_is_source(file.name) for file in unit.files) for unit in units]
+    has_source = [any(is_source(file.name) for file in unit.files) for unit in units]
     owners = [position for position in range(len(units)) if has_source[position]]
     covered = _union(brings[position] for position in owners)
     loose = [position for position in range(len(units)) if not has_source[position]]

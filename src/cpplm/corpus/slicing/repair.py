@@ -25,12 +25,13 @@ from typing import Any
 from cpplm.corpus.compile.compiler import CompileResult, main_source
 from cpplm.corpus.compile.labels import Compile
 from cpplm.corpus.document import Document
+from cpplm.corpus.include_index import shared_folders
 from cpplm.corpus.ingest.discovery import is_fragment
 from cpplm.corpus.slicing.asked import NOTHING, Asked
 from cpplm.corpus.slicing.closure import Index
 from cpplm.corpus.slicing.documents import Options, build_unit
-from cpplm.corpus.slicing.units import Unit, shared_folders
-from cpplm.cpp.file_suffixes import SOURCE_SUFFIXES
+from cpplm.corpus.slicing.units import Unit
+from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.parser import language_of
@@ -48,7 +49,6 @@ REASONS = (
 )
 # Missing headers that are looked for in one document: the compiler stops at each.
 _MOST_MISSING = 8
-_SOURCE_ENDINGS = tuple(sorted(SOURCE_SUFFIXES))
 _DECLARING = frozenset({
     ItemKind.MACRO, ItemKind.FORWARD, ItemKind.TYPE, ItemKind.ALIAS,
     ItemKind.VARIABLE, ItemKind.PROTOTYPE, ItemKind.FUNCTION,
@@ -258,11 +258,7 @@ class _Elsewhere:
     def _file(self, name: bytes, scope: list[bytes], *, complete: bool) -> str | None:
         """The best file for a name: a header before a source, then what lies nearest to the unit."""
         for sources in (False, True):
-            files = (
-                file
-                for file, data in self._rest
-                if file.lower().endswith(_SOURCE_ENDINGS) == sources and name in data
-            )
+            files = (file for file, data in self._rest if is_source(file) == sources and name in data)
             places = [
                 (
                     item.kind == ItemKind.FORWARD,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from cpplm.corpus.include_index import IncludeIndex
 from cpplm.corpus.ingest.discovery import (
     TEMPLATE_ENDINGS,
     SourceFile,
@@ -139,11 +140,9 @@ class Includes:
     generated: dict[str, set[str]] = field(
         default_factory=dict
     )  # file to arguments that a build would answer
-    _by_base: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
-        for name in self.scans:
-            self._by_base[name.rpartition("/")[2]].append(name)
+        self._names = IncludeIndex(self.scans)
         for name, scanned in self.scans.items():
             found = {argument: self._resolve(name, argument) for _, argument, _ in scanned.includes}
             self.edges[name] = {argument: target for argument, target in found.items() if target is not None}
@@ -160,27 +159,14 @@ class Includes:
 
     def _resolve(self, name: str, argument: str) -> str | None:
         target = argument[1:].split(">" if argument[0] == "<" else '"', maxsplit=1)[0]
-        if argument[0] == '"':
-            beside = _join(name.rpartition("/")[0], target)
-            if beside in self.scans:
-                return beside
-        elif target in SYSTEM_HEADERS:
-            return None
-        if target in self.scans:
-            return target
-        target = target.lstrip("./")
-        candidates = [
-            other for other in self._by_base.get(target.rpartition("/")[2], ())
-            if other == target or (other.endswith("/" + target) and other != name)
-        ]  # fmt: skip
-        return max(
-            candidates, key=lambda other: (shared_folders(name, other), -len(other), other), default=None
-        )
+        if argument[0] == "<":
+            return None if target in SYSTEM_HEADERS else self._names.nearest(name, target)
+        return self._names.beside(name, target) or self._names.nearest(name, target)
 
     def _is_generated(self, argument: str) -> bool:
         """Whether the project has a template of the header, or it is the one that `configure` writes."""
         base = argument[1:].split(">" if argument[0] == "<" else '"', maxsplit=1)[0].rpartition("/")[2]
-        return base == "config.h" or any(base + ending in self._by_base for ending in TEMPLATE_ENDINGS)
+        return base == "config.h" or any(self._names.has_file(base + ending) for ending in TEMPLATE_ENDINGS)
 
     def _rank(self, root: str, counter: Iterator[int]) -> None:
         """Number the segments of `root` and of everything it includes that has no number yet."""
@@ -267,24 +253,6 @@ class Includes:
                 seen.add(name)
                 waiting.extend(self.edges[name].values())
         return seen
-
-
-def shared_folders(one: str, two: str) -> int:
-    """How many leading folders two paths share."""
-    pairs = itertools.takewhile(
-        lambda pair: pair[0] == pair[1], zip(one.split("/"), two.split("/"), strict=False)
-    )
-    return sum(1 for _ in pairs)
-
-
-def _join(folder: str, target: str) -> str:
-    parts = folder.split("/") if folder else []
-    for part in target.split("/"):
-        if part == ".." and parts:
-            parts.pop()
-        elif part not in (".", ""):
-            parts.append(part)
-    return "/".join(parts)
 
 
 def make_units(files: list[SourceFile], includes: Includes, *, merge: bool) -> list[Unit]:

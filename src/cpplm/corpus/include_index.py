@@ -1,0 +1,49 @@
+"""Which file of a project an include names, by the end of its path: no build system is asked."""
+
+from __future__ import annotations
+
+import itertools
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterable
+
+
+class IncludeIndex:
+    """The names of a project's files, relative to its folder, to resolve includes among them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = dict.fromkeys(names)
+        self._by_base: dict[str, list[str]] = defaultdict(list)
+        for name in self._names:
+            self._by_base[posixpath.basename(name)].append(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def beside(self, includer: str, target: str) -> str | None:
+        """The file that an include in quotes names by its place beside the file that includes it."""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(includer), target))
+        return path if path in self._names else None
+
+    def nearest(self, includer: str, target: str) -> str | None:
+        """The file of exactly this name, else of those whose path ends in it the nearest to the includer."""
+        if target in self._names:
+            return target
+        target = target.lstrip("./")
+        candidates = [
+            name for name in self._by_base.get(posixpath.basename(target), ())
+            if name == target or (name.endswith("/" + target) and name != includer)
+        ]  # fmt: skip
+        return max(
+            candidates, key=lambda name: (shared_folders(includer, name), -len(name), name), default=None
+        )
+
+    def has_file(self, base: str) -> bool:
+        """Whether any folder has a file of this name."""
+        return base in self._by_base
+
+
+def shared_folders(one: str, two: str) -> int:
+    """How many leading parts two paths share."""
+    pairs = zip(one.split("/"), two.split("/"), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
