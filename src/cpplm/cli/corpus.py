@@ -5,11 +5,10 @@ from __future__ import annotations
 from cpplm.cli.report import Report
 from cpplm.core.text import format_bytes, pluralize
 from cpplm.corpus import build as builder
-from cpplm.corpus.reports import compile_rate as checker
-from cpplm.corpus.reports import compile_rate_report, stats
 from cpplm.corpus.reports import export_jsonl as exporter
 from cpplm.corpus.reports import inspect_corpus as inspector
-from cpplm.corpus.reports.compile_rate import CompileRateSettings
+from cpplm.corpus.reports import stats
+from cpplm.corpus.reports.compile_rate import CompileRateSettings, format_table, measure_compile_rate
 from cpplm.corpus.reports.export_jsonl import ExportSettings
 from cpplm.corpus.reports.inspect_corpus import InspectSettings
 from cpplm.corpus.settings import CorpusSettings
@@ -34,8 +33,8 @@ def inspect(settings: InspectSettings) -> Report:
 
 def check(settings: CompileRateSettings) -> Report:
     """Compile a sample of the documents."""
-    result = checker.measure_compile_rate(settings)
-    return Report(compile_rate_report.format_table(result), result)
+    result = measure_compile_rate(settings)
+    return Report(format_table(result), result)
 
 
 def export(settings: ExportSettings) -> Report:

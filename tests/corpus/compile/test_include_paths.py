@@ -54,7 +54,7 @@ def test_the_nearest_of_several(tmp_path: Path) -> None:
     for name in ("a/include/x.h", "b/include/x.h", "b/src/sub/main.c", "main.c"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("#include <x.h>\n")
+        path.write_text("#include <x.h>\n" if name.endswith(".c") else "")
     paths = IncludePaths(tmp_path)
     assert paths.options("b/src/sub/main.c", prefix="p") == ["-I", "p/b/include"]
     (tmp_path / "x.h").touch()

@@ -11,7 +11,15 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.corpus.build import build
-from cpplm.corpus.reports.compile_rate import CompileRateSettings, measure_compile_rate
+from cpplm.corpus.compile.compiler import CompileResult
+from cpplm.corpus.reports.compile_rate import (
+    CompiledDocument,
+    CompileRateSettings,
+    format_table,
+    measure_compile_rate,
+    rate,
+    summarize,
+)
 from cpplm.corpus.settings import CorpusSettings
 
 SOURCES = {
@@ -69,14 +77,6 @@ def test_two_conditions_side_by_side(corpus: str, folder: Path) -> None:
     assert example["error"] == "'absent' was not declared in this scope"
 
 
-def test_the_standard_that_is_asked_for(corpus: str) -> None:
-    both = measure_compile_rate(CompileRateSettings(corpus))
-    older = measure_compile_rate(CompileRateSettings(corpus, std=("c++17",)))
-    assert older["as_is"]["compile"] == both["as_is"]["compile"] - 1
-    assert older["as_is"]["later_standard"] == 0
-    assert older["standards"] == ["c++17"]
-
-
 def test_files_in_their_projects(folder: Path) -> None:
     """A document that lost its way to a header, where its file has not."""
     project = folder / "lone" / "harbour"
@@ -94,12 +94,6 @@ def test_files_in_their_projects(folder: Path) -> None:
     assert (own["documents"], own["compile"]) == (3, 2)
     assert (own["documents_rate"], own["share"]) == (pytest.approx(1 / 3, abs=1e-4), 0.5)
     assert measure_compile_rate(CompileRateSettings(out, projects_dir=folder / "lone"))["in_project"] == own
-
-
-def test_projects_that_are_only_partly_given(corpus: str, folder: Path) -> None:
-    result = measure_compile_rate(CompileRateSettings(corpus, projects=(folder / "projects" / "plainc",)))
-    assert result["in_project"]["documents"] == result["by_project"]["plainc"]["documents"] == 3
-    assert result["by_project"]["harbour"]["in_project"]["compile_rate"] is None
 
 
 def test_projects_that_are_others(corpus: str, folder: Path, tmp_path: Path) -> None:
@@ -147,3 +141,87 @@ def test_bad_settings(corpus: str, tmp_path: Path) -> None:
         measure_compile_rate(CompileRateSettings(str(tmp_path / "none")))
     with pytest.raises(UserError, match=r"c\+\+1998"):
         measure_compile_rate(CompileRateSettings(corpus, std=("c++17", "c++1998")))
+
+
+GOOD, BAD = (
+    CompileResult(True, "c++17"),
+    CompileResult(False, "c++17", 1, "'x' was not declared in this scope"),
+)
+PROJECTS = {"p": {"source_bytes": 100, "text_bytes": 150}, "q": {"source_bytes": 300, "text_bytes": 300}}
+
+
+def checked(number: int, project: str, tokens: int, **verdicts: CompileResult | None) -> CompiledDocument:
+    document = {
+        "id": f"{number:064x}",
+        "project": project,
+        "kind": "file",
+        "num_tokens": tokens,
+        "text": "abc",
+    }
+    return CompiledDocument(document, verdicts)
+
+
+def test_interval_of_wilson() -> None:
+    low, high = rate([GOOD] * 8 + [BAD] * 2)["interval"]
+    assert (low, high) == (pytest.approx(0.4901, abs=2e-3), pytest.approx(0.9433, abs=2e-3))
+    assert rate([GOOD] * 8)["interval"][1] == pytest.approx(1.0)
+    assert rate([BAD] * 2)["interval"][0] == pytest.approx(0.0)
+    assert rate([])["compile_rate"] is None
+
+
+def test_names_are_taken_out_of_reasons() -> None:
+    assert (
+        CompileResult(False, "c", 1, "'a' has no member named \"b\"").reason == "... has no member named ..."
+    )
+    missing = CompileResult(False, "c", 1, "a.h: No such file or directory", missing_headers=("a.h",))
+    assert missing.reason == "a header was not found"
+
+
+def test_groups_sizes_and_repetition() -> None:
+    result = summarize(
+        [
+            checked(0, "p", 10, as_is=GOOD),
+            checked(1, "q", 20, as_is=BAD),
+            checked(2, "q", 60, as_is=GOOD),
+        ],
+        PROJECTS,
+    )
+    assert (result["mean_tokens"], result["median_tokens"]) == (30, 20)
+    assert result["text_per_source"] == pytest.approx(450 / 400, abs=1e-3)
+    assert result["by_project"]["p"]["text_per_source"] == pytest.approx(1.5)
+    assert result["by_project"]["q"]["as_is"]["compile_rate"] == 0.5
+    assert result["by_kind"]["file"]["documents"] == 3
+    assert [each["documents"] for each in result["reasons"]] == [1]
+    assert summarize([checked(0, "p", -1, as_is=GOOD)], PROJECTS)["median_bytes"] == 3
+    assert result["reasons"][0]["examples"][0]["id"] == f"{1:064x}"[:16]
+
+
+def test_reasons_are_those_with_headers() -> None:
+    missing = CompileResult(False, "c++17", 1, "a.h: No such file or directory", missing_headers=("a.h",))
+    result = summarize([checked(0, "p", 1, as_is=missing, with_headers=BAD)], PROJECTS)
+    assert [each["reason"] for each in result["reasons"]] == ["... was not declared in this scope"]
+    assert result["missing_headers"] == {}
+
+
+def test_documents_and_their_files_are_compared_where_both_are_known() -> None:
+    result = summarize(
+        [
+            checked(0, "p", 1, as_is=GOOD, in_project=GOOD),
+            checked(1, "p", 1, as_is=BAD, in_project=GOOD),
+            checked(2, "q", 1, as_is=GOOD, in_project=None),
+        ],
+        PROJECTS,
+    )
+    assert result["as_is"]["compile_rate"] == pytest.approx(2 / 3, abs=1e-4)
+    assert result["in_project"]["documents"] == 2
+    assert (result["in_project"]["documents_rate"], result["in_project"]["share"]) == (0.5, 0.5)
+    nothing = summarize([checked(0, "p", 1, as_is=BAD, in_project=BAD)], PROJECTS)
+    assert nothing["in_project"]["share"] is None
+
+
+def test_the_table_has_each_figure() -> None:
+    result = summarize([checked(0, "p", 1_234, as_is=GOOD, in_project=GOOD)], PROJECTS)
+    text = format_table(result | {"compiler": "g++ 1", "sandbox": "walls", "standards": ["c++17", "c++20"]})
+    for words in ("1,234", "as is", "in project", "100.0%", "1.12 bytes", "g++ 1", "walls", "c++20"):
+        assert words in text
+    assert "with headers" not in text
