@@ -64,6 +64,7 @@ def test_new_projects_are_held_out_until_the_fraction_is_reached(tmp_path):
     assert not {p for p, _ in after["train"]} & {p for p, _ in after["val"]}
 
 
+@pytest.mark.slow
 def test_the_same_steps_give_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(shard_writer, "SHARD_BYTES", 20_000)
     monkeypatch.setattr(shard_writer, "FLUSH_BYTES", 50_000)
@@ -117,6 +118,7 @@ def test_an_interrupted_append_may_be_given_up(tmp_path):
     assert contents(out) == before
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_old_corpus_gets_a_clear_error(tmp_path):
     first, second, third = projects(tmp_path)
     build(settings(tmp_path / "out", first, second))
@@ -182,17 +184,7 @@ def test_text_that_is_there_is_not_added_and_held_out_text_not_even_quoted(tmp_p
     assert {file for project, file in accepted(out) if project == "ddd"} == near
 
 
-def test_a_project_of_nothing_but_copies_adds_no_documents(tmp_path):
-    first, second, third = projects(tmp_path)
-    out = tmp_path / "out"
-    build(settings(out, first, second, third))
-    before = documents(out)
-    copy = shutil.copytree(second, tmp_path / "copy")
-    result = build(settings(out, copy, append=True))
-    assert (documents(out), result["projects"]["copy"]["documents"]) == (before, 0)
-    assert build(settings(out, copy, append=True))["already_complete"]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_one_by_one_or_all_at_once_the_same_files_are_accepted(tmp_path, seed):
     chance = Random(seed)

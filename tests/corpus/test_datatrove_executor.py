@@ -44,6 +44,7 @@ def test_two_workers_of_datatrove_give_the_same_bytes(tmp_path):
     assert contents(tmp_path / "engine") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_pipeline_builds_parts_and_the_command_makes_the_corpus(tmp_path, monkeypatch):
     given = projects(tmp_path)
     out = tmp_path / "out"
@@ -76,6 +77,7 @@ def test_without_the_package_nothing_is_written(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_error_in_a_task_is_the_error_of_the_build(tmp_path):
     given = projects(tmp_path, 2)
     settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1, engine="datatrove")

@@ -87,14 +87,6 @@ def test_chunks_know_their_lines(text, budget, line):
         assert (chunk.kind, chunk.files, chunk.size) == ("chunk", ("a.cc",), utf8_bytes(chunk.text))
 
 
-def test_a_form_feed_ends_no_line():
-    body = "".join(f"int f{number}() {{ return {number}; }}  // m{number}\n" for number in range(100))
-    files = {"a.cc": body.replace("\n", "\n\f\n", 40)}
-    for document in built(files, ordered=False, budget=700):
-        assert marks(document.text) == marks_at(files, document)
-        assert document.text.count("{") == document.text.count("}")
-
-
 def test_pieces_of_a_long_function_know_their_lines():
     lines = ["namespace a {", "namespace b {", "", "// m1", "", "#if FAST", "// m2", "int f(int x) {  // m3"]
     lines += [f"  x += {number};  // m{number}" for number in range(4, 150)]

@@ -3,14 +3,10 @@
 import os
 import time
 
-import pytest
-
-from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.corpus.build import build
 from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, write_files
-from tests.corpus.killing import contents
 
 
 def built(tmp_path, *projects, **options):
@@ -71,15 +67,6 @@ def test_links_in_circles_and_what_is_no_file(tmp_path):
     assert counts["link that leaves the project"] == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_files(tmp_path):
-    folder = write_files(tmp_path / "p", {"a.cc": "int a;\n", "b.cc": "int b;\n", "d/c.cc": "int c;\n"})
-    (folder / "b.cc").chmod(0)
-    (folder / "d").chmod(0)
-    figures, _ = built(tmp_path, folder)
-    assert skipped(figures) == {"unreadable": 1, "unreadable folder": 1}
-
-
 def test_broken_code_and_include_cycles(tmp_path):
     folder = write_files(
         tmp_path / "p",
@@ -130,23 +117,3 @@ def test_huge_files_make_no_documents_and_cost_little(tmp_path):
     assert figures["files"] == 1
     assert sum(skipped(figures).values()) == 3
     assert len(documents) < 1_000
-
-
-def test_two_projects_of_one_name(tmp_path):
-    for parent, word in (("x", "one"), ("y", "two")):
-        write_files(tmp_path / parent / "same", {"a.cc": f"int {word};\n"})
-    result = build(
-        CorpusSettings(
-            out=str(tmp_path / "out"), projects=(tmp_path / "x/same", tmp_path / "y/same"), workers=1
-        )
-    )
-    assert sorted(result["projects"]) == ["x/same", "y/same"]
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text('{"text": "int a;", "project": "same"}\n')
-    before = contents(tmp_path / "out")
-    with pytest.raises(UserError, match=r"2 projects are named same.*Rename one"):
-        build(CorpusSettings(out=str(tmp_path / "new"), projects=(tmp_path / "x/same",), jsonl=(lines,)))
-    assert not (tmp_path / "new" / "manifest.json").exists()
-    with pytest.raises(UserError, match=r"given 2 times"):
-        build(CorpusSettings(out=str(tmp_path / "new"), projects=(tmp_path / "x/same",) * 2))
-    assert contents(tmp_path / "out") == before

@@ -34,6 +34,7 @@ def digests(folder: Path) -> str:
     return hashlib.sha256(json.dumps(rows, default=repr).encode()).hexdigest()
 
 
+@pytest.mark.slow
 def test_documents_do_not_depend_on_the_hash_seed():
     found = {
         subprocess.run(

@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpplm.cpp.doc_comments import (
-    MAX_BODY_BYTES,
-    clean_comment,
-    export_pairs,
-    is_description,
-    shift_pairs,
-)
+from cpplm.cpp.doc_comments import MAX_BODY_BYTES, clean_comment, export_pairs, is_description, shift_pairs
 from cpplm.cpp.parser import Language
 from tests.corpus.parsed import only, parsed
 
@@ -68,11 +62,7 @@ class Box {
 """
     assert pairs(source) == [
         ("/* The size of everything. */", "API int size()", "{ return 1; }"),
-        (
-            "/**\n     * Makes it as large as told.\n     */",
-            "NOTHING void grow(int by)",
-            "{ first += by; }",
-        ),
+        ("/**\n     * Makes it as large as told.\n     */", "NOTHING void grow(int by)", "{ first += by; }"),
         (
             "/// Compares two boxes by size.",
             "template <class T>\n    bool operator<(const T& other) const",

@@ -31,10 +31,8 @@ def test_what_has_a_colour():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "piece", ["a \n", "/*", "//", '"', "'", "\\\n", "# ", " ", "\n", "1'", 'R"(', "a<", "(", "_"]
-)
+@pytest.mark.parametrize("piece", ["a \n", "/*", '"', "\\\n", "# ", "1'", 'R"('])
 def test_hostile_text_takes_no_longer(piece):
     started = time.process_time()
-    highlight(piece * 100_000)
-    assert time.process_time() - started < 3
+    highlight(piece * 30_000)
+    assert time.process_time() - started < 1

@@ -69,14 +69,6 @@ def test_functions_inside_classes_are_counted_and_lambdas_are_not():
     assert result.functions == 3
 
 
-def test_non_ascii_text_shifts_nothing():
-    source = "// größer 面積 🙂\nint before() { return 1; }\n// é\nint after() { return 2; }\n"
-    assert [item.text.decode() for item in items(source)] == [
-        "// größer 面積 🙂\nint before() { return 1; }",
-        "// é\nint after() { return 2; }",
-    ]
-
-
 def test_a_construct_the_parser_cannot_read_spoils_no_neighbour():
     found = items("int a() { return 1; }\nvoid b() { x = 1 2 3 @ 4; }\nint c() { return 3; }\n")
     assert [item.function_name for item in found] == [b"a", b"b", b"c"]

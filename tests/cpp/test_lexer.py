@@ -53,9 +53,3 @@ def test_include_guard_forms():
     assert lex(b"#ifndef A_H\n#define A_H\n#endif\nint outside;\n").guard == b""
     assert lex(b"#ifndef A_H\n#define B_H\nint a;\n#endif\n").guard == b""
     assert lex(b"#ifndef A_H\n#define A_H\nint a;\n#else\nint b;\n#endif\n").guard == b""
-
-
-def test_unbalanced_conditionals_are_noticed():
-    assert not lex(b"#if A\nint a;\n").balanced
-    assert not lex(b"int a;\n#endif\n").balanced
-    assert lex(b"#if A\n#elif B\n#endif\n").balanced

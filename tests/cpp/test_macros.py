@@ -56,11 +56,6 @@ def test_masking_keeps_offsets_and_leaves_strings_comments_and_directives():
     assert code.index(b"void") == source.index(b"void")
 
 
-def test_an_object_like_macro_does_not_swallow_parentheses():
-    code, _ = mask(lex(b"void f() { if MAYBE (a) g(); }\n"), table())
-    assert b"(a)" in code
-
-
 def test_scope_macros_become_markers():
     code, plain = mask(lex(b"BEGIN_LIB int a; END_LIB\n"), table())
     assert code.startswith(OPEN)

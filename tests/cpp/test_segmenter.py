@@ -3,7 +3,7 @@ import pytest
 from cpplm.cpp.lexer import lex
 from cpplm.cpp.macros import MacroTable, macro_bodies
 from cpplm.cpp.segmenter import segment_file
-from cpplm.cpp.segments import Condition, Scope
+from cpplm.cpp.segments import Scope
 
 
 def pieces(source: str, macros: str = "") -> list[str]:
@@ -124,11 +124,6 @@ def test_statement_macros_without_semicolon():
 )
 def test_what_does_not_add_up_is_not_taken_apart(source):
     assert not segment_file(lex(source.encode()), MacroTable()).sound
-
-
-def test_conditions_compare_by_their_lines():
-    assert Condition((b"#if A",)) == Condition((b"#if A",))
-    assert Scope(b"namespace  a\n{") == Scope(b"namespace a {", b"} // a")
 
 
 def test_parameters_declared_the_old_way_stay_with_their_function():

@@ -28,6 +28,7 @@ def test_header_of(name: str, header: str | None) -> None:
     assert header_of(name) == header
 
 
+@pytest.mark.slow
 def test_the_headers_declare_the_names() -> None:
     """Macros as such, everything else by a using declaration, in one compilation."""
     lines = [f"#include {header}" for header in sorted(set(standard_headers.HEADERS.values()))]

@@ -1,5 +1,6 @@
 """Every span lies on the exact text of what it names, whatever the source."""
 
+import pytest
 import tree_sitter
 import tree_sitter_cpp
 from hypothesis import given, settings
@@ -196,6 +197,7 @@ def test_every_span_of_generated_code_lies_on_its_node(source):
                 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(FUNCTION, CLASS), min_size=1, max_size=3).map("\n".join))
 @settings(max_examples=60, deadline=None)
 def test_one_walk_finds_as_many_functions_as_a_query(source):

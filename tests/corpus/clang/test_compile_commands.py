@@ -121,13 +121,6 @@ def test_flags_that_load_run_or_write_something_are_left_out(tmp_path, hostile):
     assert flags(tmp_path, "clang++", "-DA", *hostile.split(), "-DB") == ["-DA", "-DB"]
 
 
-def test_what_is_left_out_is_counted(tmp_path):
-    arguments = ["clang++", "-fplugin=evil.so", "-Xclang", "-load", "-O2", "-o", "x"]
-    entry = {"directory": "", "file": "a.cpp", "arguments": arguments}
-    skips = database(tmp_path, entry).skips
-    assert skips.counts == {"flag -fplugin": 1, "flag -Xclang": 1}
-
-
 def test_the_first_entry_of_a_file_counts(tmp_path):
     entry = {"directory": str(tmp_path), "file": "a.cpp", "arguments": ["g++", "-DFIRST"]}
     again = {"directory": "/", "file": str(tmp_path / "x" / ".." / "a.cpp"), "arguments": ["g++", "-DSECOND"]}

@@ -116,26 +116,11 @@ def test_incomplete_types_of_cpp_alone(sandbox: Sandbox) -> None:
         ), text
 
 
-def test_a_column_counts_characters(sandbox: Sandbox) -> None:
-    text = "/* \u00e9 */\tstruct Ship : Vessel {};\n"
-    assert compile_document(text, "c++", sandbox, standards=("c++17",)).undeclared_names == ("Vessel",)
-
-
 def test_the_first_missing_header(sandbox: Sandbox) -> None:
     verdict = compile_document("#include <a/b.h>\n#include <c.h>\n", "c++", sandbox)
     assert verdict.missing_headers == ("a/b.h",)
     assert verdict.first_error == "a/b.h: No such file or directory"
     assert verdict.undeclared_names == ()
-
-
-def test_headers_that_are_given(sandbox: Sandbox, public_folder: Path) -> None:
-    for name in ("one", "two"):
-        (public_folder / name / "lib").mkdir(parents=True)
-        (public_folder / name / "lib" / f"{name}.h").write_text(f"inline int {name}() {{ return 1; }}\n")
-    text = "#include <lib/one.h>\n#include <lib/two.h>\nint three = one() + two();\n"
-    assert not compile_document(text, "c++", sandbox).compiles
-    assert not compile_document(text, "c++", sandbox, [public_folder / "one"]).compiles
-    assert compile_document(text, "c++", sandbox, [public_folder / "one", public_folder / "two"]).compiles
 
 
 def test_a_later_standard_where_the_first_fails(sandbox: Sandbox) -> None:
@@ -175,12 +160,7 @@ def test_the_error_is_that_of_the_standard_that_gets_furthest(
     assert (verdict.standard, verdict.first_error) == (standard, error)
 
 
-def test_an_error_in_a_header_counts_where_it_is_included(sandbox: Sandbox, public_folder: Path) -> None:
-    (public_folder / "new.h").write_text('#if __cplusplus < 202002L\n#error "C++20"\n#endif\n')
-    verdict = compile_document("#include <new.h>\nint n = absent;\n", "c++", sandbox, [public_folder])
-    assert (verdict.standard, verdict.first_error) == ("c++20", "'absent' was not declared in this scope")
-
-
+@pytest.mark.slow
 def test_what_no_standard_brings_is_tried_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
     run = Sandbox.run
@@ -203,18 +183,6 @@ def test_what_no_standard_brings_is_tried_once(sandbox: Sandbox, monkeypatch: py
         commands.clear()
         compile_document(text, "c++", sandbox)
         assert len(commands) == number, text
-
-
-def test_c_is_compiled_as_c(sandbox: Sandbox) -> None:
-    text = "int f(int *new) { int *class = (void *)new; return *class; }\n"
-    assert compile_document(text, "c", sandbox).compiles
-    assert not compile_document(text, "c++", sandbox).compiles
-
-
-def test_warnings_are_none_of_it(sandbox: Sandbox) -> None:
-    verdict = compile_document("#warning careful\nint f() { int unused; }\n", "c++", sandbox)
-    assert verdict.compiles
-    assert (verdict.errors, verdict.first_error) == (0, "")
 
 
 def test_errors_are_bounded(sandbox: Sandbox) -> None:
@@ -294,8 +262,3 @@ def test_headers_that_the_compiler_suggests(
 )
 def test_macros_that_errors_demand(sandbox: Sandbox, text: str, macros: list[str]) -> None:
     assert list(compile_document(text, "c++", sandbox).required_macros) == macros
-
-
-def test_incomplete_types_behind_an_alias(sandbox: Sandbox) -> None:
-    text = "namespace sea { struct Hull; }\nusing Boat = sea::Hull;\nint f(Boat* b) { return b->beam; }\n"
-    assert compile_document(text, "c++", sandbox).incomplete_types == ("sea::Hull",)

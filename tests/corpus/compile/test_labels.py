@@ -115,6 +115,7 @@ def test_headers_and_repairs(folder: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(folder: Path, tmp_path: Path) -> None:
     built(folder, tmp_path / "one", repair=True)
     script = (
@@ -163,22 +164,3 @@ def test_a_worker_makes_its_own_sandbox(folder: Path) -> None:
     assert isinstance(plan.backend, SandboxBackend)
     assert plan.compiler()("int f() { return 1; }\n", "c++").compiles
     assert plan_labeler(CorpusSettings(out="x", projects=(folder,))) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"headers": (Path("/usr/include"),)}, "--headers has no effect"),
-        ({"unsafe": True}, "--unsafe has no effect"),
-        ({"repair": True, "mode": "file"}, "--repair has no effect"),
-    ],
-)
-def test_contradictions(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        CorpusSettings(out="x", projects=(Path("p"),), **change)
-
-
-def test_headers_have_to_be_there(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no folder"):
-        built(folder, tmp_path / "out", label=True, headers=(tmp_path / "none",))
-    assert not (tmp_path / "out").exists()

@@ -65,12 +65,6 @@ def test_copies_and_problems_make_no_documents_and_are_named(tmp_path):
     assert two["copy of another file"]["bytes"] == len(FOLDERS["two"]["b.cc"])
 
 
-def test_a_file_without_documents_is_nobodys_twin(tmp_path):
-    projects = found(tmp_path)
-    curate(projects, RULES)
-    assert "made.cc" in documents(projects)["two"], "the generated one in the other project does not count"
-
-
 def test_the_order_of_projects_decides_who_stays(tmp_path):
     projects = found(tmp_path, order=("two", "one"))
     curate(projects, RULES)
@@ -105,13 +99,6 @@ def test_personal_data_can_be_kept(tmp_path):
     curate(projects, replace(RULES, redact=False))
     assert projects[0].redactions.counts == {}
     assert any(b"ann@corp.com" in read_source(file) for file in projects[0].files)
-
-
-def test_near_duplicates_can_be_kept(tmp_path):
-    projects = found(tmp_path)
-    curate(projects, replace(RULES, near_duplicates=0.0))
-    assert "near.cc" in documents(projects)["two"]
-    assert "b.cc" not in documents(projects)["two"]
 
 
 @pytest.mark.parametrize("batch", [1, 10_000_000])

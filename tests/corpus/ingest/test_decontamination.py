@@ -83,11 +83,7 @@ LOOP = "for (int i = 0; i < n; i++) for (int j = 0; j < n; j++) for (int k = 0; 
 
 @pytest.mark.parametrize(
     "boilerplate",
-    [
-        "\n".join(f"#include <{name}>" for name in list("abcdefghijklmnop")),
-        f"int t[] = {{{TABLE}}};",
-        LOOP,
-    ],
+    ["\n".join(f"#include <{name}>" for name in list("abcdefghijklmnop")), f"int t[] = {{{TABLE}}};", LOOP],
 )
 def test_boilerplate_proves_nothing(tmp_path, boilerplate):
     problems = load_problems([write(tmp_path / "p.jsonl", {"prompt": boilerplate})])

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.corpus.ingest.dedup import (
-    SHINGLE_WORDS,
     Fingerprint,
     exact_duplicates,
     fingerprint,
@@ -57,20 +56,6 @@ def test_nothing_goes_for_being_like_a_file_that_went():
     assert twins([one, two, three]) == {1: 0}
 
 
-def test_the_decision_is_the_exact_similarity():
-    """Around the threshold every pair is decided by its true Jaccard similarity; few are not looked at."""
-    missed = 0
-    for seed in range(60):
-        one = text(seed, 400)
-        two = changed(one, 0.04 + 0.001 * seed, seed)
-        found = [np.unique(shingles(hash_words(" ".join(each).encode()), 0)) for each in (one, two)]
-        similar = jaccard(*found) >= 0.85
-        decided = bool(twins([one, two]))
-        assert similar or not decided
-        missed += similar and not decided
-    assert missed <= 2
-
-
 @given(st.integers(0, 2**32), st.integers(40, 4_000), st.floats(0, 1))
 def test_sketches_estimate_the_similarity(seed, length, share):
     one = text(seed, length)
@@ -93,25 +78,10 @@ def test_known_files_stay_and_are_compared_by_their_sketches():
     assert near_duplicates(prints, 0.85, read, num_known=2) == {2: 0}
 
 
-def test_short_files_are_left_alone():
-    short = text(1, 20)
-    assert twins([short, short]) == {}
-
-
 def test_zero_switches_it_off():
     found = shingles(hash_words(" ".join(text(1)).encode()), 0)
     assert fingerprint(b"a", found, 0.0) == Fingerprint(b"a")
     assert near_duplicates([Fingerprint(b"a", b"")] * 2, 0.0, lambda position: found) == {}
-
-
-def test_the_comments_at_the_head_do_not_count():
-    license = "// " + " ".join(text(9, 400)) + "\n"
-    bodies = [f"{license}{' '.join(text(seed, 50))}" for seed in (1, 2)]
-    whole = [np.unique(shingles(hash_words(body.encode()), 0)) for body in bodies]
-    behind = [np.unique(shingles(hash_words(body.encode()), len(license))) for body in bodies]
-    assert jaccard(*whole) > 0.7
-    assert jaccard(*behind) == 0
-    assert len(behind[0]) == 50 - SHINGLE_WORDS + 1
 
 
 def test_many_copies_are_compared_with_the_first_only():
@@ -146,3 +116,17 @@ SETS = st.sets(st.integers(0, 30), max_size=20)
 def test_jaccard_is_that_of_sets(one, two):
     arrays = [np.array(sorted(each), dtype=np.uint64) for each in (one, two)]
     assert jaccard(*arrays) == (len(one & two) / len(one | two) if one & two else 0)
+
+
+def test_the_decision_is_the_exact_similarity():
+    """Around the threshold every pair is decided by its true Jaccard similarity; few are not looked at."""
+    missed = 0
+    for seed in range(60):
+        one = text(seed, 400)
+        two = changed(one, 0.04 + 0.001 * seed, seed)
+        found = [np.unique(shingles(hash_words(" ".join(each).encode()), 0)) for each in (one, two)]
+        similar = jaccard(*found) >= 0.85
+        decided = bool(twins([one, two]))
+        assert similar or not decided
+        missed += similar and not decided
+    assert missed <= 2

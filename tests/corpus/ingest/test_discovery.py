@@ -12,7 +12,6 @@ from cpplm.corpus.ingest.discovery import (
     content_digest,
     find_files,
     find_projects,
-    normalize_source,
     read_source,
 )
 from cpplm.corpus.settings import CorpusSettings
@@ -117,39 +116,6 @@ def test_the_digest_of_a_project_follows_what_is_decided(tmp_path):
     assert len({content_digest([each]) for each in (file, *variants)}) == 6
 
 
-def test_latin1_is_read_and_lines_are_normalised():
-    assert normalize_source("// é\r\nint a;\r".encode("latin-1")) == "// é\nint a;\n".encode()
-    assert normalize_source(b"\xef\xbb\xbfint a;\n") == b"int a;\n"
-
-
-def test_links_are_not_followed_twice(tmp_path):
-    project = write_files(tmp_path / "p", {"a.cc": ANY, "sub/b.cc": "int b;\n"})
-    outside = write_files(tmp_path / "other", {"secret.cc": "int s;\n"})
-    (project / "sub" / "loop").symlink_to(project)
-    (project / "self.cc").symlink_to(project / "self.cc")
-    (project / "again.cc").symlink_to(project / "a.cc")
-    (project / "leaves.cc").symlink_to(outside / "secret.cc")
-    (project / "broken.cc").symlink_to(project / "nothing.cc")
-    names, counts = found(project)
-    assert names == ["a.cc", "sub/b.cc"]
-    assert counts == {"link inside the project": 1, "link that leaves the project": 1, "unreadable": 2}
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_files_are_counted(tmp_path):
-    write_files(tmp_path, {"a.cc": ANY, "b.cc": "int b;\n"})
-    (tmp_path / "b.cc").chmod(0)
-    assert found(tmp_path) == (["a.cc"], {"unreadable": 1})
-
-
-def test_unusual_file_names(tmp_path):
-    write_files(tmp_path, {"new\nline.cc": ANY})
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.cc")).write_text("int b;\n")
-    names, _ = found(tmp_path)
-    assert sorted(names) == ["new\nline.cc", "\ufffd.cc"]
-    "".join(names).encode()
-
-
 def settings(**options) -> CorpusSettings:
     return CorpusSettings(out="unused", **options)
 
@@ -206,6 +172,9 @@ def test_no_compiler_names_the_package(monkeypatch):
         ({"cxx_headers": True, "max_include_bytes": 10}, "below --max_file_bytes"),
         ({"cxx_headers": True, "licenses": ("MTI",)}, "SPDX knows no"),
         ({"cxx_headers": True, "near_duplicates": 0.2}, "from 0.5 to 1"),
+        ({"cxx_headers": True, "headers": (Path("/usr/include"),)}, "--headers has no effect"),
+        ({"cxx_headers": True, "unsafe": True}, "--unsafe has no effect"),
+        ({"cxx_headers": True, "repair": True, "mode": "file"}, "--repair has no effect"),
     ],
 )
 def test_contradictory_settings(options, message):
@@ -229,3 +198,10 @@ def test_budget_follows_the_tokenizer():
     assert settings(cxx_headers=True).budget == 49_152
     assert settings(cxx_headers=True, tokenizer=Path("t")).budget == 16_384
     assert settings(cxx_headers=True, tokenizer=Path("t"), max_tokens=500).budget == 500
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_files_are_counted(tmp_path):
+    write_files(tmp_path, {"a.cc": ANY, "b.cc": "int b;\n"})
+    (tmp_path / "b.cc").chmod(0)
+    assert found(tmp_path) == (["a.cc"], {"unreadable": 1})

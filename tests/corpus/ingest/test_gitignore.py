@@ -52,7 +52,7 @@ def git(*arguments: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
 def test_as_git_reads_it(tmp_path, part):
     for seed in range(25 * part, 25 * part + 25):
         root = tmp_path / str(seed)

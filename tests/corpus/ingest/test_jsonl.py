@@ -52,11 +52,7 @@ def test_records_become_files_of_projects(tmp_path):
     assert files_of(tmp_path / "u", path) == {
         "one": {"src/a.c": "int a;", "src/a.c.license": "SPDX-License-Identifier: MIT\n"},
         "owner/two": {"b.hpp": "int b;", "b.hpp.license": "SPDX-License-Identifier: Apache-2.0 OR MIT\n"},
-        "code": {
-            "x/c.c": "int c;",
-            "000000/000000004.cpp": "class D {};",
-            "000000/000000005.c": "int e;",
-        },
+        "code": {"x/c.c": "int c;", "000000/000000004.cpp": "class D {};", "000000/000000005.c": "int e;"},
     }
 
 
@@ -248,6 +244,7 @@ def test_a_corpus_from_json_lines(tmp_path):
         build(CorpusSettings(out=str(tmp_path / "x"), jsonl=(more,), projects=(tmp_path / "more",)))
 
 
+@pytest.mark.slow
 def test_a_killed_build_from_json_lines_ends_the_same(tmp_path):
     path = write_lines(
         tmp_path / "a.jsonl",
@@ -268,6 +265,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path):
     peaks = []
     for megabytes in (1, 65):

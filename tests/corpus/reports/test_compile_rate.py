@@ -179,11 +179,7 @@ def test_names_are_taken_out_of_reasons() -> None:
 
 def test_groups_sizes_and_repetition() -> None:
     result = summarize(
-        [
-            checked(0, "p", 10, as_is=GOOD),
-            checked(1, "q", 20, as_is=BAD),
-            checked(2, "q", 60, as_is=GOOD),
-        ],
+        [checked(0, "p", 10, as_is=GOOD), checked(1, "q", 20, as_is=BAD), checked(2, "q", 60, as_is=GOOD)],
         PROJECTS,
     )
     assert (result["mean_tokens"], result["median_tokens"]) == (30, 20)

@@ -5,7 +5,7 @@ import pytest
 from cpplm.corpus.slicing.ordering import Graph
 from cpplm.cpp.items import read_items
 from cpplm.cpp.macros import MacroTable
-from tests.corpus.cpp import compile_errors, documents_of, needs_gxx, write_files
+from tests.corpus.cpp import documents_of, write_files
 
 
 def needed_by(source: str, last: int = -1) -> str:
@@ -53,29 +53,9 @@ def test_an_operator_is_needed_where_its_operands_are_though_only_a_library_uses
     assert "operator<<" in needed_by(f"{source}TEST(Suite, Prints) {{ EXPECT_EQ(make(), make()); }}\n")
 
 
-def test_a_literal_of_its_own_is_found_by_its_suffix():
-    source = (
-        'int operator""_km(long double v);\nint operator""_cm(long double v);\nint far() { return 1.5_km; }\n'
-    )
-    needed = needed_by(source)
-    assert "_km" in needed
-    assert "_cm" not in needed
-
-
-@pytest.mark.parametrize("name", ["bool", "char"])
-def test_a_conversion_that_is_constant_declares_no_type(name):
-    declared = f"struct A {{ int x; constexpr operator {name}() const; }};\n"
-    defined = f"constexpr A::operator {name}() const {{ return x; }}\n"
-    assert needed_by(f"{declared}{defined}{name} plain();\n") == ""
-
-
 def test_the_values_of_a_scoped_enumeration_are_no_names():
     assert needed_by("enum class Set { c, s };\nint f(int c) { return c; }\n") == ""
     assert "Set" in needed_by("enum Set { c, s };\nint f() { return c; }\n")
-
-
-def test_a_trailing_return_type_is_no_member():
-    assert "struct A" in needed_by("struct A;\nauto make(int x)->A;\n")
 
 
 def test_macros_that_declare_are_found_by_what_they_are_given():
@@ -95,26 +75,6 @@ def test_what_a_macro_makes_by_pasting_is_needed_by_its_users():
     items = read_items(code.encode(), MacroTable.from_bodies(bodies)).items
     graph = Graph(items)
     assert graph.needs(len(items) - 1, graph, frugal=True) & 1
-
-
-def test_a_long_group_of_macros_is_taken_apart():
-    macros = "".join(f"#define SECOND_{number}(x) (x + {number})\n" for number in range(100))
-    source = f"#ifdef ALL\n{macros}#else\n{macros}#endif\nint f() {{ return SECOND_7(1); }}\n"
-    needed = needed_by(source)
-    assert needed.count("#define SECOND_7(x)") == 2
-    assert "SECOND_8" not in needed
-
-
-@needs_gxx
-def test_an_include_under_a_condition_that_it_makes_false(tmp_path):
-    user = '#pragma once\n#ifndef HEADER_ONLY\n#include "queue.h"\n#endif\n'
-    files = {
-        "queue.h": "#pragma once\n#define HEADER_ONLY\nstruct Queue { int size; };\n",
-        "user.h": user,
-        "main.cc": '#include "user.h"\nint main() { return Queue{0}.size; }\n',
-    }
-    documents, _ = documents_of(write_files(tmp_path, files), of="main.cc")
-    assert [compile_errors(document.text) for document in documents] == [""]
 
 
 def test_chunks_keep_the_includes_of_their_files(tmp_path):

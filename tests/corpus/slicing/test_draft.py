@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpplm.corpus.slicing.draft import Draft, is_local, scope_of
+from cpplm.corpus.slicing.draft import Draft, is_local
 from cpplm.cpp.items import Item, read_items
 from cpplm.cpp.lexer import lex
 from cpplm.cpp.macros import MacroTable, macro_bodies
@@ -26,19 +26,6 @@ def items_of(source: str, file: int = 0) -> list[Item]:
 )
 def test_which_functions_belong_to_their_file(source, local):
     assert [is_local(item) for item in items_of(source)] == [local]
-
-
-@pytest.mark.parametrize(
-    ("source", "scope"),
-    [
-        ("int a;", ()),
-        ("namespace n::m { int a; }", (b"n", b"m")),
-        ('extern "C" { namespace n { int a; } }', (b"n",)),
-        ("#define BEGIN namespace n {\n#define END }\nBEGIN\nint a;\nEND", None),
-    ],
-)
-def test_the_namespaces_around_an_item(source, scope):
-    assert scope_of(items_of(source)[-1].stack) == scope
 
 
 @pytest.mark.parametrize(
@@ -73,12 +60,3 @@ def test_a_file_gets_on_with_what_it_sees_but_for_macros_of_its_own():
     assert draft.admits(user, sight={0, 1})
     assert draft.admits(overload, sight={0, 1})
     assert not draft.admits(macro, sight={0, 1})
-
-
-def test_an_include_of_nothing_new():
-    draft = Draft(frozenset({0}))
-    (vector,) = items_of("#include <vector>")
-    assert not draft.includes(vector)
-    draft.add(vector, (0, 0), 1)
-    assert draft.includes(items_of("#include <vector>  // again", file=1)[0])
-    assert not draft.includes(items_of("#include <map>", file=1)[0])

@@ -17,14 +17,6 @@ def ordered(source: str) -> str:
     return render([items[index] for index in order(Graph(items))])[0].decode()
 
 
-def test_preamble_types_variables_functions():
-    text = ordered(
-        "int twice(int a) { return 2 * a; }\nint count = 0;\n"
-        "#define ONE 1\nstruct B { int x; };\n#include <vector>\n"
-    )
-    in_order(text, "#define ONE", "#include", "struct B", "int count", "int twice")
-
-
 def test_callees_come_before_callers():
     text = ordered(
         "int a();\nint b();\nint top() { return a() + b(); }\n"
@@ -47,11 +39,6 @@ def test_a_cycle_keeps_its_source_order_and_nothing_else_is_disturbed():
         "bool leaf() { return true; }\n"
     )
     in_order(text, "bool leaf() {", "bool even(int n)", "bool odd(int n)", "int user()")
-
-
-def test_overloads_are_all_kept():
-    source = "int f(int a) { return a; }\nint f(double a) { return 2; }\nint g() { return f(1) + f(2.0); }\n"
-    in_order(ordered(source), "int f(int a)", "int f(double a)", "int g()")
 
 
 def test_what_types_need_goes_before_them():
@@ -87,24 +74,6 @@ def test_an_x_macro_keeps_its_include_in_place():
     )
     in_order(text, "#define ENTRY", "struct T", "entries.def", "#undef ENTRY")
     in_order(text, "entries.def", "int f()")
-
-
-def test_a_name_used_before_it_becomes_a_macro():
-    text = ordered("int value() { return 1; }\n#define value() other()\nint f() { return value(); }\n")
-    in_order(text, "int value()", "#define value", "int f()")
-
-
-def test_free_operators_come_before_their_use():
-    text = ordered(
-        "struct A { int x; };\nint helper(A a);\nint top(A a) { return helper(a); }\n"
-        "static bool operator<(A a, A b) { return a.x - b.x; }\nint helper(A a) { return a < a; }\n"
-    )
-    in_order(text, "operator<", "int helper(A a) {", "int top")
-
-
-def test_conditions_are_not_evaluated_before_their_macro_changes():
-    text = ordered("#ifdef LATE\nint early;\n#endif\n#define LATE\nint f() { return 1; }\n")
-    in_order(text, "int early", "#define LATE")
 
 
 @needs_gxx

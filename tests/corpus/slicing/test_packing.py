@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cpplm.corpus.document import Document
 from cpplm.corpus.slicing.packing import Measure
 from cpplm.cpp.segments import Condition, Scope
-from tests.corpus.cpp import compile_errors, documents_of, in_order, needs_gxx, utf8_bytes, write_files
+from tests.corpus.cpp import compile_errors, documents_of, needs_gxx, utf8_bytes, write_files
 from tests.corpus.random_projects import marks, random_project
 
 SEEDS = st.integers(0, 2**32)
@@ -46,8 +46,7 @@ def test_no_document_is_over_the_budget_and_no_line_is_lost(ordered, seed, budge
     assert all(d.text.endswith("\n") or d.kind == "chunk" for d in documents)
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("budget", [128, 300, 1_000])
+@pytest.mark.parametrize(("budget", "ordered"), [(128, True), (300, False)])
 def test_the_tokenizer_counts_in_every_kind_of_document(tokenizer, ordered, budget):
     def count(text: str) -> int:
         return len(tokenizer.encode(text))
@@ -66,7 +65,7 @@ def test_the_same_project_gives_the_same_documents(seed, budget):
 
 
 @needs_gxx
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_whatever_is_called_compilable_compiles(seed):
     files = random_project(random.Random(seed), headers=4, sources=2)
     documents = built(files) + built(files, budget=1_200, generous=False)
@@ -107,25 +106,6 @@ def test_parts_repeat_what_they_need_in_short():
     assert functions == 20
 
 
-def test_what_does_not_fit_beside_its_needs_is_a_chunk():
-    types = "".join(f"struct T{i} {{ int a{i} = {i}; double b{i}; }};\n" for i in range(40))
-    uses = ", ".join(f"T{i} t{i}" for i in range(40))
-    documents = built(
-        {"a.cc": f"{types}int use({uses}) {{ return t1.a1; }}\nint other() {{ return 2; }}\n"}, budget=900
-    )
-    assert all(d.size <= 900 for d in documents)
-    (whole,) = [d for d in documents if "int use(" in d.text]
-    assert whole.kind == "chunk"
-    (other,) = [d for d in documents if "int other()" in d.text]
-    assert other.kind == "compilable"
-
-
-def test_parts_are_filled():
-    documents = built({"a.cc": "".join(f"int f{i}() {{ return {i}; }}\n" for i in range(200))}, budget=1_000)
-    assert len(documents) <= 200 * 26 // 1_000 + 1
-    assert sum(d.functions for d in documents) == 200
-
-
 def test_a_measure_asks_once_for_each_text():
     asked: list[str] = []
 
@@ -138,21 +118,3 @@ def test_a_measure_asks_once_for_each_text():
     assert asked == ["int a;", "é"]
     inner = (Scope(b"namespace a {"), Condition((b"#if A", b"#else")))
     assert measure.scopes(inner) > measure.scopes(inner[:1]) > measure.scopes(())
-
-
-@needs_gxx
-def test_a_macro_that_changes_is_right_in_every_part():
-    source = "".join(
-        f"#undef STEP\n#define STEP {i}\nint f{i}(int a) {{\n{'  a += STEP;' * 20}\n  return a;\n}}\n"
-        f'static_assert(STEP == {i}, "");\n'
-        for i in range(12)
-    )
-    documents = built({"a.cc": source}, budget=1_500)
-    assert len(documents) > 2
-    for document in documents:
-        assert compile_errors(document.text) == ""
-        for number in range(12):
-            if f"int f{number}(" in document.text and document.kind == "compilable":
-                in_order(document.text, f"#define STEP {number}\n", f"int f{number}(")
-                between = document.text.split(f"#define STEP {number}\n")[1].split(f"int f{number}(")[0]
-                assert "STEP" not in between

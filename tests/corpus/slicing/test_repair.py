@@ -96,29 +96,6 @@ def test_a_function_that_only_another_source_has(tmp_path: Path, sandbox: Sandbo
     assert "half" not in text
 
 
-def test_static_functions_and_unnamed_namespaces_of_other_sources_are_not_meant(
-    tmp_path: Path, sandbox: Sandbox
-) -> None:
-    sources = {
-        "a.cc": "int twice(int a) { return once(a) + never(a); }\n",
-        "b.cc": "static int once(int a) { return a; }\nnamespace { int never(int a) { return once(a); } }\n",
-    }
-    built, compiler = repaired(tmp_path, sources, "a.cc", sandbox)
-    assert not built.reasons
-    assert not built.better
-    assert len(compiler.texts) == 1
-
-
-def test_a_header_goes_before_a_source(tmp_path: Path, sandbox: Sandbox) -> None:
-    sources = {
-        "a/use.cc": "int use() { return gauge(1); }\n",
-        "a/near.cc": "int gauge(long a) { return 1; }\n",
-        "b/far.h": "#pragma once\nint gauge(int a);\n",
-    }
-    built, _ = repaired(tmp_path, sources, "a/use.cc", sandbox)
-    assert "int gauge(int a);" in only_text(built)
-
-
 def test_names_are_found_in_their_namespace(tmp_path: Path, sandbox: Sandbox) -> None:
     sources = {
         "use.h": "#pragma once\ninline int use() { return sea::depth() + river::Bed{}.mud; }\n",
@@ -132,23 +109,12 @@ def test_names_are_found_in_their_namespace(tmp_path: Path, sandbox: Sandbox) ->
     assert "lake" not in text
 
 
-def test_a_header_that_only_a_build_writes(tmp_path: Path, sandbox: Sandbox) -> None:
-    sources = {
-        "a.cc": '#include "flags_of_build.h"\n#include "version_of_build.h"\nint f() { return depth(); }\n',
-        "b.h": "#pragma once\nint depth();\n",
-    }
-    built, compiler = repaired(tmp_path, sources, "a.cc", sandbox)
-    assert "_of_build.h" not in only_text(built)
-    assert built.reasons == ("a header nobody has", "an undeclared name")
-    assert len(compiler.texts) == 4  # as it was, without one header, without both, built again
-
-
 def test_headers_that_the_compiler_suggests_and_others_of_the_system(
     tmp_path: Path, sandbox: Sandbox
 ) -> None:
     sources = {
         "a.h": "#pragma once\nstruct Clock { uint32_t ticks; std::chrono::seconds since; };\n"
-        "inline void wait(struct iovec* v) { v->iov_len = 0; std::this_thread::yield(); }\n",
+        "inline void wait(struct iovec* v) { v->iov_len = 0; std::this_thread::yield(); }\n"
     }
     built, _ = repaired(tmp_path, sources, "a.h", sandbox)
     text = only_text(built)
@@ -164,6 +130,7 @@ def test_a_macro_that_the_build_defines(tmp_path: Path, sandbox: Sandbox) -> Non
     assert built.reasons == ("a macro of the build",)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_repaired_stays_as_it_was(tmp_path: Path, sandbox: Sandbox) -> None:
     sources = {
         # A declaration of it is there, and does not help: it takes two arguments.
@@ -176,34 +143,6 @@ def test_what_cannot_be_repaired_stays_as_it_was(tmp_path: Path, sandbox: Sandbo
     assert not built.better
     assert built.reasons == ("an undeclared name",)
     assert len(compiler.texts) == 2
-
-
-def test_two_tries_where_one_leads_to_the_next(tmp_path: Path, sandbox: Sandbox) -> None:
-    sources = {
-        "a.h": "#pragma once\nstruct A { B b; };\n",
-        "b.h": "#pragma once\nstruct B { C c; };\n",
-        "c.h": "#pragma once\nstruct C { D d; };\n",
-        "d.h": "#pragma once\nstruct D { int d; };\n",
-    }
-    built, compiler = repaired(tmp_path, sources, "b.h", sandbox)
-    in_order(only_text(built), "struct D", "struct C", "struct B")
-    assert len(compiler.texts) == 3
-    third, compiler = repaired(tmp_path, sources, "a.h", sandbox)  # it would take three
-    assert not third.better
-    assert "struct D" not in third.version[0][0].text
-    assert len(compiler.texts) == 3
-
-
-def test_parts_that_stay_the_same_are_not_compiled_again(tmp_path: Path, sandbox: Sandbox) -> None:
-    functions = "".join(f"int f{n}(int a) {{ return a + {n}; }}\n" for n in range(30))
-    sources = {
-        "a.cc": f"{functions}int last() {{ return depth(); }}\n",
-        "b.h": "#pragma once\nint depth();\n",
-    }
-    built, compiler = repaired(tmp_path, sources, "a.cc", sandbox, budget=600)
-    assert len(built.version) > 1
-    assert all(verdict.compiles for _, verdict in built.version)
-    assert len(compiler.texts) == len(set(compiler.texts)) < 2 * len(built.version)
 
 
 def version(*texts: str) -> Version:

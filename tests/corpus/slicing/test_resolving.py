@@ -131,6 +131,7 @@ def test_files_that_fall_back_to_names_are_counted_and_named(built):
     assert corpus_totals(result)["semantic"]["parsed"] == len(PROJECT) - 1
 
 
+@pytest.mark.slow
 def test_a_call_brings_the_body_that_is_meant(tmp_path):
     bodies = "int area({0}) {{ return {1}; }}\n"
     files = {
@@ -180,6 +181,7 @@ def test_flags_decide_and_a_change_of_them_is_noticed(tmp_path):
     assert "struct Metre" in text and "struct Foot" not in text
 
 
+@pytest.mark.slow
 def test_flags_that_changed_in_between_build_a_project_anew(tmp_path):
     projects = two_projects(tmp_path)
     settings = CorpusSettings(out=str(tmp_path / "out"), projects=projects, workers=1, semantic=True)

@@ -29,11 +29,6 @@ def test_comments_go_and_strings_stay():
     assert without_comments(text) == b'int a;\nconst char* b = "// four";  int c;\n'
 
 
-def test_full_is_the_item_itself():
-    (item,), shortener = items("// why\nint f() { return 1; }\n")
-    assert shortener.shorten(item, Detail.FULL) is item
-
-
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -85,11 +80,6 @@ def test_a_shortened_function_is_a_prototype_that_mentions_less():
     assert (short.line, short.last_line) == (item.line, item.last_line)
 
 
-def test_conditions_around_an_item_are_still_mentioned():
-    (item,), shortener = items("#if WIDE\nint f() { return g(); }\n#endif\n")
-    assert b"WIDE" in shortener.shorten(item, Detail.DECLARATIONS).mentions
-
-
 SHAPE = """class Shape {
  public:
   Shape(int sides) : sides_(sides) {}
@@ -125,15 +115,6 @@ def test_a_skeleton_keeps_what_somebody_may_use():
     assert not any(word in text for word in ("unused", "helper", "secret", "{ return"))
 
 
-def test_what_a_skeleton_keeps_is_what_others_use_or_override():
-    base, user = items(SHAPE + "int use(Shape& s) { return s.helper(); }\n")[0]
-    shortener = items(SHAPE)[1]
-    wanted = shortener.wanted([user], [base])
-    assert {b"helper", b"area", b"scale"} <= wanted  # named; virtual
-    assert b"unused" not in wanted
-    assert b"helper()" in shortener.shorten(base, Detail.SKELETON, wanted).text
-
-
 @needs_gxx
 @pytest.mark.parametrize("budget", [49_152, 1_500])
 def test_a_document_with_skeletons_compiles(tmp_path, budget):
@@ -152,35 +133,6 @@ def test_a_document_with_skeletons_compiles(tmp_path, budget):
     assert "unused" not in document.text
     in_order(document.text, "int sides() const;", "class Square", "double use(")
     assert "return sides_;" not in document.text
-
-
-@needs_gxx
-def test_the_ladder_gives_up_comments_first_then_bodies_then_members(tmp_path):
-    header = "#pragma once\n" + "".join(
-        f"// About type {i}: {'what it is for, ' * 4}\nstruct T{i} {{\n  int used() {{ return {i}; }}\n"
-        f"  int other() {{\n    int sum = 0;\n    sum += {i};\n    return sum;\n  }}\n}};\n"
-        for i in range(12)
-    )
-    uses = " + ".join(f"T{i}().used()" for i in range(12))
-    source = f'#include "types.h"\n// The own comment.\nint use() {{ return {uses}; }}\n'
-    write_files(tmp_path, {"types.h": header, "use.cc": source})
-    seen = []
-    for budget in range(600, 3_200, 100):
-        (document, *more), _ = documents_of(tmp_path, of="use.cc", budget=budget)
-        if more or document.kind != "compilable":
-            continue
-        assert compile_errors(document.text) == ""
-        assert "// The own comment." in document.text
-        seen.append(
-            tuple(word in document.text for word in ("// About", "sum +=", "int other();", "other()"))
-        )
-    steps = list(dict.fromkeys(seen))
-    assert steps == [
-        (False, False, False, False),  # members that nobody asks for are gone
-        (False, False, True, True),  # bodies
-        (False, True, False, True),  # comments
-        (True, True, False, True),
-    ]
 
 
 def skeleton(folder: Path, files: dict[str, str]) -> Document:
@@ -204,20 +156,4 @@ def test_macros_in_conditions_inside_a_shortened_class_come_along(tmp_path):
         },
     )
     in_order(document.text, "#define HAS_LONG", "class Value")
-    assert "filler" not in document.text
-
-
-@needs_gxx
-def test_member_functions_that_a_loop_calls_stay_in_a_skeleton(tmp_path):
-    long = "\n".join(f"  int filler{n}() const {{ return {n}; }}  // never called" for n in range(60))
-    document = skeleton(
-        tmp_path,
-        {
-            "fleet.h": "#pragma once\nclass Fleet {\n public:\n"
-            f"  int* begin() {{ return ships; }}\n  int* end() {{ return ships + 3; }}\n{long}\n"
-            " private:\n  int ships[3];\n};\n",
-            "use.cc": '#include "fleet.h"\nint use(Fleet& fleet) {\n  int sum = 0;\n'
-            "  for (int ship : fleet) sum += ship;\n  return sum;\n}\n",
-        },
-    )
     assert "filler" not in document.text

@@ -60,24 +60,6 @@ def test_an_include_that_leads_back(tmp_path):
     assert once["a.h"].late_includes == {'"b.h"'}
 
 
-def test_include_cycles_end(tmp_path):
-    made = units(tmp_path, {"a.h": '#include "b.h"\nint a;\n', "b.h": '#include "a.h"\nint b;\n'})
-    assert len(made) == 2
-
-
-def test_an_include_that_demands_the_header_comes_late(tmp_path):
-    made = units(
-        tmp_path,
-        {
-            "a.h": "#ifndef A_H\n#define A_H\n#define A_VERSION 1\nstruct A {};\n#endif\n",
-            "internal.h": "#pragma once\n#ifndef A_VERSION\n#error a.h first\n#endif\nstruct B : A {};\n",
-            "a.cc": '#include "a.h"\n#include "internal.h"\nB b;\n',
-        },
-    )
-    assert made["a.h"].late_includes == {'"internal.h"'}
-    assert made["a.h"].local_includes == {'"internal.h"'}
-
-
 def test_an_include_means_the_nearest_file_of_that_path(tmp_path):
     found = includes(
         tmp_path,
@@ -102,14 +84,6 @@ def test_a_header_of_the_system_in_angle_brackets_is_never_the_project_s(tmp_pat
     found = includes(tmp_path, files)
     assert found.edges["a.c"] == {}
     assert found.edges["b.c"] == {'"string.h"': "compat/string.h"}
-
-
-def test_headers_that_a_build_writes_are_known(tmp_path):
-    files = {
-        "version.h.in": "#define VERSION @V@\n",
-        "a.c": '#include "version.h"\n#include "config.h"\n#include "missing.h"\n',
-    }
-    assert includes(tmp_path, files).generated["a.c"] == {'"version.h"', '"config.h"'}
 
 
 def test_what_is_visible_and_under_which_conditions(tmp_path):
@@ -143,12 +117,6 @@ def test_of_headers_that_the_build_system_chooses_from_one_is_taken(tmp_path):
     assert seen["other.h"] != ()  # the project itself decides: a compiler can tell
 
 
-def test_other_systems_are_not_looked_at(tmp_path):
-    source = '#ifdef _WIN32\n#include "win.h"\n#else\n#include "posix.h"\n#endif\n'
-    found = includes(tmp_path, {"a.c": source, "win.h": "int w;\n", "posix.h": "int p;\n"})
-    assert found.targets("a.c") == ["posix.h"]
-
-
 @given(st.data())
 def test_a_segment_ranks_after_everything_that_the_includes_before_it_bring(data):
     count = data.draw(st.integers(2, 7))
@@ -166,15 +134,3 @@ def test_a_segment_ranks_after_everything_that_the_includes_before_it_bring(data
         assert [found.rank(name, line) for line in range(30)] == sorted(
             found.rank(name, line) for line in range(30)
         )
-
-
-def test_a_header_that_wraps_one_of_the_same_name_does_not_include_itself(tmp_path):
-    found = includes(
-        tmp_path,
-        {
-            "include/mine/vendor/api.h": "#include <vendor/api.h>\n",
-            "use.cc": "#include <mine/vendor/api.h>\n#include <vendor/api.h>\n",
-        },
-    )
-    assert found.targets("include/mine/vendor/api.h") == []
-    assert set(found.targets("use.cc")) == {"include/mine/vendor/api.h"}
