@@ -1,7 +1,7 @@
 """`cpplm corpus build`: projects to parquet shards, resumable and the same for any number of workers.
 
     OUT/_jsonl/...               records of JSONL files, unpacked (jsonl.py)
-    OUT/_parts/...               rows of each project (parts.py), then on their way to their shard (finish.py)
+    OUT/_parts/...               rows of each project (project_cache.py), then by shard (shard_writer.py)
     OUT/train_00000.parquet ...  rows in the order of their hash, projects mixed
     OUT/fingerprints_00000.parquet  what copies among later projects are recognised by (fingerprints.py)
 
@@ -83,7 +83,8 @@ def datatrove_pipeline(settings: CorpusSettings) -> list[datatrove_executor.Buil
     """For datatrove's executors: the steps that build the parts of a corpus, any number of tasks wide.
 
     Finds the projects now; the tasks have to see the sources, `out` and the tokenizer under the same paths.
-    Each task uses `workers` processes, one when that is 0. `engine.py` has an example, and what to run next.
+    Each task uses `workers` processes, one when that is 0. `datatrove_executor.py` has an example, and says
+    what to run next.
 
     Raises:
         UserError: as `build`, or the corpus is complete already.

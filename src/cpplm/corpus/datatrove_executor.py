@@ -74,7 +74,7 @@ def jobs_of_task(jobs: list[ProjectJob], rank: int, world_size: int) -> list[Pro
 
 
 class _LocalBuildStep(BuildStep):
-    """The same on this machine, where a task must not outlive the build that it belongs to."""
+    """A build step on this machine, where a task must not outlive the build that it belongs to."""
 
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         """Called by the engine in one of its processes."""

@@ -63,7 +63,7 @@ class Annotations(TypedDict):
 
 
 def annotations_of(parts: Sequence[tuple[Syntax, int]]) -> Annotations:
-    """What a document keeps of its parts, each with the offset of its text in the document."""
+    """The annotations of a document's parts, each given with the offset of its text in the document."""
     return {
         "spans": pack_spans(join_spans((syntax.spans, start) for syntax, start in parts)),
         "docstrings": tuple(shift_pairs((syntax.pairs, start) for syntax, start in parts)),

@@ -1,4 +1,4 @@
-"""Which file of a project an include names, by the end of its path: no build system is asked."""
+"""Include resolution inside a project, by the end of each path: no build system is asked."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class IncludeIndex:
         )
 
     def has_file(self, base: str) -> bool:
-        """Whether any folder has a file of this name."""
+        """True if any folder has a file of this name."""
         return base in self._by_base
 
 
 def shared_folders(one: str, two: str) -> int:
-    """How many leading parts two paths share."""
+    """The number of leading parts that two paths share."""
     pairs = zip(one.split("/"), two.split("/"), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -44,7 +44,7 @@ _COMPILING = 16
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What decides the documents of any project; sent to workers."""
+    """Settings that decide the documents of any project; sent to workers."""
 
     budget: int
     ordered: bool
@@ -56,11 +56,11 @@ class BuildPlan:
 
     @property
     def work(self) -> int:
-        """How long a byte of source takes, beside one that is only built."""
+        """Time per byte of source, relative to one that is only built."""
         return _COMPILING if self.labels else 1
 
     def measure(self) -> Measure:
-        """How long texts are, in the unit of the budget."""
+        """The measure of a text's length, in the unit of the budget."""
         if self.tokenizer is None:
             return Measure(lambda text: len(text.encode()))
         encode = Tokenizer.load(self.tokenizer).encode
@@ -90,7 +90,7 @@ class DiscoveredProject:
 
 @dataclass(frozen=True)
 class ProjectContext:
-    """What is known of a project before any document is built; the same in every worker."""
+    """Facts about a project that are there before any document is built; the same in every worker."""
 
     name: str
     digest: str
@@ -125,7 +125,7 @@ def _index(layout: ProjectContext) -> Index:
 
 
 def _callees(layout: ProjectContext, plan: BuildPlan) -> Callees | None:
-    """What looks for called functions, kept as long as the index; None when they are not asked for."""
+    """The finder of called functions, kept as long as the index; None when bodies are not followed."""
     if not plan.cross_file_depth or not layout.closed:
         return None
     index = _index(layout)
@@ -224,7 +224,7 @@ def _overlong_units(units: list[Unit], built: list[_BuiltUnit], shorter: Options
 
 
 def _shorter_options(options: Options) -> list[Options]:
-    """How units that repeat too much are built again."""
+    """Options to build units with that repeat too much, in the order to try them."""
     if not options.ordered or not options.closed:
         return []
     plain = replace(options, inlined=False, callees=None)
@@ -362,7 +362,7 @@ class _ProjectCounts:
 def _run_libclang(
     project: DiscoveredProject, includes: Includes, workers: int, *, quiet: bool
 ) -> Semantics | None:
-    """What libclang says about a project; None when it was not asked for."""
+    """Resolve a project's names with libclang; None without --semantic."""
     if project.semantic is None:
         return None
     edges = {name: tuple(targets.values()) for name, targets in includes.edges.items()}
@@ -379,7 +379,7 @@ def _run_libclang(
 def _visible_semantics(
     semantics: Semantics | None, units: list[Unit], includes: Includes, plan: BuildPlan
 ) -> Semantics | None:
-    """What is needed to build these units: all that they can see; all there is where calls are followed."""
+    """The semantics that these units can see; all of them where calls are followed."""
     if semantics is None or plan.cross_file_depth:
         return semantics
     names = [file.name for unit in units for file in unit.files]

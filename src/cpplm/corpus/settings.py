@@ -1,4 +1,4 @@
-"""What `cpplm corpus build` is told, and which of it decides the documents."""
+"""Settings of `cpplm corpus build`, and which of them change its documents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WITHOUT_EFFECT = (
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """Which projects become documents, how long those may be, and where they go."""
+    """Settings of `cpplm corpus build`: the projects, the length and kind of documents, the output."""
 
     out: Annotated[str, Argument("FOLDER")]
     """Folder or bucket URL for the shards; `cpplm corpus export` makes JSON lines of them."""
@@ -85,7 +85,7 @@ class CorpusSettings:
     workers: int = 0
     """Processes; 0 uses every core. The documents do not depend on it."""
     engine: Literal["local", "datatrove"] = "local"
-    """What runs the processes; datatrove needs cpplm[cluster], and can run the same on Slurm."""
+    """Runner of the processes; datatrove needs cpplm[cluster], and can run the same on Slurm."""
     tasks: int = 0
     """With --engine datatrove: into how many tasks to divide the projects; 0 makes one per worker."""
 
@@ -166,7 +166,7 @@ class CorpusSettings:
 
     @property
     def labelled(self) -> bool:
-        """Whether documents are compiled."""
+        """True if documents are compiled."""
         return self.label or self.repair
 
     @property

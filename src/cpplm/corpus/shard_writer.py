@@ -31,7 +31,7 @@ Bucket = tuple[Split, int]
 
 @dataclass(frozen=True)
 class _Assignment:
-    """Which groups (a project, or a unit of it) are held out, and how many shards each split has."""
+    """The groups (projects, or units of one) that are held out, and the number of shards of each split."""
 
     by: str
     val: frozenset[SplitGroup]

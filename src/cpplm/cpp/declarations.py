@@ -1,4 +1,4 @@
-"""What one top-level piece of code declares: its kind and its names, from its tree.
+"""Kind and declared names of one top-level piece of code, from its syntax tree.
 
 Where tree-sitter could not read a piece, the shape of its text decides. Names are plain identifiers.
 """
@@ -25,7 +25,7 @@ _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
 
 
 class ItemKind(IntEnum):
-    """What an item is, in the order in which documents present them."""
+    """Kinds of items, in the order in which documents present them."""
 
     COMMENT = 0
     INCLUDE = 1
@@ -45,7 +45,7 @@ class ItemKind(IntEnum):
 
 @dataclass(slots=True)
 class Declaration:
-    """What a piece declares, by the fields of `items.Item`; `needed` is an operator that has to be there."""
+    """A piece's declaration, by the fields of `items.Item`; `needed` is an operator that has to be there."""
 
     kind: ItemKind = ItemKind.OTHER
     names: tuple[bytes, ...] = ()
@@ -57,7 +57,7 @@ class Declaration:
 
 
 def read_declaration(root: tree_sitter.Node, code: bytes) -> Declaration:
-    """What a piece declares.
+    """Classify a piece and name what it declares.
 
     Args:
         root: of its tree.

@@ -153,7 +153,7 @@ def _comment_before(gap: bytes, *, follows_code: bool) -> tuple[int, int, int] |
 
 
 def is_description(comment: bytes) -> bool:
-    """Whether a comment, markers included, says something about code in words."""
+    """True if a comment, markers included, says something about code in words."""
     if len(comment) > MAX_DOC_BYTES or _LICENSE.search(comment):
         return False
     prose = _ASIDE.sub("", clean_comment(comment.decode("utf-8", "replace")))

@@ -13,5 +13,5 @@ FRAGMENT_SUFFIXES = frozenset({".inc", ".def"})  # included in the middle of oth
 
 
 def is_source(name: str) -> bool:
-    """Whether a file is compiled by itself, judged by its name."""
+    """True if a file is compiled by itself, judged by its name."""
     return PurePosixPath(name).suffix.lower() in SOURCE_SUFFIXES

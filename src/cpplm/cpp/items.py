@@ -62,7 +62,7 @@ class Item:
 
 
 class Syntax(NamedTuple):
-    """What one tree says beside declarations: see `spans` and `docstrings`."""
+    """Spans and documented functions of one tree (`syntax_spans`, `doc_comments`)."""
 
     spans: PackedSpans = b""
     pairs: PackedPairs = b""

@@ -4,7 +4,7 @@ Three views of the file have exactly its length, so an offset found in one is go
 
     data   the file itself
     names  comments, directives and the insides of strings are blank: every identifier that the code mentions
-    code   as `names`, and macros masked too: what is left balances its brackets (`masking` makes it)
+    code   as `names`, and macros masked too: what is left balances its brackets (`macros` makes it)
 
 `#if` groups are a tree. A group is *regular* when each of its branches is a list of whole declarations; its
 items then carry the condition. Everything else about conditionals follows from that one question.
@@ -213,7 +213,7 @@ def lex(data: bytes) -> LexedSource:
 
 
 def _is_separator(data: bytes, start: int) -> bool:
-    """Whether a single quote stands within a number: 1'000."""
+    """True if a single quote stands within a number: 1'000."""
     before = data[max(0, start - 64) : start]
     word = _WORD_BEFORE.search(before)
     return word is not None and word.group()[:1].isdigit()

@@ -84,7 +84,7 @@ def _well_known(name: bytes) -> Mask | None:
 
 @dataclass(frozen=True)
 class MacroTable:
-    """What to do with each macro of a project; names not in `masks` stay as they are."""
+    """The treatment of each macro of a project; names not in `masks` stay as they are."""
 
     masks: dict[bytes, Mask] = field(default_factory=dict)
     pastes: Pastes = field(default_factory=dict)
@@ -123,7 +123,7 @@ class MacroTable:
         return names
 
     def mask_of(self, name: bytes) -> Mask | None:
-        """How the identifier is treated, or None when it is ordinary code."""
+        """The treatment of an identifier, or None when it is ordinary code."""
         known = self.masks.get(name)
         if known or not (b"A" <= name[:1] <= b"Z" or name.startswith(b"_")):
             return known
@@ -146,7 +146,7 @@ def _through_others(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> Pastes:
 
 
 def _pasted(body: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What stands before and after an argument that is pasted to it."""
+    """The text before and after each argument that is pasted to it."""
     if b"##" in body:
         for chain in _PASTE.findall(body):
             parts = [part.strip() for part in chain.split(b"##")]
@@ -251,7 +251,7 @@ def balance(code: bytes) -> tuple[int, int]:
 
 
 def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """Where the branches of a group do not balance one by one, only one of them may be read."""
+    """Blank all but one branch of a group whose branches do not balance one by one."""
     dead: list[tuple[int, int, bytes]] = []
     code = bytearray(_fill(lexed.names, spans))
 

@@ -110,7 +110,7 @@ def grammar(language: Language) -> Grammar:
 
 
 def is_c_project(names: Iterable[str]) -> bool:
-    """Whether most sources among these files are C, so that the `.h` files are, too."""
+    """True if most sources among these files are C, so that the `.h` files are, too."""
     sources = [suffix for name in names if (suffix := _suffix(name)) in SOURCE_SUFFIXES]
     return sources.count(".c") * 2 > len(sources)
 

@@ -329,7 +329,7 @@ class _Segmenter:
         return len(self.code.rstrip())
 
     def _declares_parameter(self, start: int, end: int) -> bool:
-        """Whether a semicolon ends the declaration of a parameter between the parentheses and the body."""
+        """True if a semicolon ends the declaration of a parameter between the parentheses and the body."""
         listed = self.code.find(b")", start, end)
         if listed < 0 or not _WORD_NEXT.match(self.code, listed + 1, end):  # nearly always
             return False
@@ -347,7 +347,7 @@ class _Segmenter:
         )
 
     def _end_after_brace(self, start: int, after: int) -> int | None:
-        """Where the item ends when a brace at its own level closed before `after`; None when it goes on."""
+        """The end of the item when a brace at its own level closed before `after`; None when it goes on."""
         following = _NONBLANK.search(self.code, after)
         if following is None:
             return after
@@ -392,7 +392,7 @@ class _Segmenter:
 
 
 def _is_whole(part: bytes) -> bool:
-    """Whether a branch is a list of whole declarations."""
+    """True if a branch is a list of whole declarations."""
     stripped = part.strip()
     if not stripped:
         return True

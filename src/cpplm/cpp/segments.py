@@ -1,4 +1,4 @@
-"""What a file is cut into: pieces, each with the namespaces and `#if` conditions around it."""
+"""Pieces of a file, each with the namespaces and `#if` conditions around it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Statements, blocks, functions, arguments and conditions of one piece, from the tree made to classify it.
 
-One walk finds them all, and the functions for `docstrings` besides. It enters no node that is too short to
+One walk finds them all, and the functions for `doc_comments` besides. It enters no node that is too short to
 hold a span, and so takes less than half the time of a tree-sitter query. The parser saw the piece with
 comments, directives and masked macros blanked, so offsets are those of the piece itself. A node with an error
 in it gives no span, nor does one that tears an `#if` group apart: what is cut out of a document for a model
@@ -37,7 +37,7 @@ class FunctionNode(NamedTuple):
 
 
 class SpansAndFunctions(NamedTuple):
-    """What one walk found: spans in no particular order, function definitions with a body in any order."""
+    """Spans, and function definitions with a body, from one walk of a tree; both in no particular order."""
 
     spans: PackedSpans
     functions: list[FunctionNode]

@@ -84,7 +84,7 @@ class ClangFlags:
         self._entries = sorted((str(path), flags) for path, flags in self._flags.items())
 
     def has_entry(self, file: SourceFile) -> bool:
-        """Whether the database says how this very file is compiled."""
+        """True if the database says how this very file is compiled."""
         return file.path.resolve() in self._flags
 
     def of(self, file: SourceFile) -> list[str]:

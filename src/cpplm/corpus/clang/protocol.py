@@ -1,4 +1,4 @@
-"""What the libclang workers are told and what they answer: plain types, sent as JSON.
+"""Messages to and from the libclang workers: plain types, sent as JSON.
 
 Files are numbers, their places in `WorkerSetup.files`; lines count from 0.
 """
@@ -37,7 +37,7 @@ class ParseJob(TypedDict):
 
 
 class References(TypedDict):
-    """What the identifiers of some files mean."""
+    """The meaning of the identifiers of some files."""
 
     names: list[str]
     entities: list[list[Any]]
@@ -52,7 +52,7 @@ class References(TypedDict):
 
 @final
 class ParseResult(References):
-    """What became of a job."""
+    """The result of a job."""
 
     seen: list[int]
     """Project files that the unit reads."""

@@ -1,4 +1,4 @@
-"""What libclang's workers say of one project, brought together: every place that declares the same thing.
+"""Declarations of one thing, linked over all of a project's translation units.
 
 Units see different declarations: a function's prototype in one, its definition in another, a class declared
 ahead in a third. Places that any unit links are linked for all, and so is what has external linkage and
@@ -50,7 +50,7 @@ class Redeclarations:
         return [self._members[self._root(places[0])] if places else none for places in self._places(answer)]
 
     def _places(self, answer: ParseResult) -> Iterator[list[_Place]]:
-        """Of each entity of an answer, definitions in other units among them."""
+        """The places of each entity of an answer, definitions in other units among them."""
         names: dict[int, str] = {}
         for flat in answer["references"].values():
             for name, entity in zip(flat[1::3], flat[2::3], strict=True):

@@ -1,4 +1,4 @@
-"""What names mean, exactly: libclang resolves overloads and references where it can parse.
+"""Exact name resolution: libclang resolves overloads and references where it can parse.
 
 `read_semantics` parses every source file of a project in worker processes and collects, for the lines of each
 project file, which declarations and definitions its names refer to. Headers are read through the first source
@@ -54,11 +54,11 @@ class FileReferences:
     open_names: array[int]
 
     def between(self, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
-        """As `Semantics.targets`."""
+        """Targets of the names in some lines of this file (`Semantics.targets`)."""
         return self._together(first_line, last_line, lambda targets: True)
 
     def declared(self, file: str, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
-        """As `Semantics.declarations`; `file` is the name of this file."""
+        """Declarations in some lines of this file (`Semantics.declarations`), whose name is `file`."""
         own = {(file, line) for line in range(first_line, last_line + 1)}
         return self._together(first_line, last_line, lambda targets: not targets.isdisjoint(own))
 
@@ -83,7 +83,7 @@ class FileReferences:
 
 @dataclass(frozen=True)
 class Semantics:
-    """What libclang understood of a project; small enough to send, by parts, to workers.
+    """The references of a project that libclang resolved; small enough to send, by parts, to workers.
 
     `parsed` files had no error; in `partly` ones the names on lines with an error are open; `failed` ones are
     left to matching by name altogether.
@@ -95,7 +95,7 @@ class Semantics:
     failed: dict[str, str]
 
     def targets(self, file: str, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
-        """What the names mentioned between two lines mean.
+        """The targets of the names mentioned between two lines.
 
         Args:
             file: name of a file of the project.
@@ -111,7 +111,7 @@ class Semantics:
         return references.between(first_line, last_line) if references is not None else {}
 
     def declarations(self, file: str, first_line: int, last_line: int) -> dict[bytes, frozenset[Target]]:
-        """What is declared between two lines, by name: all places of the project that declare the same.
+        """The declarations between two lines, by name: all places of the project that declare the same.
 
         Names that are absent are not declared there, or some mention of them there was not understood: one in
         a dead branch, say, or on a line with an error.
@@ -144,13 +144,13 @@ class Semantics:
 
 @dataclass(frozen=True)
 class SemanticPlan:
-    """How one project is to be read; `digest` changes with what decides the result besides its files."""
+    """The way to read one project; `digest` changes with what decides the result besides its files."""
 
     database: Database | None
     digest: str
 
     def figures(self) -> dict[str, Any]:
-        """Where the flags come from, and what of them was left out."""
+        """The source of the flags, and those that were left out."""
         if self.database is None:
             return {"database": "", "entries": 0, "left_out": {}}
         return {
@@ -380,7 +380,7 @@ def _file_references(answer: ParseResult, key: str, targets: list[frozenset[Targ
 
 
 def _readable(project: Project, database: Database | None, builtin: list[list[str]]) -> list[str]:
-    """What a worker may read: project, toolchain, and the folders of a database that the user named."""
+    """Folders that a worker may read: project, toolchain, and those of a database that the user named."""
     paths = [*toolchain_paths(), *map(str, project.roots)]
     paths += [flags[1] for flags in builtin]
     if database is not None:

@@ -22,7 +22,7 @@ from cpplm.sandbox.limits import RunResult
 from cpplm.sandbox.sandbox import Sandbox
 
 STANDARDS = ("c++17", "c++20")
-"""What C++ is compiled as: a later one where the earlier ones fail."""
+"""Standards that C++ is compiled under: a later one where the earlier ones fail."""
 MAX_ERRORS = 20
 # The limit on CPU time decides, however busy the machine is: the same text gets the same verdict.
 _LIMITS = replace(COMPILE_LIMITS, wall_seconds=10 * COMPILE_LIMITS.cpu_seconds)
@@ -85,7 +85,7 @@ _NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
 
 @dataclass(frozen=True)
 class CompileResult:
-    """What the compiler said. Names are as in its messages, in order, each once."""
+    """The compiler's diagnostics for one text. Names are as in its messages, in order, each once."""
 
     compiles: bool
     standard: str
@@ -101,13 +101,13 @@ class CompileResult:
     incomplete_types: tuple[str, ...] = ()
     """Types that are declared, where their definition is needed."""
     missing_headers: tuple[str, ...] = ()
-    """As in the include; the compiler stops at the first."""
+    """Headers as in the include; the compiler stops at the first."""
     suggested_headers: tuple[str, ...] = ()
-    """Of the standard library, for undeclared names: `<cstddef>`."""
+    """Headers of the standard library that declare undeclared names: `<cstddef>`."""
     required_macros: tuple[str, ...] = ()
     """Those without which an `#error` stands in the text."""
     later_standard: bool = False
-    """Whether it compiled, and not under the first standard."""
+    """True if it compiled, and not under the first standard."""
 
     @property
     def reason(self) -> str:
@@ -206,7 +206,7 @@ def compile_file(
 
 
 def _lacks_a_name(verdict: CompileResult) -> bool:
-    """Whether the first error is the want of a header or a name that no later standard brings."""
+    """True if the first error is the want of a header or a name that no later standard brings."""
     name = _undeclared_name(verdict.first_error)
     return bool(verdict.missing_headers) or not (name in ("", *_LATER_WORDS) or name.startswith("std::"))
 

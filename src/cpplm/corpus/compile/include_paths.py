@@ -1,4 +1,4 @@
-"""Which `-I` a file of a project needs, guessed from where the project's files lie; no build system is asked.
+"""Guesses the `-I` that a file of a project needs from where the project's files lie.
 
 An include that names a file of the project by the end of its path (`#include "util/hash.h"` and
 `src/util/hash.h`) asks for the folder before that end (`src`). This is done for the file and for everything

@@ -25,7 +25,7 @@ Compile = Callable[[str, Language], CompileResult]
 
 @dataclass(frozen=True)
 class CompileLabeler:
-    """How documents are compiled; sent to workers.
+    """Compiles and labels documents; sent to workers.
 
     Attributes:
         backend: of the sandbox that every process makes for itself.
@@ -40,13 +40,13 @@ class CompileLabeler:
     repair: bool
 
     def compiler(self) -> Compile:
-        """What compiles a text; for one process."""
+        """A function that compiles a text; for one process."""
         sandbox = Sandbox(self.backend)
         return lambda text, language: compile_document(text, language, sandbox, self.headers)
 
 
 def plan_labeler(settings: CorpusSettings) -> CompileLabeler | None:
-    """How to compile the documents, tried out; None when that is not asked for.
+    """The labeler that the settings ask for, tried out; None without labels.
 
     Raises:
         UserError: no sandbox, no compiler, or a folder of headers that cannot be read in the sandbox.

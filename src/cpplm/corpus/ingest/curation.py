@@ -1,4 +1,4 @@
-"""What the files of all projects decide together: redaction, copies of one another, copies of problems.
+"""Curation over all files of all projects: redaction, copies of one another, copies of problems.
 
 Every file is read once; what is kept of it is small, and stored beside the corpus (`fingerprints.py`) for
 projects that are added later. Copies of held-out text are not even quoted by documents of other files. The
@@ -40,7 +40,7 @@ class ScannedProject:
 
 @dataclass(frozen=True)
 class CurationRules:
-    """How to curate.
+    """Settings of the curation.
 
     `near_duplicates` is the least similarity of twins, 0 for exact ones only.
     """
@@ -52,7 +52,7 @@ class CurationRules:
 
 @dataclass(frozen=True)
 class _ScannedFile:
-    """What is kept of a file; `fingerprint` is None for one that makes no documents anyway."""
+    """Results of scanning a file; `fingerprint` is None for one that makes no documents anyway."""
 
     findings: list[PiiFinding]
     fingerprint: Fingerprint | None

@@ -64,7 +64,7 @@ class Problems:
 
     @functools.cached_property
     def _table(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which leading bits occur: dismisses nearly every run of a file with one look-up."""
+        """The leading bits that occur: dismisses nearly every n-gram of a file with one look-up."""
         table = np.zeros(1 << _TABLE_BITS, dtype=np.bool_)
         table[self.ngrams >> np.uint64(64 - _TABLE_BITS)] = True
         return table

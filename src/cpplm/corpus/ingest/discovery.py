@@ -53,7 +53,7 @@ class Project:
 
 @dataclass(frozen=True)
 class FileRules:
-    """Which files of a project make documents, apart from what several files decide together."""
+    """Rules by which a single file makes documents; `curation` has those over several files."""
 
     max_file_bytes: int = 500_000
     max_include_bytes: int = 10_000_000
@@ -246,7 +246,7 @@ def _leave_out_vendored(files: list[SourceFile], reasons: dict[str, str]) -> Non
 
 
 def is_fragment(name: str) -> bool:
-    """Whether a file is made to be included in the middle of others."""
+    """True if a file is made to be included in the middle of others."""
     return Path(name).suffix.lower() in FRAGMENT_SUFFIXES
 
 
@@ -255,7 +255,7 @@ def _is_cpp(path: Path, bare_headers: bool) -> bool:
 
 
 def is_template(name: str) -> bool:
-    """Whether a build makes a header of this file."""
+    """True if a build makes a header of this file."""
     stems = (name.removesuffix(ending) for ending in TEMPLATE_ENDINGS if name.endswith(ending))
     return any(Path(stem).suffix.lower() in HEADER_SUFFIXES for stem in stems)
 
@@ -306,7 +306,7 @@ def _decode(data: bytes) -> str | None:
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether the bytes are valid UTF-8."""
+    """True if the bytes are valid UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

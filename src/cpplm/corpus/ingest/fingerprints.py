@@ -2,7 +2,7 @@
 
     OUT/fingerprints_00000.parquet   project, file, text, bands, sketch: one row per file that made documents
 
-The columns are those of `duplicates.Fingerprint`. The manifest names the file, with its hash and version.
+The columns are those of `dedup.Fingerprint`. The manifest names the file, with its hash and version.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ _LINE_OF_GRAMMAR = re.compile(rb'\s*#(?:line)? \d+ "[^"\n]*\.(?:rl|re|l|ll|y|yy|
 
 
 def is_generated(text: bytes, head: HeadComments) -> bool:
-    """Whether the comments at the head say that a program wrote the file."""
+    """True if the comments at the head say that a program wrote the file."""
     if _LINE_OF_GRAMMAR.match(text):
         return True
     comments = head.comments.lower()
@@ -101,7 +101,7 @@ _LETTERS_AND_DIGITS = (
 
 
 def is_data(text: bytes) -> bool:
-    """Whether a longer file is a table, an image or minified code: nothing to learn to write."""
+    """True if a longer file is a table, an image or minified code: nothing to learn to write."""
     size = len(text)
     if size < _SMALLEST_DATA:
         return False
@@ -144,12 +144,12 @@ _SINGLE_FILE_RULES = tuple(
 
 
 def in_vendor_folder(name: str) -> bool:
-    """Whether a file's name within its project leads through a folder for other people's code."""
+    """True if a file's name within its project leads through a folder for other people's code."""
     return any(_VENDOR_FOLDERS.fullmatch(part) for part in name.lower().split("/")[:-1])
 
 
 def is_known_copy(name: str, head: HeadComments, project: str) -> bool:
-    """Whether the file is a well-known library of one file, in a project that is not that library's own."""
+    """True if the file is a well-known library of one file, in a project that is not that library's own."""
     base = PurePosixPath(name).name.lower()
     return any(
         rule.fullmatch(base) and own not in project.lower() and words.search(head.comments)

@@ -194,7 +194,7 @@ class _Unpacker:
         return ""
 
     def _name(self, path: str, text: str) -> PurePosixPath | None:
-        """Where the record lies in its project; None for a file of another language."""
+        """The record's path in its project; None for a file of another language."""
         name = safe_path(path)
         if name is None:
             return PurePosixPath(

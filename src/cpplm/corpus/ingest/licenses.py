@@ -1,4 +1,4 @@
-"""Which license a file is under, as an SPDX expression, and whether that is one the user wants to learn from.
+"""License detection: the SPDX expression of a file, and whether the user allows it.
 
 What is closest to the code decides: the file's own SPDX tag, then the license named by the comments at its
 head, then the nearest LICENSE or COPYING file upward, at most to the project's root. Texts are recognised by
@@ -28,45 +28,12 @@ from cpplm.core.errors import UserError
 
 # Those that let code be used in any work, closed ones included, for no more than a notice.
 PERMISSIVE = frozenset(
-    {
-        "0BSD",
-        "AFL-3.0",
-        "Apache-1.1",
-        "Apache-2.0",
-        "Artistic-2.0",
-        "BlueOak-1.0.0",
-        "BSD-1-Clause",
-        "BSD-2-Clause",
-        "BSD-2-Clause-Patent",
-        "BSD-3-Clause",
-        "BSD-3-Clause-Clear",
-        "BSL-1.0",
-        "CC0-1.0",
-        "curl",
-        "FTL",
-        "HPND",
-        "ICU",
-        "IJG",
-        "ISC",
-        "libpng-2.0",
-        "MIT",
-        "MIT-0",
-        "MIT-CMU",
-        "MS-PL",
-        "MulanPSL-2.0",
-        "NCSA",
-        "OpenSSL",
-        "PostgreSQL",
-        "PSF-2.0",
-        "TCL",
-        "Unicode-3.0",
-        "Unlicense",
-        "UPL-1.0",
-        "WTFPL",
-        "X11",
-        "Zlib",
-        "zlib-acknowledgement",
-    }
+    (
+        "0BSD AFL-3.0 Apache-1.1 Apache-2.0 Artistic-2.0 BlueOak-1.0.0 BSD-1-Clause BSD-2-Clause "
+        "BSD-2-Clause-Patent BSD-3-Clause BSD-3-Clause-Clear BSL-1.0 CC0-1.0 curl FTL HPND ICU IJG ISC "
+        "libpng-2.0 MIT MIT-0 MIT-CMU MS-PL MulanPSL-2.0 NCSA OpenSSL PostgreSQL PSF-2.0 TCL Unicode-3.0 "
+        "Unlicense UPL-1.0 WTFPL X11 Zlib zlib-acknowledgement"
+    ).split()
 )
 _TAG = re.compile(rb"SPDX-License-Identifier:[ \t]*([^\n\r]{1,200})")
 _TAG_END = re.compile(r"\s*(?:\*/|-->|\"|'|\\n).*$")
@@ -273,7 +240,7 @@ class LicenseFiles:
 
 
 def _read(path: Path) -> bytes:
-    """What a license file says; nothing when it cannot be read: the license is then unknown."""
+    """The text of a license file; nothing when it cannot be read: the license is then unknown."""
     try:
         if not path.is_file():
             return b""
@@ -323,7 +290,7 @@ def check_names(names: tuple[str, ...]) -> None:
 
 
 def is_allowed(expression: str, names: tuple[str, ...]) -> bool:
-    """Whether a file under `expression` may be learned from when `names` are allowed.
+    """True if a file under `expression` may be learned from when `names` are allowed.
 
     Of licenses joined by OR one has to be allowed, of those joined by AND all; WITH adds permissions, so the
     license alone suffices. Unknown ("" or no valid expression) is allowed by `any` only.

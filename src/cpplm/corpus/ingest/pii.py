@@ -21,7 +21,7 @@ Span = tuple[int, int, bytes]  # start, end, what stands there instead
 
 @dataclass(frozen=True)
 class PiiFinding:
-    """What was replaced and on which line (from 1); never the value itself."""
+    """A replacement's kind and its line (from 1); never the value itself."""
 
     kind: str
     line: int
@@ -89,7 +89,7 @@ def redact(text: bytes) -> tuple[bytes, list[PiiFinding]]:
 
 
 def _find(text: bytes) -> list[tuple[str, Span]]:
-    """What is to be replaced, in no order; spans may overlap."""
+    """Spans to be replaced, in no order; they may overlap."""
     spans: list[tuple[str, Span]] = []
     if b"PRIVATE KEY" in text:
         spans += _private_keys(text)

@@ -1,6 +1,6 @@
 """`cpplm corpus check`: how many of a corpus's documents compile.
 
-A seeded sample is compiled, each document alone in the sandbox (see `compiling.py`), under conditions that
+A seeded sample is compiled, each document alone in the sandbox (see `compiler.py`), under conditions that
 are reported side by side:
 
     as_is         the compiler's own headers and what /usr/include has
@@ -58,7 +58,7 @@ class CompileRateSettings:
     sample: int = 200
     """Documents to compile."""
     seed: int = 0
-    """Which ones."""
+    """Seed of the sample."""
     project: str | None = None
     """Only documents of this project."""
     kind: DocumentKind | None = None
@@ -135,7 +135,7 @@ class CompiledDocument:
 
 @dataclass(frozen=True)
 class _SampleCompiler:
-    """What every compilation needs."""
+    """Compiles a sample of documents under one condition after the other."""
 
     settings: CompileRateSettings
     sandbox: Sandbox

@@ -118,7 +118,7 @@ class _RowReader:
 
 
 def _document(row: dict[str, Any]) -> dict[str, Any]:
-    """What other programs can use of a row: offsets mean nothing to them."""
+    """A row without the columns that mean nothing to other programs: offsets."""
     return {name: value for name, value in row.items() if name not in (SPANS_COLUMN, DOCSTRINGS_COLUMN)}
 
 

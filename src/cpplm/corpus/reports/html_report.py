@@ -70,7 +70,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class KindTotals:
-    """What there is of one kind of documents; `tokens` is 0 where they were not counted."""
+    """Totals of one kind of documents; `tokens` is 0 where they were not counted."""
 
     documents: int = 0
     size: int = 0
@@ -83,7 +83,7 @@ class KindTotals:
 
 @dataclass(frozen=True)
 class CorpusPage:
-    """What the template shows."""
+    """Values that the template shows."""
 
     name: str
     version: str

@@ -17,7 +17,7 @@ _ON_A_PAGE = 12
 
 @dataclass(frozen=True)
 class InspectSettings:
-    """Which documents to show."""
+    """Settings of `cpplm corpus inspect`."""
 
     corpus: Annotated[str, Argument("CORPUS", positional=True)]
     """Folder or bucket URL of a corpus."""
@@ -26,9 +26,9 @@ class InspectSettings:
     kind: str | None = None
     """Only documents of this kind."""
     num: int | None = None
-    """How many documents to show; when left out, 1 in the terminal and 12 on a page."""
+    """Number of documents to show; when left out, 1 in the terminal and 12 on a page."""
     seed: int = 0
-    """Which ones: another seed shows others."""
+    """Seed of the sample: another one shows others."""
     page: Path | None = None
     """Write an HTML page that opens offline, with charts and the documents, to this file."""
 

@@ -59,7 +59,7 @@ def corpus_totals(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _semantic(projects: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many files libclang understood, with how many compilation databases."""
+    """The number of files that libclang parsed, and of compilation databases."""
     incomplete: Counter[str] = Counter()
     for project in projects:
         incomplete.update({reason: entry["files"] for reason, entry in project["incomplete"].items()})
@@ -173,7 +173,7 @@ def describe_overlap(validation: dict[str, Any]) -> str:
 
 
 def _compiled(totals: dict[str, Any]) -> list[str]:
-    """What the compiler said, where it was asked."""
+    """Compile rates of a corpus with labels, as lines."""
     if "labels" not in totals:
         return []
     labels = totals["labels"]
@@ -197,7 +197,7 @@ def _compiled(totals: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class FilterResult:
-    """What a filter did to all projects; `share` is that of its bytes in all bytes read, 0 if not counted."""
+    """The effect of a filter on all projects; `share` is that of its bytes in all bytes, 0 if not counted."""
 
     action: str
     reason: str
