@@ -27,14 +27,13 @@ from license_expression import (
 from cpplm.core.errors import UserError
 
 # Those that let code be used in any work, closed ones included, for no more than a notice.
-PERMISSIVE = frozenset(
-    (
-        "0BSD AFL-3.0 Apache-1.1 Apache-2.0 Artistic-2.0 BlueOak-1.0.0 BSD-1-Clause BSD-2-Clause "
-        "BSD-2-Clause-Patent BSD-3-Clause BSD-3-Clause-Clear BSL-1.0 CC0-1.0 curl FTL HPND ICU IJG ISC "
-        "libpng-2.0 MIT MIT-0 MIT-CMU MS-PL MulanPSL-2.0 NCSA OpenSSL PostgreSQL PSF-2.0 TCL Unicode-3.0 "
-        "Unlicense UPL-1.0 WTFPL X11 Zlib zlib-acknowledgement"
-    ).split()
+_PERMISSIVE = (
+    "0BSD AFL-3.0 Apache-1.1 Apache-2.0 Artistic-2.0 BlueOak-1.0.0 BSD-1-Clause BSD-2-Clause "
+    "BSD-2-Clause-Patent BSD-3-Clause BSD-3-Clause-Clear BSL-1.0 CC0-1.0 curl FTL HPND ICU IJG ISC "
+    "libpng-2.0 MIT MIT-0 MIT-CMU MS-PL MulanPSL-2.0 NCSA OpenSSL PostgreSQL PSF-2.0 TCL Unicode-3.0 "
+    "Unlicense UPL-1.0 WTFPL X11 Zlib zlib-acknowledgement"
 )
+PERMISSIVE = frozenset(_PERMISSIVE.split())
 _TAG = re.compile(rb"SPDX-License-Identifier:[ \t]*([^\n\r]{1,200})")
 _TAG_END = re.compile(r"\s*(?:\*/|-->|\"|'|\\n).*$")
 _NAMED_LIKE_A_LICENSE = re.compile(
