@@ -19,7 +19,7 @@ from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.jax.twins import TWINS, torch_model
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize("size", [1e-3, 1e-6])
 def test_the_epsilon_of_norms_is_torchs(size: float) -> None:
     """That of float32, also for bfloat16: at 1e-3 it still matters little, at 1e-6 it is everything."""
     x = size * np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)

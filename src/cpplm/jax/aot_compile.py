@@ -53,7 +53,7 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """What the compiler says of a program, in bytes of one device; see `compile_step`.
+    """The compiler's figures of a program, in bytes of one device; see `compile_step`.
 
     Attributes:
         seconds: that compiling took.

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import torch
 from jax.sharding import Mesh
+from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
@@ -30,7 +31,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.settings import DEFAULT_KERNELS
 from cpplm.tokenizer.token_normalization import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.backend import TrainModule
+from cpplm.train.backend import TrainBackend, TrainModule
 from cpplm.train.backend_registry import register_backend
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.weights import load_tensors
@@ -41,8 +42,8 @@ from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 
-class JaxBackend:
-    """See `cpplm.train.backend.TrainBackend`. The mesh is made when the world is opened."""
+class JaxBackend(TrainBackend):
+    """Training with JAX. The mesh is made when the processes are joined."""
 
     def __init__(self, settings: TrainSettings) -> None:
         """Nothing is touched yet.
@@ -55,9 +56,9 @@ class JaxBackend:
         self._mesh: Mesh | None = None
         self._sharder = HostBatchSharder(1, (0,), 0, 1)
 
+    @override
     @contextmanager
     def init_distributed(self) -> Iterator[DistContext]:
-        """See `TrainBackend`; the world is a `JaxDistContext`."""
         settings = self._settings
         with initialize(settings) as devices:
             sizes = mesh_sizes(settings.jax.axes(), len(devices))
@@ -86,8 +87,8 @@ class JaxBackend:
         """This host's rows, once the world is open."""
         return self._sharder
 
+    @override
     def devices(self, settings: TrainSettings) -> Devices:
-        """The TPU chips, or this CPU."""
         chip = self.mesh.devices.flat[0]
         known = CHIPS_BY_KIND.get(chip.device_kind)
         if known is None:  # virtual chips of one CPU are one device
@@ -96,11 +97,12 @@ class JaxBackend:
         chips = self.mesh.size
         return Devices(chip.device_kind, "tpu", chips, known.device_peak, "maker", known.device_memory)
 
+    @override
     def estimate_memory(self, settings: TrainSettings, config: ModelConfig) -> None:
         """None: only the compiler knows it, as `cpplm tpu check` reports."""
 
+    @override
     def check(self, settings: TrainSettings, config: ModelConfig) -> dict[str, Any]:
-        """See `TrainBackend`."""
         sizes = dict(self.mesh.shape)
         lengths = settings.data.row_lengths(settings.max_seq_len)
         check_mesh(sizes, config, lengths)
@@ -116,10 +118,11 @@ class JaxBackend:
             "jax": jax.__version__,
         }
 
+    @override
     def to_device(self, batch: Batch) -> Batch:
-        """See `TrainBackend`."""
         return to_device(batch, self._sharder, self.mesh)
 
+    @override
     def build(
         self,
         settings: TrainSettings,
@@ -128,7 +131,7 @@ class JaxBackend:
         checkpoint: Checkpoint | None,
         budget: TrainingBudget,
     ) -> TrainModule:
-        """See `TrainBackend`. A new model begins with the weights that PyTorch would give it."""
+        """Build or restore; a new model begins with the weights that PyTorch would give it."""
         step = train_step(settings, config, budget, self.mesh)
         if checkpoint is None:
             weights = init_params(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
@@ -184,7 +187,7 @@ def train_step(settings: TrainSettings, config: ModelConfig, budget: TrainingBud
 
 
 def run_settings(settings: TrainSettings, mesh: Mesh) -> RunSettings:
-    """How the model is computed: in bfloat16 on TPUs unless told."""
+    """Settings of how the model is computed: in bfloat16 on TPUs unless another precision is given."""
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     bfloat16 = settings.precision == "bf16" or (settings.precision == "auto" and on_tpu)
     return RunSettings(
@@ -193,7 +196,7 @@ def run_settings(settings: TrainSettings, mesh: Mesh) -> RunSettings:
 
 
 def _refuse_settings_of_torch(settings: TrainSettings) -> None:
-    """What JAX would pass over in silence."""
+    """Refuse settings that JAX would pass over in silence."""
     instead = {
         "shard": "Use --mesh fsdp=CHIPS.",
         "gradient_checkpointing": "Use --remat full.",

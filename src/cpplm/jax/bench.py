@@ -52,13 +52,13 @@ class BenchReport:
     slowest_seconds: float
     tokens_per_second: float
     flops_per_second: float
-    """Of the model by `cpplm.model.flops`."""
+    """Operations of the model, by `cpplm.model.flops`."""
     mfu: float | None
     """Share of the devices' peak; None where it is not known, as on a CPU."""
     peak_memory_bytes: int
-    """Of one device; on a CPU, of the process."""
+    """Most memory of one device; on a CPU, of the process."""
     loss: float
-    """Of random ids, after the last step."""
+    """Loss of random ids, after the last step."""
 
     def text(self) -> str:
         """For people."""

@@ -137,5 +137,5 @@ class _Ngrams:
 
 
 def _is_of_ngrams(name: str) -> bool:
-    """Whether a weight, without its prefix, is of a layer's n-gram memory."""
+    """True where a weight, without its prefix, is of a layer's n-gram memory."""
     return name.startswith(("engram.", "connections.engram."))

@@ -1,4 +1,4 @@
-"""Memory of n-grams, read beside the layers: see `cpplm.model.engram`, whose twin this is.
+"""Memory of n-grams, read beside the layers: the twin of `cpplm.model.engram`.
 
 Shapes: B batch, T tokens, C model_dim, N longest order, K tables (orders times hash heads), X bottleneck, or
 all tables' embeddings beside each other.
@@ -42,7 +42,7 @@ def table_rows(constants: Params, ids_BT: jax.Array) -> jax.Array:
 
 
 def engram_memory(weights: Params, x_BTC: jax.Array, found_BTX: jax.Array, engram: EngramConfig) -> jax.Array:
-    """What the memory adds to the residual stream, shape BTC.
+    """Compute the memory's part of the residual stream, shape BTC.
 
     Args:
         weights: `key`, `value` and `taps` of one layer.
@@ -61,7 +61,7 @@ def engram_memory(weights: Params, x_BTC: jax.Array, found_BTX: jax.Array, engra
 
 
 def engram_branch(weights: Params, x_BTC: jax.Array, engram: EngramConfig) -> jax.Array:
-    """What the branch over the last states adds to the residual stream, shape BTC."""
+    """Compute the part of the residual stream of the branch over the last states, shape BTC."""
     reduced_BTX = linear(x_BTC, weights["reduce.weight"])
     taps, first = weights["taps"].astype(x_BTC.dtype), 0
     total_BTX = jnp.zeros_like(reduced_BTX)

@@ -1,4 +1,4 @@
-"""What followed the last time: see `cpplm.model.induction`, whose twin this is.
+"""The token that followed the same tokens before: the twin of `cpplm.model.induction`.
 
 Shapes: B batch, T tokens, C model_dim, L lengths of matches.
 """
@@ -50,7 +50,7 @@ def _latest_match(keys: tuple[jax.Array, jax.Array], places_BT: jax.Array) -> tu
 
 
 def induction_embedding(weights: Params, embedded_BTC: jax.Array, lengths_BT: jax.Array) -> jax.Array:
-    """What the embeddings take in, shape BTC.
+    """Compute what is added to the embeddings, shape BTC.
 
     Args:
         weights: `mix.weight` and `scales`.

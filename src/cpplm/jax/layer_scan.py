@@ -21,14 +21,14 @@ Carry = TypeVar("Carry")
 
 
 class LayerKind(NamedTuple):
-    """What is fixed when a layer is compiled. `window` counts earlier tokens; None is all of them."""
+    """Traits that are fixed when a layer is compiled. `window` counts earlier tokens; None is all of them."""
 
     window: int | None
     has_value_embedding: bool
     is_sparse: bool
 
     def has_weight(self, name: str) -> bool:
-        """Whether such layers have a weight of this name; the dimension in front counts those that do."""
+        """True where such layers have a weight of this name; the dimension in front counts those that do."""
         if name.startswith("attention.value_"):  # its embedding and that one's gate
             return self.has_value_embedding
         return self.is_sparse or not name.startswith("attention.indexer.")
@@ -42,7 +42,7 @@ class LayerIndex(NamedTuple):
 
     @property
     def in_loop(self) -> bool:
-        """Whether the number is a loop's counter."""
+        """True where the number is a loop's counter."""
         return len(self.candidates) > 1
 
 
@@ -54,7 +54,7 @@ class Segment(NamedTuple):
     repeats: int
 
     def layers(self, position: int) -> range:
-        """Those at one position of the period."""
+        """Layers at one position of the period."""
         return range(self.first + position, self.first + self.period * self.repeats, self.period)
 
 

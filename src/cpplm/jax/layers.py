@@ -45,7 +45,7 @@ def scale_by(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def shift_right(x: jax.Array, distance: int, axis: int = 1) -> jax.Array:
-    """What stood so many tokens before each token; zeros before the start."""
+    """Move each token so many places to the right; zeros come in at the start."""
     if distance == 0:
         return x
     length = x.shape[axis]

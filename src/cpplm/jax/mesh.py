@@ -1,4 +1,4 @@
-"""Which chip has what: the mesh, and how batch, weights and optimizer state lie on it.
+"""The mesh of chips, and how batch, weights and optimizer state lie on it.
 
 The axes are those of `cpplm.jax.mesh_axes`. A weight is divided over `model` as its heads or hidden
 units are, and over `fsdp` along its longest other dimension. Optimizer state lies as its weight does and is
@@ -87,7 +87,7 @@ def check_mesh(sizes: Mapping[str, int], config: ModelConfig, row_lengths: Seque
 
 
 def weight_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """How a weight of the JAX model lies on the mesh."""
+    """Partition of a weight of the JAX model."""
     axes: list[Any] = [None] * len(shape)
     free = list(range(1 if is_stacked(name) else 0, len(shape)))
     if len(free) < 2 or math.prod(shape) < MIN_SHARDED_SIZE // 16:
@@ -101,7 +101,7 @@ def weight_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def state_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """How a state of a weight, with as many dimensions as it, lies on the mesh."""
+    """Partition of a state of a weight, with as many dimensions as it."""
     whole = weight_spec(name, shape, mesh)
     if math.prod(shape) < MIN_SHARDED_SIZE:
         return whole
@@ -129,12 +129,12 @@ def _divide(axes: list[Any], shape: tuple[int, ...], free: list[int], name: str,
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of tokens and targets, shape BT."""
+    """Sharding of tokens and targets, shape BT."""
     return NamedSharding(mesh, partition_spec(mesh, BATCH, CONTEXT))
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
-    """Of what each host gets back, shape BT: rows divided as a batch's are, none of them cut.
+    """Sharding of results for each host, shape BT: rows divided as a batch's are, none of them cut.
 
     Chips of other hosts may have computed parts of a row.
     """
@@ -182,7 +182,7 @@ def _gather(array: jax.Array) -> np.ndarray:
 
 
 def _is_complete_on_each_host(array: jax.Array) -> bool:
-    """Whether the chips of each host have all parts of it: the same answer on all hosts."""
+    """True where the chips of each host have all parts of it: the same answer on all hosts."""
     parts: dict[int, set[str]] = {}
     indices: Mapping[jax.Device, Any] = array.sharding.devices_indices_map(array.shape)
     for device, index in indices.items():

@@ -18,7 +18,7 @@ CONTEXT = "context"
 MODEL = "model"
 
 Axis = str | tuple[str, ...] | None
-"""What one dimension is divided over."""
+"""Mesh axes over which one dimension is divided."""
 
 
 def partition_spec(mesh: Mesh, *axes: Axis) -> P:
@@ -71,7 +71,7 @@ def per_shard(
 
 
 def axis_size(mesh: Mesh | None, axis: str) -> int:
-    """Into how many parts an axis divides."""
+    """Number of parts into which an axis divides."""
     return 1 if mesh is None else mesh.shape.get(axis, 1)
 
 

@@ -30,7 +30,7 @@ from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 
 class TrainBatch(TypedDict):
-    """What a step is given. Scalars may change from step to step without compiling again."""
+    """Input of a step. Scalars may change from step to step without compiling again."""
 
     inputs: jax.Array
     """Ids, BT, int32."""
@@ -39,7 +39,7 @@ class TrainBatch(TypedDict):
     documents: NotRequired[jax.Array]
     """Attention stays inside the document that each token names, BT, int32."""
     multi_token_weight: NotRequired[jax.Array | float]
-    """Of the mean loss of the heads that predict further tokens; 0 unless given."""
+    """Weight of the mean loss of the heads that predict further tokens; 0 unless given."""
     dense_attention: NotRequired[jax.Array | bool]
     """Sparse layers attend to everything, as in the warm-up of their indexers."""
 
@@ -47,7 +47,7 @@ class TrainBatch(TypedDict):
 def loss(
     params: Params, batch: TrainBatch, config: ModelConfig, run: RunSettings, *, mesh: Mesh | None = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What training minimises, in nats per token, and its parts.
+    """Compute the loss that training minimizes, in nats per token, and its parts.
 
     Args:
         params: of `cpplm.jax.param_stacking.stack_params`; gradients are for its floats

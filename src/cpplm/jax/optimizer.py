@@ -38,7 +38,7 @@ EPSILON = 1e-10  # AdamW's, as in cpplm.optim.update_rules
 
 @dataclass(frozen=True)
 class Optimizer:
-    """By which rule each weight learns, at which rate; see `Optimizer.of`.
+    """The rule by which each weight learns, and its rate; made by `Optimizer.of`.
 
     Attributes:
         groups: for each weight of the JAX model that learns.
@@ -94,7 +94,7 @@ class Optimizer:
         )
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all state, float32, by "name/kind"."""
+        """Shapes of all state, float32, by "name/kind"."""
         shapes: dict[str, tuple[int, ...]] = {}
         for name, group in self.groups.items():
             shape = self.shapes[name]
@@ -109,7 +109,7 @@ class Optimizer:
         return shapes
 
     def state_specs(self) -> dict[str, P]:
-        """How the state lies on the mesh."""
+        """Partitions of the state on the mesh."""
         specs: dict[str, P] = {}
         assert self.mesh is not None  # noqa: S101  (there is nothing to divide without one)
         for key, shape in self.state_shapes().items():
@@ -235,7 +235,7 @@ class Optimizer:
 
 
 def orthogonalize(matrices_LRC: jax.Array) -> jax.Array:
-    """See `cpplm.optim.update_rules.orthogonalize`; any number of dimensions in front, norms in float32."""
+    """Polar factors, as in `cpplm.optim.update_rules`; any number of dimensions in front, float32 norms."""
     rows, columns = matrices_LRC.shape[-2:]
     norms = jnp.linalg.norm(matrices_LRC.astype(jnp.float32), axis=(-2, -1), keepdims=True)
     x = (matrices_LRC / (norms * 1.02 + 1e-6)).astype(matrices_LRC.dtype)
@@ -247,13 +247,13 @@ def orthogonalize(matrices_LRC: jax.Array) -> jax.Array:
 
 
 def equilibrate_rows(matrices_LRC: jax.Array) -> jax.Array:
-    """See `cpplm.optim.update_rules.equilibrate_rows`."""
+    """Give all rows of a matrix the same norm, as `cpplm.optim.update_rules` does."""
     norms = jnp.linalg.norm(matrices_LRC, axis=-1, keepdims=True)
     return matrices_LRC * (norms.mean(axis=-2, keepdims=True) / jnp.maximum(norms, 1e-10))
 
 
 def snap_norm(matrices_LRC: jax.Array) -> jax.Array:
-    """See `cpplm.optim.update_rules.snap_norm`."""
+    """Give each matrix the norm of an orthogonal one, as `cpplm.optim.update_rules` does."""
     norms = jnp.linalg.norm(matrices_LRC, axis=(-2, -1), keepdims=True)
     return matrices_LRC * (min(matrices_LRC.shape[-2:]) ** 0.5 / jnp.maximum(norms, 1e-10))
 
@@ -261,7 +261,7 @@ def snap_norm(matrices_LRC: jax.Array) -> jax.Array:
 def normalize_variance(
     directions_LRC: jax.Array, second_moment: jax.Array, beta2: float
 ) -> tuple[jax.Array, jax.Array]:
-    """See `cpplm.optim.update_rules.normalize_variance`; gives the new second moment, too."""
+    """NorMuon's normalization, as in `cpplm.optim.update_rules`; gives the new second moment, too."""
     axis = -1 if directions_LRC.shape[-2] >= directions_LRC.shape[-1] else -2
     mean_square = jnp.mean(jnp.square(directions_LRC), axis=axis, keepdims=True)
     second_moment = second_moment + (1 - beta2) * (mean_square - second_moment)
@@ -279,7 +279,7 @@ def _adamw(
     plan: Mapping[str, jax.Array],
     touched: jax.Array | None,
 ) -> tuple[jax.Array, State]:
-    """See `cpplm.optim.update_rules.adamw_` and `adamw_rows_`."""
+    """One step of `adamw_` and `adamw_rows_` of `cpplm.optim.update_rules`."""
     assert group.beta2 is not None  # noqa: S101  (Group checked)
     rate = group.learning_rate * plan["learning_rate"]
     step = state["step"] + 1

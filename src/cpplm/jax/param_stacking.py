@@ -27,7 +27,7 @@ _ALONE = "engram.table.weight"
 
 
 def stacked_name(name: str) -> str:
-    """Where a weight of the checkpoint is found here."""
+    """Name here of a weight of the checkpoint."""
     match = _OF_LAYER.fullmatch(name)
     return name if match is None or match[2] == _ALONE else f"blocks.{match[2]}"
 
@@ -42,7 +42,7 @@ def checkpoint_names(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def is_stacked(name: str) -> bool:
-    """Whether the first dimension of a weight here counts layers."""
+    """True where the first dimension of a weight here counts layers."""
     return name.startswith("blocks.") and _OF_LAYER.fullmatch(name) is None
 
 
@@ -128,7 +128,7 @@ def to_checkpoint_dtype(array: Array) -> Array:
 
 
 def partition_params(params: Mapping[str, jax.Array]) -> tuple[Params, Params]:
-    """What learns, and the integers, which do not: gradients are taken for the first part alone."""
+    """Split weights into those that learn, for which gradients are taken, and the integers, which do not."""
     learning = {name: array for name, array in params.items() if jnp.issubdtype(array.dtype, jnp.floating)}
     return learning, {name: array for name, array in params.items() if name not in learning}
 

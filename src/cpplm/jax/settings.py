@@ -1,4 +1,4 @@
-"""How the JAX model is computed; none of it changes what is computed, but for rounding."""
+"""Settings of how the JAX model is computed; none of it changes what is computed, but for rounding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RunSettings(JaxSettings):
     """`JaxSettings` and what follows from the devices. A static argument of jitted functions: hashable."""
 
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of matrix products and of the residual stream; weights stay float32."""
+    """Dtype of matrix products and of the residual stream; weights stay float32."""
     scan: bool = True
     """Compile layers that repeat once; otherwise each on its own."""
     sparse_block: int = 128

@@ -25,7 +25,7 @@ from cpplm.model.kernels.sparse import LOWEST
 
 
 class IndexerOutput(NamedTuple):
-    """What an indexer gives: queries BTJE, keys BTE, weights BTJ."""
+    """Output of an indexer: queries BTJE, keys BTE, weights BTJ."""
 
     query: jax.Array
     key: jax.Array
@@ -33,7 +33,7 @@ class IndexerOutput(NamedTuple):
 
 
 class _Queries(NamedTuple):
-    """What there is for each query; the second dimension counts them."""
+    """All that belongs to the queries; the second dimension counts them."""
 
     query_BTHD: jax.Array
     index_BTJE: jax.Array
@@ -43,7 +43,7 @@ class _Queries(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """What there is for each key."""
+    """All that belongs to the keys."""
 
     key_BSGD: jax.Array
     value_BSGD: jax.Array

@@ -34,7 +34,7 @@ Tokens = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class TrainStep:
-    """What one step computes.
+    """One training step, ready to be compiled for shapes of batches.
 
     Attributes:
         config: of the model.
@@ -49,14 +49,14 @@ class TrainStep:
     mesh: Mesh
 
     def weight_shardings(self) -> dict[str, NamedSharding]:
-        """Of all weights, the integers included."""
+        """Shardings of all weights, the integers included."""
         return {
             name: NamedSharding(self.mesh, weight_spec(name, shape.shape, self.mesh))
             for name, shape in abstract_params(self.config).items()
         }
 
     def state_shardings(self) -> dict[str, NamedSharding]:
-        """Of the optimizer's state."""
+        """Shardings of the optimizer's state."""
         return {key: NamedSharding(self.mesh, spec) for key, spec in self.optimizer.state_specs().items()}
 
     def lower(self, rows: int, length: int, *, count: int = 1, documents: bool = False) -> Any:

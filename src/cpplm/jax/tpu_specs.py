@@ -1,4 +1,4 @@
-"""What TPU chips have, by Google's data sheets, and how slices of them are named.
+"""Memory and rates of TPU chips, by Google's data sheets, and the names of slices.
 
 | name | memory | bf16 peak    | data sheet, at docs.cloud.google.com |
 |------|--------|--------------|--------------------------------------|
@@ -48,19 +48,19 @@ class Chip:
 
     name: str
     kind: str
-    """What JAX calls it, `Device.device_kind`."""
+    """JAX's name of it, `Device.device_kind`."""
     memory_gib: int
     peak_teraflops: float
     """Dense bfloat16 products, 10^12 operations per second."""
     shapes: dict[int, tuple[int, ...]]
     counted: int = 1
-    """What Google's names count: 2 cores of each chip, as in v5p-8 with its 4 chips, or chips."""
+    """Units that Google's names count: 2 cores of each chip, as in v5p-8 with its 4 chips, or chips."""
     devices: int = 1
     """JAX devices of a chip, among which its memory and rate are divided."""
     libtpu_name: str = ""
-    """What libtpu calls it."""
+    """libtpu's name of it."""
     libtpu_options: tuple[tuple[str, str], ...] = ()
-    """What libtpu must be told to see a chip as one device."""
+    """Options with which libtpu sees a chip as one device."""
 
     @property
     def device_memory(self) -> int:
@@ -98,7 +98,7 @@ class Slice:
 
     @property
     def devices(self) -> int:
-        """As JAX counts them."""
+        """Number of devices as JAX counts them."""
         return self.chips * self.chip.devices
 
     @property
@@ -109,7 +109,7 @@ class Slice:
 
     @property
     def options(self) -> dict[str, object]:
-        """What libtpu has to be told besides."""
+        """Options that libtpu needs besides."""
         options: dict[str, object] = dict(self.chip.libtpu_options)
         if self.chip.shapes is FLAT and self.chips in HOST:
             options["chips_per_host_bounds"] = HOST[self.chips]

@@ -141,12 +141,12 @@ class JaxTrainModule(TrainModule):
 
     @override
     def peak_memory(self) -> int:
-        """Of one chip; where it does not say, of this process."""
+        """Most memory of one chip; where it does not say, of this process."""
         return _memory(self._chip)[1]
 
     @override
     def memory_breakdown(self) -> dict[str, int]:
-        """Of one chip."""
+        """Memory of one chip."""
         held, peak = _memory(self._chip)
         weights = self._bytes({**self._learning, **self._constants})
         gradients, optimizer = self._bytes(self._learning), self._bytes(self._state)

@@ -78,7 +78,7 @@ def attend(
 
 
 def resolve_attention(kind: str, mesh: Mesh | None = None, *, interpret: bool = False) -> str:
-    """What computes attention on these devices; it is what `auto` stands for.
+    """Name the kind that computes attention on these devices: what `auto` stands for.
 
     Raises:
         UserError: no such kind, or one that only TPUs have, elsewhere.

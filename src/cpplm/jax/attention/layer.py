@@ -25,7 +25,7 @@ from cpplm.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What every layer of one forward pass is told.
+    """All that every layer of one forward pass shares.
 
     `documents_BT` names the document of each token, to keep attention inside it; `dense` lets sparse layers
     attend to everything while their indexer warms up.
@@ -78,7 +78,7 @@ def _rope_norm(heads: jax.Array, context: ForwardContext) -> jax.Array:
 
 
 def _gated_embedding(weights: Params, x_BTC: jax.Array, context: ForwardContext) -> jax.Array:
-    """What each token's own embedding adds to its values, BTGD (after ResFormer, Zhou et al. 2024)."""
+    """Gate each token's own embedding, a part of its values, BTGD (ResFormer, Zhou et al. 2024)."""
     inputs = weights["value_gate.weight"].shape[1]
     gate_BTG = jax.nn.sigmoid(linear(x_BTC[..., :inputs], weights["value_gate.weight"]))
     embedded = weights["value_embedding.weight"][context.ids_BT].astype(x_BTC.dtype)

@@ -1,4 +1,4 @@
-"""Which mesh axes divide attention, and what a kernel must be given to run on each device alone.
+"""Mesh axes that divide attention, and the specs that a kernel needs to run on each device alone.
 
 Rows of a batch are divided by `data` and `fsdp`, heads by `model`, the tokens of a row by `context`. XLA
 divides einsums by itself; a Pallas kernel is opaque to it and runs inside `jax.shard_map`.
@@ -44,7 +44,7 @@ class AttentionSharding:
         )
 
     def check(self, *, batch: int, length: int, heads: int, groups: int) -> None:
-        """Whether these sizes divide among the devices.
+        """Refuse sizes that do not divide among the devices.
 
         Raises:
             UserError: one does not.
@@ -62,9 +62,9 @@ class AttentionSharding:
                 )
 
     def spec(self, *, sequence: bool) -> P:
-        """Of an array BHTD; with `sequence` its tokens are divided too."""
+        """Partition of an array BHTD; with `sequence` its tokens are divided too."""
         return P(self.batch, self.heads, self.sequence if sequence else None, None)
 
     def document_spec(self, *, sequence: bool) -> P:
-        """Of an array BT."""
+        """Partition of an array BT."""
         return P(self.batch, self.sequence if sequence else None)
