@@ -107,16 +107,8 @@ def test_several_holes_and_empty_sides(engine: Engine, command: Command) -> None
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_drafts_do_not_change_the_text(command: Command, samples: int) -> None:
-    arguments = (
-        "--prompt",
-        "int a; int b; int a;",
-        "--num_samples",
-        str(samples),
-        "--max_new_tokens",
-        "30",
-        "-t",
-        "0.2",
-    )
+    prompt = ("--prompt", "int a; int b; int a;", "--num_samples", str(samples))
+    arguments = (*prompt, "--max_new_tokens", "30", "-t", "0.2")
     text, figures = command(*arguments)
     drafted_text, drafted = command(*arguments, "--draft", "lookup", "--draft_tokens", "3")
     assert drafted_text == text

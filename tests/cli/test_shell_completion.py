@@ -68,7 +68,9 @@ def test_bash_completes_files_where_nothing_is_offered(bash_script: Path) -> Non
     assert done.stdout == "complete -o default -F _cpplm cpplm\n"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    "shell", ["fish", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bash", "zsh"))]
+)
 def test_the_script_is_sound(shell: str, tmp_path: Path) -> None:
     script = completion(CompletionSettings(shell)).text  # type: ignore[arg-type]
     assert "corpus" in script

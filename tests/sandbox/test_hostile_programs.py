@@ -84,15 +84,8 @@ def test_secrets_stay_secret(
     targets = [public_file, public_file.parent, __file__, "../" * 12 + "etc/passwd"]
     targets += ["/etc/passwd", "/etc/shadow", "/etc/hostname", "/root", "/home", "/tmp", "/var/log", "/boot"]
     targets += ["/proc/1/environ", "/proc/self/root/etc/passwd", f"{me}/environ", f"{me}/cmdline"]
-    targets += [
-        f"{me}/root/etc/passwd",
-        f"{parent}/cwd",
-        "/sys",
-        "/dev/kmsg",
-        "/dev/mem",
-        "/dev/sda",
-        "/dev/tty",
-    ]
+    targets += [f"{me}/root/etc/passwd", f"{parent}/cwd", "/sys"]
+    targets += ["/dev/kmsg", "/dev/mem", "/dev/sda", "/dev/tty"]
     assert attack("read_secrets", *targets).stdout == HARMLESS
 
 

@@ -86,13 +86,8 @@ def test_the_harness_environment_does_not_reach_the_compiler(
     (folder / "planted.h").write_text("#error planted\n")
     (folder / "cc1plus").write_text("#!/bin/sh\necho planted >&2\nexit 1\n")
     (folder / "cc1plus").chmod(0o755)
-    for variable in (
-        "CPLUS_INCLUDE_PATH",
-        "COMPILER_PATH",
-        "GCC_EXEC_PREFIX",
-        "LIBRARY_PATH",
-        "LD_LIBRARY_PATH",
-    ):
+    paths = ("CPLUS_INCLUDE_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "LIBRARY_PATH", "LD_LIBRARY_PATH")
+    for variable in paths:
         monkeypatch.setenv(variable, f"{folder}/")
     result = compile_in(
         sandbox, "#if __has_include(<planted.h>)\n#include <planted.h>\n#endif\nint main() {}"

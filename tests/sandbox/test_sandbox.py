@@ -204,12 +204,7 @@ def test_nothing_runs_when_no_backend_works(monkeypatch: pytest.MonkeyPatch) -> 
     )
     with pytest.raises(UserError) as caught:
         Sandbox.probe()
-    for words in (
-        "namespaces is closed",
-        "bubblewrap is closed",
-        "landlock is closed",
-        "apt-get install bubblewrap",
-    ):
+    for words in ("namespaces is closed", "bubblewrap is closed", "landlock is closed", "apt-get install"):
         assert words in str(caught.value)
 
 

@@ -58,7 +58,7 @@ def measured_flops(device: torch.device, dtype: torch.dtype, threads: int) -> fl
 
 
 def _fastest_product(size: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Seconds."""
+    """Seconds of the fastest of many products."""
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     (left @ right)[0, 0].item()  # the first one prepares the library
     fastest, begin = float("inf"), time.perf_counter()

@@ -17,7 +17,7 @@ Submit = Callable[[DocumentGroup, tuple[Leftover, ...]], "Future[PackedRows]"]
 
 
 class RowStream:
-    """Gives rows. `state` is where it stands, None before the first row."""
+    """Iterates over the rows of one stream; `state` is where it stands, None before the first row."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class ShardBatch:
         return self.shard.bytes
 
     def texts(self) -> Iterator[tuple[str, bytes]]:
-        """Every document."""
+        """Every document of the shard, as (project, bytes)."""
         table = ShardReader(self.location).table(self.shard, ["project", "text"])
         texts = table["text"].cast(pa.binary()) if pa.types.is_string(table["text"].type) else table["text"]
         yield from zip(table["project"].to_pylist(), texts.to_pylist(), strict=True)

@@ -8,7 +8,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 
 class StreamDecoder:
-    """Gives out text as soon as it is whole: never half a UTF-8 character.
+    """Decodes token by token; gives out text as soon as it is whole: never half a UTF-8 character.
 
     The texts of all calls together are `tokenizer.decode` of all ids, without the first `skip` bytes.
     """
