@@ -9,7 +9,7 @@ number format, and transformers runs its own with `generate`. Weights are random
 of one length, the likeliest token is taken. The time of one token is that of all minus that of the first, so
 that reading the prompt does not count.
 
-    python benchmarks/decode.py --run RUN --data CORPUS --drafts lookup:2 heads:1
+    python benchmarks/decode.py --run RUN --data CORPUS --drafts lookup:2 heads:1 [--prompt 128]
 
 measures what drafts save instead: one completion at a time of the newest checkpoint of a run, with so many
 tokens drafted at a time, against the same without drafts. Prompts are the beginnings of held-out documents

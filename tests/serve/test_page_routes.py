@@ -135,12 +135,6 @@ def test_errors_and_warnings_at_their_places(client: TestClient) -> None:
     assert "missing" in answer["output"]
 
 
-def test_columns_are_counted_as_javascript_does(client: TestClient) -> None:
-    line = '/* äö 𝄞 */\tconst char* s = "日本"; int i = wrong;'
-    expected = len(line[: line.index("wrong")].encode("utf-16-le")) // 2 + 1
-    assert only_problem(client, f"\n{line}\n")[:3] == (2, expected, "error")
-
-
 def test_a_complaint_about_a_header_stands_where_the_file_asks_for_it(client: TestClient) -> None:
     source = (
         "#include <algorithm>\n#include <list>\nvoid f(std::list<int>& l) {\nstd::sort(l.begin(), l.end()); }"
@@ -148,12 +142,6 @@ def test_a_complaint_about_a_header_stands_where_the_file_asks_for_it(client: Te
     errors = [each for each in compiled(client, source)["diagnostics"] if each["severity"] == "error"]
     assert errors
     assert {each["line"] for each in errors} == {4}
-
-
-def test_what_the_linker_misses(client: TestClient) -> None:
-    line, _, severity, message = only_problem(client, "int f();\nint main() {\n  return f();\n}\n", run=True)
-    assert (line, severity) == (3, "error")
-    assert "f()" in message
 
 
 def test_nothing_of_the_host_comes_in(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-"""What requests look like: the fields that are done, those that change nothing, and no others.
+"""Requests of the API: the fields that are done, those that change nothing, and no others.
 
 Clients send much. What only hints at something, or means something to other servers alone, is taken and
 ignored (`IgnoredParams`). A parameter that would change the text and is not done is refused unless its value

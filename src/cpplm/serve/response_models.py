@@ -1,4 +1,4 @@
-"""What answers look like, as OpenAI's clients read them. `asked.py` has the requests.
+"""Responses of the API, as OpenAI's clients read them. `request_models.py` has the requests.
 
 Models are dumped without the fields that were not set, so that a field is null only where it is meant to be.
 """
