@@ -2,8 +2,7 @@
 
 Boundaries come from brackets, not from a grammar: at namespace scope a declaration ends at `;` or at the
 brace that closes its body, whatever the macros between. So one construct that a parser cannot read never
-spoils its neighbours. `SegmentedFile.sound` is False where even the brackets do not add up; such a
-file is not taken apart.
+spoils its neighbours. Where even the brackets do not add up (`SegmentedFile.sound`) a file stays whole.
 
 Every byte of code lies in exactly one piece, scope opener or scope closer; comments go with what follows
 them, or with what they trail on the same line.
