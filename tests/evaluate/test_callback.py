@@ -99,6 +99,7 @@ def test_a_deleted_checkpoint_is_measured_while_the_training_goes_on(
     assert [record["step"] for record in evaluations(settings.out)] == [4, 8]
 
 
+@pytest.mark.slow
 def test_it_is_given_up_when_its_time_is_over(settings: TrainSettings, problems: CppEvalSettings) -> None:
     watched = Watched(4, settings=problems, minutes=0.5 / 60)
     assert pretrain(settings, [watched]).step == 8

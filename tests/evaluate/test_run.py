@@ -160,6 +160,7 @@ def test_what_cannot_be_stored_is_not_measured(
         evaluation.cpp(CppEvalSettings(problems=problems, max_new_tokens=4))
 
 
+@pytest.mark.slow
 def test_other_problems_in_the_same_file_are_another_question(tmp_path: Path, evaluation: Evaluation) -> None:
     small = load_problems("small")
     path = tmp_path / "problems.jsonl"

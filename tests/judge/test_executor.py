@@ -243,6 +243,7 @@ def test_an_interrupted_judge_goes_on(sandbox: Sandbox, tmp_path: Path, runs: li
     assert [found[n].outcome for n in range(4)] == ["pass", *["wrong answer"] * 3]
 
 
+@pytest.mark.slow
 def test_other_limits_and_another_compiler_are_another_question(sandbox: Sandbox, tmp_path: Path) -> None:
     program = Program(BEFORE, RIGHT, AFTER)
     for limits in (ResourceLimits(), ResourceLimits(cpu_seconds=3)):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpplm.evaluate.fim.holes import (
     PROBLEM_KINDS,
-    Hole,
+    FimHole,
     choose_holes,
     fingerprint,
     hash_order,
@@ -29,7 +29,7 @@ PROBLEM = Problem(
 )
 
 
-def none_trivial(holes: list[Hole]) -> list[bool]:
+def none_trivial(holes: list[FimHole]) -> list[bool]:
     return [False] * len(holes)
 
 
@@ -101,10 +101,10 @@ def test_the_order_is_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize("gift", [lambda hole: "return" in hole.middle, lambda hole: True])
-def test_holes_that_pass_when_empty_are_replaced(gift: Callable[[Hole], bool]) -> None:
+def test_holes_that_pass_when_empty_are_replaced(gift: Callable[[FimHole], bool]) -> None:
     asked: list[str] = []
 
-    def find_trivial(holes: list[Hole]) -> list[bool]:
+    def find_trivial(holes: list[FimHole]) -> list[bool]:
         asked.extend(hole.name for hole in holes)
         return [gift(hole) for hole in holes]
 

@@ -10,7 +10,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.fim import suite as fim
-from cpplm.evaluate.fim.holes import Hole, problem_holes
+from cpplm.evaluate.fim.holes import FimHole, problem_holes
 from cpplm.evaluate.fim.report import FimReport, FimSample, edit_similarity
 from cpplm.evaluate.fim.suite import (
     BLOCK,
@@ -157,6 +157,7 @@ def test_answers_of_every_kind(
     assert value(report, "pass_rate") == pytest.approx(1 / 6)
 
 
+@pytest.mark.slow
 def test_answers_are_kept(problem_file: Path, tmp_path: Path, solutions: dict[CodePrompt, str]) -> None:
     class StopError(Exception):
         pass
@@ -282,7 +283,7 @@ def test_a_model_that_sees_no_suffix_is_cut_at_the_brace(
     assert report.config["supports_fim"] is False
 
 
-HOLE = Hole("a/multi/1-2", "multi", "a", "int f() {\n    if (x) {\n", "", "\n    }\n}\n", "", "")
+HOLE = FimHole("a/multi/1-2", "multi", "a", "int f() {\n    if (x) {\n", "", "\n    }\n}\n", "", "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.fim.holes import Hole, choose_holes, fingerprint, problem_holes
+from cpplm.evaluate.fim.holes import FimHole, choose_holes, fingerprint, problem_holes
 from cpplm.evaluate.fim.trivial_holes import (
     HOLES_PER_PROBLEM,
     SETS,
@@ -45,7 +45,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     return Judge(Sandbox.probe(), cache_dir=tmp_path_factory.mktemp("verdicts"))
 
 
-def default_holes(name: str) -> list[Hole]:
+def default_holes(name: str) -> list[FimHole]:
     """What the default settings choose, with a judge that must not be needed."""
     nobody = Says("sandbox error")
     return choose_holes(load_problems(name), HOLES_PER_PROBLEM, 0, lambda holes: find_trivial(holes, nobody))  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_what_is_not_known_is_tried(judge: Judge) -> None:
     assert find_trivial([body], nobody) == [False]  # type: ignore[arg-type]
     assert nobody.asked == []
     before, after = body.before + "// ", f"\n{problem.canonical_solution}"
-    comment = Hole("new", "single", "a", before, "what it does", after, "", "", problem.tests)
+    comment = FimHole("new", "single", "a", before, "what it does", after, "", "", problem.tests)
     assert find_trivial([body, comment], judge) == [False, True]
 
 

@@ -16,7 +16,7 @@ from cpplm.core.spans import SpanKind
 from cpplm.corpus.compile.compiler import compile_document
 from cpplm.cpp.parser import grammar
 from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
-from cpplm.evaluate.fim.holes import Hole, HoleKind, hash_order, informative_lines
+from cpplm.evaluate.fim.holes import FimHole, HoleKind, hash_order, informative_lines
 from cpplm.evaluate.syntax import parse
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
@@ -112,7 +112,7 @@ class _Candidates:
 
 def file_holes(
     location: str, per_kind: int, seed: int, visible: VisibleContext
-) -> tuple[list[Hole], dict[str, Text]]:
+) -> tuple[list[FimHole], dict[str, Text]]:
     """Holes in the code at a location: of each kind up to so many, from as many texts as there are.
 
     Which ones depends on the seed and on the texts, not on their order or place. Texts that the parser reads
@@ -147,7 +147,7 @@ def file_holes(
     return holes, used
 
 
-def _hole(group: str, text: Text, place: HoleSpan, visible: VisibleContext) -> Hole:
+def _hole(group: str, text: Text, place: HoleSpan, visible: VisibleContext) -> FimHole:
     data = text.text.encode()
     before, middle, after = (
         part.decode() for part in (data[: place.start], data[place.start : place.end], data[place.end :])
@@ -158,7 +158,7 @@ def _hole(group: str, text: Text, place: HoleSpan, visible: VisibleContext) -> H
     if len(suffix) < len(after) and "\n" in suffix:
         suffix = suffix[: suffix.rindex("\n") + 1]
     name = f"{group}/{place.kind}/{place.start}-{place.end}"
-    return Hole(name, place.kind, group, before, middle, after, prefix, suffix)
+    return FimHole(name, place.kind, group, before, middle, after, prefix, suffix)
 
 
 def compile_standalone(text: str, sandbox: Sandbox) -> Literal["compiles", "compile error", "sandbox error"]:

@@ -33,7 +33,7 @@ _WORD = re.compile(r"\w")
 
 
 @dataclass(frozen=True)
-class Hole:
+class FimHole:
     """Text in three parts; the model is to write the middle one."""
 
     name: str
@@ -66,7 +66,7 @@ class Hole:
         return sha256(json.dumps(parts).encode())[:32]
 
 
-def fingerprint(holes: Sequence[Hole]) -> str:
+def fingerprint(holes: Sequence[FimHole]) -> str:
     """A hash of a set of holes: equal sets give comparable scores."""
     return sha256("".join(f"{hole.name} {hole.fingerprint}\n" for hole in holes).encode())
 
@@ -86,7 +86,7 @@ def informative_lines(text: str) -> list[tuple[int, int, int]]:
     return lines
 
 
-def problem_holes(problem: Problem) -> dict[HoleKind, list[Hole]]:
+def problem_holes(problem: Problem) -> dict[HoleKind, list[FimHole]]:
     """All holes of a problem by kind, in the order of the text; none where the function does not end."""
     solution = problem.canonical_solution
     body = function_body(solution)
@@ -96,11 +96,11 @@ def problem_holes(problem: Problem) -> dict[HoleKind, list[Hole]]:
     begin = len(inside) - len(inside.lstrip("\n"))
     lines = informative_lines(inside)
 
-    def hole(kind: HoleKind, where: str, start: int, end: int) -> Hole:
+    def hole(kind: HoleKind, where: str, start: int, end: int) -> FimHole:
         before, after = problem.prompt + solution[:start], solution[end:]
         name = f"{problem.name}/{kind}{where}"
         middle = solution[start:end]
-        return Hole(name, kind, problem.name, before, middle, after, before, after, problem.tests)
+        return FimHole(name, kind, problem.name, before, middle, after, before, after, problem.tests)
 
     runs = [
         (first, last) for place, first in enumerate(lines) for last in lines[place + 1 :]
@@ -117,11 +117,11 @@ def problem_holes(problem: Problem) -> dict[HoleKind, list[Hole]]:
 class _Queue:
     """Candidates of one problem and kind, and how many of them are wanted."""
 
-    waiting: list[Hole]
+    waiting: list[FimHole]
     count: int
-    taken: list[Hole] = field(default_factory=list)
+    taken: list[FimHole] = field(default_factory=list)
 
-    def next(self) -> list[Hole]:
+    def next(self) -> list[FimHole]:
         """Take as many candidates as are still needed."""
         missing = self.count - len(self.taken)
         batch, self.waiting = self.waiting[:missing], self.waiting[missing:]
@@ -129,8 +129,11 @@ class _Queue:
 
 
 def choose_holes(
-    problems: Sequence[Problem], per_problem: int, seed: int, find_trivial: Callable[[list[Hole]], list[bool]]
-) -> list[Hole]:
+    problems: Sequence[Problem],
+    per_problem: int,
+    seed: int,
+    find_trivial: Callable[[list[FimHole]], list[bool]],
+) -> list[FimHole]:
     """Holes of each problem: its body, and up to so many single lines and runs of lines.
 
     Args:

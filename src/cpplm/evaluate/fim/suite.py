@@ -26,7 +26,7 @@ from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
 from cpplm.evaluate.completion_cache import Truncation, open_completion_cache
 from cpplm.evaluate.fim.held_out import STANDALONE_KINDS, VisibleContext, compile_standalone, file_holes
-from cpplm.evaluate.fim.holes import Hole, HoleKind, choose_holes, fingerprint
+from cpplm.evaluate.fim.holes import FimHole, HoleKind, choose_holes, fingerprint
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalize_layout
 from cpplm.evaluate.fim.trivial_holes import find_trivial, hole_program
 from cpplm.evaluate.models.code_model import CodeModel, Completion, StopCondition
@@ -98,7 +98,7 @@ def run_fim(
     if settings.problems or settings.compile_files:
         sandbox = sandbox or Sandbox.probe(unsafe=settings.unsafe)
         versions |= {"compiler": require_compiler(sandbox), "sandbox": sandbox.name}
-    holes, texts, judge = list[Hole](), dict[str, Text](), None
+    holes, texts, judge = list[FimHole](), dict[str, Text](), None
     if settings.problems and sandbox:
         judge = Judge(sandbox, workers=settings.workers, cache_dir=folder)
         holes += _problem_holes(settings, judge)
@@ -126,7 +126,7 @@ def run_fim(
     return FimReport(_samples(pairs, judged), fingerprint(holes), config, truncation)
 
 
-def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[Hole]:
+def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[FimHole]:
     problems = load_problems(settings.problems)
     return choose_holes(
         problems, settings.holes_per_problem, settings.hole_seed, lambda holes: find_trivial(holes, judge)
@@ -134,7 +134,7 @@ def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[Hole]:
 
 
 def fill_holes(
-    model: CodeModel, holes: Sequence[Hole], settings: FimEvalSettings, folder: Path | None
+    model: CodeModel, holes: Sequence[FimHole], settings: FimEvalSettings, folder: Path | None
 ) -> tuple[list[list[Completion]], Truncation]:
     """The model's answers to each hole, cut, and how much of the prompts was cut.
 
@@ -163,7 +163,7 @@ def fill_holes(
     return filled, cache.truncation
 
 
-Pairs = Sequence[tuple[Hole, Completion]]
+Pairs = Sequence[tuple[FimHole, Completion]]
 
 
 @dataclass(frozen=True)
@@ -185,12 +185,12 @@ def _unanswered(pairs: Pairs) -> dict[int, _JudgedAnswer]:
     }
 
 
-def _missing(hole: Hole, answer: Completion) -> bool:
+def _missing(hole: FimHole, answer: Completion) -> bool:
     """True for an empty answer where something stood: it never counts as compiled, valid or right."""
     return is_empty(answer.text) and not is_empty(hole.middle)
 
 
-def leaves_function(hole: Hole, written: str) -> bool:
+def leaves_function(hole: FimHole, written: str) -> bool:
     """True if an answer closes the function that the hole is in; what follows could then change the tests."""
     depth = open_braces(hole.before)
     return function_body("{" * (depth - 1) + written).complete

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.fim.holes import Hole, choose_holes
+from cpplm.evaluate.fim.holes import FimHole, choose_holes
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.judge.executor import Judge, Program
@@ -30,7 +30,7 @@ HOLES_PER_PROBLEM = FimEvalSettings.holes_per_problem
 """The number of each kind that the default settings take, and that the file therefore answers for."""
 
 
-def hole_program(hole: Hole, written: str) -> Program:
+def hole_program(hole: FimHole, written: str) -> Program:
     """The program that tests what was written into a hole of a problem."""
     return Program(hole.before, written, f'{hole.after}\n#line 1 "tests.cpp"\n{hole.tests}')
 
@@ -44,7 +44,7 @@ def stored_answers() -> dict[str, bool]:
     return {record["sha256"]: record["trivial"] for record in records}
 
 
-def find_trivial(holes: Sequence[Hole], judge: Judge) -> list[bool]:
+def find_trivial(holes: Sequence[FimHole], judge: Judge) -> list[bool]:
     """For each hole whether the tests pass when it is left empty.
 
     Raises:
@@ -56,7 +56,7 @@ def find_trivial(holes: Sequence[Hole], judge: Judge) -> list[bool]:
     return [bool(tried.get(hole.name, answers.get(hole.fingerprint))) for hole in holes]
 
 
-def run_empty(holes: Sequence[Hole], judge: Judge) -> dict[str, bool | None]:
+def run_empty(holes: Sequence[FimHole], judge: Judge) -> dict[str, bool | None]:
     """Run each hole left empty; by the holes' names, None where this machine lacks what it takes."""
     passes: dict[str, bool | None] = {}
     for number, verdict in judge.judge([hole_program(hole, "") for hole in holes]):
@@ -78,7 +78,7 @@ def main() -> None:
     judge, again = Judge(Sandbox.probe(), cache_dir=Path(sys.argv[1])), Judge(Sandbox.probe())
     records: list[dict[str, object]] = []
 
-    def tried(holes: list[Hole]) -> list[bool]:
+    def tried(holes: list[FimHole]) -> list[bool]:
         passes = run_empty(holes, judge)
         passes |= run_empty([hole for hole in holes if passes[hole.name]], again)
         if None in passes.values():
