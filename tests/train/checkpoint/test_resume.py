@@ -104,14 +104,6 @@ def test_damage_is_named_whichever_place_it_is_in(near: Storage, far: Storage) -
     assert find(near, far) is not None
 
 
-def test_torn_ones_do_not_exist(near: Storage, far: Storage) -> None:
-    save(near, 1)
-    far.write("step_000009/model.safetensors", b"no manifest yet")
-    found = find(near, far)
-    assert found is not None
-    assert found.step == 1
-
-
 def test_a_place_that_cannot_be_listed_is_an_error(near: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     save(near, 1)
     with object_store(monkeypatch) as store:
