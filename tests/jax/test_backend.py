@@ -100,13 +100,14 @@ def test_a_run_goes_on_with_the_other_library_and_another_mesh(small: TrainSetti
     pretrain(whole)
     ours = dataclasses.replace(small, eval_every=-1)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(dataclasses.replace(ours, profile_step=2), [StopAt(3)])
+        pretrain(dataclasses.replace(ours, profile_step=1), [StopAt(3)])
     with pytest.raises(KeyboardInterrupt):
         pretrain(dataclasses.replace(whole, out=ours.out), [StopAt(6)])
     other = JaxSettings(mesh="data=2,context=2")
     assert pretrain(dataclasses.replace(ours, jax=other, device_batch_size=4)).step == 8
     np.testing.assert_allclose(losses(ours.out), losses(whole.out), rtol=3e-3)
     (record,) = log(ours.out, "profile")
+    assert (record["step"], record["last_step"]) == (1, 3)
     traces = list((ours.out / record["trace"]).rglob("*.xplane.pb"))
     assert traces[0].parent.parent.name == "profile"  # where TensorBoard looks
     assert any(b"muon" in trace.read_bytes() for trace in traces)  # names that we gave
