@@ -10,10 +10,12 @@ from pathlib import Path
 from cpplm.core.storage import Storage
 from cpplm.corpus import project_cache
 from cpplm.corpus.build import build
+from cpplm.corpus.ingest.decontamination import load_problems
 from cpplm.corpus.settings import CorpusSettings
 
 _CONTEXT = multiprocessing.get_context("forkserver")  # what it preloads is imported once
 _CONTEXT.set_forkserver_preload(["tests.corpus.killing"])
+load_problems([])  # hashed once: every process that is forked from here has them
 
 
 def contents(out: Path) -> dict[str, bytes]:
