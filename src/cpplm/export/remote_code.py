@@ -38,6 +38,11 @@ _COPIED = {
 _WRITTEN = ("configuration_cpplm", "modeling_cpplm", "cache_cpplm", "kernels_cpplm")
 _FILES = _COPIED | {_MODELING + name: name for name in _WRITTEN}
 SOURCES = tuple(f"{name}.py" for name in _FILES.values())
+_ENTRIES = {
+    "configuration_cpplm": ("core_errors_cpplm",),
+    "modeling_cpplm": tuple(name for name in _FILES.values() if name != "modeling_cpplm"),
+}
+_FUTURE = "from __future__ import annotations\n"
 _IMPORT = re.compile(r"^from (cpplm[\w.]*) import ", re.MULTILINE)
 
 
@@ -49,6 +54,9 @@ def source_files() -> dict[str, bytes]:
 def _standalone(module: str) -> str:
     folder, _, name = module.rpartition(".")
     source = files(folder).joinpath(f"{name}.py").read_text(encoding="utf-8")
+    # transformers 4 copies what a file that it loads imports by itself, and no further.
+    imports = "".join(f"from .{other} import __name__ as _\n" for other in _ENTRIES.get(name, ()))
+    source = source.replace(_FUTURE, f"{_FUTURE}\n{imports}" if imports else _FUTURE, 1)
     return f"# From cpplm {__version__}, {module} (Apache-2.0).\n" + _IMPORT.sub(_relative, source)
 
 
