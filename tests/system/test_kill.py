@@ -21,7 +21,7 @@ from cpplm.train.checkpoint.format import open_run
 from cpplm.train.checkpoint.weights import load_tensors
 
 KILLS = int(os.environ.get("KILLS", "3"))
-STEPS = 100 * KILLS  # so many that the kills are over before the run is
+STEPS = 60 * KILLS  # so many that the kills are over before the run is
 SETTINGS = ["--depth", "2", "--aspect_ratio", "32", "--head_dim", "16", "--max_seq_len", "64",
             "--engram", "memory", "--engram_table_size", "200", "--no_compile",
             "--fim_rate", "0.5", "--syntax_fim_rate", "0",
@@ -58,7 +58,7 @@ def kill_at_random(process: subprocess.Popen[bytes], out: Path, chance: random.R
         if now.count("session") > begun and awaited in now[-1 - now[::-1].index("session") :]:
             break
         time.sleep(0.02)
-    time.sleep(chance.uniform(0.0, 1.0))
+    time.sleep(chance.uniform(0.0, 0.5))
     process.send_signal(signal.SIGKILL)
     process.communicate()
     return process.returncode == -signal.SIGKILL
