@@ -23,8 +23,11 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"1\n"
-    with pytest.raises(UserError, match="another cpplm process"), exclusive_lock(tmp_path):
-        pass
+    link = tmp_path.with_name("link")
+    link.symlink_to(tmp_path)
+    for name in (tmp_path, link):
+        with pytest.raises(UserError, match="another cpplm process"), exclusive_lock(name):
+            pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
     with exclusive_lock(tmp_path):
