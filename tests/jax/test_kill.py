@@ -33,14 +33,14 @@ main()
 DAMAGED = """
 import cpplm.train.trainer as trainer
 from cpplm.core.errors import UserError
-whole, left = trainer.shorten, 6
-def shorten(*arguments):
+whole, left = trainer.reshape_to_seq_len, 6
+def reshape(*arguments):
     global left
     left -= 1
     if left < 0:
         raise UserError("a shard is damaged")
     return whole(*arguments)
-trainer.shorten = shorten
+trainer.reshape_to_seq_len = reshape
 from cpplm.cli.main import main
 main()
 """
