@@ -139,13 +139,15 @@ class ArchitectureSettings:
             "nanochat": ModelConfig.nanochat,
         }
         base: ModelConfig = presets[self.preset](depth, **shape)
-        changes: dict[str, Any] = {}
-        for name in ("rope_base", "qk_scale"):
-            if getattr(self, name) > 0:
-                changes[name] = getattr(self, name)
-        for name in ("value_embeddings", "smear", "backout", "induction", "mlp", "short_window"):
-            if (value := getattr(self, name)) != "preset":
-                changes[name] = value == "on" if value in ("on", "off") else value
+        scales = {"rope_base": self.rope_base, "qk_scale": self.qk_scale}
+        changes: dict[str, Any] = {name: value for name, value in scales.items() if value > 0}
+        choices = {
+            "value_embeddings": self.value_embeddings, "smear": self.smear, "backout": self.backout,
+            "induction": self.induction, "mlp": self.mlp, "short_window": self.short_window,
+        }  # fmt: skip
+        for name, choice in choices.items():
+            if choice != "preset":
+                changes[name] = choice == "on" if choice in ("on", "off") else choice
         kind = self._engram_kind()
         changes["engram"] = None if kind == "off" else self._engram(base, kind)
         if self.mhc:
