@@ -105,13 +105,13 @@ def test_large_buffers_take_few_page_faults() -> None:
     if not pages.exists() or "[never]" in pages.read_text():
         pytest.skip("this system has no large pages")
     program = (
-        "import resource, torch; from cpplm.core.hardware import ask_for_large_pages; {}\n"
+        "import resource, torch; from cpplm.core.hardware import enable_huge_pages; {}\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "x = torch.ones(2**24); print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
     faults = []
-    for call in ("pass", "ask_for_large_pages()"):
+    for call in ("pass", "enable_huge_pages()"):
         command = [sys.executable, "-c", program.format(call)]
         faults.append(int(subprocess.run(command, env=environment, capture_output=True, check=True).stdout))
     assert faults[1] < faults[0] / 10
