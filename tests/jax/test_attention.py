@@ -199,13 +199,6 @@ def test_splash_on_a_mesh(axes: dict[str, int], window: int | None) -> None:
 
 
 @pytest.mark.slow
-def test_splash_with_a_context_axis() -> None:
-    """Queries divided, keys gathered; the window crosses from one device's part into another's."""
-    case = Case(length=256, heads=1, groups=1, window=150, documents=True)
-    check(of_kind("splash", mesh=mesh_of(context=2)), case)
-
-
-@pytest.mark.slow
 def test_flash_on_a_mesh() -> None:
     mesh = mesh_of(data=2, model=2)
     check(of_kind("pallas", mesh=mesh), Case(batch=2, documents=True))
@@ -225,11 +218,8 @@ def test_what_cannot_be_done_is_one_clear_error() -> None:
     refused("is not known", kind="flash4")
     refused("kernel for TPUs, these devices are cpu", kind="splash", interpret=False)
     refused("kernel for TPUs, these devices are cpu", kind="pallas", mesh=mesh_of(data=2), interpret=False)
-    refused("causal only, it has no window", kind="pallas", window=100)
-    refused("context axis", kind="pallas", mesh=mesh_of(context=2))
     refused("2 rows of the batch cannot be divided among the 4", kind="splash", mesh=mesh_of(data=2, fsdp=2))
     refused("2 key-value heads cannot be divided among the 4", kind="splash", mesh=mesh_of(model=4))
-    refused("multiple of 512 tokens, not 256", kind="splash", mesh=mesh_of(context=4))
 
 
 def test_rows_are_checked_before_anything_is_traced() -> None:

@@ -1,4 +1,4 @@
-"""Single layers against PyTorch's: norms of small numbers, rotary positions, scalars, streams, hashes."""
+"""Single layers where parity of whole models says too little: small numbers, far positions, scalars."""
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +7,9 @@ import pytest
 import torch
 
 from cpplm.core.errors import UserError
-from cpplm.jax.engram import table_rows
-from cpplm.jax.hyper_connections import sinkhorn
-from cpplm.jax.layers import norm, rotary_angles, rotate, scale_by, shift_right
-from cpplm.jax.model import shifted_targets
+from cpplm.jax.layers import norm, rotary_angles, rotate, scale_by
 from cpplm.jax.settings import RunSettings
-from cpplm.model import layers, multi_token
-from cpplm.model.engram import EngramMemory
-from cpplm.model.kernels import sinkhorn as torch_sinkhorn
-from cpplm.tokenizer.special_tokens import IGNORE_INDEX
+from cpplm.model import layers
 from tests.jax.twins import TWINS, torch_model
 
 
@@ -53,47 +47,6 @@ def test_a_scalar_is_not_rounded_before_it_multiplies() -> None:
 
     exact = jnp.square(x.astype(jnp.float32)).sum()
     assert float(jax.grad(total)(scale)) == pytest.approx(float(exact), rel=1e-4)
-
-
-def test_before() -> None:
-    x = jnp.arange(1, 7).reshape(2, 3)
-    assert shift_right(x, 1).tolist() == [[0, 1, 2], [0, 4, 5]]
-    assert shift_right(x, 9).tolist() == [[0, 0, 0], [0, 0, 0]]
-    assert shift_right(x, 0) is x
-
-
-def test_sinkhorn_and_its_gradient() -> None:
-    random = np.random.default_rng(0)
-    logits, upstream = random.standard_normal((2, 3, 5, 4, 4)).astype(np.float32) * 3
-    theirs = torch.from_numpy(logits).requires_grad_()
-    matrix = torch_sinkhorn.sinkhorn(theirs, 6)
-    matrix.backward(torch.from_numpy(upstream))
-
-    def ours(logits: jax.Array) -> jax.Array:
-        return jnp.moveaxis(sinkhorn(jnp.moveaxis(logits, (-2, -1), (0, 1)), 6), (0, 1), (-2, -1))
-
-    found, back = jax.vjp(jax.jit(ours), jnp.asarray(logits))
-    np.testing.assert_allclose(np.asarray(found), matrix.detach().numpy(), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(np.asarray(back(jnp.asarray(upstream))[0]), theirs.grad.numpy(), atol=1e-6)
-
-
-def test_hashes_are_those_of_64_bit_arithmetic() -> None:
-    memory = torch_model(TWINS["memory"]).blocks[2].engram
-    assert isinstance(memory, EngramMemory)
-    ids = np.random.default_rng(0).integers(100, size=(3, 40))
-    constants = {name: jnp.asarray(buffer.numpy(), jnp.uint32) for name, buffer in memory.named_buffers()}
-    expected = memory.addresses(torch.from_numpy(ids), None).numpy()
-    assert (np.asarray(table_rows(constants, jnp.asarray(ids))) == expected).all()
-    assert expected.max() > 150  # beyond the first table
-
-
-def test_targets_of_further_tokens() -> None:
-    targets = np.random.default_rng(0).integers(9, size=(3, 12))
-    targets[targets == 8] = IGNORE_INDEX
-    theirs = multi_token.mtp_targets(torch.from_numpy(targets), 3)
-    for ours, expected in zip(shifted_targets(jnp.asarray(targets), 3), theirs, strict=True):
-        for one, other in zip(ours, expected, strict=True):
-            assert (np.asarray(one) == other.numpy()).all()
 
 
 def test_swiglu_of_torch_is_the_papers() -> None:

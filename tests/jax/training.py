@@ -15,7 +15,7 @@ from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.jax.mesh import HostBatchSharder, make_mesh
 from cpplm.jax.optimizer import Optimizer
-from cpplm.jax.param_stacking import stack_params_numpy
+from cpplm.jax.param_stacking import stack_params
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
 from cpplm.jax.train_module import JaxTrainModule
@@ -54,7 +54,7 @@ def jax_module(
     optimizer = optimizer_of(config, mesh)
     step = TrainStep(config, run, optimizer, mesh)
     stacked = optimizer.stack_state(state or {})
-    train_module = JaxTrainModule(step, HostBatchSharder.of(mesh), stack_params_numpy(named, config), stacked)
+    train_module = JaxTrainModule(step, HostBatchSharder.of(mesh), stack_params(named, config), stacked)
     rows, length = batches[0].inputs.shape
     train_module.compile(rows, length, count=count, documents=batches[0].documents is not None)
     return train_module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,7 +13,13 @@ import torch
 from jax.sharding import Mesh
 
 from cpplm.jax.model import loss
-from cpplm.jax.param_stacking import partition_params, stack_params, unstack_params
+from cpplm.jax.param_stacking import (
+    checkpoint_names,
+    checkpoint_shapes,
+    is_stacked,
+    partition_params,
+    stack_params,
+)
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import (
     HyperConnectionsConfig,
@@ -54,6 +61,15 @@ def torch_model(config: ModelConfig, seed: int = 0) -> Transformer:
 
 def checkpoint(model: Transformer) -> dict[str, np.ndarray]:
     return {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+
+
+def unstacked(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
+    """By the checkpoint's names."""
+    return {
+        name: np.asarray(params[stacked])[index] if is_stacked(stacked) else np.asarray(params[stacked])
+        for stacked, names in checkpoint_names(checkpoint_shapes(config)).items()
+        for index, name in enumerate(names)
+    }
 
 
 def make_batch(
@@ -104,10 +120,10 @@ def by_jax(
         return jax.value_and_grad(total, has_aux=True)(learning)
 
     (value, parts), gradients = run_once(learning, constants, batch)
-    named_gradients = unstack_params({**gradients, **constants}, config)
+    named_gradients = unstacked({**gradients, **constants}, config)
     losses = {"total": float(value), **{name: float(part) for name, part in parts.items()}}
     return losses, {
-        name: np.asarray(gradient)
+        name: gradient
         for name, gradient in named_gradients.items()
         if jnp.issubdtype(gradient.dtype, jnp.floating)
     }

@@ -27,9 +27,9 @@ from cpplm.core.hardware import (
 from cpplm.core.settings import NoSettings
 from cpplm.evaluate.problems import load_problems
 from cpplm.judge.headers import find_missing_headers, included_headers
-from cpplm.model.kernels.attention import AttentionRequest, explain_attention_choice
+from cpplm.model.kernels.attention import ATTENTION, AttentionRequest
 from cpplm.model.kernels.decode_attention import supports
-from cpplm.model.kernels.loss import LossRequest, explain_loss_choice
+from cpplm.model.kernels.loss import LOSS, LossRequest
 from cpplm.model.quantization import missing_for_fp8
 from cpplm.sandbox.compiler import fast_linker
 from cpplm.sandbox.sandbox import FIX as SANDBOX_FIX
@@ -120,9 +120,9 @@ def _kernels() -> Iterator[Check]:
         request = AttentionRequest.training(
             device, dtype, heads=6, groups=6, head_dim=128, length=2048, window=window, compiling=compiling
         )
-        yield Check(name, f"{explain_attention_choice(request).describe()} (--attention)")
+        yield Check(name, f"{ATTENTION.explain(request).describe()} (--attention)")
     loss = LossRequest.training(device, dtype, softcap=15.0, compiling=compiling)
-    yield Check("loss", f"{explain_loss_choice(loss).describe()} (--kernel)")
+    yield Check("loss", f"{LOSS.explain(loss).describe()} (--kernel)")
     missing = missing_for_fp8()
     fix = "pip install 'cpplm[cuda]'" if missing == ["the package torchao"] else ""
     yield Check("fp8", f"needs {' and '.join(missing)}" if missing else "ready", not missing, fix=fix)

@@ -23,12 +23,12 @@ from jax.experimental import topologies
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info, progress_bar
-from cpplm.jax.attention import check_row_lengths, resolve_attention
-from cpplm.jax.backend import resolve_step, run_settings, train_step
+from cpplm.jax.backend import check_run, resolve_step, train_step
 from cpplm.jax.check_settings import CheckSettings
 from cpplm.jax.mesh import check_mesh, make_mesh, mesh_sizes
+from cpplm.jax.step_report import StepReport, describe_step
 from cpplm.jax.tpu_specs import Slice, parse_slice
-from cpplm.model.flops import count_flops, count_parameters
+from cpplm.model.flops import count_flops
 from cpplm.train.devices import Devices
 from cpplm.train.training_length import training_budget
 
@@ -77,21 +77,12 @@ class CompiledProgram:
     compiler_error: str = ""
 
 
-@dataclass(frozen=True)
-class CompileReport:
+@dataclass(frozen=True, kw_only=True)
+class CompileReport(StepReport):
     """The outcome of `check`. Bytes and operations are of one device, which is a chip but on v7x."""
 
     target: str
-    devices: int
     device_memory: int
-    mesh: dict[str, int]
-    depth: int
-    parameters: int
-    max_seq_len: int
-    tokens_per_step: int
-    precision: str
-    attention: str
-    remat: str
     trace_seconds: float
     compiled: CompiledProgram
     model_flops: float
@@ -101,12 +92,8 @@ class CompileReport:
     def text(self) -> str:
         """For people."""
         found, gib = self.compiled, self.device_memory / GIB
-        mesh = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1) or "one device"
         lines = [
-            f"{self.target}: {self.devices} devices of {gib:.0f} GiB, {mesh}",
-            f"depth {self.depth}, {self.parameters:,} parameters; {self.tokens_per_step:,} tokens a step "
-            f"in rows of {self.max_seq_len:,}; {self.precision}, attention {self.attention}, "
-            f"remat {self.remat}",
+            *self.headline(f"{self.target}: {self.devices} devices of {gib:.0f} GiB"),
             f"traced in {self.trace_seconds:.0f} s, compiled in {found.seconds:.0f} s "
             f"({found.cpu_seconds:.0f} s of processor)",
         ]
@@ -137,12 +124,9 @@ def check(settings: CheckSettings) -> CompileReport:
     shares = sizes["data"] * sizes["fsdp"]
     devices = Devices(target.name, "tpu", target.devices, chip.device_peak, "maker", memory)
     training, config = resolve_step(settings, devices, shares)
-    lengths = training.data.row_lengths(training.max_seq_len)
-    check_mesh(sizes, config, lengths)
+    check_mesh(sizes, config, training.data.row_lengths(training.max_seq_len))
     mesh = make_mesh(sizes, describe_devices(target))
-    run = run_settings(training, mesh)
-    attention = resolve_attention(run.jax_attention, mesh)
-    check_row_lengths(attention, config, lengths, mesh)
+    run, attention = check_run(training, config, mesh)
     trained = train_step(training, config, training_budget(training, config), mesh)
     log_info(f"tracing the step for {target.name}")
     begin = time.perf_counter()
@@ -156,17 +140,9 @@ def check(settings: CheckSettings) -> CompileReport:
     with heartbeat("compiling"):
         compiled = compile_step(lowered)
     return CompileReport(
+        **describe_step(training, config, run, attention, mesh),
         target=target.name,
-        devices=mesh.size,
         device_memory=memory,
-        mesh=sizes,
-        depth=config.num_layers,
-        parameters=count_parameters(config)["total"],
-        max_seq_len=config.max_seq_len,
-        tokens_per_step=training.total_batch_size,
-        precision=run.compute_dtype,
-        attention=attention,
-        remat=run.remat,
         trace_seconds=trace_seconds,
         compiled=compiled,
         model_flops=count_flops(config)["total"] * training.total_batch_size / mesh.size,

@@ -22,7 +22,7 @@ from cpplm.jax.attention import check_row_lengths, resolve_attention
 from cpplm.jax.distributed import JaxDistContext, initialize
 from cpplm.jax.mesh import HostBatchSharder, check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
-from cpplm.jax.param_stacking import init_params, stack_params_numpy
+from cpplm.jax.param_stacking import init_params, stack_params
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
 from cpplm.jax.tpu_specs import CHIPS_BY_KIND
@@ -45,6 +45,11 @@ from cpplm.train.training_length import TrainingBudget, relative_tokens
 class JaxBackend(TrainBackend):
     """Training with JAX. The mesh is made when the processes are joined."""
 
+    mesh: Mesh
+    """The chips of the run, once the world is open."""
+    sharder: HostBatchSharder
+    """This host's rows, likewise."""
+
     def __init__(self, settings: TrainSettings) -> None:
         """Nothing is touched yet.
 
@@ -53,8 +58,6 @@ class JaxBackend(TrainBackend):
         """
         _refuse_settings_of_torch(settings)
         self._settings = settings
-        self._mesh: Mesh | None = None
-        self._sharder = HostBatchSharder(1, (0,), 0, 1)
 
     @override
     @contextmanager
@@ -62,30 +65,14 @@ class JaxBackend(TrainBackend):
         settings = self._settings
         with initialize(settings) as devices:
             sizes = mesh_sizes(settings.jax.axes(), len(devices))
-            self._mesh = make_mesh(sizes, devices)
-            if self._mesh.size < len(devices):
-                log_info(f"training on {self._mesh.size} of {len(devices)} chips, as --mesh says")
-            self._sharder = HostBatchSharder.of(self._mesh)
-            _refuse_batch(settings, self._sharder.batch_shards)
+            self.mesh = make_mesh(sizes, devices)
+            if self.mesh.size < len(devices):
+                log_info(f"training on {self.mesh.size} of {len(devices)} chips, as --mesh says")
+            self.sharder = HostBatchSharder.of(self.mesh)
+            _refuse_batch(settings, self.sharder.batch_shards)
             if devices[0].platform == "tpu":
                 _enable_compilation_cache()
-            yield JaxDistContext(self._sharder)
-
-    @property
-    def mesh(self) -> Mesh:
-        """The chips of the run.
-
-        Raises:
-            RuntimeError: the world is not open.
-        """
-        if self._mesh is None:
-            raise RuntimeError("the world is not open")
-        return self._mesh
-
-    @property
-    def sharder(self) -> HostBatchSharder:
-        """This host's rows, once the world is open."""
-        return self._sharder
+            yield JaxDistContext(self.sharder)
 
     @override
     def devices(self, settings: TrainSettings) -> Devices:
@@ -103,16 +90,11 @@ class JaxBackend(TrainBackend):
 
     @override
     def check(self, settings: TrainSettings, config: ModelConfig) -> dict[str, Any]:
-        sizes = dict(self.mesh.shape)
-        lengths = settings.data.row_lengths(settings.max_seq_len)
-        check_mesh(sizes, config, lengths)
-        run = run_settings(settings, self.mesh)
-        attention = resolve_attention(run.jax_attention, self.mesh)
-        check_row_lengths(attention, config, lengths, self.mesh)
+        run, attention = check_run(settings, config, self.mesh)
         return {
             "kernels": {"attention": attention},
             "run": dataclasses.asdict(run),
-            "mesh": sizes,
+            "mesh": dict(self.mesh.shape),
             "chips": self.mesh.size,
             "chip": self.mesh.devices.flat[0].device_kind,
             "jax": jax.__version__,
@@ -120,7 +102,7 @@ class JaxBackend(TrainBackend):
 
     @override
     def to_device(self, batch: Batch) -> Batch:
-        return to_device(batch, self._sharder, self.mesh)
+        return to_device(batch, self.sharder, self.mesh)
 
     @override
     def build(
@@ -137,16 +119,16 @@ class JaxBackend(TrainBackend):
             weights = init_params(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
             state: dict[str, np.ndarray] = {}
         else:
-            weights = stack_params_numpy(_arrays(checkpoint, "model.safetensors"), config)
+            weights = stack_params(_arrays(checkpoint, "model.safetensors"), config)
             state = _arrays(checkpoint, "optimizer.safetensors")
         train_module = JaxTrainModule(step, self.sharder, weights, step.optimizer.stack_state(state))
         log_info("compiling the training step, before the first one")
-        rows = settings.device_batch_size * self._sharder.batch_shards
+        rows = settings.device_batch_size * self.sharder.batch_shards
         for length in settings.data.row_lengths(settings.max_seq_len):
             train_module.compile(
                 rows * settings.max_seq_len // length,
                 length,
-                count=settings.forward_passes(self._sharder.batch_shards),
+                count=settings.forward_passes(self.sharder.batch_shards),
                 documents=settings.data.document_mask,
             )
         return train_module
@@ -166,6 +148,20 @@ def resolve_step(settings: TrainSettings, devices: Devices, shares: int) -> tupl
     vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
     settings, _ = resolve_defaults(settings, vocab_size, devices, shares)
     return settings, model_config(settings, vocab_size)
+
+
+def check_run(settings: TrainSettings, config: ModelConfig, mesh: Mesh) -> tuple[RunSettings, str]:
+    """How the model is computed on these chips, and the kind of attention that does.
+
+    Raises:
+        UserError: the mesh does not divide the model, or the kernel cannot compute its rows.
+    """
+    lengths = settings.data.row_lengths(settings.max_seq_len)
+    check_mesh(mesh.shape, config, lengths)
+    run = run_settings(settings, mesh)
+    attention = resolve_attention(run.jax_attention, mesh)
+    check_row_lengths(attention, config, lengths, mesh)
+    return run, attention
 
 
 def train_step(settings: TrainSettings, config: ModelConfig, budget: TrainingBudget, mesh: Mesh) -> TrainStep:

@@ -18,34 +18,23 @@ from cpplm.core.hardware import count_tpus
 from cpplm.core.progress import log_info, progress_bar
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
-from cpplm.jax.attention import check_row_lengths, resolve_attention
-from cpplm.jax.backend import JaxBackend, resolve_step, run_settings, train_step
+from cpplm.jax.backend import JaxBackend, check_run, resolve_step, train_step
 from cpplm.jax.check_settings import BenchSettings
-from cpplm.jax.mesh import check_mesh
 from cpplm.jax.param_stacking import init_params
-from cpplm.jax.step import NEUTRAL_PLAN, TrainStep
-from cpplm.jax.tpu_specs import chip_for_kind
+from cpplm.jax.step import NEUTRAL_PLAN
+from cpplm.jax.step_report import StepReport, describe_step
+from cpplm.jax.tpu_specs import CHIPS_BY_KIND
 from cpplm.jax.train_module import JaxTrainModule
 from cpplm.model.config import ModelConfig
-from cpplm.model.flops import count_flops, count_parameters
-from cpplm.train.settings import TrainSettings
+from cpplm.model.flops import count_flops
 from cpplm.train.training_length import training_budget
 
 
-@dataclass(frozen=True)
-class BenchReport:
+@dataclass(frozen=True, kw_only=True)
+class BenchReport(StepReport):
     """The outcome of `bench`: seconds of one step, tokens per second of all devices together."""
 
     device: str
-    devices: int
-    mesh: dict[str, int]
-    depth: int
-    parameters: int
-    max_seq_len: int
-    tokens_per_step: int
-    precision: str
-    attention: str
-    remat: str
     compile_seconds: float
     step_seconds: float
     fastest_seconds: float
@@ -62,17 +51,13 @@ class BenchReport:
 
     def text(self) -> str:
         """For people."""
-        mesh = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1) or "one device"
         share = (
             "no share of a peak rate: this is no TPU that cpplm knows"
             if self.mfu is None
             else f"{self.mfu:.1%} of the chips' peak"
         )
         return "\n".join([
-            f"{self.devices} x {self.device}, {mesh}",
-            f"depth {self.depth}, {self.parameters:,} parameters; {self.tokens_per_step:,} tokens a step "
-            f"in rows of {self.max_seq_len:,}; {self.precision}, attention {self.attention}, "
-            f"remat {self.remat}",
+            *self.headline(f"{self.devices} x {self.device}"),
             f"compiled in {self.compile_seconds:.0f} s",
             f"step: {self.step_seconds:.3f} s (median, "
             f"{self.fastest_seconds:.3f}-{self.slowest_seconds:.3f})",
@@ -93,9 +78,7 @@ def bench(settings: BenchSettings) -> BenchReport:
         if mesh.devices.flat[0].platform == "cpu":
             log_info("no TPU here: these are figures of the CPU")
         training, config = resolve_step(settings, backend.devices(settings), shares)
-        check_mesh(dict(mesh.shape), config, [config.max_seq_len])
-        attention = resolve_attention(run_settings(training, mesh).jax_attention, mesh)
-        check_row_lengths(attention, config, [config.max_seq_len], mesh)
+        run, attention = check_run(training, config, mesh)
         trained = train_step(training, config, training_budget(training, config), mesh)
         train_module = JaxTrainModule(
             trained, backend.sharder, init_params(config), trained.optimizer.stack_state({})
@@ -109,39 +92,23 @@ def bench(settings: BenchSettings) -> BenchReport:
         own_rows = rows // backend.sharder.num_readers
         batches = [backend.to_device(batch) for batch in _random_batches(config, own_rows, count, documents)]
         seconds, loss = _time_steps(train_module, batches, settings)
-        return _report(trained, training, train_module, compile_seconds, seconds, loss)
-
-
-def _report(
-    trained: TrainStep, training: TrainSettings, train_module: JaxTrainModule, compile_seconds: float,
-    seconds: list[float], loss: float,
-) -> BenchReport:  # fmt: skip
-    config, mesh, run = trained.config, trained.mesh, trained.run
-    kind = mesh.devices.flat[0].device_kind
-    chip = chip_for_kind(kind)
-    rate = training.total_batch_size / statistics.median(seconds)
-    flops = rate * count_flops(config)["total"]
-    return BenchReport(
-        device=kind,
-        devices=mesh.size,
-        mesh=dict(mesh.shape),
-        depth=config.num_layers,
-        parameters=count_parameters(config)["total"],
-        max_seq_len=config.max_seq_len,
-        tokens_per_step=training.total_batch_size,
-        precision=run.compute_dtype,
-        attention=resolve_attention(run.jax_attention, mesh),
-        remat=run.remat,
-        compile_seconds=compile_seconds,
-        step_seconds=statistics.median(seconds),
-        fastest_seconds=min(seconds),
-        slowest_seconds=max(seconds),
-        tokens_per_second=rate,
-        flops_per_second=flops,
-        mfu=None if chip is None else flops / (chip.device_peak * mesh.size),
-        peak_memory_bytes=train_module.peak_memory(),
-        loss=loss,
-    )
+        kind = mesh.devices.flat[0].device_kind
+        chip = CHIPS_BY_KIND.get(kind)
+        rate = training.total_batch_size / statistics.median(seconds)
+        flops = rate * count_flops(config)["total"]
+        return BenchReport(
+            **describe_step(training, config, run, attention, mesh),
+            device=kind,
+            compile_seconds=compile_seconds,
+            step_seconds=statistics.median(seconds),
+            fastest_seconds=min(seconds),
+            slowest_seconds=max(seconds),
+            tokens_per_second=rate,
+            flops_per_second=flops,
+            mfu=None if chip is None else flops / (chip.device_peak * mesh.size),
+            peak_memory_bytes=train_module.peak_memory(),
+            loss=loss,
+        )
 
 
 def _time_steps(

@@ -14,6 +14,7 @@ Shapes: B batch, T tokens, N rows, M rows of a chunk, C width, V vocabulary with
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,14 +49,12 @@ def cross_entropy(
         chunk: rows of logits held at once, on each device.
         mesh: of devices.
     """
-    rows = (BATCH, CONTEXT)
-    total = per_shard(
-        functools.partial(_sum_of_part, vocab_size=vocab_size, softcap=softcap, chunk=chunk),
-        mesh,
-        in_axes=((*rows, None), (None, None), rows),
-        out_axes=(rows,),
-    )
-    (sums,) = total(hidden_BTC, weight_VC, targets_BT)
+
+    def of_part(hidden_BTC: jax.Array, weight_VC: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array]:
+        chunks = _chunks(hidden_BTC, targets_BT, chunk)
+        return (_sum_of_chunks(vocab_size, softcap, weight_VC, *chunks).reshape(1, 1),)
+
+    sums = _on_each_device(of_part, mesh, hidden_BTC, weight_VC, targets_BT)
     return sums.sum() / jnp.maximum((targets_BT != IGNORE_INDEX).sum(), 1)
 
 
@@ -81,24 +80,21 @@ def token_cross_entropy(
         losses_N = jax.lax.map(of_chunk, _chunks(hidden_BTC, targets_BT, chunk)).reshape(-1)
         return (losses_N[: targets_BT.size].reshape(targets_BT.shape),)
 
-    rows = (BATCH, CONTEXT)
-    each = per_shard(of_part, mesh, in_axes=((*rows, None), (None, None), rows), out_axes=(rows,))
-    (losses_BT,) = each(hidden_BTC, weight_VC, targets_BT)
-    return losses_BT
+    return _on_each_device(of_part, mesh, hidden_BTC, weight_VC, targets_BT)
 
 
-def _sum_of_part(
+def _on_each_device(
+    of_part: Callable[..., tuple[jax.Array]],
+    mesh: Mesh | None,
     hidden_BTC: jax.Array,
     weight_VC: jax.Array,
     targets_BT: jax.Array,
-    *,
-    vocab_size: int,
-    softcap: float,
-    chunk: int,
-) -> tuple[jax.Array]:
-    """The sum over one device's part, shape (1, 1)."""
-    chunks = _chunks(hidden_BTC, targets_BT, chunk)
-    return (_sum_of_chunks(vocab_size, softcap, weight_VC, *chunks).reshape(1, 1),)
+) -> jax.Array:
+    """What each device makes of its part of batch and sequence, with the whole weight."""
+    rows = (BATCH, CONTEXT)
+    each = per_shard(of_part, mesh, in_axes=((*rows, None), (None, None), rows), out_axes=(rows,))
+    (found,) = each(hidden_BTC, weight_VC, targets_BT)
+    return found
 
 
 def _chunks(hidden_BTC: jax.Array, targets_BT: jax.Array, chunk: int) -> Pair:

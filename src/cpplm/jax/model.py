@@ -50,7 +50,7 @@ def loss(
     """Compute the loss that training minimizes, in nats per token, and its parts.
 
     Args:
-        params: of `cpplm.jax.param_stacking.stack_params`; gradients are for its floats
+        params: as `cpplm.jax.param_stacking` stacks them; gradients are for the floats among them
             (`partition_params`).
         batch: tokens and targets.
         config: the model.

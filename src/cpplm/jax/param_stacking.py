@@ -78,11 +78,11 @@ def init_params(
     model.init_weights(seed)
     if canonical_V is not None:
         model.set_canonical_ids(canonical_V)
-    return stack_params_numpy({name: tensor.numpy() for name, tensor in model.state_dict().items()}, config)
+    return stack_params({name: tensor.numpy() for name, tensor in model.state_dict().items()}, config)
 
 
-def stack_params(named: Mapping[str, Array], config: ModelConfig) -> Params:
-    """The weights here, on JAX's default device.
+def stack_params(named: Mapping[str, Array], config: ModelConfig) -> dict[str, np.ndarray]:
+    """The weights here, in the memory of the host: to be divided among devices.
 
     Args:
         named: the checkpoint's weights by name, any float dtype; integers int64, or uint32.
@@ -91,35 +91,12 @@ def stack_params(named: Mapping[str, Array], config: ModelConfig) -> Params:
     Raises:
         UserError: a name is missing or unknown, or a shape is not the model's.
     """
-    return {name: jnp.asarray(array) for name, array in stack_params_numpy(named, config).items()}
-
-
-def stack_params_numpy(named: Mapping[str, Array], config: ModelConfig) -> dict[str, np.ndarray]:
-    """Like `stack_params`, in the memory of the host: to be divided among devices."""
     _check(named, checkpoint_shapes(config))
     stacked = {}
     for name, those in checkpoint_names(named).items():
         arrays = [_to_jax_dtype(member, np.asarray(named[member])) for member in those]
         stacked[name] = np.stack(arrays) if is_stacked(name) else arrays[0]
     return stacked
-
-
-def unstack_params(params: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
-    """The checkpoint's weights by name, bit for bit what `stack_params` was given; integers are int64.
-
-    Raises:
-        UserError: these are not the weights of that model.
-    """
-    whole: dict[str, Array] = {}
-    expected = checkpoint_shapes(config)
-    groups = checkpoint_names(expected)
-    if set(params) != set(groups):
-        raise UserError(f"weights {sorted(set(params) ^ set(groups))} do not match the model's configuration")
-    for stacked, names in groups.items():
-        array = to_checkpoint_dtype(params[stacked])
-        for index, name in enumerate(names):
-            whole[name] = array[index] if is_stacked(stacked) else array
-    return {name: whole[name] for name in expected}
 
 
 def to_checkpoint_dtype(array: Array) -> Array:

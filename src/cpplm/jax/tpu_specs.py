@@ -133,8 +133,3 @@ def parse_slice(name: str) -> Slice:
         known = ", ".join(f"{chip.name}-{number * chip.counted}" for number in chip.shapes)
         raise UserError(f"no TPU slice {name!r}", fix=f"Known are {known}.")
     return Slice(name, chip, chips)
-
-
-def chip_for_kind(device_kind: str) -> Chip | None:
-    """The chip that JAX calls so; None where it is none of the table."""
-    return CHIPS_BY_KIND.get(device_kind)

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from cpplm.core.errors import UserError
 from cpplm.model.kernels import chunked_attention as chunked_module
 from cpplm.model.kernels.attention import (
+    ATTENTION,
     BACKENDS,
     CHUNKED_FROM,
     AttentionRequest,
     attention,
-    explain_attention_choice,
-    select_attention_kernel,
 )
 from cpplm.model.kernels.masks import visible
 from cpplm.model.kernels.registry import OptionalImport
@@ -191,24 +190,24 @@ def refusal(backend: str, request: AttentionRequest) -> str:
     ],
 )
 def test_automatic_choice_without_a_gpu(change: dict, expected: str) -> None:
-    assert select_attention_kernel(dataclasses.replace(CPU, **change)) == expected
+    assert ATTENTION.select(dataclasses.replace(CPU, **change)).name == expected
 
 
 def test_automatic_choice_on_a_gpu() -> None:
     """As decided from documentation: with libraries and without, masked and not."""
-    assert select_attention_kernel(gpu()) == "flex"
-    assert select_attention_kernel(gpu(compiling=False)) == "sdpa"
-    assert select_attention_kernel(gpu(window=None)) == "sdpa"
+    assert ATTENTION.select(gpu()).name == "flex"
+    assert ATTENTION.select(gpu(compiling=False)).name == "sdpa"
+    assert ATTENTION.select(gpu(window=None)).name == "sdpa"
     installed = {
         name: dataclasses.replace(BACKENDS[name], library=OptionalImport(print, ""))
         for name in ("flash2", "flash3")
     }
     with patch.dict(BACKENDS, installed):
-        assert select_attention_kernel(gpu()) == "flash3"
-        assert select_attention_kernel(gpu(window=None)) == "flash3"
-        assert select_attention_kernel(gpu(documents=True)) == "flex"
-        assert select_attention_kernel(gpu(capability=(8, 0))) == "flash2"
-        assert select_attention_kernel(gpu(dtype=torch.float32)) == "flex"
+        assert ATTENTION.select(gpu()).name == "flash3"
+        assert ATTENTION.select(gpu(window=None)).name == "flash3"
+        assert ATTENTION.select(gpu(documents=True)).name == "flex"
+        assert ATTENTION.select(gpu(capability=(8, 0))).name == "flash2"
+        assert ATTENTION.select(gpu(dtype=torch.float32)).name == "flex"
         assert "Hopper" in refusal("flash3", gpu(capability=(10, 0)))
         assert "documents" in refusal("flash2", gpu(documents=True))
         assert "multiple of 8" in refusal("flash2", gpu(head_dim=20))
@@ -222,22 +221,6 @@ def test_flex_refuses_what_it_cannot() -> None:
     assert "mps" in refusal("flex", dataclasses.replace(CPU, device="mps"))
     half = dataclasses.replace(CPU, gradient=False, compiling=True, dtype=torch.float64)
     assert "float64" in refusal("flex", half)
-
-
-@pytest.mark.parametrize("backend", ["flex", "flash2", "flash3", "fastest"])
-def test_a_wrong_choice_says_why_and_what_works(backend: str) -> None:
-    query = torch.zeros(1, 1, 4, 8, requires_grad=True)
-    with pytest.raises(UserError, match=rf"attention kernel '{backend}' (needs|has|does)") as raised:
-        attention(query, query, query, backend=backend)
-    assert str(raised.value).endswith("What works here: auto, sdpa, chunked.")
-
-
-def test_the_decision_in_words() -> None:
-    decision = explain_attention_choice(CPU)
-    assert decision.backend == "chunked"
-    assert decision.others["sdpa"] == ""
-    assert "cuda" in decision.others["flash3"]
-    assert decision.describe().startswith("auto -> chunked; also works: sdpa; not here: flex (has no")
 
 
 @pytest.mark.parametrize("backend", ["flash2", "flash3"])

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from cpplm.core.errors import UserError
 from cpplm.model.kernels import chunked_loss as chunked_module
 from cpplm.model.kernels import loss as loss_module
-from cpplm.model.kernels.loss import (
-    BACKENDS,
-    LossRequest,
-    explain_loss_choice,
-    linear_cross_entropy,
-    select_loss_kernel,
-)
+from cpplm.model.kernels.loss import BACKENDS, LOSS, LossRequest, linear_cross_entropy
 from cpplm.model.kernels.registry import OptionalImport
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
@@ -192,45 +186,25 @@ def test_the_operators_keep_the_rules_of_torch() -> None:
 
 
 def test_automatic_choice() -> None:
-    assert select_loss_kernel(CPU) == "chunked"
-    assert select_loss_kernel(GPU) == "chunked"
-    assert select_loss_kernel(dataclasses.replace(CPU, softcap=61.0)) == "native"
-    decision = explain_loss_choice(CPU)
-    assert decision.backend == "chunked"
-    assert decision.others["native"] == ""
-    assert "cuda" in decision.others["cce"]
+    assert LOSS.select(CPU).name == LOSS.select(GPU).name == "chunked"
+    assert LOSS.select(dataclasses.replace(CPU, softcap=61.0)).name == "native"
     assert "exp would overflow" in BACKENDS["chunked"].why_not(dataclasses.replace(CPU, softcap=61.0))
-
-
-@pytest.mark.parametrize("backend", ["cce", "liger", "fastest"])
-def test_a_wrong_choice_says_why_and_what_works(backend: str) -> None:
-    hidden, weight, targets = inputs(5, 7)
-    with pytest.raises(UserError, match=rf"loss kernel '{backend}' (needs a cuda|does not exist)") as raised:
-        linear_cross_entropy(hidden, weight, targets, vocab_size=7, softcap=15.0, backend=backend)
-    assert str(raised.value).endswith("What works here: auto, chunked, native.")
 
 
 def installed(backend: str):
     return dataclasses.replace(BACKENDS[backend], library=OptionalImport(print, ""))
 
 
-def test_liger_is_refused_where_its_gradients_are_wrong() -> None:
-    """Its issue 968: with reduction "none" every gradient is multiplied by the first row's upstream one."""
-    liger = installed("liger")
-    assert liger.why_not(GPU) == ""
+def test_what_the_libraries_cannot_do() -> None:
+    """Issue 968 of Liger: with reduction "none" each gradient is multiplied by the first row's upstream one."""
+    liger, cce = installed("liger"), installed("cce")
+    for library in (liger, cce):
+        assert library.why_not(GPU) == ""
+        assert "torch.compile" in library.why_not(dataclasses.replace(GPU, compiling=True))
+    assert "not float32" in cce.why_not(dataclasses.replace(GPU, dtype=torch.float32))
     trap = dataclasses.replace(GPU, reduction="none")
     assert "wrong gradients" in liger.why_not(trap)
     assert liger.why_not(dataclasses.replace(trap, gradient=False)) == ""
-
-
-@pytest.mark.parametrize("backend", ["cce", "liger"])
-def test_kernels_that_read_back_are_not_compiled(backend: str) -> None:
-    assert installed(backend).why_not(GPU) == ""
-    assert "torch.compile" in installed(backend).why_not(dataclasses.replace(GPU, compiling=True))
-
-
-def test_cut_cross_entropy_wants_half_precision() -> None:
-    assert "not float32" in installed("cce").why_not(dataclasses.replace(GPU, dtype=torch.float32))
 
 
 class DocumentedLiger:

@@ -9,10 +9,9 @@ from cpplm.core.errors import UserError
 from cpplm.model.kernels.registry import (
     KernelBackend,
     KernelRequest,
+    KernelTable,
     OptionalImport,
     compute_capability,
-    explain_choice,
-    select_backend,
 )
 
 REQUEST = KernelRequest(device="cpu", dtype=torch.float32, gradient=True, compiling=False, capability=(0, 0))
@@ -29,11 +28,14 @@ BACKENDS: dict[str, KernelBackend[KernelRequest]] = {
 }
 
 
+TABLE = KernelTable("test", BACKENDS, lambda _: ("fast", "forward", "plain"))
+
+
 def test_takes_the_first_that_can() -> None:
-    assert select_backend("test", BACKENDS, ("fast", "half", "forward", "plain"), REQUEST).name == "plain"
+    assert TABLE.select(REQUEST).name == "plain"
     forward = KernelRequest("cpu", torch.float32, False, False, (0, 0))
-    assert select_backend("test", BACKENDS, ("fast", "forward", "plain"), forward).name == "forward"
-    assert select_backend("test", BACKENDS, ("plain",), forward, "forward").name == "forward"
+    assert TABLE.select(forward).name == "forward"
+    assert TABLE.select(forward, "plain").name == "plain"
 
 
 @pytest.mark.parametrize(
@@ -47,19 +49,19 @@ def test_takes_the_first_that_can() -> None:
 )
 def test_an_impossible_choice_says_why(name: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        select_backend("test", BACKENDS, ("plain",), REQUEST, name)
+        TABLE.select(REQUEST, name)
     assert str(raised.value) == f"the test kernel {message}"
 
 
 def test_nothing_works() -> None:
-    only = {"fast": BACKENDS["fast"]}
+    only = KernelTable("test", {"fast": BACKENDS["fast"]}, lambda _: ("fast",))
     with pytest.raises(UserError, match=r"'auto' finds nothing .* What works here: nothing"):
-        select_backend("test", only, ("fast",), REQUEST)
-    assert explain_choice(only, ("fast",), REQUEST).backend == "none"
+        only.select(REQUEST)
+    assert only.explain(REQUEST).backend == "none"
 
 
 def test_decision_names_everyone() -> None:
-    decision = explain_choice(BACKENDS, ("fast", "plain"), REQUEST)
+    decision = TABLE.explain(REQUEST)
     assert decision.backend == "plain"
     assert set(decision.others) == {"fast", "half", "forward"}
     assert decision.describe() == (

@@ -14,6 +14,7 @@ here, as in compiling ahead of time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import Literal, get_args
 
@@ -24,8 +25,8 @@ from jax.sharding import Mesh
 from cpplm.core.errors import UserError
 from cpplm.jax.attention.dense import dense_attention, xla_attention
 from cpplm.jax.attention.flash import check_row, flash_attention
-from cpplm.jax.attention.sharding import AttentionSharding
 from cpplm.jax.attention.splash import padding_to_tiles, splash_attention
+from cpplm.jax.mesh_axes import CONTEXT, axis_size
 from cpplm.model.config import ModelConfig
 
 Kind = Literal["auto", "einsum", "jax", "splash", "pallas"]
@@ -68,13 +69,8 @@ def attend(
         UserError: no such kind, or it cannot do this.
     """
     chosen = resolve_attention(kind, mesh, interpret=interpret)
-    if chosen in _BY_XLA:
-        run = _BY_XLA[chosen]
-        return run(query_BTHD, key_BTGD, value_BTGD, window=window, document_ids=document_ids, scale=scale)
-    return _KERNELS[chosen](
-        query_BTHD, key_BTGD, value_BTGD, window=window, document_ids=document_ids, scale=scale, mesh=mesh,
-        interpret=interpret,
-    )  # fmt: skip
+    run = _BY_XLA.get(chosen) or partial(_KERNELS[chosen], mesh=mesh, interpret=interpret)
+    return run(query_BTHD, key_BTGD, value_BTGD, window=window, document_ids=document_ids, scale=scale)
 
 
 def resolve_attention(kind: str, mesh: Mesh | None = None, *, interpret: bool = False) -> str:
@@ -107,7 +103,7 @@ def check_row_lengths(kind: str, config: ModelConfig, lengths: Sequence[int], me
     Raises:
         UserError: this kernel cannot compute these rows on this mesh.
     """
-    shards = AttentionSharding.of(mesh).sequence_shards
+    shards = axis_size(mesh, CONTEXT)
     for length, window in product(lengths, config.windows()):
         if kind == "pallas":
             check_row(length, window, shards)

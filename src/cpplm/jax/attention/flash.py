@@ -19,7 +19,8 @@ from jax.sharding import Mesh
 
 from cpplm.core.errors import UserError
 from cpplm.jax.attention.dense import left_window
-from cpplm.jax.attention.sharding import AttentionSharding
+from cpplm.jax.attention.sharding import check_divides, document_spec, heads_spec
+from cpplm.jax.mesh_axes import CONTEXT, axis_size
 
 TILE = 128  # tokens
 
@@ -42,10 +43,9 @@ def flash_attention(
     """
     batch, length, heads, width = query_BTHD.shape
     groups = key_BTGD.shape[2]
-    place = None if mesh is None else AttentionSharding.of(mesh)
-    check_row(length, window, 1 if place is None else place.sequence_shards)
-    if place is not None:
-        place.check(batch=batch, length=length, heads=heads, groups=groups)
+    check_row(length, window, axis_size(mesh, CONTEXT))
+    if mesh is not None:
+        check_divides(mesh, batch=batch, length=length, heads=heads, groups=groups)
     factor = width**-0.5 if scale is None else scale
 
     def run(query_BHTD: Array, key_BGTD: Array, value_BGTD: Array, *documents: Array) -> Array:
@@ -61,9 +61,9 @@ def flash_attention(
     arrays = tuple(x.transpose(0, 2, 1, 3) for x in (query_BTHD, key_BTGD, value_BTGD))
     if document_ids is not None:
         arrays += (document_ids.astype(jnp.int32),)
-    if place is not None:
-        spec = place.spec(sequence=False)
-        specs = (spec, spec, spec, place.document_spec(sequence=False))[: len(arrays)]
+    if mesh is not None:
+        spec = heads_spec(mesh, sequence=False)
+        specs = (spec, spec, spec, document_spec(mesh, sequence=False))[: len(arrays)]
         run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
     return run(*arrays).transpose(0, 2, 1, 3)
 

@@ -27,11 +27,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     make_splash_mha,
 )
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
 from cpplm.jax.attention.dense import left_window
-from cpplm.jax.attention.sharding import AttentionSharding
+from cpplm.jax.attention.sharding import check_divides, document_spec, heads_spec
+from cpplm.jax.mesh_axes import CONTEXT, MODEL, axis_size, partition_spec
 
 LANES = 128  # the kernel works on tiles of so many tokens
 BLOCKS = (512, 256, LANES)  # queries and keys per step of the grid, the largest that divides the row
@@ -48,28 +48,18 @@ def splash_attention(
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Causal attention; arguments as in `dense_attention`.
+    """Causal attention; arguments as in `attend`.
 
     Rows that are no multiple of 128 tokens are padded; on a context axis they must divide evenly.
-
-    Args:
-        query_BTHD: queries.
-        key_BTGD: keys, G dividing H.
-        value_BTGD: values.
-        window: earlier tokens visible besides the token itself; None for all.
-        document_ids: the document of each token, integers BT.
-        scale: factor on the scores; 1 / sqrt(head_dim) unless given.
-        mesh: devices that share the work, by the axes data, fsdp, model, context; None for one device.
-        interpret: run as JAX operations on any device, slowly: for tests.
 
     Raises:
         UserError: the mesh does not divide the rows, heads or tokens.
     """
     batch, length, heads, width = query_BTHD.shape
-    place = None if mesh is None else AttentionSharding.of(mesh)
-    if place is not None:
-        place.check(batch=batch, length=length, heads=heads, groups=key_BTGD.shape[2])
-    padding = padding_to_tiles(length, 1 if place is None else place.sequence_shards)
+    shards = axis_size(mesh, CONTEXT)
+    if mesh is not None:
+        check_divides(mesh, batch=batch, length=length, heads=heads, groups=key_BTGD.shape[2])
+    padding = padding_to_tiles(length, shards)
     factor = width**-0.5 if scale is None else scale
     scaled = (query_BTHD.astype(jnp.float32) * factor).astype(query_BTHD.dtype)  # the kernel does not scale
     query_BHTD, key_BGTD, value_BGTD = (
@@ -79,14 +69,11 @@ def splash_attention(
     if document_ids is not None:
         document_ids = jnp.pad(document_ids.astype(jnp.int32), ((0, 0), (0, padding)))
     left = left_window(window, length)
-    total = length + padding
-    if place is None:
-        kernel = _kernel(total, left, heads, 1, 1, interpret)
+    kernel = _kernel(length + padding, left, heads, axis_size(mesh, MODEL), shards, interpret)
+    if mesh is None:
         mixed_BHTD = _each_row(kernel, query_BHTD, key_BGTD, value_BGTD, document_ids, document_ids)
     else:
-        assert mesh is not None  # noqa: S101  (place comes from it)
-        kernel = _kernel(total, left, heads, place.head_shards, place.sequence_shards, interpret)
-        mixed_BHTD = _on_mesh(kernel, mesh, place, query_BHTD, key_BGTD, value_BGTD, document_ids)
+        mixed_BHTD = _on_mesh(kernel, mesh, query_BHTD, key_BGTD, value_BGTD, document_ids)
     return mixed_BHTD.transpose(0, 2, 1, 3)[:, :length]
 
 
@@ -117,18 +104,18 @@ def _each_row(
 
 
 def _on_mesh(
-    kernel: Any, mesh: Mesh, place: AttentionSharding, query_BHTD: Array, key_BGTD: Array, value_BGTD: Array,
+    kernel: Any, mesh: Mesh, query_BHTD: Array, key_BGTD: Array, value_BGTD: Array,
     documents_BT: Array | None,
 ) -> Array:  # fmt: skip
     """Each device its rows, heads and queries. A spec without the context axis gathers keys and values, and
     in the backward pass sums their gradients over it."""
-    kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, P(place.heads, place.sequence)))
-    divided, whole = place.spec(sequence=True), place.spec(sequence=False)
+    kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, partition_spec(mesh, MODEL, CONTEXT)))
+    divided, whole = heads_spec(mesh, sequence=True), heads_spec(mesh, sequence=False)
     arrays: tuple[Any, ...] = (kernel, query_BHTD, key_BGTD, value_BGTD)
     specs: tuple[Any, ...] = (kernel_spec, divided, whole, whole)
     if documents_BT is not None:
         arrays += (documents_BT, documents_BT)
-        specs += (place.document_spec(sequence=True), place.document_spec(sequence=False))
+        specs += (document_spec(mesh, sequence=True), document_spec(mesh, sequence=False))
 
     def run(kernel: Any, *parts: Array) -> Array:
         query, key, value, *documents = parts

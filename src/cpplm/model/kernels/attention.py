@@ -46,12 +46,10 @@ from cpplm.model.kernels.masks import visible
 from cpplm.model.kernels.registry import (
     HALF,
     KernelBackend,
-    KernelChoice,
     KernelRequest,
+    KernelTable,
     OptionalImport,
     compute_capability,
-    explain_choice,
-    select_backend,
 )
 
 CHUNKED_FROM = 512  # queries, see above
@@ -150,7 +148,7 @@ def attention(
         window=window,
         documents=documents_BS is not None,
     )
-    run = BACKENDS[select_attention_kernel(request, backend)].run
+    run = ATTENTION.select(request, backend).run
     return run(query_BHTD, key_BGSD, value_BGSD, window=window, documents_BS=documents_BS)
 
 
@@ -162,20 +160,6 @@ def preference(request: AttentionRequest) -> tuple[str, ...]:
         # Outside torch.compile every new length would compile flex anew.
         return ("flash3", "flash2", *(("flex",) if request.compiling else ()), "sdpa", "chunked")
     return ("chunked", "sdpa") if request.queries >= CHUNKED_FROM else ("sdpa", "chunked")
-
-
-def select_attention_kernel(request: AttentionRequest, backend: str = "auto") -> str:
-    """The name of the backend that serves a request.
-
-    Raises:
-        UserError: the named one does not exist or cannot serve it.
-    """
-    return select_backend("attention", BACKENDS, preference(request), request, backend).name
-
-
-def explain_attention_choice(request: AttentionRequest) -> KernelChoice:
-    """The backend that "auto" means for a request, and why not the others."""
-    return explain_choice(BACKENDS, preference(request), request)
 
 
 def _sdpa(
@@ -319,3 +303,4 @@ BACKENDS: dict[str, KernelBackend[AttentionRequest]] = {
         ),
     )
 }
+ATTENTION = KernelTable("attention", BACKENDS, preference)

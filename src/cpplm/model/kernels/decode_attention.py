@@ -12,7 +12,7 @@ layer, kernel / torch, bfloat16, 12 heads of 64, one thread of an AMD EPYC, torc
 | 4          | 103 / 105 | 657 / 479   |
 | 8          | 194 / 132 | 1297 / 632  |
 
-Without the kernel (`load_function.py`) attention goes through torch, sequence by sequence.
+Without the kernel (`cpp_extension.py`) attention goes through torch, sequence by sequence.
 
 Shapes: B sequences, T new tokens, N blocks of a sequence, S slots of a pool, H query heads, G key-value
 heads, D head width.

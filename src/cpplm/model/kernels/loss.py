@@ -32,18 +32,15 @@ from cpplm.model.kernels.chunked_loss import MAX_SOFTCAP, chunked_loss
 from cpplm.model.kernels.registry import (
     HALF,
     KernelBackend,
-    KernelChoice,
     KernelRequest,
+    KernelTable,
     OptionalImport,
     accum_dtype,
     compute_capability,
-    explain_choice,
-    select_backend,
 )
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 Reduction = Literal["mean", "none"]
-PREFERENCE = ("chunked", "native")
 
 
 @dataclass(frozen=True)
@@ -98,22 +95,8 @@ def linear_cross_entropy(
         softcap=softcap,
         reduction=reduction,
     )
-    run = BACKENDS[select_loss_kernel(request, backend)].run
+    run = LOSS.select(request, backend).run
     return run(hidden_NC, weight_VC, targets_N, vocab_size=vocab_size, softcap=softcap, reduction=reduction)
-
-
-def select_loss_kernel(request: LossRequest, backend: str = "auto") -> str:
-    """The name of the backend that serves a request.
-
-    Raises:
-        UserError: the named one does not exist or cannot serve it.
-    """
-    return select_backend("loss", BACKENDS, PREFERENCE, request, backend).name
-
-
-def explain_loss_choice(request: LossRequest) -> KernelChoice:
-    """The backend that "auto" means for a request, and why not the others."""
-    return explain_choice(BACKENDS, PREFERENCE, request)
 
 
 def _native(
@@ -208,3 +191,4 @@ BACKENDS: dict[str, KernelBackend[LossRequest]] = {
         KernelBackend("liger", _liger, ("cuda",), (), (8, 0), LIGER, _liger_refuses),
     )
 }
+LOSS = KernelTable("loss", BACKENDS, lambda _: ("chunked", "native"))

@@ -1,8 +1,8 @@
 """Choice of an operation's implementation, from facts that do not change while a model trains.
 
-A backend declares what it needs, a request what a call needs. `select_backend` takes the first of an ordered
-preference that can serve the request; all others have a reason in words, which `cpplm doctor` prints. All of
-it is plain Python on devices, dtypes and sizes, so torch.compile folds a choice away.
+A backend declares what it needs, a request what a call needs. `KernelTable.select` takes the first of an
+ordered preference that can serve the request; all others have a reason in words, which `cpplm doctor` prints.
+All of it is plain Python on devices, dtypes and sizes, so torch.compile folds a choice away.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OptionalImport:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Call the function."""
-        assert self.function is not None, self.reason  # noqa: S101  (`select_backend` has looked)
+        assert self.function is not None, self.reason  # noqa: S101  (`KernelTable.select` has looked)
         return self.function(*arguments, **options)
 
 
@@ -122,38 +122,43 @@ class KernelChoice:
         return text + (f"; not here: {', '.join(unable)}" if unable else "")
 
 
-def select_backend(
-    operation: str,
-    backends: Mapping[str, KernelBackend[RequestT]],
-    preference: Sequence[str],
-    request: RequestT,
-    name: str = "auto",
-) -> KernelBackend[RequestT]:
-    """The backend of that name, or for "auto" the first of `preference` that can serve the request.
+@dataclass(frozen=True)
+class KernelTable(Generic[RequestT]):
+    """The backends of one operation.
 
-    Raises:
-        UserError: the named one does not exist or cannot serve the request; it says why, and what can. Under
-            torch.compile the error arrives wrapped, so check a person's choice before compiling.
+    Attributes:
+        operation: its name, for messages.
+        backends: by name.
+        preference: their names for a request, the fastest first; others run when they are asked for.
     """
-    for candidate in preference if name == "auto" else (name,):
-        if candidate in backends and not backends[candidate].why_not(request):
-            return backends[candidate]
-    reasons = {other: backend.why_not(request) for other, backend in backends.items()}
-    able = [other for other, reason in reasons.items() if not reason]
-    wrong = "finds nothing that can do this" if name == "auto" else "does not exist"
-    raise UserError(
-        f"the {operation} kernel {name!r} {reasons.get(name, wrong)}",
-        fix=f"What works here: {', '.join(['auto', *able] if able else ['nothing'])}.",
-    )
 
+    operation: str
+    backends: Mapping[str, KernelBackend[RequestT]]
+    preference: Callable[[RequestT], Sequence[str]]
 
-def explain_choice(
-    backends: Mapping[str, KernelBackend[RequestT]], preference: Sequence[str], request: RequestT
-) -> KernelChoice:
-    """The backend that "auto" means for a request, with the reasons of all others."""
-    reasons = {name: backend.why_not(request) for name, backend in backends.items()}
-    backend = next((name for name in preference if not reasons[name]), "none")
-    return KernelChoice(backend, {name: reason for name, reason in reasons.items() if name != backend})
+    def select(self, request: RequestT, name: str = "auto") -> KernelBackend[RequestT]:
+        """The backend of that name, or for "auto" the preferred one of those that can serve the request.
+
+        Raises:
+            UserError: the named one does not exist or cannot serve the request; it says why, and what can.
+                Under torch.compile the error arrives wrapped, so check a person's choice before compiling.
+        """
+        for candidate in self.preference(request) if name == "auto" else (name,):
+            if candidate in self.backends and not self.backends[candidate].why_not(request):
+                return self.backends[candidate]
+        reasons = {other: backend.why_not(request) for other, backend in self.backends.items()}
+        able = [other for other, reason in reasons.items() if not reason]
+        wrong = "finds nothing that can do this" if name == "auto" else "does not exist"
+        raise UserError(
+            f"the {self.operation} kernel {name!r} {reasons.get(name, wrong)}",
+            fix=f"What works here: {', '.join(['auto', *able] if able else ['nothing'])}.",
+        )
+
+    def explain(self, request: RequestT) -> KernelChoice:
+        """The backend that "auto" means for a request, and why not the others."""
+        reasons = {name: backend.why_not(request) for name, backend in self.backends.items()}
+        backend = next((name for name in self.preference(request) if not reasons[name]), "none")
+        return KernelChoice(backend, {name: reason for name, reason in reasons.items() if name != backend})
 
 
 def compute_capability(device: torch.device) -> Capability:

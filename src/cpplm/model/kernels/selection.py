@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from cpplm.model.config import ModelConfig
-from cpplm.model.kernels.attention import AttentionRequest, select_attention_kernel
-from cpplm.model.kernels.loss import LossRequest, select_loss_kernel
+from cpplm.model.kernels.attention import ATTENTION, AttentionRequest
+from cpplm.model.kernels.loss import LOSS, LossRequest
 from cpplm.model.settings import KernelSettings
 
 
@@ -24,7 +24,7 @@ def select_training_kernels(
         UserError: one that was named cannot do what the model needs; it says why, and what can.
     """
     of_loss = LossRequest.training(device, dtype, softcap=config.logit_softcap, compiling=compiling)
-    chosen = {"loss": select_loss_kernel(of_loss, kernels.kernel)}
+    chosen = {"loss": LOSS.select(of_loss, kernels.kernel).name}
     for layer, window in enumerate(config.windows()):
         if config.is_sparse(layer):
             chosen["sparse attention"] = "blocks of queries"
@@ -34,5 +34,5 @@ def select_training_kernels(
             length=config.max_seq_len, window=window, compiling=compiling,
         )  # fmt: skip
         kind = "attention" if window is None else "windowed attention"
-        chosen[kind] = select_attention_kernel(request, kernels.attention)
+        chosen[kind] = ATTENTION.select(request, kernels.attention).name
     return chosen
