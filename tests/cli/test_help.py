@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.cli.commands import COMMANDS
+from cpplm.cli.commands import COMMANDS, function_of
 from cpplm.cli.main import find_command
 from cpplm.core.settings import FlagParser, flags, from_command_line
 from tests.commands import cpplm, cpplm_process, settings_class
@@ -199,8 +199,8 @@ def test_help_lists_every_command(argument: str) -> None:
 
 
 def test_each_command_is_one_function_of_one_settings_class() -> None:
-    for name, command in COMMANDS.items():
-        module_name, function_name = command.function.split(":")
+    for name in COMMANDS:
+        module_name, function_name = function_of(name).split(":")
         function = getattr(importlib.import_module(f"cpplm.{module_name}"), function_name)
         assert function.__annotations__["return"] == "Report"
         assert function.__code__.co_argcount == 1

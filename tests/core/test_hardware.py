@@ -23,28 +23,15 @@ from cpplm.core.hardware import (
 CPU = torch.device("cpu")
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, *, cuda: bool, mps: bool) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-
-
-@pytest.mark.parametrize(
-    ("cuda", "mps", "best"),
-    [(False, False, "cpu"), (False, True, "mps"), (True, False, "cuda"), (True, True, "cuda")],
-)
-def test_the_best_device_present_is_chosen(
-    cuda: bool, mps: bool, best: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, cuda=cuda, mps=mps)
-    assert choose_device().type == best
-    assert choose_device("cpu").type == "cpu"
-
-
-@pytest.mark.parametrize("name", ["cuda", "mps", "tpu", "CPU", "cuda:7"])
-def test_an_absent_device_is_refused_with_what_is_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, cuda=False, mps=False)
-    with pytest.raises(UserError, match=f"device '{name}' is not available. This machine has: cpu"):
-        choose_device(name)
+def test_the_best_device_present_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cuda, mps, best in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda here=cuda: here)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda here=mps: here)
+        assert choose_device().type == best
+        assert choose_device("cpu").type == "cpu"
+    for name in ("cuda", "tpu", "cuda:7"):
+        with pytest.raises(UserError, match=f"device '{name}' is not available. This machine has: cpu"):
+            choose_device(name)
 
 
 def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,8 @@ def test_bars_and_messages_go_to_stderr_only(capsys: pytest.CaptureFixture[str])
     assert out == ""
     assert "counting" in err
     assert "3/3" in err
-    assert err.count("a message") == 3
-
-
-def test_messages_stand_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(2, "counting", "word") as bar:
-        bar.update(1)
-        log_info("first")
-        log_info("second")
-    lines = [line.split("\r")[-1] for line in capsys.readouterr().err.splitlines()]
-    assert [line for line in lines if line in ("first", "second")] == ["first", "second"]
+    lines = [line.split("\r")[-1] for line in err.splitlines()]
+    assert lines.count("a message") == 3  # on lines of their own
 
 
 def test_a_log_file_is_not_flooded() -> None:
@@ -38,9 +30,3 @@ def test_a_log_file_is_not_flooded() -> None:
     assert result.stdout == ""
     assert "10000/10000" in result.stderr or "10.0k/10.0k" in result.stderr
     assert result.stderr.count("working") <= 3
-
-
-def test_an_unknown_length_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(None, "reading", "B", unit_scale=True) as bar:
-        bar.update(2048)
-    assert "2.05k" in capsys.readouterr().err

@@ -56,16 +56,5 @@ def test_clusters_against_the_sum_over_pairs(values: list[float], count: int) ->
     assert clustered_mean(values, groups).error == pytest.approx(math.sqrt(max(0, expected)), abs=1e-6)
 
 
-def test_copies_of_a_value_add_no_certainty() -> None:
-    values, groups = [0.0, 1.0, 1.0, 0.0], list("abcd")
-    once = clustered_mean(values, groups).error
-    ten_times = clustered_mean(values * 10, groups * 10).error
-    naive = clustered_mean(values * 10, [str(number) for number in range(40)]).error
-    assert once is not None
-    assert ten_times is not None
-    assert naive is not None
-    assert naive < once / 2 < ten_times
-
-
 def test_a_single_value_has_no_error() -> None:
     assert (clustered_mean([0.5], ["a"]).value, clustered_mean([0.5], ["a"]).error) == (0.5, None)

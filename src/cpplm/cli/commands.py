@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command: function and settings class (as module:name below cpplm), summary and example."""
+    """A command: settings class (as module:name below cpplm), summary and example."""
 
-    function: str
     settings: str
     summary: str
     example: str
@@ -16,60 +15,53 @@ class Command(NamedTuple):
     """Stopped half-way, the same command goes on from what is kept."""
     stops_at_once: bool = False
     """A signal to stop ends it within two seconds, unless it has something to save (`core.shutdown`)."""
+    function: str = ""
+    """Its name as that of the settings class; unless given, that of `runs page` is `cli.runs:page`."""
 
 
 COMMANDS: dict[str, Command] = {
     "corpus build": Command(
-        "cli.corpus:build",
         "corpus.settings:CorpusSettings",
         "C++ projects to ordered training documents in parquet shards",
         "corpus build ~/src/fmt ~/src/spdlog --out corpus",
         resumes=True,
     ),
     "corpus inspect": Command(
-        "cli.corpus:inspect",
         "corpus.reports.inspect_corpus:InspectSettings",
         "show documents of a corpus and its figures",
         "corpus inspect runs/demo/corpus --page corpus.html",
     ),
     "corpus check": Command(
-        "cli.corpus:check",
         "corpus.reports.compile_rate:CompileRateSettings",
         "compile a sample of the documents, in the sandbox",
         "corpus check runs/demo/corpus --sample 100",
     ),
     "corpus export": Command(
-        "cli.corpus:export",
         "corpus.reports.export_jsonl:ExportSettings",
         "documents or docstring pairs as JSON lines",
         "corpus export runs/demo/corpus --to corpus.jsonl.zst",
     ),
     "tokenizer train": Command(
-        "cli.tokenizer:train",
         "tokenizer.train:TokenizerSettings",
         "train a lossless C++ tokenizer on a corpus",
         "tokenizer train corpus --out tokenizer.json",
     ),
     "tokenizer evaluate": Command(
-        "cli.tokenizer:evaluate",
         "tokenizer.benchmark:TokenizerBenchmarkSettings",
         "bytes per token and encoding speed on held-out code",
         "tokenizer evaluate runs/demo/corpus --tokenizer runs/demo/tokenizer.json",
     ),
     "tokenizer show": Command(
-        "cli.tokenizer:show",
         "cli.tokenizer:ShowSettings",
         "where tokens begin and end, in colors",
         "tokenizer show runs/demo/tokenizer.json --file main.cpp",
     ),
     "tokenizer export": Command(
-        "cli.tokenizer:export",
         "cli.tokenizer:TokenizerExportSettings",
         "a tokenizer for Hugging Face's libraries",
         "tokenizer export runs/demo/tokenizer.json --out hf_tokenizer",
     ),
     "train": Command(
-        "cli.train:train",
         "train.settings:TrainSettings",
         "pre-train a model",
         "train corpus --tokenizer tokenizer.json --out runs/first --depth 4 --max_minutes 30",
@@ -77,128 +69,119 @@ COMMANDS: dict[str, Command] = {
         stops_at_once=True,
     ),
     "evaluate": Command(
-        "cli.evaluate:everything",
         "evaluate.settings:EvaluateCommand",
         "bits per byte, likelihood, then the C++ problems",
         "evaluate runs/demo/run --data_dir runs/demo/corpus",
         resumes=True,
+        function="cli.evaluate:everything",
     ),
     "evaluate bpb": Command(
-        "cli.evaluate:bpb",
         "evaluate.settings:BpbCommand",
         "bits per byte of held-out code, by project and context",
         "evaluate bpb runs/demo/run --data_dir runs/demo/corpus --eval_bytes 1000000",
         resumes=True,
     ),
     "evaluate likelihood": Command(
-        "cli.evaluate:likelihood",
         "evaluate.settings:LikelihoodCommand",
         "how likely right solutions of the C++ problems are, also against buggy ones",
         "evaluate likelihood runs/demo/run --problems humaneval",
         resumes=True,
     ),
     "evaluate fim": Command(
-        "cli.evaluate:fim",
         "evaluate.settings:FimCommand",
         "holes in code filled: exact, compiling, passing",
         "evaluate fim runs/demo/run --files runs/demo/corpus",
         resumes=True,
     ),
     "evaluate cpp": Command(
-        "cli.evaluate:cpp",
         "evaluate.settings:CppCommand",
         "C++ problems: compile rate and pass rate, in the sandbox",
         "evaluate cpp runs/demo/run --problems small --num_samples 10 --temperature 0.8",
         resumes=True,
     ),
     "evaluate self_test": Command(
-        "cli.evaluate:self_test",
         "evaluate.settings:SelfTestSettings",
         "the harness itself: right solutions must pass, buggy ones fail",
         "evaluate self_test --problems small",
     ),
     "generate": Command(
-        "cli.generate:generate",
         "generate.settings:GenerateSettings",
         "complete a prompt, or fill in between two texts",
         "generate runs/demo/run --prompt 'int main() {' --max_new_tokens 64",
     ),
     "chat": Command(
-        "cli.chat:chat",
         "generate.settings:ChatSettings",
         "talk with a model, which may use tools",
         "chat runs/demo/run --tools ~/src/fmt",
     ),
     "export": Command(
-        "cli.export:export",
         "export.settings:ModelExportSettings",
         "a model for Hugging Face's transformers",
         "export runs/demo/run --out hf_model",
     ),
     "serve": Command(
-        "cli.serve:serve",
         "serve.settings:ServeSettings",
         "a server for editors, OpenAI's clients and the web page",
         "serve runs/demo/run --port 8000",
     ),
     "runs page": Command(
-        "cli.runs:page",
         "cli.runs:RunPageSettings",
         "one self-contained HTML page about a run",
         "runs page runs/demo/run",
     ),
     "runs compare": Command(
-        "cli.runs:compare",
         "cli.runs:RunCompareSettings",
         "runs side by side: figures, settings, curves",
         "runs compare runs/a runs/b --out compared.html",
     ),
     "runs list": Command(
-        "cli.runs:list_runs",
         "cli.runs:RunListSettings",
         "a table of the runs below a folder",
         "runs list runs",
+        function="cli.runs:list_runs",
     ),
     "checkpoints list": Command(
-        "cli.checkpoints:list_checkpoints",
         "cli.checkpoints:CheckpointListSettings",
         "the checkpoints of a run",
         "checkpoints list runs/demo/run",
+        function="cli.checkpoints:list_checkpoints",
     ),
     "checkpoints verify": Command(
-        "cli.checkpoints:verify",
         "cli.checkpoints:VerifySettings",
         "compare every file of the checkpoints with its hash",
         "checkpoints verify runs/demo/run",
     ),
     "checkpoints import": Command(
-        "cli.import_checkpoint:import_checkpoint",
         "cli.checkpoints:ImportSettings",
         "a model trained by nanochat",
         "checkpoints import nanochat/base_checkpoints/d12 --tokenizer tokenizer.json --out runs/imported",
+        function="cli.import_checkpoint:import_checkpoint",
     ),
     "tpu check": Command(
-        "cli.tpu:check",
         "jax.check_settings:CheckSettings",
         "compile the training step for TPUs that are not here: does it fit?",
         "tpu check v5e-8 --depth 16",
     ),
     "tpu bench": Command(
-        "cli.tpu:bench",
         "jax.check_settings:BenchSettings",
         "tokens per second of the training step on the devices here",
         "tpu bench --depth 12 --max_seq_len 2048",
     ),
     "doctor": Command(
-        "cli.doctor:doctor",
         "core.settings:NoSettings",
         "what was found on this machine, what is missing and how to mend it",
         "doctor",
     ),
     "completion": Command(
-        "cli.shell_completion:completion",
         "cli.shell_completion:CompletionSettings",
         "a script with which a shell completes commands and flags",
         "completion bash",
+        function="cli.shell_completion:completion",
     ),
 }
+
+
+def function_of(name: str) -> str:
+    """The function of a command, as module:name below cpplm."""
+    first, _, verb = name.partition(" ")
+    return COMMANDS[name].function or f"cli.{first}:{verb or first}"

@@ -56,6 +56,11 @@ class Check:
     fix: str = ""
 
 
+def _need(name: str, value: str, ok: bool, fix: str, *, needed: bool = False) -> Check:
+    """Something that comes with its fix only where it is not as it should be."""
+    return Check(name, value, ok, needed, "" if ok else fix)
+
+
 def doctor(_: NoSettings) -> Report:
     """Look at everything and print one line each."""
     findings = [*_hardware(), *_tpu(), *_kernels(), *_compilers(), *_sandbox(), *_libraries()]
@@ -80,18 +85,15 @@ def _mark(finding: Check) -> str:
 
 def _hardware() -> Iterator[Check]:
     here, device = environment(), choose_device()
-    modern = sys.version_info >= (3, 11)
-    fix = "" if modern else "make clean, then PYTHON=/path/to/python3.11 make demo"
-    yield Check("python", here["python"], modern, needed=True, fix=fix)
+    fix = "make clean, then PYTHON=/path/to/python3.11 make demo"
+    yield _need("python", here["python"], sys.version_info >= (3, 11), fix, needed=True)
     yield Check("processor", f"{here['processor']}, {here['cores']} cores")
     memory = psutil.virtual_memory().total / 2**30
-    yield Check(
-        "memory", f"{memory:.1f} GiB", memory >= LEAST_MEMORY_GIB, fix="" if memory >= LEAST_MEMORY_GIB else
-        "lower --device_batch_size when training"
-    )  # fmt: skip
+    fix = "lower --device_batch_size when training"
+    yield _need("memory", f"{memory:.1f} GiB", memory >= LEAST_MEMORY_GIB, fix)
     free = shutil.disk_usage(".").free / 2**30
-    fix = "" if free >= LEAST_DISK_GIB else f"free {LEAST_DISK_GIB} GiB, or work on another disk"
-    yield Check("free disk here", f"{free:.0f} GiB", free >= LEAST_DISK_GIB, needed=True, fix=fix)
+    fix = f"free {LEAST_DISK_GIB} GiB, or work on another disk"
+    yield _need("free disk here", f"{free:.0f} GiB", free >= LEAST_DISK_GIB, fix, needed=True)
     yield Check("device", f"{device.type} (choose another with --device_type)")
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
     reason = "in hardware" if has_fast_bf16(device) else "no fast bfloat16 here"
@@ -105,9 +107,8 @@ def _tpu() -> Iterator[Check]:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     if chips:
-        ready = len(versions) == 2
-        fix = "" if ready else "pip install 'cpplm[tpu]'"
-        yield Check("tpu", f"{chips} chips; cpplm train takes JAX and them (--backend)", ready, fix=fix)
+        text = f"{chips} chips; cpplm train takes JAX and them (--backend)"
+        yield _need("tpu", text, len(versions) == 2, "pip install 'cpplm[tpu]'")
     for name, installed in versions.items():
         yield Check(name, installed)
 
@@ -131,7 +132,7 @@ def _kernels() -> Iterator[Check]:
 def _compilers() -> Iterator[Check]:
     install = "sudo apt-get install g++ (Debian, Ubuntu), or your system's C++ compiler"
     gxx = compiler_version("g++")
-    yield Check("g++", gxx or "not found", gxx is not None, needed=True, fix="" if gxx else install)
+    yield _need("g++", gxx or "not found", gxx is not None, install, needed=True)
     compiled = gxx is not None or choose_device().type == "cuda"
     yield Check("torch.compile", "on" if compiled else "off: training is slower", compiled)
     if choose_device().type == "cpu":
@@ -162,15 +163,14 @@ def _problems(sandbox: Sandbox) -> Iterator[Check]:
     except (UserError, SandboxError) as error:
         yield Check("HumanEval", f"cannot be judged: {error}", ok=False)
         return
-    faster = "" if linker else "sudo apt-get install mold (Debian, Ubuntu)"
     name = linker[0].removeprefix("-fuse-ld=") if linker else "the compiler's own: slower"
-    yield Check("linker", name, bool(linker), fix=faster)
+    yield _need("linker", name, bool(linker), "sudo apt-get install mold (Debian, Ubuntu)")
     lacking = [p.name for p in problems if any(name in missing for name in included_headers(p.prompt))]
     text = f"{len(problems) - len(lacking)} of {len(problems)} problems can be judged"
     if lacking:
         text += f"; not {', '.join(lacking)}: {', '.join(missing.values())}"
-    fix = "" if not lacking else "sudo apt-get install libboost-dev libssl-dev (Debian, Ubuntu)"
-    yield Check("HumanEval", text, not lacking, fix=fix)
+    fix = "sudo apt-get install libboost-dev libssl-dev (Debian, Ubuntu)"
+    yield _need("HumanEval", text, not lacking, fix)
 
 
 def _libraries() -> Iterator[Check]:
@@ -180,7 +180,6 @@ def _libraries() -> Iterator[Check]:
         except PackageNotFoundError:
             fix = f"pip install 'cpplm[{extra}]'" if extra else "pip install cpplm"
             yield Check(name, "not installed", ok=False, needed=extra != "tracking", fix=fix)
-    compiled = importlib.util.find_spec("triton") is not None
     if choose_device().type == "cuda":
-        yield Check("triton", "found" if compiled else "not installed", compiled, fix="" if compiled else
-                      "pip install triton")  # fmt: skip
+        here = importlib.util.find_spec("triton") is not None
+        yield _need("triton", "found" if here else "not installed", here, "pip install triton")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cpplm import __version__
-from cpplm.cli.commands import COMMANDS
+from cpplm.cli.commands import COMMANDS, function_of
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
 
@@ -120,7 +120,7 @@ def run(arguments: list[str]) -> None:
             recipe=shared_flags.config,
         )
         settings_module.check_paths(settings)
-        command: Callable[[Any], Report] = _imported(name, COMMANDS[name].function)
+        command: Callable[[Any], Report] = _imported(name, function_of(name))
         report = command(settings)
         if report.text:
             print(report.text)

@@ -116,21 +116,22 @@ def environment() -> dict[str, str]:
 
 def processor_name() -> str:
     """The processor's marketing name where the system tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123  (a file of the kernel)
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    line = _line_of_cpuinfo("model name")
+    return line.split(":", 1)[1].strip() if line else platform.processor() or platform.machine()
 
 
 def processor_features() -> str:
     """The processor's name, and its instruction sets where the system tells them."""
+    return f"{processor_name()} {_line_of_cpuinfo('flags', 'Features')}"
+
+
+def _line_of_cpuinfo(*begins: str) -> str:
+    """The first line that begins so; empty where the system has no such line."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123  (a file of the kernel)
-            known = next(line for line in lines if line.startswith(("flags", "Features")))
+            return next(line for line in lines if line.startswith(begins))
     except (OSError, StopIteration):
-        known = ""
-    return f"{processor_name()} {known}"
+        return ""
 
 
 def compiler_version(name: str) -> str | None:

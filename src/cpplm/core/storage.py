@@ -30,6 +30,7 @@ _CLIENT: ClientConfig = {"timeout": timedelta(seconds=120), "connect_timeout": t
 _RETRY: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=60)}
 _MISSING = (NotFoundError, FileNotFoundError)
 _FAILED = (BaseError, OSError, ValueError)  # ValueError: a name that no object can have
+_MAKE_ROOM = "Free some space or check the permissions, then run the same command again."
 
 
 def is_bucket(location: str | Path) -> bool:
@@ -79,14 +80,26 @@ class Storage:
         """The full path or URL of `name`, for messages."""
         return f"{self.location.rstrip('/')}/{name}"
 
+    @contextlib.contextmanager
+    def _explained(self, action: str, name: str, about: str = "") -> Iterator[None]:
+        """Whatever the store raises while it does this becomes a `UserError`."""
+        try:
+            yield
+        except _FAILED as error:
+            if action == "read" and isinstance(error, _MISSING):
+                raise UserError(f"no such file: {self.path(name)}") from error
+            raise UserError(
+                f"cannot {action} {self.path(name)}{about}: {_reason(error)}",
+                fix=_MAKE_ROOM if action == "write" else "",
+            ) from error
+
     def exists(self, name: str) -> bool:
         """True if the object is there. A failing listing raises instead of answering False."""
-        try:
-            self._store.head(name)
-        except _MISSING:
-            return False
-        except _FAILED as error:
-            raise UserError(f"cannot look up {self.path(name)}: {_reason(error)}") from error
+        with self._explained("look up", name):
+            try:
+                self._store.head(name)
+            except _MISSING:
+                return False
         return True
 
     def read(self, name: str) -> bytes:
@@ -95,12 +108,8 @@ class Storage:
         Raises:
             UserError: it is not there or cannot be read.
         """
-        try:
+        with self._explained("read", name):
             return bytes(self._store.get(name).bytes())
-        except _MISSING as error:
-            raise UserError(f"no such file: {self.path(name)}") from error
-        except _FAILED as error:
-            raise UserError(f"cannot read {self.path(name)}: {_reason(error)}") from error
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The object piece by piece, each some megabytes, so that it need not fit into memory.
@@ -108,12 +117,8 @@ class Storage:
         Raises:
             UserError: as `read`, also between two pieces.
         """
-        try:
+        with self._explained("read", name):
             yield from self._store.get(name).stream()
-        except _MISSING as error:
-            raise UserError(f"no such file: {self.path(name)}") from error
-        except _FAILED as error:
-            raise UserError(f"cannot read {self.path(name)}: {_reason(error)}") from error
 
     def write(self, name: str, data: bytes) -> None:
         """Write the object atomically, replacing an older one.
@@ -121,13 +126,8 @@ class Storage:
         Raises:
             UserError: no space left, no permission, or the bucket refused. Nothing is left behind.
         """
-        try:
+        with self._explained("write", name, f" ({len(data):,} bytes)"):
             self._store.put(name, data)
-        except _FAILED as error:
-            raise UserError(
-                f"cannot write {self.path(name)} ({len(data):,} bytes): {_reason(error)}",
-                fix="Free some space or check the permissions, then run the same command again.",
-            ) from error
 
     @contextlib.contextmanager
     def open_write(self, name: str) -> Iterator[WritableFile]:
@@ -140,10 +140,7 @@ class Storage:
             with open_writer(self._store, name) as file:
                 yield file
         except (BaseError, OSError) as error:  # not ValueError: that would be the caller's
-            raise UserError(
-                f"cannot write {self.path(name)}: {_reason(error)}",
-                fix="Free some space or check the permissions, then run the same command again.",
-            ) from error
+            raise UserError(f"cannot write {self.path(name)}: {_reason(error)}", fix=_MAKE_ROOM) from error
 
     def list_names(self, prefix: str = "") -> list[str]:
         """All object names below the folder `prefix`, sorted.
@@ -159,21 +156,15 @@ class Storage:
         Raises:
             UserError: as `list_names`.
         """
-        try:
+        with self._explained("list", prefix):
             batches = list(self._store.list(prefix=prefix or None))
-        except _FAILED as error:
-            raise UserError(f"cannot list {self.path(prefix)}: {_reason(error)}") from error
         return {entry["path"]: entry["size"] for batch in batches for entry in batch}
 
     def delete(self, names: list[str]) -> None:
         """Delete objects; those already gone are fine."""
         for name in names:
-            try:
+            with self._explained("delete", name), contextlib.suppress(*_MISSING):
                 self._store.delete(name)
-            except _MISSING:
-                continue
-            except _FAILED as error:
-                raise UserError(f"cannot delete {self.path(name)}: {_reason(error)}") from error
 
     def sync(self, names: list[str]) -> None:
         """Wait until these local files would survive a power cut; a bucket keeps what it has accepted.

@@ -196,7 +196,7 @@ def installed(backend: str):
 
 
 def test_what_the_libraries_cannot_do() -> None:
-    """Issue 968 of Liger: with reduction "none" each gradient is multiplied by the first row's upstream one."""
+    """Liger's issue 968: with reduction "none" each gradient is scaled by the first row's upstream one."""
     liger, cce = installed("liger"), installed("cce")
     for library in (liger, cce):
         assert library.why_not(GPU) == ""
