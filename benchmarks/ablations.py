@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Spread, describe_machine, prepare_environment, progress, publish
+from measuring import Spread, command_line, prepare_environment, progress, publish
 
 from cpplm.core.hardware import choose_dtype
 from cpplm.core.settings import from_command_line
@@ -198,16 +198,11 @@ def table(done: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Parse, train, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("corpus")
-    parser.add_argument("tokenizer")
-    parser.add_argument("work")
+    parser = command_line(__doc__, seeds=3, eval_tokens=131_072)
+    for name in ("corpus", "tokenizer", "work"):
+        parser.add_argument(name)
     parser.add_argument("--minutes", type=float, default=3.0, help="of training, each")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=15, help="steps measured of each variant")
-    parser.add_argument("--eval_tokens", type=int, default=131_072)
     parser.add_argument("--jobs", type=int, default=2, help="models trained at once, one thread each")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
@@ -217,8 +212,7 @@ def main() -> None:
         return
     prepare_environment(threads=1)
     done = run(arguments)
-    publish({"benchmark": "ablations", "minutes": arguments.minutes, "machine": describe_machine(),
-             "variants": table(done, arguments.only)})  # fmt: skip
+    publish("ablations", {"minutes": arguments.minutes, "variants": table(done, arguments.only)})
 
 
 if __name__ == "__main__":

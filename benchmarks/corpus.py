@@ -31,17 +31,17 @@ from typing import Any
 from measuring import (
     Cost,
     Spread,
-    describe_machine,
+    command_line,
     peak_memory,
     prepare_environment,
     progress,
     publish,
     ratios,
+    refusals,
     run_alone,
     take_turns,
 )
 
-from cpplm.core.errors import UserError
 from cpplm.corpus.build import build
 from cpplm.corpus.ingest.discovery import SourceFile, find_files, find_projects, read_source
 from cpplm.corpus.settings import CorpusSettings
@@ -230,9 +230,7 @@ def show(figures: Mapping[str, Any], indent: str = "") -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="projects, each in a folder of its own")
     parser.add_argument("--tokenizer", type=Path, help="by default one is trained on what is built first")
     parser.add_argument("--repetitions", type=int, default=3, help="runs of each measurement (3)")
@@ -260,31 +258,16 @@ def main() -> None:
     """Measure, show and publish."""
     arguments = parse_arguments()
     prepare_environment()
-    try:
-        figures = measure(arguments)
-    except UserError as error:
-        progress(f"benchmarks/corpus.py: {error}")
-        sys.exit(2)
-    show(figures)
-    publish(figures)
-
-
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All figures.
-
-    Raises:
-        UserError: the folder or the tokenizer is not what it should be.
-    """
-    with tempfile.TemporaryDirectory(prefix="cpplm-benchmark-") as name:
+    with refusals("corpus"), tempfile.TemporaryDirectory(prefix="cpplm-benchmark-") as name:
         bench = prepare(arguments, Path(name))
-        return {
-            "benchmark": "corpus",
+        figures = {
             "sources": str(arguments.folder or "C++ standard library headers"),
             "quick": arguments.quick,
-            "machine": describe_machine(),
             "speed": measure_speed(bench),
             "size": measure_sizes(bench),
         }
+    show(figures)
+    publish("corpus", figures)
 
 
 if __name__ == "__main__":

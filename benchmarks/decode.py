@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +34,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from measuring import Spread, describe_machine, prepare_environment, progress, publish, ratios
+from measuring import (
+    THREADS,
+    Spread,
+    command_line,
+    make_llama,
+    prepare_environment,
+    progress,
+    publish,
+    ratios,
+)
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
@@ -107,7 +115,7 @@ def cache_bytes(remembered: list[KVCacheSpec], config: ModelConfig, dtype: torch
     """What the last token reads of the cache."""
     total = 0
     for each in remembered:
-        reach = config.max_seq_len if each.reach is None else min(each.reach, config.max_seq_len)
+        reach = config.max_seq_len if each.lookback is None else min(each.lookback, config.max_seq_len)
         total += reach * torch.Size(each.shape).numel() * (each.dtype or dtype).itemsize
     return total
 
@@ -130,18 +138,14 @@ def exported_writer(
 def llama_writer(
     config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype
 ) -> tuple[Write, dict[str, int]]:
-    """What transformers is at home with: its gated MLP has 8/3 of the width, as many weights as ours of 4."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import)
-
+    """What transformers is at home with."""
     del tokenizer
-    llama = LlamaConfig(
-        vocab_size=config.padded_vocab_size, hidden_size=config.model_dim,
-        intermediate_size=round(config.model_dim * config.mlp_ratio * 2 / 3),
-        num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads, max_position_embeddings=config.max_seq_len,
-        tie_word_embeddings=False, bos_token_id=BOS, eos_token_id=EOS,
+    peer = make_llama(
+        config.padded_vocab_size, config.num_layers, config.model_dim, config.num_heads,
+        kv_heads=config.num_kv_heads, max_position_embeddings=config.max_seq_len,
+        bos_token_id=BOS, eos_token_id=EOS,
     )  # fmt: skip
-    model = LlamaForCausalLM(llama).to(dtype).eval()
+    model = peer.to(dtype).eval()
     return partial(generate, model), sizes(model, dtype)
 
 
@@ -300,17 +304,10 @@ def measure_drafts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parsed() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = command_line(
+        __doc__, depth=12, head_dim=64, batches=[1, 16], prompt=128, tokens=48, threads=THREADS, turns=5
     )
-    parser.add_argument("--depth", type=int, default=12)
-    parser.add_argument("--head_dim", type=int, default=64)
     parser.add_argument("--dtype", choices=["auto", "fp32", "bf16"], default="auto")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--run", help="of --drafts")
     parser.add_argument("--data", help="of --drafts: the corpus")
     parser.add_argument("--drafts", type=draft_settings, nargs="+", default=[])
@@ -326,12 +323,8 @@ def main() -> None:
     arguments = parsed()
     prepare_environment(threads=arguments.threads)
     if arguments.drafts:
-        settings = {
-            **vars(arguments),
-            "drafts": [f"{draft.kind}:{draft.tokens}" for draft in arguments.drafts],
-        }
-        head = {"benchmark": "decode", "machine": describe_machine(), "settings": settings}
-        publish({**head, **measure_drafts(arguments)})
+        drafts = [f"{draft.kind}:{draft.tokens}" for draft in arguments.drafts]
+        publish("decode", {"settings": {**vars(arguments), "drafts": drafts}, **measure_drafts(arguments)})
         return
     dtype = choose_dtype(arguments.dtype, choose_device("cpu"))
     rates: dict[str, dict[int, list[float]]] = {n: {b: [] for b in arguments.batches} for n in CONTENDERS}
@@ -349,7 +342,7 @@ def main() -> None:
                     progress(
                         f"{turn + 1}/{arguments.turns} {name}, {batch}: {rates[name][batch][-1]:.1f} tokens/s"
                     )
-    publish(figures(arguments, dtype, facts, rates, bandwidths))
+    publish("decode", figures(arguments, dtype, facts, rates, bandwidths))
 
 
 def figures(
@@ -373,8 +366,6 @@ def figures(
             shares[name] = Spread.of(read * rate / bandwidth for rate, bandwidth in turns)
             progress(f"one at a time: {name} reads {shares[name]} of what a copy moves")
     return {
-        "benchmark": "decode",
-        "machine": describe_machine(),
         "settings": vars(arguments),
         "dtype": str(dtype),
         "facts": facts,

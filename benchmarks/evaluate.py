@@ -11,10 +11,8 @@ nothing else.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,16 +20,16 @@ from typing import Any
 
 from measuring import (
     Spread,
-    describe_machine,
+    command_line,
     prepare_environment,
     progress,
     publish,
     ratios,
+    refusals,
     run_alone,
     take_turns,
 )
 
-from cpplm.core.errors import UserError
 from cpplm.core.workers import available_cores
 from cpplm.evaluate.functional_correctness import problem_program
 from cpplm.evaluate.problems import load_problems
@@ -107,31 +105,24 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, show and publish."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--workers", type=int, default=available_cores(), help="programs at a time (cores)")
     parser.add_argument("--repetitions", type=int, default=3, help="runs of each measurement (3)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the problems, once")
     arguments = parser.parse_args()
     prepare_environment()
     repetitions = 1 if arguments.quick else arguments.repetitions
-    try:
+    with refusals("evaluate"):
         sandbox = Sandbox.probe()
         figures = {
-            "benchmark": "evaluate",
             "quick": arguments.quick,
-            "machine": describe_machine(),
             "compiler": require_compiler(sandbox),
             "linker": " ".join(fast_linker(sandbox)),
             "sandbox": measure_sandbox(5 if arguments.quick else 50),
             "judging": measure_judging(arguments.workers, 10 if arguments.quick else 1, repetitions),
         }
-    except UserError as error:
-        progress(f"benchmarks/evaluate.py: {error}")
-        sys.exit(2)
     show(figures)
-    publish(figures)
+    publish("evaluate", figures)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ down. Each benchmark prints a table on stderr and one JSON object as the last li
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -15,19 +17,25 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from cpplm.core.errors import UserError
 from cpplm.core.hardware import environment
 from cpplm.core.workers import worker_pool
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 # What numeric libraries read before they start threads of their own.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 _SAMPLE_SECONDS = 0.05
+THREADS = min(2, os.cpu_count() or 1)
+"""Of a benchmark, unless another number is given."""
 _PACKAGES = ("numpy", "pyarrow", "tiktoken", "tree-sitter", "tree-sitter-c", "tree-sitter-cpp", "rensa")
 
 
@@ -63,6 +71,18 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
+
+
+def command_line(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """A benchmark's parser: with the flags that are named, each as its default is; a list takes several."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for name, default in defaults.items():
+        several = isinstance(default, list)
+        kind = type(default[0] if several else default)
+        parser.add_argument(f"--{name}", type=kind, nargs="+" if several else None, default=default)
+    return parser
 
 
 def prepare_environment(threads: int = 1) -> None:
@@ -157,6 +177,31 @@ def progress(text: str) -> None:
     sys.stderr.flush()
 
 
-def publish(figures: Mapping[str, Any]) -> None:
-    """Print the figures as one JSON object."""
-    sys.stdout.write(json.dumps(figures, default=asdict) + "\n")
+def publish(benchmark: str, figures: Mapping[str, Any]) -> None:
+    """Print the figures, with the machine beside them, as one JSON object."""
+    content = {"benchmark": benchmark, "machine": describe_machine(), **figures}
+    sys.stdout.write(json.dumps(content, default=asdict) + "\n")
+
+
+@contextlib.contextmanager
+def refusals(benchmark: str) -> Iterator[None]:
+    """What a user can mend ends the benchmark with one line and status 2."""
+    try:
+        yield
+    except UserError as error:
+        progress(f"benchmarks/{benchmark}.py: {error}")
+        sys.exit(2)
+
+
+def make_llama(
+    vocab_size: int, depth: int, dim: int, heads: int, *, kv_heads: int = 0, **more: Any
+) -> LlamaForCausalLM:
+    """The peer, untied: its gated MLP has 8/3 of the width, as many weights as a plain one of 4 times it."""
+    # Workers import the benchmarks, too, and would wait for it.
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import)
+
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=dim, intermediate_size=round(dim * 8 / 3), num_hidden_layers=depth,
+        num_attention_heads=heads, num_key_value_heads=kv_heads or heads, tie_word_embeddings=False, **more,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)

@@ -31,7 +31,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from measuring import Spread, describe_machine, prepare_environment, progress, publish
+from measuring import THREADS, Spread, command_line, prepare_environment, progress, publish
 
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
@@ -200,20 +200,14 @@ def starvation(client: Client) -> float:
 
 def parsed() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser = command_line(
+        __doc__, clients=64, seconds=120.0, depth=4, context=1024, tokenizer="cpp-32k", prefill_chunk=512,
+        threads=THREADS,
+    )  # fmt: skip
     parser.add_argument("--run", default="", help="a run of yours instead of random weights")
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--tokenizer", default="cpp-32k")
     parser.add_argument("--tokens", type=int, default=128, help="written by a request, at most")
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
     parser.add_argument("--draft", choices=["off", "lookup", "heads"], default="off")
-    parser.add_argument("--prefill_chunk", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     return parser.parse_args()
 
 
@@ -240,9 +234,8 @@ def main() -> None:
     )
     progress(f"p99 over median of the worst client: {worst:.2f}; memory, MiB: {memory}")
     publish(
+        "serve",
         {
-            "benchmark": "serve",
-            "machine": describe_machine(),
             "settings": vars(arguments),
             "seconds": round(seconds, 1),
             "requests": requests,
@@ -262,7 +255,7 @@ def main() -> None:
             "cache_mib_over_time": cache,
             "cache_blocks_used_at_end": figures[-1]["cpplm_cache_blocks_used"],
             "cancelled": figures[-1]["cpplm_requests_cancelled_total"],
-        }
+        },
     )
     if errors:
         raise SystemExit(1)

@@ -20,9 +20,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -34,10 +32,18 @@ from bpb.data import Data, Sample, prepare
 from bpb.ours import our_config, train_ours
 from bpb.peer import Peer, train_peer
 from bpb.report import Results, compare, draw
-from measuring import describe_machine, prepare_environment, progress, publish, run_alone
+from measuring import (
+    THREADS,
+    command_line,
+    describe_machine,
+    prepare_environment,
+    progress,
+    publish,
+    refusals,
+    run_alone,
+)
 
 import cpplm
-from cpplm.core.errors import UserError
 from cpplm.core.settings import from_command_line, to_dict
 from cpplm.core.storage import Storage, sha256
 from cpplm.train.settings import TrainSettings
@@ -74,16 +80,13 @@ class Task:
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
     """Our flags, and those for `cpplm train`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line(__doc__, threads=THREADS)
     parser.add_argument("projects_dir", nargs="+", help="folders whose sub-folders are projects")
     parser.add_argument("--work", type=Path, required=True, help="folder for data, runs, the plot")
     parser.add_argument(
         "--contenders", nargs="+", choices=(*OURS, LLAMA), default=["cpplm", "cpplm-third", LLAMA]
     )
     parser.add_argument("--minutes", type=float, help="of training (10; on a GPU 5)")
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--seeds", type=int, default=1, help="the peer is tuned with the first one")
     best_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=best_device)
@@ -240,12 +243,8 @@ def main() -> None:
     """Prepare, train, compare, print."""
     arguments, rest = parse()
     prepare_environment(threads=arguments.threads)
-    try:
-        figures = measure(arguments, rest)
-    except UserError as error:
-        progress(f"benchmarks/time_to_bpb.py: {error}")
-        sys.exit(2)
-    publish(figures)
+    with refusals("time_to_bpb"):
+        publish("time_to_bpb", measure(arguments, rest))
 
 
 def measure(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
@@ -260,8 +259,6 @@ def measure(arguments: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any
     found = run_all(arguments, rest, data)
     draw(found, LLAMA, arguments.work / "curves.svg")
     return {
-        "benchmark": "time_to_bpb",
-        "machine": describe_machine(),
         "settings": {
             key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()
         },

@@ -13,7 +13,6 @@ turn.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import re
@@ -28,15 +27,14 @@ from typing import Any
 
 import tiktoken
 import tokenizers
-from measuring import Spread, describe_machine, progress, publish, ratios
+from bpb.data import telling_lines, without_copies
+from measuring import Spread, command_line, progress, publish, ratios
 
 from cpplm.corpus.ingest.raw_files import find_batches
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 Encode = Callable[[str], list[int]]
 SPLITS = ("tok-dev", "tok-blind")
-# Only lines that say something: a brace alone is in every file.
-_LEAST_LINE = 12
 _COMMENT = re.compile(r"(?:^[ \t]*//.*\n){3,}|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/", re.MULTILINE)
 _LEAST_PROSE = 5_000
 _MOST_SPEED_BYTES = 12_000_000
@@ -59,27 +57,10 @@ def peer(path: Path) -> tuple[str, Encode]:
     return path.stem, encoding.encode_ordinary
 
 
-def lines_of(text: str) -> list[str]:
-    """The lines that count when files are compared."""
-    return [line for line in map(str.strip, text.split("\n")) if len(line) >= _LEAST_LINE]
-
-
-def held_out(folder: Path, split: str, trained: set[int]) -> dict[str, list[str]]:
-    """The C++ files of each project, without those that the training projects have too."""
+def texts_of(folder: Path, **kinds: bool) -> dict[str, list[str]]:
+    """The files of each project: C++, or Markdown and reStructuredText."""
     texts: dict[str, list[str]] = defaultdict(list)
-    for batch in find_batches(folder / split, sys.maxsize, prose=False)[0]:
-        for project, data in batch.texts():
-            text = data.decode("utf-8", "replace")
-            lines = lines_of(text)
-            if sum(hash(line) in trained for line in lines) <= len(lines) / 2:
-                texts[project].append(text)
-    return texts
-
-
-def prose(folder: Path, split: str) -> dict[str, list[str]]:
-    """The Markdown and reStructuredText of each project."""
-    texts: dict[str, list[str]] = defaultdict(list)
-    for batch in find_batches(folder / split, sys.maxsize, code=False)[0]:
+    for batch in find_batches(folder, sys.maxsize, **kinds)[0]:
         for project, data in batch.texts():
             texts[project].append(data.decode("utf-8", "replace"))
     return texts
@@ -120,13 +101,11 @@ def training_lines(folder: Path) -> Iterator[int]:
     """Hashes of the lines of the training projects."""
     for batch in find_batches(folder / "tok-train", sys.maxsize, prose=False)[0]:
         for _, data in batch.texts():
-            yield from map(hash, lines_of(data.decode("utf-8", "replace")))
+            yield from map(hash, telling_lines(data.decode("utf-8", "replace")))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("tokenizers", type=Path, nargs="+")
     parser.add_argument(
@@ -138,9 +117,9 @@ def main() -> None:
     ours = {path.stem: Tokenizer.load(path).encode for path in options.tokenizers}
     contenders: dict[str, Encode] = {**peers, **ours}
     trained = set(training_lines(options.folder))
-    figures: dict[str, Any] = {"machine": describe_machine()}
+    figures: dict[str, Any] = {}
     for split in SPLITS:
-        code = held_out(options.folder, split, trained)
+        code = without_copies(texts_of(options.folder / split, prose=False), trained)
         comments = {
             project: ["\n".join(match.group() for match in _COMMENT.finditer(text)) for text in found]
             for project, found in code.items()
@@ -148,7 +127,7 @@ def main() -> None:
         for kind, texts in (
             ("C++", code),
             ("comments", comments),
-            ("Markdown", prose(options.folder, split)),
+            ("Markdown", texts_of(options.folder / split, code=False)),
         ):
             result = figures[f"{split} {kind}"] = density(contenders, texts)
             found = result["bytes_per_token"]
@@ -167,7 +146,7 @@ def main() -> None:
         }
         for name, values in found.items():
             progress(f"    {name:20} {Spread.of(values, 1)} MB/s, {ratios(values, found[base])} of {base}")
-    publish(figures)
+    publish("tokenizer", figures)
 
 
 if __name__ == "__main__":

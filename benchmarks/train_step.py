@@ -32,7 +32,17 @@ from typing import Any
 
 import jax
 import torch
-from measuring import Spread, describe_machine, prepare_environment, progress, publish, ratios, run_alone
+from measuring import (
+    THREADS,
+    Spread,
+    command_line,
+    make_llama,
+    prepare_environment,
+    progress,
+    publish,
+    ratios,
+    run_alone,
+)
 
 from cpplm.core.hardware import choose_device, choose_dtype, enable_huge_pages, peak_flops
 from cpplm.core.workers import worker_pool
@@ -148,22 +158,11 @@ def jax_step(config: ModelConfig, shape: Shape, dtype: torch.dtype, *, compiled:
 
 
 def llama_step(config: ModelConfig, shape: Shape, dtype: torch.dtype, *, compiled: bool) -> tuple[Step, int]:
-    """The same of transformers: its gated MLP has 8/3 of the width, as many weights as ours of 4."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import, one contender's)
-
-    peer = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.padded_vocab_size,
-            hidden_size=config.model_dim,
-            intermediate_size=round(config.model_dim * config.mlp_ratio * 2 / 3),
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=shape[1],
-            tie_word_embeddings=False,
-            use_cache=False,
-        )
-    ).train()
+    """The same of transformers."""
+    peer = make_llama(
+        config.padded_vocab_size, config.num_layers, config.model_dim, config.num_heads,
+        kv_heads=config.num_kv_heads, max_position_embeddings=shape[1], use_cache=False,
+    ).train()  # fmt: skip
     optimizer = torch.optim.AdamW(peer.parameters(), lr=3e-4, fused=True)
 
     def loss(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
@@ -318,30 +317,20 @@ def measure_kernels(minutes: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(
+        __doc__, minutes=7.5, depth=4, head_dim=64, seq_len=512, batch_size=8, vocab_size=8192,
+        threads=THREADS, turns=5, steps=4,
+    )  # fmt: skip
     parser.add_argument("--backend", choices=list(CONTENDERS), default="torch")
     parser.add_argument("--kernels", action="store_true")
-    parser.add_argument("--minutes", type=float, default=7.5)
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--head_dim", type=int, default=64)
-    parser.add_argument("--seq_len", type=int, default=512)
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--vocab_size", type=int, default=8192)
     parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="auto")
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
     arguments = parser.parse_args()
     if arguments.kernels and not torch.cuda.is_available():
         raise SystemExit("--kernels needs a CUDA GPU, and there is none here")
     prepare_environment(threads=arguments.threads)
     os.environ["JAX_PLATFORMS"] = "cpu"
     figures = {"lines": measure_kernels(arguments.minutes)} if arguments.kernels else compare(arguments)
-    publish(
-        {"benchmark": "train_step", "machine": describe_machine(), "settings": vars(arguments), **figures}
-    )
+    publish("train_step", {"settings": vars(arguments), **figures})
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ def prepare(work: Path, sample: Sample) -> Data:
     figures = make_corpus(data, held_out)
     train = [text for found in raw_texts(data, "train").values() for text in found]
     share = sample.eval_bytes / len(held_out)
-    unseen = without_copies(raw_texts(data, "val"), train)
+    lines = {hash(line) for text in train for line in telling_lines(text)}
+    unseen = without_copies(raw_texts(data, "val"), lines)
     texts = {"train": train, "held_out": [text for found in unseen.values() for text in up_to(found, share)]}
     if not texts["held_out"]:
         raise UserError(
@@ -214,21 +215,24 @@ def raw_texts(data: Data, split: Split) -> dict[str, list[str]]:
     return found
 
 
-def without_copies(held_out: dict[str, list[str]], train: Iterable[str]) -> dict[str, list[str]]:
+def without_copies(held_out: dict[str, list[str]], trained: set[int]) -> dict[str, list[str]]:
     """The held-out files of which at most half of the lines are in training files, too.
 
     The corpus looks for copies itself, but documents may borrow from one that it left out.
+
+    Args:
+        held_out: files by project.
+        trained: hashes of the training files' `telling_lines`.
     """
-    seen = {hash(line) for text in train for line in _telling_lines(text)}
 
     def is_new(text: str) -> bool:
-        lines = _telling_lines(text)
-        return sum(hash(line) in seen for line in lines) <= len(lines) / 2
+        lines = telling_lines(text)
+        return sum(hash(line) in trained for line in lines) <= len(lines) / 2
 
     return {project: [text for text in texts if is_new(text)] for project, texts in held_out.items()}
 
 
-def _telling_lines(text: str) -> list[str]:
+def telling_lines(text: str) -> list[str]:
     """Without those that are in every file, such as a brace alone."""
     return [line for line in map(str.strip, text.split("\n")) if len(line) >= _LEAST_LINE]
 

@@ -22,7 +22,7 @@ import numpy as np
 import tokenizers
 import torch
 import torch.nn.functional as F
-from measuring import progress
+from measuring import make_llama, progress
 from torch import Tensor, nn
 
 from bpb.data import END_OF_TEXT, Data
@@ -76,26 +76,15 @@ class Llama:
     """The model, and its loss under the number format that ours has on the same device."""
 
     def __init__(self, peer: Peer, vocab_size: int) -> None:
-        """Random weights; a gated MLP of 8/3 of the width has as many of them as a plain one of 4."""
-        # Workers of the corpus import this file, too, and would wait for it.
-        from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  (slow to import)
-
+        """Random weights."""
         torch.manual_seed(peer.seed)
         self.device = choose_device(peer.device)
         self._bfloat16 = choose_dtype(peer.precision, self.device) == torch.bfloat16
-        heads = peer.dim // peer.head_dim
-        config = LlamaConfig(
-            vocab_size=vocab_size,
-            hidden_size=peer.dim,
-            intermediate_size=round(peer.dim * 8 / 3),
-            num_hidden_layers=peer.depth,
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            max_position_embeddings=peer.seq_len,
-            tie_word_embeddings=False,
-            use_cache=False,
-        )
-        self.model: nn.Module = LlamaForCausalLM(config).train().to(self.device)
+        model = make_llama(
+            vocab_size, peer.depth, peer.dim, peer.dim // peer.head_dim,
+            max_position_embeddings=peer.seq_len, use_cache=False,
+        )  # fmt: skip
+        self.model: nn.Module = model.train().to(self.device)
 
     def losses(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Nats, shape BT, 0 where the target is `IGNORE_INDEX`."""

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -209,19 +208,6 @@ def test_short_flags_are_those_of_nanochat() -> None:
     assert parse("-g", "r", "-s", "3", "-p", "x", "-t", "0.5", "-k", "7") == long
     assert parse("-i", "r", "-s3", "-px", "-t0.5", "-k7") == long
     assert (long.model.run, long.model.step, long.sampling.top_k) == ("r", 3, 7)
-
-
-def test_help_has_the_short_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        dispatch(["chat", "--help"])
-    out = capsys.readouterr().out
-    for letters, name in (
-        ("-s INT", "step"),
-        ("-t FLOAT", "temperature"),
-        ("-k INT", "top_k"),
-    ):
-        assert f"{letters}, --{name} " in out
-    assert re.search(r"-p \S+, --prompt ", out)
 
 
 @pytest.mark.parametrize(

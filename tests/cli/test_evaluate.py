@@ -29,6 +29,13 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def one_problem(tmp_path: Path) -> Path:
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps(dataclasses.asdict(load_problems("small")[0])))
+    return path
+
+
 Command = Callable[..., tuple[str, dict[str, Any]]]
 
 
@@ -65,13 +72,11 @@ def test_likelihood_of_a_hugging_face_model(hf_dir: Path, command: Command) -> N
 
 
 def test_everything_about_a_hugging_face_model(
-    hf_dir: Path, code: Path, tmp_path: Path, command: Command
+    hf_dir: Path, code: Path, one_problem: Path, tmp_path: Path, command: Command
 ) -> None:
     """Its context of 64 tokens is too short for the problem: the prompt is cut, which is counted."""
-    problems = tmp_path / "one.jsonl"
-    problems.write_text(json.dumps(dataclasses.asdict(load_problems("small")[0])))
     where = ("--hf_dir", hf_dir, "--data_dir", code, "--out", tmp_path / "out")
-    text, found = command(*where, "--context_bytes", "0", "--problems", problems)
+    text, found = command(*where, "--context_bytes", "0", "--problems", one_problem)
     assert {"bpb", "likelihood", "cpp"} < set(found)
     assert found["cpp"]["problems"] == found["likelihood"]["problems"] == 1
     assert found["cpp"]["truncated_prompts"] == 1
@@ -79,11 +84,11 @@ def test_everything_about_a_hugging_face_model(
         assert part in text
 
 
-def test_holes_filled_by_a_hugging_face_model(hf_dir: Path, tmp_path: Path, command: Command) -> None:
-    problems = tmp_path / "one.jsonl"
-    problems.write_text(json.dumps(dataclasses.asdict(load_problems("small")[0])))
+def test_holes_filled_by_a_hugging_face_model(
+    hf_dir: Path, one_problem: Path, tmp_path: Path, command: Command
+) -> None:
     where = ("fim", "--hf_dir", hf_dir, "--out", tmp_path / "out")
-    arguments = (*where, "--problems", problems, "--holes_per_problem", "1", "--max_new_tokens", "4")
+    arguments = (*where, "--problems", one_problem, "--holes_per_problem", "1", "--max_new_tokens", "4")
     text, found = command(*arguments)
     assert found["fim"]["config"]["supports_fim"]
     assert "single" in text
@@ -111,11 +116,8 @@ def test_wrong_use(arguments: list[str], parts: list[str]) -> None:
         assert part in str(caught.value)
 
 
-def test_the_harness_judges_itself(tmp_path: Path, command: Command) -> None:
-    easy = load_problems("small")[0]
-    path = tmp_path / "problems.jsonl"
-    path.write_text(json.dumps(dataclasses.asdict(easy)))
-    text, found = command("self_test", "--problems", path)
+def test_the_harness_judges_itself(one_problem: Path, command: Command) -> None:
+    text, found = command("self_test", "--problems", one_problem)
     assert (found["canonical_passed"], found["buggy"], found["buggy_passed"]) == (1, 1, 0)
     assert "1 of 1" in text
 

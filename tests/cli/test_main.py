@@ -13,8 +13,6 @@ import pytest
 
 from cpplm import __version__
 from cpplm.cli import main as main_module
-from cpplm.cli.main import find_command
-from cpplm.core.errors import UserError
 from tests.commands import assert_one_line_error, cpplm, cpplm_process
 
 PROGRAM = [sys.executable, "-m", "cpplm.cli.main"]
@@ -40,25 +38,15 @@ PROGRAM = [sys.executable, "-m", "cpplm.cli.main"]
         (["--josn"], ["no command"]),
         (["tokenizer", "train", "--vocab_sise", "9"], ["'vocab_sise'", "Did you mean 'vocab_size'?"]),
         (["tokenizer", "train"], ["Missing", "--out"]),
-        (["tokenizer", "train", "--data_dir", "x"], ["Missing", "--out"]),
-        (
-            ["tokenizer", "train", "--data_dir=x", "--out=y", "--vocab_size", "many"],
-            ["--vocab_size", "'many'"],
-        ),
-        (["tokenizer", "train", "--vocab_size"], ["--vocab_size"]),
         (["corpus", "inspect"], ["Missing"]),
-        (["corpus", "inspect", "x", "y"], ["Unrecognized", "y"]),
         (["corpus", "inspect", "no/such/corpus", "--kind", "chunk"], ["no/such/corpus"]),
         (["corpus", "build", "--out", "x"], ["no project was given"]),
         (["tokenizer", "train", "--config"], ["--config"]),
         (["tokenizer", "train", "--config", "no/such.toml"], ["cannot read", "no/such.toml"]),
         (["tokenizer", "train", "--json=yes"], ["--json"]),
-        (["doctor", "--quick"], ["unknown setting 'quick'"]),
         (["evaluate", "everything"], ["no command 'cpplm evaluate everything', and no file or folder"]),
         (["evaluate", "runs/a"], ["Missing", "--data_dir"]),
         (["generate", "a", "--run", "b"], ["RUN is given twice: a, and --run b"]),
-        (["generate"], ["Missing from cpplm generate: RUN"]),
-        (["generate", "-q"], ["Missing value for --run"]),
         (["train", "--tokenizer", "b", "--out", "c"], ["no corpus was given"]),
         (["train", "--data_dir", "a", "--tokenizer", "b", "--out", "c", "--depth", "0"], ["--depth 0"]),
         (["generate", "--run", "no/such/run", "--prompt", "x"], ["no/such/run"]),
@@ -81,15 +69,6 @@ def test_version() -> None:
 
 def test_wrong_use_in_a_process_of_its_own() -> None:
     assert_one_line_error(cpplm_process("corpus", "buidl"), "no command 'cpplm corpus buidl'")
-
-
-def test_the_longest_command_name_wins() -> None:
-    assert find_command(["evaluate", "bpb", "--x"]) == ("evaluate bpb", ["--x"])
-    assert find_command(["evaluate", "--x"]) == ("evaluate", ["--x"])
-    assert find_command(["evaluate"]) == ("evaluate", [])
-    assert find_command(["evaluate", "runs/a", "--x"]) == ("evaluate", ["runs/a", "--x"])
-    with pytest.raises(UserError):
-        find_command(["eval"])
 
 
 # ---- what is printed --------------------------------------------------------------------------------------

@@ -12,18 +12,6 @@ CONFIG = CONFIGS["further"]
 X = IGNORE_INDEX
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 1024])
-def test_every_position_with_a_known_future_is_trained(length: int) -> None:
-    targets = torch.arange(1, length + 1).unsqueeze(0)
-    inputs, further = zip(*mtp_targets(targets, 3), strict=True)
-    for head in range(3):
-        known = max(0, length - head - 1)
-        expected = targets[0, head + 1 :].tolist() + [X] * min(length, head + 1)
-        assert further[head][0].tolist() == expected
-        assert (further[head] != X).sum() == known
-        assert inputs[head][0, :known].tolist() == list(range(head + 1, head + 1 + known))
-
-
 def test_ignored_targets_stay_ignored() -> None:
     targets = torch.tensor([[5, X, 7, 8, 9, X]])
     (inputs, first), (_, second) = mtp_targets(targets, 2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cpplm.model.config import ModelConfig
-from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockPool, CachedSequence, block_hashes
+from cpplm.model.kv_cache.block_pool import BLOCK_SIZE, BlockPool, CachedSequence
 from cpplm.model.kv_cache.cache import KVCache
 from cpplm.model.kv_cache.paged_view import CacheReadMode
 from cpplm.model.transformer import Transformer
@@ -172,12 +172,3 @@ def test_cached_blocks_have_a_bound_and_the_least_recently_used_is_evicted() -> 
     assert pool.reuse(b"b") == blocks[1]
     assert (pool.num_used, pool.num_cached) == (1, 1)
     assert sorted(pool.allocate() for _ in range(3)) == [0, 3, 4]  # what is kept is not handed out
-
-
-def test_names_depend_on_all_tokens_before() -> None:
-    ids = list(range(48))
-    names = list(block_hashes(ids))
-    assert len(names) == 3
-    assert list(block_hashes(ids[16:], names[0])) == names[1:]
-    assert not set(names) & set(block_hashes([7, *ids[1:]]))
-    assert list(block_hashes(ids[:47])) == names[:2]
