@@ -55,21 +55,6 @@ def test_a_file_that_is_no_tokenizer_is_left_alone(corpus: Path, tmp_path: Path)
         assert out.read_bytes() == content
 
 
-def test_bad_input_leaves_nothing_behind(corpus: Path, tmp_path: Path) -> None:
-    out = tmp_path / "tokenizer.json"
-    missing = cpplm(*train(tmp_path / "gone", out))
-    assert_one_line_error(missing, f"no such folder: {tmp_path / 'gone'}")
-    (tmp_path / "empty").mkdir()
-    assert_one_line_error(cpplm(*train(tmp_path / "empty", out)), "no finished documents", "corpus build")
-    for size in ("320", "0", "-1"):
-        assert_one_line_error(
-            cpplm(*train(corpus, out, "--vocab_size", size)), f"--vocab_size {size}", "4096"
-        )
-    assert_one_line_error(cpplm(*train(corpus, out, "--max_bytes", "0")), "--max_bytes 0")
-    assert not out.exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
-
-
 def test_too_little_code_for_the_vocabulary_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", {"train": [12]})
     out = tmp_path / "out" / "tokenizer.json"
@@ -100,19 +85,6 @@ def test_evaluate_measures_the_validation_documents(corpus: Path, tokenizer_path
     assert min(figures["megabytes_per_second"].values()) > 0
 
 
-def test_evaluate_refuses_bad_input(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
-    def evaluate(tokenizer: Path, data_dir: Path) -> list[str | Path]:
-        return ["tokenizer", "evaluate", "--tokenizer", tokenizer, "--data_dir", data_dir]
-
-    assert_one_line_error(cpplm(*evaluate(tmp_path / "gone.json", corpus)), "gone.json")
-    assert_one_line_error(cpplm(*evaluate(tokenizer_path, tmp_path / "gone")), "no such folder")
-    altered = tmp_path / "altered.json"
-    altered.write_bytes(tokenizer_path.read_bytes().replace(b'"7d"', b'"7e"', 1))
-    assert_one_line_error(cpplm(*evaluate(altered, corpus)), "altered.json")
-    only_train = write_corpus(tmp_path / "corpus", {"train": [5]})
-    assert_one_line_error(cpplm(*evaluate(tokenizer_path, only_train)), "no documents to encode")
-
-
 def test_training_on_plain_projects(tmp_path: Path) -> None:
     for number in range(40):
         path = tmp_path / "projects" / f"p{number % 5}" / f"f{number}.cpp"
@@ -133,14 +105,6 @@ def test_training_on_plain_projects(tmp_path: Path) -> None:
     refused = cpplm(*command)
     assert refused.returncode == 2
     assert "another corpus" in refused.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize("which", [[], ["--data_dir", "a", "--projects_dir", "b"]])
-def test_one_source_of_text(which: list[str], tmp_path: Path) -> None:
-    result = cpplm("tokenizer", "train", "--out", tmp_path / "t.json", *which)
-    assert_one_line_error(result, "CORPUS or --projects_dir")
-    result = cpplm("tokenizer", "evaluate", "--tokenizer", "cpp-32k", *which)
-    assert_one_line_error(result, "CORPUS or --projects_dir")
 
 
 def test_show(tokenizer_path: Path, tmp_path: Path) -> None:
@@ -164,18 +128,6 @@ def test_show(tokenizer_path: Path, tmp_path: Path) -> None:
     assert 0 < sum(figures["mask"]) < len(figures["mask"])
 
 
-def test_show_refuses_bad_input(tokenizer_path: Path, tmp_path: Path) -> None:
-    show = ["tokenizer", "show", "--tokenizer", tokenizer_path]
-    assert_one_line_error(cpplm(*show, "--file", tmp_path / "gone"), "gone")
-    chat = tmp_path / "chat.json"
-    chat.write_text("{")
-    assert_one_line_error(cpplm(*show, "--conversation", chat), "chat.json is not JSON")
-    chat.write_text('{"messages": [{"role": "assistant", "content": "x"}]}')
-    assert_one_line_error(cpplm(*show, "--conversation", chat), "take turns")
-    assert_one_line_error(cpplm(*show, "--file", chat, "--conversation", chat), "exclude each other")
-    assert_one_line_error(cpplm(*show, "--file", chat, "--html", "x", "--with_ids"), "--with_ids")
-
-
 def test_export(tokenizer_path: Path, tmp_path: Path) -> None:
     export = ["tokenizer", "export", "--tokenizer", tokenizer_path, "--out", tmp_path / "hf"]
     result = cpplm(*export, "--to", "hf", "--json")
@@ -184,3 +136,36 @@ def test_export(tokenizer_path: Path, tmp_path: Path) -> None:
         "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     assert_one_line_error(cpplm(*export), "tokenizer.json exists")
+
+
+def test_bad_input_leaves_nothing_behind(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    only_train = write_corpus(tmp_path / "only_train", {"train": [5]})
+    altered, chat, broken, empty = (tmp_path / name for name in ("altered.json", "chat", "broken", "empty"))
+    altered.write_bytes(tokenizer_path.read_bytes().replace(b'"7d"', b'"7e"', 1))
+    chat.write_text('{"messages": [{"role": "assistant", "content": "x"}]}')
+    broken.write_text("{")
+    empty.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    out = tmp_path / "tokenizer.json"
+    both, of = ("--data_dir", "a", "--projects_dir", "b"), ("--tokenizer", tokenizer_path)
+    for arguments, parts in (
+        (train(tmp_path / "gone", out), [f"no such folder: {tmp_path / 'gone'}"]),
+        (train(empty, out), ["no finished documents", "corpus build"]),
+        (train(corpus, out, "--vocab_size", "320"), ["--vocab_size 320", "4096"]),
+        (train(corpus, out, "--vocab_size", "-1"), ["--vocab_size -1", "4096"]),
+        (train(corpus, out, "--max_bytes", "0"), ["--max_bytes 0"]),
+        (("tokenizer", "train", "--out", out), ["CORPUS or --projects_dir"]),
+        (("tokenizer", "train", "--out", out, *both), ["CORPUS or --projects_dir"]),
+        (("tokenizer", "evaluate", *of), ["CORPUS or --projects_dir"]),
+        (("tokenizer", "evaluate", "--tokenizer", tmp_path / "gone", "--data_dir", corpus), ["gone"]),
+        (("tokenizer", "evaluate", "--tokenizer", altered, "--data_dir", corpus), ["altered.json"]),
+        (("tokenizer", "evaluate", *of, "--data_dir", tmp_path / "gone"), ["no such folder"]),
+        (("tokenizer", "evaluate", *of, "--data_dir", only_train), ["no documents to encode"]),
+        (("tokenizer", "show", *of, "--file", tmp_path / "gone"), ["gone"]),
+        (("tokenizer", "show", *of, "--conversation", broken), ["broken is not JSON"]),
+        (("tokenizer", "show", *of, "--conversation", chat), ["take turns"]),
+        (("tokenizer", "show", *of, "--file", chat, "--conversation", chat), ["exclude each other"]),
+        (("tokenizer", "show", *of, "--file", chat, "--html", "x", "--with_ids"), ["--with_ids"]),
+    ):
+        assert_one_line_error(cpplm(*arguments), *parts)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -57,24 +57,16 @@ def test_meshes_that_cannot_be(text: str, message: str) -> None:
         mesh_sizes(JaxSettings(mesh=text).axes(), 8)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "lengths", "message"),
-    [
-        ({"model": 3}, [2048], "attention heads"),
-        ({"model": 8}, [2048], "key-value heads"),
-        ({"context": 3}, [2048], "rows of 2048 tokens"),
-        ({"context": 4}, [2046, 2048], "rows of 2046 tokens"),
-    ],
-)
-def test_meshes_that_do_not_divide(sizes: dict[str, int], lengths: list[int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_mesh({**dict.fromkeys(MESH_AXES, 1), **sizes}, CONFIG, lengths)
-
-
-def test_the_mlp_is_divided_too() -> None:
+def test_meshes_that_do_not_divide() -> None:
     narrow = dataclasses.replace(CONFIG, model_dim=3, mlp_ratio=3)
-    with pytest.raises(UserError, match="hidden units"):
-        check_mesh({**dict.fromkeys(MESH_AXES, 1), "model": 2}, narrow, [2048])
+    for config, sizes, message in (
+        (CONFIG, {"model": 3}, "attention heads"),
+        (CONFIG, {"model": 8}, "key-value heads"),
+        (narrow, {"model": 2}, "hidden units"),
+        (CONFIG, {"context": 4}, "rows of 2046 tokens"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_mesh({**dict.fromkeys(MESH_AXES, 1), **sizes}, config, [2046, 2048])
 
 
 def test_where_weights_and_states_lie() -> None:
@@ -141,12 +133,9 @@ def test_which_rows_a_host_reads(
     assert HostBatchSharder.of(on_hosts(processes, **named)) == sharder
 
 
-def test_a_host_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_share_some_rows_only_or_have_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="share some of their rows"):
+        HostBatchSharder.of(on_hosts([0, 0, 0, 1, 1, 1], data=3, model=2))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="leaves out all chips of 1 hosts"):
         HostBatchSharder.of(on_hosts([0, 0, 0, 0], data=4))
-
-
-def test_hosts_that_share_some_rows_only() -> None:
-    with pytest.raises(UserError, match="share some of their rows"):
-        HostBatchSharder.of(on_hosts([0, 0, 0, 1, 1, 1], data=3, model=2))

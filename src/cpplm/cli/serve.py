@@ -18,9 +18,5 @@ def serve(settings: ServeSettings) -> Report:
     with contextlib.closing(bound):
         engine, checkpoint = load_engine(settings.model)
         model = ServedModel.from_checkpoint(engine, checkpoint, settings)
-        figures = serve_until_stopped(model, settings, bound, url, ready=lambda: _show(url))
+        figures = serve_until_stopped(model, settings, bound, url, ready=lambda: print(url, flush=True))
     return Report("", figures)
-
-
-def _show(url: str) -> None:
-    print(url, flush=True)

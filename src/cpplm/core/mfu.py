@@ -17,9 +17,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.hardware import peak_flops
 
 _SMALLEST = 512
-_LONG_ENOUGH = (
-    0.005  # seconds of a product that keeps every core busy; longer ones are interrupted more often
-)
+# Seconds of a product that keeps every core busy; longer ones are interrupted more often.
+_LONG_ENOUGH = 0.005
 _SECONDS_PER_SIZE = 0.2
 
 
