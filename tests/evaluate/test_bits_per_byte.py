@@ -117,12 +117,6 @@ def test_the_table_has_every_part() -> None:
     assert "file" not in shown  # a single group says nothing
 
 
-@pytest.mark.parametrize("change", [{"eval_bytes": 0}, {"context": -2}, {"context_bytes": -1}])
-def test_bad_settings(change: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=next(iter(change))):
-        BpbSettings("somewhere", **change)  # type: ignore[arg-type]
-
-
 def test_a_model_cannot_be_asked_for_more_than_its_context() -> None:
     assert resolve_context(BpbSettings("x"), Counting()) == 64
     assert resolve_context(BpbSettings("x", context=16), Counting()) == 16

@@ -158,11 +158,6 @@ def test_what_was_written_before_an_interrupt_is_there(tmp_path: Path) -> None:
     assert len(model.asked) == 7
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with open_completion_cache(tmp_path, Echo()), pytest.raises(UserError, match="another cpplm process"):
-        write(tmp_path, Echo(), ["a"])
-
-
 def test_contracts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="go together"):
         write(tmp_path, Echo(), ["a"], rule="line")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.core.errors import UserError
 from cpplm.evaluate.functional_correctness import evaluate_completions, evaluate_problems
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.self_test import self_test
@@ -117,23 +116,6 @@ def test_a_model_is_asked_with_the_settings(sandbox: Sandbox) -> None:
     assert report.outcomes == {"pass": 1, "wrong answer": 1}
     assert report.pass_at == {1: 0.5}
     assert report.sandbox == sandbox.name
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"num_samples": 0}, "num_samples"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"workers": -1}, "workers"),
-        ({"top_k": -1}, "top_k"),
-        ({"num_samples": 2}, "equal samples"),
-        ({"top_k": 5}, "no effect"),
-    ],
-)
-def test_contradictory_settings(values: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        CppEvalSettings(**values)  # type: ignore[arg-type]
 
 
 def test_verdicts_are_kept_where_they_should(sandbox: Sandbox, tmp_path: Path) -> None:

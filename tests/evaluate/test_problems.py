@@ -13,7 +13,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
 from cpplm.evaluate import problems as problems_module
 from cpplm.evaluate.functional_correctness import problem_program as program_of
-from cpplm.evaluate.problems import MINIMUM_ASSERTS, UNRATED, load_problems
+from cpplm.evaluate.problems import UNRATED, load_problems
 from cpplm.judge.assertions import instrument_assertions
 from cpplm.judge.scoring import find_forbidden, function_body
 
@@ -38,12 +38,7 @@ def test_small_set() -> None:
     assert len({problem.prompt for problem in problems}) == 21
     for problem in problems:
         assert "//" in problem.prompt, "the prompt says what the function does"
-        assert problem.tests.count("assert(") >= MINIMUM_ASSERTS
-        for solution in (problem.canonical_solution, problem.buggy_solution):
-            body = function_body(solution)
-            assert body.complete
-            assert find_forbidden(solution) == ""
-            assert body.text.rstrip() == solution.rstrip(), "one function, nothing behind it"
+        assert find_forbidden(problem.canonical_solution) == find_forbidden(problem.buggy_solution) == ""
         assert problem.canonical_solution != problem.buggy_solution
         assert problem.prompt.isascii()
 
@@ -77,20 +72,16 @@ def test_a_broken_line_is_named(tmp_path: Path, change: dict[str, Any], message:
     assert f"{path}:2" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]"])
-def test_lines_that_are_no_objects(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"p\.jsonl:1"):
-        load_problems(path)
-
-
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read the problems"):
         load_problems(tmp_path / "absent.jsonl")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot read the problems"):
         load_problems(tmp_path / "binary")
+    for text in ("{", "[1]"):
+        (tmp_path / "lines").write_text(text)
+        with pytest.raises(UserError, match="lines:1"):
+            load_problems(tmp_path / "lines")
     (tmp_path / "empty").write_text("\n\n")
     with pytest.raises(UserError, match="no problems"):
         load_problems(tmp_path / "empty")

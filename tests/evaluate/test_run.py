@@ -124,23 +124,6 @@ def write_problems(path: Path, **prompts: str) -> str:
     return str(path)
 
 
-def test_a_prompt_that_is_too_long_is_cut_and_that_is_said(
-    tmp_path: Path, run: Path, evaluation: Evaluation
-) -> None:
-    long = "// " + "words and more words " * 30 + "\nint one() {\n"
-    problems = write_problems(tmp_path / "mine.jsonl", short="int one() {\n", long=long)
-    found = evaluation.cpp(CppEvalSettings(problems=problems, max_new_tokens=8))
-    assert found["problems"] == 2
-    assert sum(found["outcomes"].values()) == 2
-    details = {sample["problem"]: sample for sample in found["details"]}
-    assert details["long"]["body"]
-    assert "failed_samples" not in found
-    assert found["truncated_prompts"] == 0.5
-    assert 0.5 < found["truncated_text"] < 1
-    assert "1 of 2 prompts were cut to fit the context" in found["table"]
-    assert json.loads((run / "evaluation.json").read_text())["cpp_mine"] == found
-
-
 def test_what_cannot_be_stored_is_not_measured(
     tmp_path: Path, evaluation: Evaluation, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,24 +168,6 @@ def test_a_server_that_fails_is_counted_and_named(tmp_path: Path, loopback: Loop
 
 
 # ---- which model ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "no model was named"),
-        ({"run": "a", "url": "http://x/v1"}, "--run and --url exclude each other"),
-        ({"hf_dir": Path("b"), "step": 3}, "--step only means something with --run"),
-        ({"hf_dir": Path("b"), "supports_fim": True}, "--supports_fim only means something with --url"),
-        ({"url": "http://x/v1", "precision": "fp32"}, "--precision is the server's affair"),
-        ({"run": "a", "step": -2}, "--step -2"),
-        ({"run": "a", "eval_batch_size": 0}, "--eval_batch_size 0"),
-        ({"url": "http://x/v1", "timeout": float("inf")}, "--timeout inf"),
-    ],
-)
-def test_models_that_cannot_be_named_so(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        EvaluatedModel(**given)
 
 
 def test_without_a_place_for_results_they_are_not_kept(

@@ -9,7 +9,6 @@ from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
-from tests.generate.naive import naive_sample
 from tests.generate.talker import babbler
 from tests.generate.test_sequence import write
 
@@ -50,13 +49,6 @@ def test_the_end_is_in_the_ids_and_not_in_the_text(tokenizer: Tokenizer, end: in
     assert shown[-1] == "}"  # might have begun a stop text
 
 
-def test_it_ends_half_a_character(tokenizer: Tokenizer, end: int) -> None:
-    half = tokenizer.ids["é".encode()[:1]]
-    shown, completion = write(tokenizer, GenerationRequest((BOS,), end_ids=(end,)), [half, end])
-    assert shown == ["", "\N{REPLACEMENT CHARACTER}"]
-    assert (completion.text, completion.ids) == ("\N{REPLACEMENT CHARACTER}", (half, end))
-
-
 def test_it_wins_over_the_limit_and_a_stop_text_comes_first(tokenizer: Tokenizer, end: int) -> None:
     tokens = tokenizer.encode("int")
     last = GenerationRequest((BOS,), SamplingSettings(len(tokens) + 1), end_ids=(end,))
@@ -81,31 +73,3 @@ def test_each_sample_ends_at_its_own(engine: Engine) -> None:
         assert [each.token for each in cut.logprobs] == list(cut.ids)
         for one, other in zip(cut.logprobs, whole.logprobs, strict=False):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
-
-
-@pytest.mark.parametrize("cut", [0, 13])
-def test_what_goes_on_is_as_if_written_in_one_go(engine: Engine, cut: int) -> None:
-    request = GenerationRequest((BOS, 100, 101), SAMPLING, num_samples=4)
-    for number, whole in enumerate(completions(engine, request)):
-        (rest,) = completions(
-            engine,
-            GenerationRequest(
-                (*request.ids, *whole.ids[:cut]), dataclasses.replace(SAMPLING, max_new_tokens=40 - cut),
-                first_sample=number, written=whole.ids[:cut],
-            ),
-        )  # fmt: skip
-        assert whole.ids == (*whole.ids[:cut], *rest.ids)
-
-
-def test_the_plain_loop_knows_them_too(engine: Engine) -> None:
-    request = GenerationRequest(
-        (BOS, 100),
-        SAMPLING,
-        num_samples=2,
-        end_ids=tuple(range(64, 90)),
-        first_sample=2,
-        written=tuple(range(100, 109)),
-    )
-    expected = [naive_sample(engine.model, engine.tokenizer, request, number) for number in range(2)]
-    assert completions(engine, request) == expected
-    assert expected[0] != expected[1]

@@ -83,15 +83,6 @@ def test_a_hole_is_read_as_in_training(engine: Engine, spm: bool) -> None:
     assert answer.completions == (naive_sample(engine.model, engine.tokenizer, request, 0),)
 
 
-def test_a_sample_does_not_depend_on_its_neighbours(engine: Engine) -> None:
-    settings = SamplingSettings(max_new_tokens=12, temperature=1.0, top_k=0, seed=4)
-    four, two = (engine.complete("int", settings, num_samples=n) for n in (4, 2))
-    assert four[:2] == two
-    assert len({c.ids for c in four}) > 1
-    other = SamplingSettings(max_new_tokens=12, temperature=1.0, top_k=0, seed=5)
-    assert engine.complete("int", other, num_samples=4) != four
-
-
 def test_stops_at_the_context_length(engine: Engine) -> None:
     (answer,) = engine.complete_many([GenerationRequest((BOS, *[100] * 40), greedy(100))])
     assert (answer.completions[0].finish_reason, len(answer.completions[0].ids)) == ("length", 48 - 41 + 1)

@@ -56,17 +56,6 @@ def test_filters_follow_their_definitions(logits, temperature, top_k, top_p, min
         assert abs(share[token] - expected.get(token, 0.0)) <= 1.01 / draws
 
 
-def test_sampling_follows_the_distribution() -> None:
-    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    draws, choice = 4000, SamplingSettings(temperature=0.7, top_k=3)
-    numbers = [random_stream(0, row).random() for row in range(draws)]
-    counts = torch.bincount(torch.tensor(sample(logits.expand(draws, -1), choice, numbers)), minlength=4)
-    expected = draws * torch.cat([(logits[0, :3] / 0.7).softmax(-1), torch.zeros(1)])
-    assert counts[3] == 0
-    chi_square = ((counts[:3] - expected[:3]) ** 2 / expected[:3]).sum()
-    assert chi_square < 13.8  # 2 degrees of freedom, p = 0.001
-
-
 def test_what_cannot_come_never_comes() -> None:
     """Not even at the ends of the random numbers, nor under filters that it would pass."""
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, -90.0, -math.inf]])

@@ -7,7 +7,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.scheduler import Scheduler, TokenEvent
+from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.kv_cache.block_pool import BLOCK_SIZE
@@ -51,30 +51,6 @@ def test_a_long_prompt_does_not_stop_the_others(engine: Engine) -> None:
     for _ in range(64 // 8 - 1):
         assert [event.request_id for event in scheduler.step()] == [writing]
     assert long in [event.request_id for event in scheduler.step()]
-
-
-def test_requests_join_and_leave_between_steps(engine: Engine) -> None:
-    """Each as if it were alone, whoever is written beside it."""
-    requests = {}
-    scheduler, generator, done = (
-        engine.scheduler(SchedulerLimits(max_batch=4, prefill_chunk=20)),
-        random.Random(3),
-        {},
-    )
-    for number in range(5):
-        settings = SamplingSettings(generator.randrange(1, 20), 1.0, 0, seed=number)
-        request = GenerationRequest(
-            ids(generator.randrange(1, 60), seed=number % 5), settings, 1 + number % 3
-        )
-        requests[scheduler.submit(request)] = request
-        for event in scheduler.step():
-            if event.completion is not None:
-                done[event.request_id, event.sample] = event.completion
-    done |= finish(scheduler)
-    for ticket, request in requests.items():
-        for sample in range(request.num_samples):
-            assert done[ticket, sample] == alone(engine, request, sample)
-    assert scheduler.cache.num_used_blocks == 0
 
 
 def test_samples_share_what_was_read(engine: Engine) -> None:
@@ -176,21 +152,6 @@ def test_the_cache_has_a_bound(engine: Engine) -> None:
     with pytest.raises(UserError, match="do not fit into the cache of 112"):
         scheduler.submit(GenerationRequest(ids(60), greedy(90)))
     assert scheduler.idle
-
-
-def test_events_come_in_the_order_of_writing(engine: Engine) -> None:
-    scheduler = engine.scheduler()
-    scheduler.submit(engine.request("int", settings=SamplingSettings(10, 1.0, 0), num_samples=2))
-    events: list[TokenEvent] = []
-    while not scheduler.idle:
-        events += scheduler.step()
-    for sample in range(2):
-        of_sample = [event for event in events if event.sample == sample]
-        *early, last = of_sample
-        assert all(event.completion is None for event in early)
-        assert last.completion is not None
-        assert "".join(event.text for event in of_sample) == last.completion.text
-    assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
 
 
 @pytest.mark.parametrize("name", ["max_batch", "prefill_chunk"])

@@ -11,8 +11,6 @@ from cpplm.generate.conversation import chat_request
 from cpplm.generate.engine import Engine
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import DraftSettings, SamplingSettings, SchedulerLimits
-from cpplm.generate.tools.loop import ToolLoop
-from cpplm.generate.tools.tool_call_format import KINDS, tool_tokens
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL, SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.test_every_feature import engine_of
@@ -20,7 +18,6 @@ from tests.generate.test_speculative import HEADS, LOOKUP, with_head
 from tests.model.features import CONFIGS, random_ids
 
 HISTORY = [{"role": "user", "content": "int x;"}]
-DRAFTS = pytest.mark.parametrize("draft", [DraftSettings(), LOOKUP, HEADS], ids=["off", "lookup", "heads"])
 TEMPERATURES = pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
 
 
@@ -109,32 +106,6 @@ def test_the_end_of_each_form_is_written(engine: Engine, temperature: float) -> 
             assert completion.ids == ((end,) if end in request.end_ids else ())
         if request.ids[1] == 80:
             break  # the others are alike
-
-
-@DRAFTS
-def test_calls_begin_and_end_where_they_may(engine: Engine, draft: DraftSettings) -> None:
-    """In the text of a chat with tools a call may begin, and in a call its own end may come."""
-    tokenizer, parts = engine.tokenizer, set[bool]()
-    each_marks = {kind: tool_tokens(tokenizer, kind) for kind in KINDS}
-    starts = {each.start for each in each_marks.values()}
-    for seed in range(4):
-        request = chat_request(engine, HISTORY, SamplingSettings(40, 1.5, 0, seed=seed))
-        loop, open_call = ToolLoop(tokenizer, request, engine.model.config.max_seq_len), None
-        while loop.finish_reason is None:
-            if loop.call is not None:
-                loop.add_result("6")
-                open_call = None
-                continue
-            assert loop.request is not None
-            parts.add(loop.in_text)
-            calls = starts if open_call is None else {open_call.end}
-            assert set(loop.request.end_ids) == {*request.end_ids, *calls}
-            (answer,) = engine.complete_many([loop.request], SchedulerLimits(draft=draft))
-            assert_text(answer.completions[0], loop.request.end_ids)
-            last = answer.completions[0].ids[-1:]
-            open_call = next((each for each in each_marks.values() if last == (each.start,)), None)
-            loop.add_completion(answer.completions[0])
-    assert parts == {True, False}
 
 
 def test_probabilities_stay_the_models_own(engine: Engine) -> None:

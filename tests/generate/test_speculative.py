@@ -1,6 +1,5 @@
 """Drafts change no token: greedy and sampled, for every feature, whoever drafts; and they do save steps."""
 
-import collections
 import dataclasses
 import itertools
 from typing import Any
@@ -179,48 +178,3 @@ def test_a_model_without_heads_is_told_apart(tokenizer: Tokenizer) -> None:
         engine_of(CONFIGS["plain"], tokenizer).scheduler(SchedulerLimits(draft=HEADS))
     with pytest.raises(UserError, match="tokens 0"):
         DraftSettings("lookup", tokens=0)
-
-
-def engine_of_four_tokens(tokenizer: Tokenizer, seed: int) -> Engine:
-    """The two likeliest tokens are always one of 80 and 81, and one of 82 and 83; all others have logit 0."""
-    config = dataclasses.replace(with_head(CONFIGS["plain"]), num_layers=1, window_pattern="L")
-    engine = engine_of(config, tokenizer)
-    directions = 0.3 * torch.randn(2, 32, generator=torch.Generator().manual_seed(seed))
-    with torch.no_grad():
-        engine.model.lm_head.weight.zero_()
-        engine.model.lm_head.weight[80:84] = torch.stack(
-            (directions[0], -directions[0], directions[1], -directions[1])
-        )
-    return engine
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("draft", [LOOKUP, HEADS], ids=["lookup", "heads"])
-def test_drafts_do_not_change_the_distribution(tokenizer: Tokenizer, draft: DraftSettings) -> None:
-    """20,000 texts of four tokens against their exact probabilities."""
-    engine = engine_of_four_tokens(tokenizer, seed=1)
-    every_pair = (80, 80, 81, 80, 82, 80, 83, 81, 81, 82, 81, 83, 82, 82, 83, 83, 80)
-    prompt, draws = (BOS, *every_pair), 20_000
-    request = GenerationRequest(prompt, SamplingSettings(4, 1.0, top_k=2), num_samples=draws)
-    scheduler = engine.scheduler(SchedulerLimits(max_batch=32, draft=draft))
-    done, _ = run(scheduler, request)
-    assert 0.2 < scheduler.num_accepted / draws < scheduler.num_drafted / draws - 1  # some kept, some not
-    expected: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(4):
-        with torch.no_grad():
-            logits = engine.model(torch.tensor([[*prompt, *text] for text in expected]))[:, -1].topk(2)
-        shares, tokens = logits.values.softmax(-1).tolist(), logits.indices.tolist()
-        expected = {
-            (*text, token): probability * share
-            for (text, probability), row in zip(
-                expected.items(), zip(tokens, shares, strict=True), strict=True
-            )
-            for token, share in zip(*row, strict=True)
-        }
-    counts = collections.Counter(completion.ids for completion in done.values())
-    assert set(counts) <= set(expected)
-    chi_square = sum(
-        (counts[text] - draws * share) ** 2 / (draws * share) for text, share in expected.items()
-    )
-    assert min(expected.values()) * draws >= 5
-    assert chi_square < 37.7  # 15 degrees of freedom, p = 0.001

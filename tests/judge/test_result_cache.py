@@ -35,20 +35,6 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", [1, 60])
-def test_a_torn_last_line_is_passed_over_and_written_behind(tmp_path: Path, kept: int) -> None:
-    store = VerdictCache(tmp_path)
-    store.add("a", PASS)
-    whole = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(whole + whole.replace(b'"a"', b'"b"')[:kept])
-    again = VerdictCache(tmp_path)
-    assert len(again) == 1
-    again.add("c", WRONG)
-    again.add("d", PASS)
-    last = VerdictCache(tmp_path)
-    assert (last.get("a") is not None, last.get("b"), len(last)) == (True, None, 3)
-
-
 @pytest.mark.parametrize(
     "line",
     [

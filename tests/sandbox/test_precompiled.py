@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.sandbox import precompiled
-from cpplm.sandbox.compiler import COMPILE_LIMITS, fast_linker, missing_headers, require_compiler
+from cpplm.sandbox.compiler import COMPILE_LIMITS, fast_linker
 from cpplm.sandbox.precompiled import FLAGS, cache_folder, pch_include_dir, precompile
 from cpplm.sandbox.sandbox import Sandbox
 
@@ -107,8 +107,3 @@ def test_a_linker_that_does_not_work_is_not_taken(monkeypatch: pytest.MonkeyPatc
     assert fast_linker(sandbox) == ("-fuse-ld=bfd", "-w")
     monkeypatch.setattr("cpplm.sandbox.compiler._LINKERS", {"a": ("-fuse-ld=no_such",)})
     assert fast_linker(sandbox) == ()
-
-
-def test_missing_headers(sandbox: Sandbox) -> None:
-    assert "g++" in require_compiler(sandbox)
-    assert missing_headers(sandbox, ["vector", "no_such.h", "stdio.h", "no/such"]) == ["no_such.h", "no/such"]

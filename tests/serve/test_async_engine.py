@@ -69,24 +69,6 @@ def test_what_is_written_is_the_engines(engine: Engine) -> None:
     driven(engine, work)
 
 
-def test_whoever_leaves_is_cancelled(engine: Engine) -> None:
-    async def work(driver: AsyncEngine) -> None:
-        async with driver.generate([GenerationRequest((BOS,), LONG, num_samples=3)]) as writing:
-            await anext(writing)
-        await asyncio.to_thread(wait_for, lambda: driver.scheduler.idle)
-        assert_nothing_held(driver)
-
-        async def leaves_by_cancellation() -> None:
-            await written(driver, GenerationRequest((BOS,), LONG))
-
-        task = asyncio.create_task(leaves_by_cancellation())
-        await asyncio.sleep(0.05)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    driven(engine, work)
-
-
 def test_a_refused_request_takes_those_beside_it_along(engine: Engine) -> None:
     """They were asked for together."""
 

@@ -174,15 +174,6 @@ def test_continue_fills_in(served: Served, engine: Engine) -> None:
     assert found[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_continue_chats(served: Served) -> None:
-    body = {
-        "messages": [{"role": "user", "content": "hello"}], "model": NAME, "max_tokens": 16, "stream": True,
-        "stop": ["x" * 5],
-    }  # fmt: skip
-    found = chunks(served.post("/v1/chat/completions", body))
-    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-
-
 # ---- where a suggestion ends ------------------------------------------------------------------------------
 
 

@@ -9,11 +9,8 @@ import json
 import re
 import socket
 import struct
-import threading
-import time
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -21,7 +18,7 @@ import pytest
 import torch
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.settings import SamplingSettings, ToolLimits
+from cpplm.generate.settings import SamplingSettings
 from cpplm.serve.server import allow_connections
 from cpplm.serve.settings import BatchSettings, NetworkSettings, RequestSettings
 from cpplm.serve.sse import EventStream
@@ -306,39 +303,5 @@ def test_a_model_that_gives_no_numbers(long_engine: Engine, expected: str) -> No
 # ---- tools that hang --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def with_tools(talking: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    root = tmp_path_factory.mktemp("project")
-    (root / "shapes.h").write_text("int area();\n")
-    for folder in (root, *root.parents[:3]):  # the sandbox reads as somebody else
-        if folder != Path("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    with serving(talking, tools=root, tool_limits=ToolLimits(tool_seconds=4)) as found:
-        yield found
-
-
 SPIN = {"messages": [{"role": "user", "content": "spin"}], "temperature": 0, "max_tokens": 60}
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
-
-
-@pytest.mark.slow
-def test_a_tool_that_hangs(with_tools: Served) -> None:
-    """It is ended by its limit and the answer goes on; nobody else waits for it."""
-    start = time.monotonic()
-    answers: list[httpx2.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(with_tools.post("/v1/chat/completions", SPIN)))
-    thread.start()
-    wait_for(
-        lambda: with_tools.metric("cpplm_generation_tokens_total") > 0 and with_tools.engine.scheduler.idle
-    )
-    others = 0
-    while thread.is_alive():
-        quick = time.monotonic()
-        assert with_tools.post("/v1/chat/completions", HELLO).json()["choices"][0]["finish_reason"] == "stop"
-        others += time.monotonic() - quick < 2
-    thread.join()
-    assert time.monotonic() - start > 2
-    assert others > 2
-    choice = answers[0].json()["choices"][0]
-    assert choice["finish_reason"] in {"stop", "length"}
-    with_tools.settle()

@@ -6,7 +6,6 @@ import openai
 import pytest
 
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.models.code_model import CodePrompt as CodeRequest
 from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.generate.engine import Engine
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
@@ -259,29 +258,13 @@ def test_probabilities_in_a_stream_are_the_same(client: openai.OpenAI, engine: E
     assert not "".join(tokens[:-1]).startswith(whole.text) or "".join(tokens) == whole.text
 
 
-@pytest.fixture
-def ours(served: Served) -> UrlModel:
-    return UrlModel.connect(f"{served.url}/v1", supports_fim=True)
-
-
-def test_our_own_client_scores_as_the_model_itself(ours: UrlModel, engine: Engine) -> None:
-    local = CheckpointModel(engine)
+def test_our_own_client_scores_as_the_model_itself(served: Served, engine: Engine) -> None:
+    ours, local = UrlModel.connect(f"{served.url}/v1"), CheckpointModel(engine)
     assert ours.max_context == local.max_context
     for text in (cpp_document(3)[:400], "é漢🙂 x\t{ 漢漢 }\n", "x"):
         (found,), (expected,) = ours.score([text]), local.score([text])
         assert found.ends.tolist() == expected.ends.tolist()
         assert found.bits == pytest.approx(expected.bits, abs=2e-3)
-
-
-def test_our_own_client_has_it_write(ours: UrlModel, engine: Engine) -> None:
-    sampling = SamplingSettings(10, temperature=0)
-    requests = [CodeRequest(PROMPT), CodeRequest("int f() {\n", "\n}\n"), CodeRequest("x" * 5000)]
-    found = dict(ours.generate(requests, sampling, stop=lambda text: "\n" in text))
-    local = dict(CheckpointModel(engine, supports_fim=True).generate(requests[:2], sampling))
-    for number in (0, 1):
-        (written,) = found[number]
-        assert local[number][0].text.startswith(written.text.partition("\n")[0])
-    assert "context" in found[2][0].failed
 
 
 # ---- what is refused --------------------------------------------------------------------------------------

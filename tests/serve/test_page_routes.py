@@ -50,11 +50,6 @@ def compiled(client: TestClient, source: str, **more: Any) -> dict[str, Any]:
     return answer.json()
 
 
-def only_problem(client: TestClient, source: str, **more: Any) -> tuple[int | None, int | None, str, str]:
-    (problem,) = compiled(client, source, **more)["diagnostics"]
-    return problem["line"], problem["column"], problem["severity"], problem["message"]
-
-
 # ---- files ------------------------------------------------------------------------------------------------
 
 

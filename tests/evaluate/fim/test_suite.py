@@ -174,12 +174,6 @@ def test_answers_are_kept(problem_file: Path, tmp_path: Path, solutions: dict[Co
     report = run_fim(again, settings(problem_file), folder=tmp_path)
     assert len(again.asked) == 3  # three of six were there
     assert value(report, "pass_rate") == 1
-    third = Filler(solutions.__getitem__)
-    assert run_fim(third, settings(problem_file), folder=tmp_path).samples == report.samples
-    assert third.asked == []
-    other = Filler(solutions.__getitem__)
-    run_fim(other, settings(problem_file, seed=5), folder=tmp_path)
-    assert len(other.asked) == 6
 
 
 def test_inputs_tell_what_is_cut(problem_file: Path, tmp_path: Path) -> None:
@@ -348,29 +342,3 @@ def test_the_table_and_the_details_are_small() -> None:
     assert lines[3].split() == ["problems", "all", "2", *errors]
     assert lines[4] == "outcomes: 1 pass"
     assert all(len(detail["prefix"]) + len(detail["suffix"]) < 2000 for detail in report.details())
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"holes_per_problem": 0}, "holes_per_problem"),
-        ({"suffix_chars": -1}, "suffix_chars"),
-        ({"num_samples": 2}, "equal samples"),
-        ({"problems": ""}, "no holes"),
-        ({"compile_files": True}, "without --files"),
-    ],
-)
-def test_contradictory_settings(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FimEvalSettings(**values)
-
-
-def test_what_is_missing_is_found_before_anything_is_written(tmp_path: Path) -> None:
-    model = Filler(lambda _: "")
-    for chosen, message in (
-        (FimEvalSettings(problems=str(tmp_path / "absent")), "cannot read the problems"),
-        (FimEvalSettings(problems="", files=str(tmp_path / "absent")), "no such folder"),
-    ):
-        with pytest.raises(UserError, match=message):
-            run_fim(model, chosen, folder=tmp_path)
-    assert model.asked == []

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from cpplm.core.settings import to_dict
-from cpplm.core.storage import Storage
 from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import CodePrompt
@@ -20,7 +18,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint.save import write_checkpoint
+from tests.generate.talker import write_run
 from tests.texts import cpp_document
 
 SAMPLING = SamplingSettings(max_new_tokens=12, temperature=0.9, top_k=0)
@@ -66,16 +64,6 @@ def test_bits_are_those_of_the_logits(engine: Engine) -> None:
     assert [text.encode()[a:b] for a, b in zip([0, *found.ends], found.ends, strict=False)] == [
         engine.tokenizer.decode_bytes([id_]) for id_ in ids
     ]
-
-
-def test_bits_do_not_depend_on_the_batch(engine: Engine) -> None:
-    texts = [cpp_document(number) for number in range(6)] + ["", "x"]
-    together = list(CheckpointModel(engine, rows=8).score(texts))
-    alone = list(CheckpointModel(engine, rows=1).score(texts))
-    for text, one, other in zip(texts, together, alone, strict=True):
-        assert one.bits == pytest.approx(other.bits, rel=1e-4)
-        assert one.ends.tolist() == other.ends.tolist()
-        assert (one.ends[-1] if text else 0) == len(text.encode())
 
 
 def test_less_context_changes_only_tokens_that_had_more(engine: Engine) -> None:
@@ -163,18 +151,6 @@ def test_a_model_that_was_not_trained_on_holes_gets_the_prefix_alone(engine: Eng
 # ---- loading ----------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, engine: Engine, fim: dict[str, float] | None, largest: int = 1 << 30) -> Path:
-    files = {
-        "config.json": json.dumps(to_dict(engine.model.config)).encode(),
-        "tokenizer.json": engine.tokenizer.to_json(),
-    }
-    if fim is not None:
-        files["settings.json"] = json.dumps({"fim": fim}).encode()
-    weights = {"model.safetensors": engine.model.state_dict()}
-    write_checkpoint(Storage(folder, create=True), 3, weights, files, max_file_bytes=largest)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("fim", "supports_fim"),
     [
@@ -186,15 +162,16 @@ def save(folder: Path, engine: Engine, fim: dict[str, float] | None, largest: in
 def test_the_settings_of_a_run_say_whether_it_fills_in(
     engine: Engine, tmp_path: Path, fim: dict[str, float] | None, supports_fim: bool
 ) -> None:
-    model = CheckpointModel.load(ModelSource(str(save(tmp_path, engine, fim)), precision="fp32"))
+    run = write_run(tmp_path, engine, {"fim": fim} if fim else None)
+    model = CheckpointModel.load(ModelSource(str(run), precision="fp32"))
     assert model.supports_fim is supports_fim
-    assert (model.step, model.max_context) == (3, CONTEXT)
+    assert (model.step, model.max_context) == (1, CONTEXT)
     assert json.loads(json.dumps(model.identity)) == model.identity
 
 
 def test_identity_says_what_decides_the_answers(engine: Engine, tmp_path: Path) -> None:
     def identity(name: str, engine: Engine, precision: str = "fp32") -> dict[str, object]:
-        source = ModelSource(str(save(tmp_path / name, engine, None)), precision=precision)  # type: ignore[arg-type]
+        source = ModelSource(str(write_run(tmp_path / name, engine)), precision=precision)  # type: ignore[arg-type]
         return CheckpointModel.load(source).identity
 
     first = identity("a", engine)
