@@ -1,7 +1,7 @@
 """Answers are kept as they come, asked for once, and survive a kill."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,43 +9,22 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.completion_cache import MAX_COMPLETION_CHARS, open_completion_cache
-from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition
+from cpplm.evaluate.models.code_model import CodePrompt, Completion
 from cpplm.generate.settings import SamplingSettings
+from tests.evaluate.scripted import Scripted
 
 GREEDY = SamplingSettings(temperature=0, top_k=0)
 ODD = "\x00\udcff\ufffd\u2028\r\n\\"  # what a model may write, and JSON Lines have to carry
 
 
-class Echo:
-    """A model that writes its prompt, and remembers what it was asked."""
-
-    name = "echo"
-    supports_fim = True
-    max_context = 1000
+class Echo(Scripted):
+    """Writes its prompt, and the number of the sample."""
 
     def __init__(self, version: int = 1) -> None:
+        super().__init__(
+            lambda asked: "FAILED" if asked.prefix == "long" else [f"{asked.prefix} {n}" for n in range(9)]
+        )
         self.identity = {"version": version}
-        self.asked: list[CodePrompt] = []
-
-    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
-        return CodePrompt(request.prefix.removeprefix("far "), request.suffix)
-
-    def generate(
-        self,
-        requests: Sequence[CodePrompt],
-        sampling: SamplingSettings,
-        *,
-        num_samples: int = 1,
-        stop: StopCondition | None = None,
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        for number in reversed(range(len(requests))):  # any order is allowed
-            self.asked.append(requests[number])
-            failed = "too long" if requests[number].prefix == "long" else ""
-            texts = [f"{requests[number].prefix} {index}" for index in range(num_samples)]
-            yield number, [Completion("" if failed else text, failed) for text in texts]
-
-    def score(self, texts: Sequence[str], **_: Any) -> Iterator[Any]:
-        raise UserError("cannot say")
 
 
 def write(folder: Path | None, model: Echo, prefixes: Sequence[str], **options: Any) -> list[list[str]]:
@@ -97,7 +76,7 @@ def test_failures_are_asked_again(tmp_path: Path) -> None:
     with open_completion_cache(tmp_path, again) as answers:
         found = dict(answers.generate([CodePrompt("long", "suffix"), CodePrompt("a", "suffix")], GREEDY))
     assert [request.prefix for request in again.asked] == ["long"]
-    assert found[0] == [Completion("", "too long")]
+    assert found[0] == [Completion("", "FAILED")]
 
 
 def test_gigantic_answers_are_cut(tmp_path: Path) -> None:

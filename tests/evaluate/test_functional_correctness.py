@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cpplm.evaluate.completion_cache import CompletionCache
 from cpplm.evaluate.functional_correctness import evaluate_completions, evaluate_problems
+from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.self_test import self_test
 from cpplm.evaluate.settings import CppEvalSettings
@@ -15,6 +17,7 @@ from cpplm.generate.settings import SamplingSettings
 from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge
 from cpplm.judge.result_cache import FILE
 from cpplm.sandbox.sandbox import Sandbox
+from tests.evaluate.scripted import Scripted
 
 NEEDS_LIBRARIES = {"CPP/22", "CPP/137", "CPP/162"}  # libboost-dev, libssl-dev
 PROBLEM = Problem(
@@ -102,29 +105,23 @@ def test_self_test_complains(judge: Judge) -> None:
 
 
 def test_a_model_is_asked_with_the_settings(sandbox: Sandbox) -> None:
-    asked: list[tuple[list[str], SamplingSettings, int]] = []
-
-    def generate(prompts: list[str], sampling: SamplingSettings, num_samples: int) -> list[list[str]]:
-        asked.append((prompts, sampling, num_samples))
-        return [[PROBLEM.canonical_solution, PROBLEM.buggy_solution] for _ in prompts]
-
+    model = Scripted(lambda _: [PROBLEM.canonical_solution, PROBLEM.buggy_solution])
     settings = CppEvalSettings(
         num_samples=2, temperature=0.5, top_k=7, top_p=0.9, max_new_tokens=9, seed=4, workers=1
     )
-    report = evaluate_problems(generate, settings, problems=[PROBLEM], sandbox=sandbox)
-    assert asked == [([PROBLEM.prompt], SamplingSettings(9, 0.5, 7, 4, top_p=0.9), 2)]
+    report = evaluate_problems(CompletionCache(model), settings, problems=[PROBLEM], sandbox=sandbox)
+    assert model.asked == [CodePrompt(PROBLEM.prompt)]
+    assert model.sampling == SamplingSettings(9, 0.5, 7, 4, top_p=0.9)
     assert report.outcomes == {"pass": 1, "wrong answer": 1}
     assert report.pass_at == {1: 0.5}
     assert report.sandbox == sandbox.name
 
 
 def test_verdicts_are_kept_where_they_should(sandbox: Sandbox, tmp_path: Path) -> None:
-    def generate(prompts: list[str], *_: object) -> list[list[str]]:
-        return [[PROBLEM.canonical_solution] for _ in prompts]
-
     for _ in range(2):
+        completions = CompletionCache(Scripted(lambda _: PROBLEM.canonical_solution))
         report = evaluate_problems(
-            generate, CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox, cache_dir=tmp_path
+            completions, CppEvalSettings(), problems=[PROBLEM], sandbox=sandbox, cache_dir=tmp_path
         )
         assert report.pass_at == {1: 1.0}
     assert len((tmp_path / FILE).read_text().splitlines()) == 1

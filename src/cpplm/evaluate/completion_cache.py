@@ -12,6 +12,7 @@ kept: it is asked again.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -66,7 +67,10 @@ class Truncation:
 
 
 class CompletionCache:
-    """Completions by a model, each asked for once. `truncation` counts the prompts that were cut to fit."""
+    """Completions by a model, each asked for once.
+
+    `truncation` counts the prompts that were cut to fit, `failed` why there is no sample, and how often.
+    """
 
     def __init__(self, model: CodeModel, file: ResumableJsonl | None = None) -> None:
         """Use the completions in a file; None keeps them as long as this lasts.
@@ -76,7 +80,7 @@ class CompletionCache:
         """
         self._model, self._file = model, file or ResumableJsonl(None, None)
         self._samples: dict[str, list[str]] = {}
-        self.truncation = Truncation()
+        self.truncation, self.failed = Truncation(), Counter[str]()
         for number, record in enumerate(self._file.records, start=2):
             try:
                 self._samples[record["key"]] = list(map(str, record["samples"]))
@@ -121,7 +125,8 @@ class CompletionCache:
             if len(samples) != num_samples:
                 raise ValueError(f"{num_samples} samples were asked for, {len(samples)} came")
             shortened = [Completion(sample.text[:MAX_COMPLETION_CHARS], sample.failed) for sample in samples]
-            if not any(sample.failed for sample in shortened):
+            self.failed.update(sample.failed for sample in samples if sample.failed)
+            if not any(sample.failed for sample in samples):
                 key, texts = keys[missing[place]], [sample.text for sample in shortened]
                 self._samples[key] = texts
                 self._file.append({"key": key, "samples": texts})

@@ -22,8 +22,9 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict
+from cpplm.evaluate.completion_cache import CompletionCache
 from cpplm.evaluate.functional_correctness import evaluate_problems
-from cpplm.evaluate.run import complete_with_engine
+from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.load import load_engine
 from cpplm.generate.settings import ModelSource
@@ -56,7 +57,7 @@ def measure(request: CppEvalRequest) -> dict[str, Any]:
     torch.set_num_threads(request.threads)
     engine, _ = load_engine(request.source)
     settings = dataclasses.replace(request.cpp, workers=request.threads)
-    report = evaluate_problems(complete_with_engine(engine), settings, sandbox=sandbox)
+    report = evaluate_problems(CompletionCache(CheckpointModel(engine)), settings, sandbox=sandbox)
     return {**report.figures(), "seconds": round(time.perf_counter() - begin, 2)}
 
 

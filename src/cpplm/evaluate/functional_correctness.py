@@ -1,26 +1,25 @@
 """C++ problems: completions are cut where the function ends, judged with their tests, and counted.
 
-The model is a function that is passed in; nothing here knows what it is. `judge/` compiles and runs.
+`judge/` compiles and runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cpplm.core.progress import progress_bar
+from cpplm.evaluate.completion_cache import CompletionCache
+from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.settings import CppEvalSettings
-from cpplm.generate.settings import SamplingSettings
 from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge, Program
 from cpplm.judge.scoring import CppReport, SampleResult, function_body, is_empty, summarize
 from cpplm.sandbox.sandbox import Sandbox
 
-Generate = Callable[[list[str], SamplingSettings, int], list[list[str]]]
-"""A model: prompts, sampling and the number of samples in; the completions of each prompt out, in order."""
-
 
 def evaluate_problems(
-    generate: Generate,
+    completions: CompletionCache,
     settings: CppEvalSettings,
     *,
     problems: Sequence[Problem] | None = None,
@@ -30,7 +29,7 @@ def evaluate_problems(
     """Have the model complete every problem, then judge the completions.
 
     Args:
-        generate: the model.
+        completions: by the model, or those that it wrote before.
         settings: sampling and judging.
         problems: instead of those that the settings name.
         sandbox: instead of the strongest that works here.
@@ -38,18 +37,22 @@ def evaluate_problems(
 
     Raises:
         UserError: no sandbox, no compiler, or a malformed problem file; found before anything is generated.
-        ValueError: `generate` returned another number of completions than was asked for.
     """
     chosen = list(problems) if problems is not None else load_problems(settings.problems)
     sandbox = sandbox or Sandbox.probe(unsafe=settings.unsafe)
     judge = Judge(sandbox, workers=settings.workers, cache_dir=cache_dir)
-    completions = generate([problem.prompt for problem in chosen], settings.sampling, settings.num_samples)
-    if [len(group) for group in completions] != [settings.num_samples] * len(chosen):
-        raise ValueError(
-            f"{settings.num_samples} completions for each of {len(chosen)} prompts were asked for"
-        )
-    named = {problem.name: group for problem, group in zip(chosen, completions, strict=True)}
-    return evaluate_completions(chosen, named, judge)
+    texts: dict[str, list[str]] = {}
+    with progress_bar(len(chosen), "completing problems", "problem") as bar:
+        for number, samples in completions.generate(
+            [CodePrompt(problem.prompt) for problem in chosen],
+            settings.sampling,
+            num_samples=settings.num_samples,
+            rule="end of the function",
+            stop=lambda text: function_body(text).complete,
+        ):
+            texts[chosen[number].name] = [sample.text for sample in samples]
+            bar.update()
+    return evaluate_completions(chosen, texts, judge)
 
 
 def evaluate_completions(

@@ -12,7 +12,6 @@ What is measured piece by piece is kept piece by piece beside it, so that a cras
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -20,16 +19,16 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.jsonl import ResumableJsonl
-from cpplm.core.progress import log_info, progress_bar
+from cpplm.core.progress import log_info
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.evaluate.bits_per_byte import measure_texts, resolve_context
-from cpplm.evaluate.completion_cache import CompletionCache, open_completion_cache
+from cpplm.evaluate.completion_cache import open_completion_cache
 from cpplm.evaluate.fim.suite import input_hashes, run_fim
-from cpplm.evaluate.functional_correctness import Generate, evaluate_problems
+from cpplm.evaluate.functional_correctness import evaluate_problems
 from cpplm.evaluate.likelihood import measure_likelihood
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion
+from cpplm.evaluate.models.code_model import CodeModel
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.evaluate.problems import Problem, load_problems
@@ -43,9 +42,8 @@ from cpplm.evaluate.settings import (
 )
 from cpplm.evaluate.syntax import syntax_valid
 from cpplm.evaluate.texts import fingerprint, read_texts
-from cpplm.generate.engine import Engine
-from cpplm.generate.settings import ModelSource, SamplingSettings
-from cpplm.judge.scoring import SCORING_VERSION, CppReport, function_body
+from cpplm.generate.settings import ModelSource
+from cpplm.judge.scoring import SCORING_VERSION, CppReport
 
 FILE = "evaluation.json"
 DOCUMENTS = "bpb_documents.jsonl"
@@ -144,9 +142,8 @@ class Evaluation:
 
         def measure(_: dict[str, Any]) -> dict[str, Any]:
             with open_completion_cache(self.folder, self.model) as cache:
-                complete = CompletionAdapter(cache)
-                report = evaluate_problems(complete, settings, problems=problems, cache_dir=self.folder)
-            failed = {"failed_samples": dict(complete.failed)} if complete.failed else {}
+                report = evaluate_problems(cache, settings, problems=problems, cache_dir=self.folder)
+            failed = {"failed_samples": dict(cache.failed)} if cache.failed else {}
             valid = _valid_syntax(problems, report)
             lines = [report.table(), f"valid syntax: {valid:.1%}", *cache.truncation.lines()]
             return {
@@ -218,39 +215,3 @@ def _valid_syntax(problems: Sequence[Problem], report: CppReport) -> float:
         sample.outcome != "empty" and syntax_valid(prompts[sample.problem] + sample.body)
         for sample in report.samples
     )
-
-
-class CompletionAdapter:
-    """A `CodeModel` as the function that `evaluate_problems` calls.
-
-    A sample that there is none of counts as an empty one; `failed` says why, and how often.
-    """
-
-    def __init__(self, answers: CompletionCache) -> None:
-        self._answers = answers
-        self.failed: Counter[str] = Counter()
-
-    def __call__(self, prompts: list[str], sampling: SamplingSettings, num_samples: int) -> list[list[str]]:
-        """Complete every prompt up to the end of its function."""
-        samples_by_prompt: dict[int, list[Completion]] = {}
-        with progress_bar(len(prompts), "completing problems", "problem") as bar:
-            for number, samples in self._answers.generate(
-                [CodePrompt(prompt) for prompt in prompts],
-                sampling,
-                num_samples=num_samples,
-                rule="end of the function",
-                stop=_body_is_complete,
-            ):
-                samples_by_prompt[number] = samples
-                self.failed.update(sample.failed for sample in samples if sample.failed)
-                bar.update()
-        return [[sample.text for sample in samples_by_prompt[number]] for number in range(len(prompts))]
-
-
-def _body_is_complete(text: str) -> bool:
-    return function_body(text).complete
-
-
-def complete_with_engine(engine: Engine) -> Generate:
-    """An engine as the function that `evaluate_problems` calls; nothing is kept."""
-    return CompletionAdapter(CompletionCache(CheckpointModel(engine)))

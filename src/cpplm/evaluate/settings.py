@@ -11,7 +11,7 @@ from cpplm.core.settings import Argument, Precision, group
 from cpplm.core.storage import require_path
 from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.problems import load_problems
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.settings import SamplingSettings, require_at_least
 from cpplm.train.checkpoint.format import check_run
 
 _ONLY_FOR = {
@@ -58,8 +58,7 @@ class EvaluatedModel:
         self._refuse_unused(_NOT_FOR_URL, given == ["url"], "is the server's affair")
         if self.step < -1:
             raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
-        if self.eval_batch_size < 1:
-            raise UserError(f"--eval_batch_size {self.eval_batch_size} must be at least 1")
+        require_at_least(self, eval_batch_size=1)
         if not 0 < self.timeout < float("inf"):
             raise UserError(f"--timeout {self.timeout}", fix="Use a positive number of seconds.")
 
@@ -142,9 +141,7 @@ class CppEvalSettings:
     """Run generated programs WITHOUT isolation. Never do this on a machine you care about."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_samples", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} must be at least {least}, not {getattr(self, name)}")
+        require_at_least(self, num_samples=1, workers=0)
         _ = self.sampling
         if self.temperature == 0 and self.num_samples > 1:
             raise UserError(
@@ -193,12 +190,8 @@ class FimEvalSettings(CppEvalSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("holes_per_problem", "holes_per_kind", "prefix_chars"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("hole_seed", "suffix_chars"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name} must not be negative, it is {getattr(self, name)}")
+        require_at_least(self, holes_per_problem=1, holes_per_kind=1, prefix_chars=1)
+        require_at_least(self, hole_seed=0, suffix_chars=0)
         if not self.problems and not self.files:
             raise UserError("no holes: --problems and --files are both empty", fix="Name one of them.")
         if self.compile_files and not self.files:
@@ -224,8 +217,7 @@ class SelfTestSettings:
     def __post_init__(self) -> None:
         if not self.problems:
             raise UserError("no problems to judge the harness by", fix='Use "small" or "humaneval".')
-        if self.workers < 0:
-            raise UserError(f"--workers must not be negative, it is {self.workers}")
+        require_at_least(self, workers=0)
 
     def check_paths(self) -> None:
         """Refuse problems that are not there."""

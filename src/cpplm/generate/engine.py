@@ -88,12 +88,12 @@ class Engine:
         Raises:
             UserError: the prompt leaves no room in the context.
         """
-        scheduler = self.scheduler(SchedulerLimits(max_batch=num_samples, prefix_cache_tokens=0))
-        scheduler.submit(self.request(prompt, settings=settings, num_samples=num_samples))
-        done: dict[int, CompletionOutput] = {}
-        while not scheduler.idle:
-            done |= {event.sample: event.completion for event in scheduler.step() if event.completion}
-        return [done[number] for number in range(num_samples)]
+        request = self.request(prompt, settings=settings, num_samples=num_samples)
+        limits = SchedulerLimits(max_batch=num_samples, prefix_cache_tokens=0)
+        (answer,) = self.complete_many([request], limits)
+        if answer.failed:
+            raise UserError(answer.failed)
+        return list(answer.completions)
 
     def stream(self, prompt: str, settings: SamplingSettings | None = None) -> Iterator[str]:
         """One completion in pieces, each as soon as it is written; never half a character.

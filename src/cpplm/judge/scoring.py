@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -259,36 +259,32 @@ def summarize(samples: Iterable[SampleResult], sandbox: str) -> CppReport:
     for sample in judged:
         groups.setdefault(sample.problem, []).append(sample)
     least = min(map(len, groups.values()))
-    by_difficulty = {}
-    for difficulty in dict.fromkeys(sample.difficulty for sample in judged):
-        part = [group for group in groups.values() if group[0].difficulty == difficulty]
-        by_difficulty[difficulty] = {
-            "problems": float(len(part)),
-            "compile_rate": _compile_rate(sample for group in part for sample in group),
-            "assertions_passed": _share_of_assertions(part),
-            "pass@1": _mean_pass_at(part, 1),
-        }
+    parts: dict[str, list[list[SampleResult]]] = {}
+    for group in groups.values():
+        parts.setdefault(group[0].difficulty, []).append(group)
+    overall = _means(groups.values(), [k for k in (1, 10, 100) if k <= least])
     return CppReport(
         samples=everything,
         num_problems=len(groups),
         num_samples=least,
-        compile_rate=_compile_rate(judged),
-        assertions_passed=_share_of_assertions(list(groups.values())),
-        pass_at={k: _mean_pass_at(list(groups.values()), k) for k in (1, 10, 100) if k <= least},
-        by_difficulty=by_difficulty,
+        compile_rate=overall["compile_rate"],
+        assertions_passed=overall["assertions_passed"],
+        pass_at={k: overall[f"pass@{k}"] for k in (1, 10, 100) if k <= least},
+        by_difficulty={difficulty: _means(part, [1]) for difficulty, part in parts.items()},
         outcomes=dict(Counter(sample.outcome for sample in everything).most_common()),
         not_judged=not_judged,
         sandbox=sandbox,
     )
 
 
-def _compile_rate(samples: Iterable[SampleResult]) -> float:
-    return fmean(sample.outcome in COMPILED for sample in samples)
-
-
-def _mean_pass_at(groups: list[list[SampleResult]], k: int) -> float:
-    return fmean(pass_at_k(len(group), sum(s.outcome == "pass" for s in group), k) for group in groups)
-
-
-def _share_of_assertions(groups: list[list[SampleResult]]) -> float:
-    return fmean(fmean(s.assertions_passed / max(s.assertions, 1) for s in group) for group in groups)
+def _means(groups: Collection[list[SampleResult]], ks: Sequence[int]) -> dict[str, float]:
+    """Figures of the samples of some problems."""
+    passed = [(len(group), sum(sample.outcome == "pass" for sample in group)) for group in groups]
+    return {
+        "problems": float(len(groups)),
+        "compile_rate": fmean(sample.outcome in COMPILED for group in groups for sample in group),
+        "assertions_passed": fmean(
+            fmean(each.assertions_passed / max(each.assertions, 1) for each in group) for group in groups
+        ),
+        **{f"pass@{k}": fmean(pass_at_k(*counts, k) for counts in passed) for k in ks},
+    }

@@ -32,8 +32,6 @@ from cpplm.serve.response_models import Health, ModelEntry, ModelList
 from cpplm.serve.service import Service
 from cpplm.serve.settings import ServeSettings
 
-_MAX_TOOL_THREADS = 4  # calls of the server's tools, each with processes of its own
-
 
 @dataclass(frozen=True)
 class Application:
@@ -56,7 +54,7 @@ def build(model: ServedModel, settings: ServeSettings) -> Application:
     service = Service(model, settings.requests, engine, metrics)
     builder = RequestBuilder(model, settings.requests)
     box = ToolBox(settings.tools, settings.tool_limits)
-    chat = ChatEndpoint(service, builder, box, max_tool_threads=_MAX_TOOL_THREADS)
+    chat = ChatEndpoint(service, builder, box)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

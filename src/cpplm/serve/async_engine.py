@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
@@ -31,6 +32,8 @@ from cpplm.generate.scheduler import Scheduler, TokenEvent
 from cpplm.generate.sequence import GenerationRequest, TokenLogprob
 from cpplm.generate.settings import SchedulerLimits
 from cpplm.serve.errors import EngineError, OverloadedError, ShutdownError
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger("cpplm.serve")
 _MAX_RETRY_SECONDS = 60  # that a client is asked to wait at most
@@ -132,7 +135,7 @@ class AsyncEngine:
         for stream in self._streams:
             stream.publish(ShutdownError())
         for future in self._scores:
-            _resolve(future, ShutdownError())
+            resolve(future, ShutdownError())
 
     @contextlib.asynccontextmanager
     async def generate(
@@ -229,7 +232,7 @@ class AsyncEngine:
             result, done = _for_clients(error), True
         if done:
             self._scorers.popleft()
-            self._callbacks.append(lambda: _resolve(future, result))
+            self._callbacks.append(lambda: resolve(future, result))
 
     def _submit(self, stream: RequestStream) -> None:
         try:
@@ -270,7 +273,8 @@ def _call_all(callbacks: list[Callable[[], None]]) -> None:
         callback()
 
 
-def _resolve(future: asyncio.Future[list[TokenLogprob]], result: list[TokenLogprob] | Exception) -> None:
+def resolve(future: asyncio.Future[Result], result: Result | Exception) -> None:
+    """Hand over a result, or the error instead of one, unless nobody waits any more; in the loop's thread."""
     if future.done():
         return
     if isinstance(result, Exception):

@@ -65,33 +65,24 @@ def router(settings: PageSettings) -> APIRouter:
 
 
 def _add_files(routes: APIRouter) -> None:
-    files = {path.name: _PageFile(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _MEDIA_TYPES}
-
-    @routes.get("/", include_in_schema=False)
-    def page(if_none_match: _Known = None) -> Response:
-        return files["index.html"].answer(if_none_match)
+    files = {  # in memory: a few kilobytes
+        path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES
+    }
+    tags = {name: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for name, content in files.items()}
 
     @routes.get("/page/{name}", include_in_schema=False)
     def file(name: str, if_none_match: _Known = None) -> Response:
+        """The file, or nothing when the browser has it already."""
         if name not in files:
             raise ApiError(404, f"the page has no file {name!r}", code="not_found", headers=_HEADERS)
-        return files[name].answer(if_none_match)
-
-
-class _PageFile:
-    """One file of the page, in memory: a few kilobytes."""
-
-    def __init__(self, path: Path) -> None:
-        self._content = path.read_bytes()
-        self._type = _MEDIA_TYPES[path.suffix]
-        self._tag = f'"{hashlib.sha256(self._content).hexdigest()[:32]}"'
-
-    def answer(self, known: str | None) -> Response:
-        """The file, or nothing when the browser has it already."""
-        headers = {**_HEADERS, "ETag": self._tag}
-        if known is not None and self._tag in known:
+        headers = {**_HEADERS, "ETag": tags[name]}
+        if if_none_match is not None and tags[name] in if_none_match:
             return Response(status_code=304, headers=headers)
-        return Response(self._content, headers=headers, media_type=self._type)
+        return Response(files[name], headers=headers, media_type=_MEDIA_TYPES[Path(name).suffix])
+
+    @routes.get("/", include_in_schema=False)
+    def page(if_none_match: _Known = None) -> Response:
+        return file("index.html", if_none_match)
 
 
 def _add_compile(routes: APIRouter, settings: PageSettings) -> None:

@@ -72,24 +72,18 @@ class RequestBuilder:
 
     # ---- limits ---------------------------------------------------------------------------------------
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse any model but the one that is served.
+    def check(self, params: SamplingParams, *, prompts: int = 1) -> None:
+        """Refuse another model than the one served, and too many choices: prompts times completions of each.
 
         Raises:
-            ApiError: another one was asked for.
+            ApiError: that was asked for.
         """
-        if name and name != self.model.name:
+        if params.model and params.model != self.model.name:
             raise ApiError(
-                404, f"there is no model {name!r} here, only {self.model.name!r}",
+                404, f"there is no model {params.model!r} here, only {self.model.name!r}",
                 code="model_not_found", param="model",
             )  # fmt: skip
-
-    def check_num_choices(self, count: int) -> None:
-        """Refuse too many choices: prompts times completions of each.
-
-        Raises:
-            ApiError: too many.
-        """
+        count = prompts * params.num_choices
         if count > self._settings.max_choices:
             raise ApiError(
                 400, f"{count} completions in one request: the most is {self._settings.max_choices}",

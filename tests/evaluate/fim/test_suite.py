@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpplm.core.errors import UserError
 from cpplm.evaluate.fim import suite as fim
 from cpplm.evaluate.fim.holes import FimHole, problem_holes
 from cpplm.evaluate.fim.report import FimReport, FimSample, edit_similarity
@@ -22,44 +20,11 @@ from cpplm.evaluate.fim.suite import (
     run_fim,
     truncation_for,
 )
-from cpplm.evaluate.models.code_model import CodePrompt, Completion, StopCondition
+from cpplm.evaluate.models.code_model import CodePrompt, Completion
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
-from cpplm.generate.settings import SamplingSettings
 from cpplm.sandbox.sandbox import Sandbox
-
-Answer = Callable[[CodePrompt], str]
-
-
-class Filler:
-    """A model that answers from a function."""
-
-    max_context = 10**6
-
-    def __init__(self, answer: Answer, name: str = "filler", supports_fim: bool = True) -> None:
-        self.name, self.identity, self.supports_fim = name, {"name": name}, supports_fim
-        self.answer = answer
-        self.asked: list[CodePrompt] = []
-
-    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
-        return request
-
-    def generate(
-        self,
-        requests: Sequence[CodePrompt],
-        sampling: SamplingSettings,
-        *,
-        num_samples: int = 1,
-        stop: StopCondition | None = None,
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        for number, request in enumerate(requests):
-            self.asked.append(request)
-            text = self.answer(request)
-            samples = [Completion("", text) if text.startswith("FAILED") else Completion(text)] * num_samples
-            yield number, samples
-
-    def score(self, texts: Sequence[str], **_: Any) -> Iterator[Any]:
-        raise UserError("cannot say")
+from tests.evaluate.scripted import Scripted
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +59,7 @@ def value(report: FimReport, score: str, source: str = "problems", kind: str = "
 
 
 def test_right_answers_pass(problem_file: Path, verdict_dir: Path, solutions: dict[CodePrompt, str]) -> None:
-    report = run_fim(Filler(solutions.__getitem__, "right"), settings(problem_file), folder=verdict_dir)
+    report = run_fim(Scripted(solutions.__getitem__, "right"), settings(problem_file), folder=verdict_dir)
     assert [value(report, score) for score in ("exact_match", "edit_similarity", "syntax_valid")] == [1] * 3
     assert (value(report, "compile_rate"), value(report, "pass_rate")) == (1, 1)
     assert len(report.samples) == 6
@@ -109,7 +74,7 @@ def test_right_answers_pass(problem_file: Path, verdict_dir: Path, solutions: di
 
 @pytest.mark.parametrize("nothing", ["", "/* a */ ;"])
 def test_nothing_written_earns_nothing(problem_file: Path, verdict_dir: Path, nothing: str) -> None:
-    report = run_fim(Filler(lambda _: nothing, "empty"), settings(problem_file), folder=verdict_dir)
+    report = run_fim(Scripted(lambda _: nothing, "empty"), settings(problem_file), folder=verdict_dir)
     assert {value(report, name) for name in ("pass_rate", "exact_match", "compile_rate", "syntax_valid")} == {
         0
     }
@@ -136,7 +101,7 @@ def test_answers_of_every_kind(
             "none": "FAILED: the prompt is too long",
         }[kind]
 
-    report = run_fim(Filler(answer, "kinds"), settings(problem_file), folder=verdict_dir)
+    report = run_fim(Scripted(answer, "kinds"), settings(problem_file), folder=verdict_dir)
     found = {given[sample.prefix + sample.suffix]: sample for sample in report.samples}
     assert {kind: sample.outcome for kind, sample in found.items()} == {
         "other": "pass",
@@ -167,10 +132,10 @@ def test_answers_are_kept(problem_file: Path, tmp_path: Path, solutions: dict[Co
             raise StopError
         return solutions[request]
 
-    model = Filler(slow)
+    model = Scripted(slow)
     with pytest.raises(StopError):
         run_fim(model, settings(problem_file), folder=tmp_path)
-    again = Filler(solutions.__getitem__)
+    again = Scripted(solutions.__getitem__)
     report = run_fim(again, settings(problem_file), folder=tmp_path)
     assert len(again.asked) == 3  # three of six were there
     assert value(report, "pass_rate") == 1
@@ -203,7 +168,7 @@ def test_files_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "int g( {\n    int first_line = 0;\n    int second_line = 0;\n"
     )  # not valid itself
     chosen = FimEvalSettings(problems="", files=str(code), holes_per_kind=4)
-    report = run_fim(Filler(lambda _: ";"), chosen, folder=tmp_path)
+    report = run_fim(Scripted(lambda _: ";"), chosen, folder=tmp_path)
     figures = report.figures()
     assert set(figures) >= {"files"}
     assert "problems" not in figures
@@ -228,14 +193,14 @@ def test_files_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ends = [one for one in whole if one.endswith(request.suffix or "")]
         return ends[0][len(request.prefix) : len(ends[0]) - len(request.suffix or "")]
 
-    report = run_fim(Filler(answer), chosen, folder=tmp_path)
+    report = run_fim(Scripted(answer), chosen, folder=tmp_path)
     judged = [sample for sample in report.samples if sample.compiles is not None]
     assert 0 < len(judged) < len(report.samples)
     assert len({sample.group for sample in judged}) == 1  # the other does not compile by itself
     assert all(sample.outcome == "compiles" for sample in judged)
-    wrong = run_fim(Filler(lambda _: "undeclared;", "wrong"), chosen, folder=tmp_path)
+    wrong = run_fim(Scripted(lambda _: "undeclared;", "wrong"), chosen, folder=tmp_path)
     assert {sample.outcome for sample in wrong.samples} == {"compile error", ""}
-    empty = run_fim(Filler(lambda _: ";", "empty"), chosen, folder=tmp_path)
+    empty = run_fim(Scripted(lambda _: ";", "empty"), chosen, folder=tmp_path)
     assert {(sample.outcome, sample.compiles) for sample in empty.samples} == {("empty", False), ("", None)}
 
 
@@ -270,7 +235,7 @@ def test_where_answers_end() -> None:
 def test_a_model_that_sees_no_suffix_is_cut_at_the_brace(
     problem_file: Path, verdict_dir: Path, solutions: dict[CodePrompt, str]
 ) -> None:
-    model = Filler(lambda request: solutions[request] + "\n}\nint more() {", "prefix", supports_fim=False)
+    model = Scripted(lambda request: solutions[request] + "\n}\nint more() {", "prefix", supports_fim=False)
     report = run_fim(model, settings(problem_file), folder=verdict_dir)
     bodies = [sample for sample in report.samples if sample.kind == "body"]
     assert all(sample.passes and sample.exact_match for sample in bodies)

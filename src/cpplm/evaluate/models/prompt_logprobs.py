@@ -95,37 +95,24 @@ def _bytes_of(token: str) -> bytes | None:
 def _places(text: str, tokens: Sequence[str]) -> list[int] | None:
     """The end of each token in characters, or None, like `align_tokens`."""
     ends: list[int] = []
-    place = number = 0
-    while number < len(tokens):
-        clear = number
-        while clear < len(tokens) and _is_clear(tokens[clear]):
-            if not text.startswith(tokens[clear], place):
+    place = 0
+    runs = [(clear, list(run)) for clear, run in itertools.groupby(tokens, _is_clear)]
+    for (clear, run), (_, following) in itertools.zip_longest(runs, runs[1:], fillvalue=(True, [])):
+        if clear:
+            if not text.startswith("".join(run), place):
                 return None
-            place += len(tokens[clear])
-            ends.append(place)
-            clear += 1
-        number = clear
-        while number < len(tokens) and not _is_clear(tokens[number]):
-            number += 1
-        if number > clear:
-            after = _end_of_parts(text, place, _next_clear(tokens, number))
+            ends += itertools.accumulate(map(len, run[1:]), initial=place + len(run[0]))
+        else:
+            after = _end_of_parts(text, place, "".join(following))
             if after is None:
                 return None
-            ends += [place] * (number - clear - 1) + [after]
-            place = after
+            ends += [place] * (len(run) - 1) + [after]
+        place = ends[-1]
     return ends if place == len(text) else None
 
 
 def _is_clear(token: str) -> bool:
     return token != "" and _REPLACEMENT not in token and not _NAMED_BYTES.fullmatch(token)
-
-
-def _next_clear(tokens: Sequence[str], number: int) -> str:
-    """All tokens from here up to the next that is not clear, as text."""
-    end = number
-    while end < len(tokens) and _is_clear(tokens[end]):
-        end += 1
-    return "".join(tokens[number:end])
 
 
 def _end_of_parts(text: str, place: int, following: str) -> int | None:

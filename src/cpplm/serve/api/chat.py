@@ -25,6 +25,7 @@ from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.tools.loop import ToolLoop
 from cpplm.generate.tools.tool_call_format import ToolCall
 from cpplm.generate.tools.toolbox import ToolBox
+from cpplm.serve.async_engine import resolve
 from cpplm.serve.errors import ApiError, json_path, response_docs, too_long
 from cpplm.serve.logprobs import LogprobBuffer
 from cpplm.serve.request_builder import RequestBuilder, off_event_loop
@@ -33,6 +34,8 @@ from cpplm.serve.response_formatters import ChatFormatter, Delta
 from cpplm.serve.response_models import ChatCompletionResponse, FunctionCall
 from cpplm.serve.service import FINISH_REASONS, DeltaStream, Service, UsageCounter, merge_streams
 
+_MAX_TOOL_THREADS = 4  # calls of the server's tools, each with processes of its own
+
 Functions = Mapping[str, FunctionTool]
 """Functions of the client, by name."""
 
@@ -40,19 +43,10 @@ Functions = Mapping[str, FunctionTool]
 class ChatEndpoint:
     """Responses to conversations."""
 
-    def __init__(
-        self, service: Service, builder: RequestBuilder, box: ToolBox, *, max_tool_threads: int
-    ) -> None:
-        """Prepare.
-
-        Args:
-            service: generates.
-            builder: of the model.
-            box: the server's tools.
-            max_tool_threads: calls of them that run at the same time.
-        """
+    def __init__(self, service: Service, builder: RequestBuilder, box: ToolBox) -> None:
+        """Prepare; `box` has the server's tools."""
         self._service, self._builder, self._box = service, builder, box
-        self._threads = ToolThreads(max_tool_threads)
+        self._threads = ToolThreads(_MAX_TOOL_THREADS)
 
     async def respond(self, params: ChatRequest, http: HttpRequest) -> Response:
         """Respond to one request.
@@ -61,8 +55,7 @@ class ChatEndpoint:
             ApiError: it is refused, or fails before anything was sent.
         """
         service, builder = self._service, self._builder
-        builder.check_model(params.model)
-        builder.check_num_choices(params.num_choices)
+        builder.check(params)
         tools = () if params.tool_choice == "none" else params.tools or ()
         functions = {tool.function.name: tool.function for tool in tools}
         characters = sum(len(message.text) for message in params.messages)
@@ -226,12 +219,7 @@ class ToolThreads:
 
         def finish(result: str | Exception) -> None:
             self._slots.release()
-            if future.done():
-                return
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+            resolve(future, result)
 
         def in_thread() -> None:
             try:

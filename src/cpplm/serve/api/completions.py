@@ -59,8 +59,7 @@ def add_completions(routes: APIRouter, service: Service, builder: RequestBuilder
     )
     async def fill_in(params: FimRequest, http: HttpRequest) -> Response:
         """Fill in between `prompt` and `suffix`; responses look like those of a chat."""
-        builder.check_model(params.model)
-        builder.check_num_choices(params.num_choices)
+        builder.check(params)
         characters = len(params.prompt) + len(params.suffix or "")
         request = await off_event_loop(lambda: _fim_request(params, builder), characters)
         counter = UsageCounter()
@@ -71,8 +70,7 @@ def add_completions(routes: APIRouter, service: Service, builder: RequestBuilder
 
 
 def _check(params: CompletionRequest, builder: RequestBuilder) -> None:
-    builder.check_model(params.model)
-    builder.check_num_choices(len(params.prompts) * params.num_choices)
+    builder.check(params, prompts=len(params.prompts))
     if params.best_of is not None and params.best_of != params.num_choices:
         raise ApiError(400, "best_of is not supported: leave it out", code="invalid_value", param="best_of")
     if params.suffix and params.echo:
