@@ -10,8 +10,6 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.models.hf_model import HfModel
-from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.run import Evaluation
 from cpplm.evaluate.settings import (
@@ -23,8 +21,7 @@ from cpplm.evaluate.settings import (
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES
-from tests.evaluate.models.hf_dirs import write_hf_dir
-from tests.evaluate.models.loopback import Loopback, serve, status
+from tests.evaluate.models.loopback import Loopback, status
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +44,6 @@ def evaluation(run: Path) -> Evaluation:
 
 def evaluate(out: str = "", **model: Any) -> Evaluation:
     return Evaluation(EvalTarget(EvaluatedModel(**model), out))
-
-
-@pytest.fixture(scope="module")
-def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf_dir(tmp_path_factory.mktemp("hf") / "tiny")
-
-
-@pytest.fixture
-def loopback(hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Loopback:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("cpplm.evaluate.models.server.FIRST_WAIT", 0.001)
-    local = HfModel.load(hf_dir, device_type="cpu", precision="fp32")
-    return serve(Loopback(local, HfTokens(hf_dir), context=2000))
 
 
 # ---- bits per byte ----------------------------------------------------------------------------------------
@@ -154,6 +138,7 @@ def test_other_problems_in_the_same_file_are_another_question(tmp_path: Path, ev
 
 def test_a_server_that_fails_is_counted_and_named(tmp_path: Path, loopback: Loopback) -> None:
     problems = write_problems(tmp_path / "mine.jsonl", one="int one() {\n", two="int one() { ")
+    loopback.context = 2000
     evaluation = evaluate(url=loopback.url, out=str(tmp_path / "out"), eval_batch_size=1)
     settings = CppEvalSettings(problems=problems, max_new_tokens=6, num_samples=2, temperature=0.5)
     loopback.faults = [status(400, b'{"error": {"message": "out of tokens"}}')]

@@ -92,17 +92,6 @@ def test_stops_at_the_context_length(engine: Engine) -> None:
         engine.stream("int x; " * 40)  # at once
 
 
-def test_ends_at_a_document_end(engine: Engine) -> None:
-    request = GenerationRequest((BOS, 110), greedy(30))
-    with torch.no_grad():
-        old = engine.model.lm_head.weight[EOS].clone()
-        engine.model.lm_head.weight[EOS] = 1e3 * engine.model.hidden_states(torch.tensor([[BOS, 110]]))[0, -1]
-        (answer,) = engine.complete_many([request])
-        engine.model.lm_head.weight[EOS] = old
-    assert answer.completions[0].finish_reason == "end"
-    assert answer.completions[0].ids == ()
-
-
 def test_many_requests_of_all_kinds(engine: Engine) -> None:
     """As if each were alone, in whatever order they are done; a bad one is answered and stops nobody."""
     kinds = [

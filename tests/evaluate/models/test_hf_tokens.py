@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from cpplm.evaluate.models.hf_tokens import SENTINELS, HfTokens
-from tests.evaluate.models.hf_dirs import byte_level, sentence_piece, write_hf_dir, write_tokenizer
+from tests.evaluate.models.hf_dirs import byte_level, sentence_piece, write_tokenizer
 from tests.texts import cpp_document
 
 SPELT = "é漢🙂 x <|endoftext|> <fim_prefix>\t\r\n\x00"
@@ -21,20 +21,15 @@ texts = st.one_of(
 )
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> HfTokens:
-    return HfTokens(write_hf_dir(tmp_path_factory.mktemp("hf") / "tiny"))
-
-
 @given(texts)
-def test_byte_level_tokens_end_where_their_bytes_do(tokens: HfTokens, text: str) -> None:
-    (found,) = tokens.encode([text])
+def test_byte_level_tokens_end_where_their_bytes_do(hf_tokens: HfTokens, text: str) -> None:
+    (found,) = hf_tokens.encode([text])
     edges = [0, *found.ends.tolist()]
     data = text.encode()
     assert edges[-1] == len(data)
     for id_, begin, end in zip(found.ids, edges, edges[1:], strict=False):
-        assert tokens.bytes_of([id_]) == data[begin:end]
-    assert not set(found.ids) & tokens.end_ids
+        assert hf_tokens.bytes_of([id_]) == data[begin:end]
+    assert not set(found.ids) & hf_tokens.end_ids
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import json
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,40 +14,16 @@ from cpplm.evaluate.models import server as server_module
 from cpplm.evaluate.models import url_model
 from cpplm.evaluate.models.code_model import CodePrompt, Completion
 from cpplm.evaluate.models.hf_model import HfModel
-from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.models.server import ApiClient
 from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.generate.settings import SamplingSettings
 from tests.evaluate.models import loopback as faults
-from tests.evaluate.models.hf_dirs import write_hf_dir
-from tests.evaluate.models.loopback import Loopback, serve
+from tests.evaluate.models.loopback import Loopback
 from tests.texts import cpp_document
 
 GREEDY = SamplingSettings(max_new_tokens=8, temperature=0.0)
 SAMPLED = SamplingSettings(max_new_tokens=8, temperature=1.0, top_k=20, seed=3)
 SPELT = "é漢🙂 x\t{ 漢漢 }\n"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Second attempts come soon, and no proxy of the machine stands between."""
-    monkeypatch.setattr(server_module, "FIRST_WAIT", 0.001)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf_dir(tmp_path_factory.mktemp("hf") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def local(folder: Path) -> HfModel:
-    return HfModel.load(folder, device_type="cpu", precision="fp32")
-
-
-@pytest.fixture
-def loopback(local: HfModel, folder: Path) -> Loopback:
-    return serve(Loopback(local, HfTokens(folder)))
 
 
 def connect(loopback: Loopback, **more: Any) -> UrlModel:
@@ -73,10 +48,10 @@ def one(loopback: Loopback, **more: Any) -> Completion:
 REQUESTS = [CodePrompt(cpp_document(number)[: 10 + 5 * number]) for number in range(6)]
 
 
-def test_texts_are_the_models_own(loopback: Loopback, local: HfModel) -> None:
+def test_texts_are_the_models_own(loopback: Loopback, hf_model: HfModel) -> None:
     model = connect(loopback)
     assert (model.name, model.max_context) == ("tiny", 64)
-    assert samples(model, REQUESTS, GREEDY) == samples(local, REQUESTS, GREEDY)
+    assert samples(model, REQUESTS, GREEDY) == samples(hf_model, REQUESTS, GREEDY)
 
 
 def test_every_sample_has_its_own_seed_and_all_that_was_asked(loopback: Loopback) -> None:
@@ -90,12 +65,12 @@ def test_every_sample_has_its_own_seed_and_all_that_was_asked(loopback: Loopback
     assert not any(body["stream"] for body in asked)
 
 
-def test_holes_go_out_with_their_suffix_where_the_server_takes_it(loopback: Loopback, local: HfModel) -> None:
+def test_holes_go_out_with_a_suffix_where_the_server_takes_it(loopback: Loopback, hf_model: HfModel) -> None:
     hole = [CodePrompt("int f(", "}")]
     filled = samples(connect(loopback, supports_fim=True), hole, GREEDY)
-    assert filled == samples(local, hole, GREEDY)
+    assert filled == samples(hf_model, hole, GREEDY)
     assert loopback.asked[-1]["suffix"] == "}"
-    assert samples(connect(loopback), hole, GREEDY) == samples(local, [CodePrompt("int f(")], GREEDY)
+    assert samples(connect(loopback), hole, GREEDY) == samples(hf_model, [CodePrompt("int f(")], GREEDY)
     assert "suffix" not in loopback.asked[-1]
 
 
@@ -134,10 +109,10 @@ STALL = faults.stall(30.0)
     ],
     ids=lambda fault: fault.__qualname__.split(".")[0],
 )
-def test_what_may_pass_is_tried_again(loopback: Loopback, fault: faults.Fault, local: HfModel) -> None:
+def test_what_may_pass_is_tried_again(loopback: Loopback, fault: faults.Fault, hf_model: HfModel) -> None:
     loopback.faults = [fault, fault]
     written = one(loopback)
-    assert written == samples(local, [CodePrompt("int f(")], GREEDY)[0][0]
+    assert written == samples(hf_model, [CodePrompt("int f(")], GREEDY)[0][0]
     assert len(loopback.asked) == 3
 
 
@@ -173,12 +148,12 @@ def test_silence_is_named(loopback: Loopback, fault: faults.Fault, monkeypatch: 
     assert len(loopback.asked) == 2
 
 
-def test_a_failure_takes_no_other_request_with_it(loopback: Loopback, local: HfModel) -> None:
+def test_a_failure_takes_no_other_request_with_it(loopback: Loopback, hf_model: HfModel) -> None:
     too_long = CodePrompt("int x;\n" * 100)
     requests = [REQUESTS[0], too_long, *REQUESTS[1:]]
     found = samples(connect(loopback), requests, GREEDY)
     assert "too many" in found[1][0].failed
-    assert [found[0], *found[2:]] == samples(local, REQUESTS, GREEDY)
+    assert [found[0], *found[2:]] == samples(hf_model, REQUESTS, GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +254,10 @@ def test_the_name_of_the_model(loopback: Loopback, models: Any, name: str, found
 
 
 @pytest.mark.parametrize("parts_as_bytes", [False, True])
-def test_bits_are_the_models_own(loopback: Loopback, local: HfModel, parts_as_bytes: bool) -> None:
+def test_bits_are_the_models_own(loopback: Loopback, hf_model: HfModel, parts_as_bytes: bool) -> None:
     loopback.parts_as_bytes = parts_as_bytes
     texts = ["int f(int x) { return x; }\n", SPELT, "", "x"]
-    for theirs, ours in zip(connect(loopback).score(texts), local.score(texts), strict=True):
+    for theirs, ours in zip(connect(loopback).score(texts), hf_model.score(texts), strict=True):
         assert theirs.bits.tolist() == pytest.approx(ours.bits.tolist(), rel=1e-4)
         assert theirs.context.tolist() == ours.context.tolist()
         whole = [place for place, end in enumerate(ours.ends) if end in theirs.ends]
@@ -290,17 +265,17 @@ def test_bits_are_the_models_own(loopback: Loopback, local: HfModel, parts_as_by
         assert theirs.ends.tolist() == sorted(theirs.ends)
 
 
-def test_without_a_start_token_the_first_one_counts_as_plain_text(loopback: Loopback, local: HfModel) -> None:
+def test_without_a_start_token_the_first_one_is_plain_text(loopback: Loopback, hf_model: HfModel) -> None:
     loopback.says_start = False
-    ((theirs,), (ours,)) = connect(loopback).score(["int f();"]), local.score(["int f();"])
+    ((theirs,), (ours,)) = connect(loopback).score(["int f();"]), hf_model.score(["int f();"])
     assert theirs.bits[0] == pytest.approx(8 * ours.ends[0])
     assert theirs.bits[1:].tolist() == pytest.approx(ours.bits[1:].tolist(), rel=1e-4)
     assert theirs.context.tolist() == list(range(len(ours.bits)))
 
 
-def test_long_texts_are_scored_in_windows(loopback: Loopback, local: HfModel) -> None:
+def test_long_texts_are_scored_in_windows(loopback: Loopback, hf_model: HfModel) -> None:
     texts = [cpp_document(4), "é漢🙂\n" * 40, "x" * 400]
-    for text, theirs, ours in zip(texts, connect(loopback).score(texts), local.score(texts), strict=True):
+    for text, theirs, ours in zip(texts, connect(loopback).score(texts), hf_model.score(texts), strict=True):
         assert theirs.ends[-1] == len(text.encode())
         assert len(theirs.bits) == len(ours.bits)
         assert theirs.bits.sum() == pytest.approx(ours.bits.sum(), rel=0.1)
