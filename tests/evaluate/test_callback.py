@@ -136,12 +136,12 @@ def test_without_a_sandbox_it_refuses_before_the_model_is_loaded(monkeypatch: py
 
     monkeypatch.setattr(Sandbox, "probe", no_sandbox)
     with pytest.raises(UserError, match="no sandbox works here"):
-        measure(CppEvalRequest(ModelSource("no such run"), CppEvalSettings(), threads=1))
+        measure(CppEvalRequest(ModelSource("no such run"), CppEvalSettings()))
 
 
 @pytest.mark.parametrize("parent_lives", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_process_says_what_is_wrong_and_ends_with_its_parent(tmp_path: Path, parent_lives: bool) -> None:
-    request = to_dict(CppEvalRequest(ModelSource(str(tmp_path)), CppEvalSettings(), threads=1))
+    request = to_dict(CppEvalRequest(ModelSource(str(tmp_path)), CppEvalSettings()))
     command, pipe = [sys.executable, "-m", "cpplm.evaluate.eval_worker"], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None

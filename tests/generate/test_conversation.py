@@ -53,12 +53,6 @@ def test_it_is_rendered_as_in_training(engine: Engine, messages: list[dict[str, 
     assert request.settings == GREEDY
 
 
-def test_all_that_a_request_may_have_is_passed_on(engine: Engine) -> None:
-    request = chat_request(engine, [USER], num_samples=3, stop=str.isspace, logprobs=2)
-    assert (request.num_samples, request.stop, request.logprobs) == (3, str.isspace, 2)
-    assert request.settings == SamplingSettings()
-
-
 def test_a_tools_answer_is_a_part_of_the_assistants_turn(engine: Engine) -> None:
     """The prompt ends within the turn: the model goes on as it learned."""
     learned = {"role": "assistant", "content": LEARNED["where?"]}

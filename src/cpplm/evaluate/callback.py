@@ -18,7 +18,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
@@ -54,29 +54,16 @@ class CppEvaluationCallback(Callback):
     under way is waited for; a run that is asked to stop ends it.
     """
 
-    def __init__(
-        self,
-        every: int,
-        *,
-        threads: int = 1,
-        minutes: float = 30.0,
-        settings: CppEvalSettings | None = None,
-        device_type: Literal["", "cuda", "mps", "cpu"] = "cpu",
-    ) -> None:
+    def __init__(self, every: int, *, minutes: float = 30.0, settings: CppEvalSettings | None = None) -> None:
         """Set what is measured, and how much it may take.
 
         Args:
             every: least distance of two measured checkpoints, in steps.
-            threads: threads of the process, and compilers at a time.
             minutes: time after which a measurement is given up.
             settings: sampling and problems; the defaults of `cpplm evaluate cpp` when left out.
-            device_type: where the model computes; the training's own device is best left alone.
         """
-        self._every = every
-        self._threads = threads
-        self._seconds = 60 * minutes
+        self._every, self._seconds = every, 60 * minutes
         self._settings = settings or CppEvalSettings()
-        self._device_type = device_type
         self._running: RunningEvaluation | None = None
         self._measured = 0
         self._looked = 0.0
@@ -127,7 +114,7 @@ class CppEvaluationCallback(Callback):
         folder = trainer.settings.out / FOLDER
         try:
             folder.mkdir(exist_ok=True)
-            source = ModelSource(_pin_checkpoint(trainer, step), step, self._device_type)
+            source = ModelSource(_pin_checkpoint(trainer, step), step, "cpu")  # leaves the training its own
             messages = (folder / "messages.txt").open("w+", encoding="utf-8")
             process = subprocess.Popen(
                 [sys.executable, "-m", "cpplm.evaluate.eval_worker"],
@@ -141,7 +128,7 @@ class CppEvaluationCallback(Callback):
             self._warn(f"the C++ problems of step {step} were not measured: {error}")
             return
         self._running = RunningEvaluation(step, process, messages, time.monotonic())
-        request = to_dict(CppEvalRequest(source, self._settings, self._threads))
+        request = to_dict(CppEvalRequest(source, self._settings))
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it ended already: `_collect` will say why
                 process.stdin.write(json.dumps(request) + "\n")

@@ -19,7 +19,7 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
-from cpplm.generate.sequence import GenerationRequest, StopCondition
+from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.loop import Finished, TextDelta, ToolLoopEvent, ToolResult
 from cpplm.generate.tools.tool_call_format import CALCULATOR, RESULTS, ArgumentValue, ToolCall, render_call
@@ -36,8 +36,6 @@ def chat_request(
     messages: Sequence[Message],
     settings: SamplingSettings | None = None,
     *,
-    num_samples: int = 1,
-    stop: StopCondition | None = None,
     logprobs: int | None = None,
 ) -> GenerationRequest:
     """Make a request for an answer to the last message, a user's or a tool's.
@@ -49,8 +47,6 @@ def chat_request(
         engine: whose tokenizer and context.
         messages: the conversation.
         settings: how tokens are chosen.
-        num_samples: answers.
-        stop: whether the text so far is enough.
         logprobs: see `GenerationRequest`.
 
     Raises:
@@ -63,7 +59,7 @@ def chat_request(
     if len(ids) > max_prompt:
         ids = [ids[0], *ids[len(ids) - max_prompt + 1 :]]
     ends = tuple(engine.tokenizer.encode_special(name) for name in _ENDS)
-    return GenerationRequest(tuple(ids), settings, num_samples, b"", stop, logprobs, ends)
+    return GenerationRequest(tuple(ids), settings, logprobs=logprobs, end_ids=ends)
 
 
 class Conversation:

@@ -165,18 +165,22 @@ class SequenceState:
     def _release(self, text: str) -> str:
         """Return the text that is certain to stay, up to the stop text that is complete first."""
         pending, stops = self._pending + text, self.request.settings.stop
-        matches = [
-            (pending.index(stop) + len(stop), pending.index(stop)) for stop in stops if stop in pending
-        ]
-        if matches:
+        place = stop_place(pending, stops)
+        if place is not None:
             self.finish_reason, keep = "stop", 0
-            visible = pending[: min(matches)[1]]
+            visible = pending[:place]
         else:
             keep = max((_overlap(pending, stop) for stop in stops), default=0)
             visible = pending[: len(pending) - keep]
         self._pending = pending[len(pending) - keep :]
         self._text += visible
         return visible
+
+
+def stop_place(text: str, stops: Sequence[str]) -> int | None:
+    """The place in a text at which the stop text begins that is complete first; None without any."""
+    matches = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
+    return min(matches)[1] if matches else None
 
 
 def _overlap(text: str, stop: str) -> int:

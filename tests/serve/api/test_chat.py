@@ -194,11 +194,9 @@ IMAGES = (
 )
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": "hello"}, "messages", "valid list"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "there is none"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "Input should be"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "not one to answer"),
-    ({"messages": [*user("x"), {"role": "assistant", "content": "y"}]}, "messages", "not one to answer"),
     ({"messages": [*user("x"), {"role": "tool", "content": "y"}]}, "messages", "answers no call"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      "messages[0].content", IMAGES),

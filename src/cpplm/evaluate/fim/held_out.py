@@ -90,24 +90,16 @@ class VisibleContext:
     after: int
 
 
-@dataclass(frozen=True)
-class _Candidates:
-    """A text, whether the parser reads it, and its best places of each kind, the best first."""
+def _candidates(text: Text, most: int, seed: int) -> tuple[bool, Text, dict[HoleKind, list[HoleSpan]]]:
+    """Whether the parser reads a text, the text, and its best places of each kind, the best first."""
+    readable, places = find_hole_spans(text.text)
+    digest = text.digest
 
-    text: Text
-    readable: bool
-    places: dict[HoleKind, list[HoleSpan]]
+    def rank(place: HoleSpan) -> str:
+        return hash_order(seed, f"{digest} {place.kind} {place.start} {place.end}")
 
-    @classmethod
-    def of(cls, text: Text, most: int, seed: int) -> _Candidates:
-        readable, places = find_hole_spans(text.text)
-        digest = text.digest
-
-        def rank(place: HoleSpan) -> str:
-            return hash_order(seed, f"{digest} {place.kind} {place.start} {place.end}")
-
-        kinds = {kind: [place for place in places if place.kind == kind] for kind in FILE_KINDS}
-        return cls(text, readable, {kind: heapq.nsmallest(most, kinds[kind], key=rank) for kind in kinds})
+    kinds = {kind: [place for place in places if place.kind == kind] for kind in FILE_KINDS}
+    return readable, text, {kind: heapq.nsmallest(most, kinds[kind], key=rank) for kind in kinds}
 
 
 def file_holes(
@@ -132,13 +124,13 @@ def file_holes(
     """
     by_digest = {text.digest: text for text in read_texts(location)}
     pool = heapq.nsmallest(_POOL * per_kind, by_digest, key=lambda digest: hash_order(seed, digest))
-    candidates = [_Candidates.of(by_digest[digest], per_kind, seed) for digest in pool]
-    candidates.sort(key=lambda candidates: not candidates.readable)  # stable
+    candidates = [_candidates(by_digest[digest], per_kind, seed) for digest in pool]
+    candidates.sort(key=lambda candidate: not candidate[0])  # stable
     holes, used = [], dict[str, Text]()
     for kind in FILE_KINDS:
         # The first choice of every text before the second of any.
         ranked = [
-            (rank, each.text, place) for each in candidates for rank, place in enumerate(each.places[kind])
+            (rank, text, place) for _, text, places in candidates for rank, place in enumerate(places[kind])
         ]
         for _, text, place in sorted(ranked, key=lambda entry: entry[0])[:per_kind]:
             group = f"{text.project or 'text'}/{text.digest[:12]}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cpplm import __version__
@@ -79,29 +80,29 @@ def input_hashes(settings: FimEvalSettings) -> dict[str, str]:
     return {"problems": sha256(problems.encode()), "files": files}
 
 
-def run_fim(
-    model: CodeModel, settings: FimEvalSettings, *, folder: Path | None, sandbox: Sandbox | None = None
-) -> FimReport:
+def run_fim(model: CodeModel, settings: FimEvalSettings, *, folder: Path | None) -> FimReport:
     """Have a model fill holes, and judge what it wrote.
 
     Args:
         model: whose answers are asked.
         settings: what is asked and how.
         folder: local; answers and verdicts are kept in it as they come, and used again. None keeps nothing.
-        sandbox: instead of the strongest that works here.
 
     Raises:
-        UserError: no sandbox or compiler, or there is nothing to cut; found
-            before anything is written.
+        UserError: no sandbox or compiler, or there is nothing to cut; found before anything is written.
     """
     versions = {"cpplm": __version__, "parser": parser_version()}
+    sandbox = None
     if settings.problems or settings.compile_files:
-        sandbox = sandbox or Sandbox.probe(unsafe=settings.unsafe)
+        sandbox = Sandbox.probe(unsafe=settings.unsafe)
         versions |= {"compiler": require_compiler(sandbox), "sandbox": sandbox.name}
     holes, texts, judge = list[FimHole](), dict[str, Text](), None
     if settings.problems and sandbox:
         judge = Judge(sandbox, workers=settings.workers, cache_dir=folder)
-        holes += _problem_holes(settings, judge)
+        problems = load_problems(settings.problems)
+        holes += choose_holes(
+            problems, settings.holes_per_problem, settings.hole_seed, partial(find_trivial, judge=judge)
+        )
     if settings.files:
         window = VisibleContext(settings.prefix_chars, settings.suffix_chars)
         more, texts = file_holes(settings.files, settings.holes_per_kind, settings.hole_seed, window)
@@ -124,13 +125,6 @@ def run_fim(
         "versions": versions,
     }
     return FimReport(_samples(pairs, judged), fingerprint(holes), config, truncation)
-
-
-def _problem_holes(settings: FimEvalSettings, judge: Judge) -> list[FimHole]:
-    problems = load_problems(settings.problems)
-    return choose_holes(
-        problems, settings.holes_per_problem, settings.hole_seed, lambda holes: find_trivial(holes, judge)
-    )
 
 
 def fill_holes(

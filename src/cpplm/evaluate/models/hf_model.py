@@ -35,6 +35,7 @@ from cpplm.evaluate.models.hf_folder import require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
+from cpplm.generate.sequence import stop_place
 from cpplm.generate.settings import SamplingSettings
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
@@ -245,7 +246,9 @@ class _BatchSampler:
         for row, token in enumerate(chosen):
             if not self._ended[row] and token not in self._end_ids:
                 self._ids[row].append(token)
-                self._ended[row] = self._is_enough(self._text(row, "ignore"))
+                text = self._text(row, "ignore")
+                stopped = stop_place(text, self._sampling.stop) is not None
+                self._ended[row] = stopped or (self._stop is not None and self._stop(text))
             else:
                 self._ended[row] = True
                 chosen[row] = self._pad_id
@@ -256,19 +259,10 @@ class _BatchSampler:
         """A stopping criterion: the rows that have ended."""
         return torch.tensor(self._ended, device=ids_BT.device)
 
-    def _is_enough(self, text: str) -> bool:
-        stopped = any(stop in text for stop in self._sampling.stop)
-        return stopped or (self._stop is not None and self._stop(text))
-
     def texts(self) -> list[str]:
         """The generated texts, each up to the stop text that was complete first."""
-        return [self._cut(self._text(row, "replace")) for row in range(len(self._ids))]
-
-    def _cut(self, text: str) -> str:
-        ends = [
-            (text.index(stop) + len(stop), text.index(stop)) for stop in self._sampling.stop if stop in text
-        ]
-        return text[: min(ends)[1]] if ends else text
+        texts = [self._text(row, "replace") for row in range(len(self._ids))]
+        return [text[: stop_place(text, self._sampling.stop)] for text in texts]
 
     def _text(self, row: int, errors: str) -> str:
         return self._tokens.bytes_of(self._ids[row]).decode("utf-8", errors)

@@ -130,19 +130,13 @@ class UrlModel(CodeModel):
             body["suffix"] = request.suffix
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        if sampling.top_p < 1:
-            body["top_p"] = sampling.top_p
-        for name in ("frequency_penalty", "presence_penalty"):
-            if getattr(sampling, name):
-                body[name] = getattr(sampling, name)
         if sampling.logit_bias:
             body["logit_bias"] = {str(id_): bias for id_, bias in sampling.logit_bias}
-        # What follows is not OpenAI's own; vLLM and llama.cpp know it.
-        if sampling.repetition_penalty != 1:
-            body["repetition_penalty"] = sampling.repetition_penalty
+        neutral = {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0}
+        neutral |= {"repetition_penalty": 1}  # from here on not OpenAI's own; vLLM and llama.cpp know it
         if sampling.temperature:
-            body |= {name: getattr(sampling, name) for name in ("top_k", "min_p") if getattr(sampling, name)}
-        return body
+            neutral |= {"top_k": 0, "min_p": 0}
+        return body | {k: getattr(sampling, k) for k in neutral if getattr(sampling, k) != neutral[k]}
 
     # ---- scoring --------------------------------------------------------------------------------------
 
