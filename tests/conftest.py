@@ -13,6 +13,7 @@ from cpplm.core.shards import write_manifest, write_shard
 from cpplm.core.storage import Storage
 from cpplm.model.settings import ArchitectureSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.settings import TrainSettings
 from tests.texts import cpp_document, make_tokenizer
 
 # A busy machine is no failure; CI tries the same examples each time, a developer new ones.
@@ -56,6 +57,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return make_tokenizer((cpp_document(number) for number in range(100)), 512)
+
+
+@pytest.fixture(scope="session")
+def small_run(corpus: Path, tokenizer_path: Path) -> TrainSettings:
+    """Of the smallest model, and a few steps; without a place for them."""
+    return TrainSettings(
+        data_dir=(str(corpus),), tokenizer=tokenizer_path, out=Path("nowhere"), depth=1, head_dim=16,
+        max_seq_len=64, device_batch_size=2, total_batch_size=128, num_iterations=8, eval_every=-1,
+        architecture=SMALL_TABLES, no_compile=True, precision="fp32",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,14 @@
-"""A model that answers from a function, and remembers what it was asked."""
+"""A model that answers from a function, and remembers what it was asked; files of problems."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.code_model import CodePrompt, Completion
+from cpplm.evaluate.problems import Problem
 from cpplm.generate.settings import SamplingSettings
 
 Answer = Callable[[CodePrompt], str | list[str]]
@@ -37,3 +41,8 @@ class Scripted:
 
     def score(self, texts: Sequence[str], **_: Any) -> Iterator[Any]:
         raise UserError("cannot say")
+
+
+def write_problems(path: Path, problems: Sequence[Problem]) -> Path:
+    path.write_text("".join(json.dumps(asdict(problem)) + "\n" for problem in problems))
+    return path

@@ -23,29 +23,20 @@ from cpplm.train.pretrain import pretrain
 from cpplm.train.report.html import write_page
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Trainer
-from tests.conftest import SMALL_TABLES
+from tests.evaluate.scripted import write_problems
 from tests.train.test_pretrain import StopAt
 
 
 @pytest.fixture
-def settings(
-    corpus: Path, tokenizer_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> TrainSettings:
+def settings(small_run: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
     """Each checkpoint is deleted two steps later."""
     monkeypatch.setattr(cpplm.evaluate.callback, "LOOK_SECONDS", 0.0)
-    return TrainSettings(
-        data_dir=(str(corpus),), tokenizer=tokenizer_path, out=tmp_path / "run", depth=1, head_dim=16,
-        max_seq_len=64, device_batch_size=2, total_batch_size=128, num_iterations=8,
-        architecture=SMALL_TABLES, no_compile=True,
-        eval_every=-1, save_every=2, keep_last=1,
-    )  # fmt: skip
+    return dataclasses.replace(small_run, out=tmp_path / "run", save_every=2, keep_last=1)
 
 
 @pytest.fixture
 def problems(tmp_path: Path) -> CppEvalSettings:
-    path = tmp_path / "problems.jsonl"
-    two = [json.dumps(dataclasses.asdict(problem)) + "\n" for problem in load_problems("small")[:2]]
-    path.write_text("".join(two))
+    path = write_problems(tmp_path / "problems.jsonl", load_problems("small")[:2])
     return CppEvalSettings(problems=str(path), max_new_tokens=4)
 
 

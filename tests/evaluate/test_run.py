@@ -10,7 +10,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
-from cpplm.evaluate.problems import load_problems
+from cpplm.evaluate.problems import Problem, load_problems
 from cpplm.evaluate.run import Evaluation
 from cpplm.evaluate.settings import (
     BpbSettings,
@@ -20,20 +20,14 @@ from cpplm.evaluate.settings import (
 )
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from tests.conftest import SMALL_TABLES
 from tests.evaluate.models.loopback import Loopback, status
+from tests.evaluate.scripted import write_problems
 
 
 @pytest.fixture(scope="module")
-def run(corpus: Path, tokenizer_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(small_run: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
-    pretrain(
-        TrainSettings(
-            data_dir=(str(corpus),), tokenizer=tokenizer_path, out=out, depth=1, head_dim=16, max_seq_len=64,
-            device_batch_size=2, total_batch_size=128, num_iterations=2,
-            architecture=SMALL_TABLES, no_compile=True, precision="fp32",
-        )
-    )  # fmt: skip
+    pretrain(dataclasses.replace(small_run, out=out, num_iterations=2, eval_every=2))
     return out
 
 
@@ -94,25 +88,21 @@ def test_the_same_texts_for_any_kind_of_model(
 
 # ---- C++ problems -----------------------------------------------------------------------------------------
 
-PROBLEM = {
-    "difficulty": "easy",
-    "tests": "#include <cassert>\nint main() { " + "assert(one() == 1); " * 5 + "}\n",
-    "canonical_solution": "    return 1;\n}\n",
-    "buggy_solution": "    return 2;\n}\n",
-}
-
-
-def write_problems(path: Path, **prompts: str) -> str:
-    lines = [json.dumps({"name": name, "prompt": prompt, **PROBLEM}) for name, prompt in prompts.items()]
-    path.write_text("\n".join(lines))
-    return str(path)
+ONE = Problem(
+    name="one",
+    difficulty="easy",
+    prompt="int one() {\n",
+    tests="#include <cassert>\nint main() { " + "assert(one() == 1); " * 5 + "}\n",
+    canonical_solution="    return 1;\n}\n",
+    buggy_solution="    return 2;\n}\n",
+)
 
 
 def test_what_cannot_be_stored_is_not_measured(
     tmp_path: Path, evaluation: Evaluation, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is stored already is told all the same."""
-    problems = write_problems(tmp_path / "mine.jsonl", short="int one() {\n")
+    problems = write_problems(tmp_path / "mine.jsonl", [ONE])
     stored = BpbSettings(str(corpus), eval_bytes=500, context_bytes=0)
     expected = evaluation.bits_per_byte(stored)
 
@@ -124,23 +114,23 @@ def test_what_cannot_be_stored_is_not_measured(
         monkeypatch.setattr(CheckpointModel, ask, lambda *_, **__: pytest.fail("it was asked"))
     assert evaluation.bits_per_byte(stored) == expected
     with pytest.raises(UserError, match=r"results cannot be kept: cannot write .*--out FOLDER"):
-        evaluation.cpp(CppEvalSettings(problems=problems, max_new_tokens=4))
+        evaluation.cpp(CppEvalSettings(problems=str(problems), max_new_tokens=4))
 
 
 @pytest.mark.slow
 def test_other_problems_in_the_same_file_are_another_question(tmp_path: Path, evaluation: Evaluation) -> None:
     small = load_problems("small")
-    path = tmp_path / "problems.jsonl"
     for count in (1, 2):
-        path.write_text("".join(json.dumps(dataclasses.asdict(problem)) + "\n" for problem in small[:count]))
+        path = write_problems(tmp_path / "problems.jsonl", small[:count])
         assert evaluation.cpp(CppEvalSettings(problems=str(path), max_new_tokens=4))["problems"] == count
 
 
 def test_a_server_that_fails_is_counted_and_named(tmp_path: Path, loopback: Loopback) -> None:
-    problems = write_problems(tmp_path / "mine.jsonl", one="int one() {\n", two="int one() { ")
+    other = dataclasses.replace(ONE, name="two", prompt="int one() { ")
+    problems = write_problems(tmp_path / "mine.jsonl", [ONE, other])
     loopback.context = 2000
     evaluation = evaluate(url=loopback.url, out=str(tmp_path / "out"), eval_batch_size=1)
-    settings = CppEvalSettings(problems=problems, max_new_tokens=6, num_samples=2, temperature=0.5)
+    settings = CppEvalSettings(problems=str(problems), max_new_tokens=6, num_samples=2, temperature=0.5)
     loopback.faults = [status(400, b'{"error": {"message": "out of tokens"}}')]
     found = evaluation.cpp(settings)
     assert found["failed_samples"] == {"HTTP 400 out of tokens": 1}

@@ -11,7 +11,6 @@ from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from tests.conftest import SMALL_TABLES
 from tests.model.test_transformer import random_model
 
 SHORT = SamplingSettings(max_new_tokens=5)
@@ -28,13 +27,9 @@ def test_every_example_is_completed(tokenizer: Tokenizer) -> None:
     assert all(sample["finish_reason"] in ("end", "length") for sample in samples)
 
 
-def test_samples_join_the_run_and_change_nothing(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
-    max_seq_len = 16
-    plain = TrainSettings(
-        data_dir=(str(corpus),), tokenizer=tokenizer_path, out=tmp_path / "plain", depth=1, head_dim=16,
-        max_seq_len=max_seq_len, device_batch_size=2, total_batch_size=2 * max_seq_len, num_iterations=4,
-        architecture=SMALL_TABLES, no_compile=True, eval_every=-1,
-    )  # fmt: skip
+def test_samples_join_the_run_and_change_nothing(small_run: TrainSettings, tmp_path: Path) -> None:
+    short = {"max_seq_len": 16, "total_batch_size": 32, "num_iterations": 4}
+    plain = dataclasses.replace(small_run, out=tmp_path / "plain", **short)
     pretrain(plain)
     sampled = dataclasses.replace(plain, out=tmp_path / "sampled")
     pretrain(sampled, [SampleCallback(2, SHORT)])

@@ -24,16 +24,13 @@ from cpplm.evaluate.models.code_model import CodePrompt, Completion
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.sandbox.sandbox import Sandbox
-from tests.evaluate.scripted import Scripted
+from tests.evaluate.scripted import Scripted, write_problems
 
 
 @pytest.fixture(scope="module")
 def problem_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two of the small problems: enough to see every outcome, few enough to be quick."""
-    path = tmp_path_factory.mktemp("problems") / "two.jsonl"
-    lines = [json.dumps(dataclasses.asdict(problem)) for problem in load_problems("small")[:2]]
-    path.write_text("".join(line + "\n" for line in lines))
-    return path
+    return write_problems(tmp_path_factory.mktemp("problems") / "two.jsonl", load_problems("small")[:2])
 
 
 @pytest.fixture(scope="module")

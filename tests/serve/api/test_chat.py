@@ -22,16 +22,10 @@ GREEDY = {"model": NAME, "temperature": 0, "max_tokens": 60}
 
 
 @pytest.fixture(scope="module")
-def talker(talking: Engine) -> Iterator[Served]:
+def served(talking: Engine) -> Iterator[Served]:
+    """Also of the fixture `client`."""
     with serving(talking) as found:
         yield found
-
-
-@pytest.fixture
-def client(talker: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0, timeout=30) as found:
-        yield found
-    talker.settle()
 
 
 def user(text: str) -> list[Any]:
@@ -217,8 +211,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "param", "message"), REFUSED, ids=lambda value: str(value)[:50])
-def test_what_is_refused(talker: Served, body: dict[str, Any], param: str, message: str) -> None:
-    answer = talker.post("/v1/chat/completions", body)
+def test_what_is_refused(served: Served, body: dict[str, Any], param: str, message: str) -> None:
+    answer = served.post("/v1/chat/completions", body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert message in error["message"]
