@@ -76,6 +76,10 @@ class Engine:
         healed = heal(self.tokenizer, prefix)
         return GenerationRequest((BOS, *healed.ids), settings, num_samples, healed.removed, stop, logprobs)
 
+    def num_prompt_tokens(self, request: GenerationRequest) -> int:
+        """Tokens of a prompt as it was sent, <BOS> too: also those of its end, which is spelt anew."""
+        return len(request.ids) + len(self.tokenizer.encode(request.prefix))
+
     def scheduler(self, limits: SchedulerLimits | None = None) -> Scheduler:
         """For requests that come and go, see `Scheduler`."""
         return Scheduler(self.model, self.tokenizer, limits)

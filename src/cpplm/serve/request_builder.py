@@ -56,10 +56,6 @@ class ServedModel:
         """Tokens that it can have in view, the prompt and what it writes."""
         return self.engine.model.config.max_seq_len
 
-    def num_prompt_tokens(self, request: GenerationRequest) -> int:
-        """Tokens of a prompt as it was sent, <BOS> too: also those of its end, which is spelt anew."""
-        return len(request.ids) + len(self.engine.tokenizer.encode(request.prefix))
-
 
 class RequestBuilder:
     """Checks requests of the API against one model and its limits, and makes engine requests of them."""
@@ -139,7 +135,7 @@ class RequestBuilder:
         Raises:
             ApiError: there is none.
         """
-        tokens = self.model.num_prompt_tokens(request)
+        tokens = self.model.engine.num_prompt_tokens(request)
         if tokens >= self.model.context:
             raise too_long(tokens, self.model.context, "prompt")
         return request

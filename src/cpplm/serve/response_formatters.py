@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -92,6 +93,9 @@ class ResponseFormatter(ABC):
 class OpenAIFormatter(ResponseFormatter):
     """Common parts of OpenAI's endpoints: an id, the time, and the usage at the end of a stream."""
 
+    _response: Callable[..., CompletionResponse | ChatCompletionChunk]
+    """Of one chunk."""
+
     def __init__(self, model: str, id_prefix: str, *, include_usage: bool) -> None:
         """Begin one response.
 
@@ -109,12 +113,17 @@ class OpenAIFormatter(ResponseFormatter):
     def last_chunk(self, usage: Usage) -> ApiResponse | None:
         return self._chunk([], usage) if self._include_usage else None
 
-    @abstractmethod
-    def _chunk(self, choices: list[Any], usage: Usage | None) -> ApiResponse: ...
+    def _chunk(self, choices: list[Any], usage: Usage | None) -> ApiResponse:
+        chunk = self._response(choices=choices, **self._head)
+        if usage is not None or self._include_usage:  # null in all chunks but the last
+            chunk.usage = usage
+        return chunk
 
 
 class CompletionFormatter(OpenAIFormatter):
     """POST /v1/completions: chunks look like whole responses."""
+
+    _response = staticmethod(partial(CompletionResponse, object="text_completion"))
 
     def __init__(self, model: str, *, include_usage: bool) -> None:
         super().__init__(model, "cmpl", include_usage=include_usage)
@@ -127,13 +136,6 @@ class CompletionFormatter(OpenAIFormatter):
     def chunk(self, delta: Delta) -> ApiResponse:
         return self._chunk([_completion_choice(delta.index, delta)], None)
 
-    @override
-    def _chunk(self, choices: list[Any], usage: Usage | None) -> ApiResponse:
-        response = CompletionResponse(object="text_completion", choices=choices, **self._head)
-        if usage is not None or self._include_usage:  # null in all chunks but the last
-            response.usage = usage
-        return response
-
 
 def _completion_choice(index: int, choice: ChoiceBuffer | Delta) -> CompletionChoice:
     logprobs = None if choice.tokens is None else completion_logprobs(choice.tokens)
@@ -144,6 +146,8 @@ def _completion_choice(index: int, choice: ChoiceBuffer | Delta) -> CompletionCh
 
 class ChatFormatter(OpenAIFormatter):
     """POST /v1/chat/completions, and Mistral's fill-in, whose responses look the same."""
+
+    _response = staticmethod(partial(ChatCompletionChunk, object="chat.completion.chunk"))
 
     def __init__(self, model: str, *, include_usage: bool, role_chunk: bool = True) -> None:
         """Begin one response.
@@ -177,13 +181,6 @@ class ChatFormatter(OpenAIFormatter):
         if delta.tool_call:
             message.tool_calls = [ChatToolCallDelta(index=0, **dict(_tool_call(delta.tool_call)))]
         return self._chunk([_chat_chunk(delta, message)], None)
-
-    @override
-    def _chunk(self, choices: list[Any], usage: Usage | None) -> ApiResponse:
-        chunk = ChatCompletionChunk(object="chat.completion.chunk", choices=choices, **self._head)
-        if usage is not None or self._include_usage:
-            chunk.usage = usage
-        return chunk
 
 
 def _chat_chunk(delta: Delta, message: ChatDelta) -> ChatChunkChoice:

@@ -137,7 +137,7 @@ class Service:
             offsets: characters in front of each one's text; none if not given.
         """
         buffers: dict[int, LogprobBuffer] = {}
-        counter.prompt_tokens += sum(map(self.model.num_prompt_tokens, requests))
+        counter.prompt_tokens += sum(map(self.model.engine.num_prompt_tokens, requests))
         self.metrics.prompt_tokens.inc(counter.prompt_tokens)
         async with contextlib.aclosing(self.token_events(requests)) as events:
             async for number, event in events:

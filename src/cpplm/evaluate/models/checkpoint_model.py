@@ -79,15 +79,10 @@ class CheckpointModel(CodeModel):
     @override
     def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
         """Cut a prompt to the context by the run's own tokenizer."""
-        tokenizer = self.engine.tokenizer
-
-        def count(cut: CodePrompt) -> int:
-            rendered = self._request(cut)
-            return len(rendered.ids) + len(tokenizer.encode(rendered.prefix))
-
+        engine = self.engine
         return fit_to_context(
-            request, count, token_ends(tokenizer), supports_fim=self.supports_fim, context=self.max_context,
-            new_tokens=new_tokens,
+            request, lambda cut: engine.num_prompt_tokens(self._request(cut)), token_ends(engine.tokenizer),
+            supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens,
         )  # fmt: skip
 
     def _request(self, request: CodePrompt, **more: Any) -> GenerationRequest:

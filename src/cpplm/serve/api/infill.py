@@ -31,11 +31,9 @@ from cpplm.serve.service import DeltaStream, Service, UsageCounter
 
 
 @dataclass
-class InfillProgress:
+class InfillProgress(UsageCounter):
     """Counts, times and the end of a request."""
 
-    num_evaluated: int = 0
-    num_predicted: int = 0
     truncated: bool = False
     stop_type: Literal["none", "eos", "limit", "word"] = "none"
     begin: float = field(default_factory=time.monotonic)
@@ -48,9 +46,9 @@ class InfillProgress:
         first = self.first or now
         read, written = max(first - self.begin, 1e-6), max(now - first, 1e-6)
         return Timings(
-            prompt_n=self.num_evaluated, prompt_ms=read * 1e3, prompt_per_second=self.num_evaluated / read,
-            predicted_n=self.num_predicted, predicted_ms=written * 1e3,
-            predicted_per_second=self.num_predicted / written,
+            prompt_n=self.prompt_tokens, prompt_ms=read * 1e3, prompt_per_second=self.prompt_tokens / read,
+            predicted_n=self.completion_tokens, predicted_ms=written * 1e3,
+            predicted_per_second=self.completion_tokens / written,
         )  # fmt: skip
 
 
@@ -94,18 +92,17 @@ class InfillFormatter(ResponseFormatter):
 
     @override
     def response(self, choices: Sequence[ChoiceBuffer], usage: Usage) -> ApiResponse:
-        return self._response(choices[0].text, stop=True)
+        return self._response(choices[0].text, usage, stop=True)
 
     @override
     def chunk(self, delta: Delta) -> ApiResponse:
-        return self._response(delta.text, stop=delta.finish_reason is not None)
+        return self._response(delta.text, self._progress.usage, stop=delta.finish_reason is not None)
 
-    def _response(self, content: str, *, stop: bool) -> InfillResponse:
+    def _response(self, content: str, usage: Usage, *, stop: bool) -> InfillResponse:
         progress = self._progress
         return InfillResponse(
-            content=content, stop=stop, model=self._model, index=0, tokens_predicted=progress.num_predicted,
-            tokens_evaluated=progress.num_evaluated,
-            tokens_cached=progress.num_evaluated + progress.num_predicted,
+            content=content, stop=stop, model=self._model, index=0, tokens_predicted=usage.completion_tokens,
+            tokens_evaluated=usage.prompt_tokens, tokens_cached=usage.total_tokens,
             truncated=progress.truncated, stop_type=progress.stop_type, stopping_word="",
             generation_settings=self._settings, timings=progress.timings(),
         )  # fmt: skip
@@ -129,10 +126,10 @@ def add_infill(routes: APIRouter, service: Service, builder: RequestBuilder) -> 
         request = await off_event_loop(lambda: _request(params, builder, progress), characters)
         stop = InfillStop(params.n_indent, params.t_max_predict_ms)
         formatter = InfillFormatter(service.model.name, service.model.context, request, progress)
-        service.metrics.prompt_tokens.inc(progress.num_evaluated)
+        service.metrics.prompt_tokens.inc(progress.prompt_tokens)
         events = service.token_events([replace(request, stop=stop)])
         deltas = _deltas(events, request, stop, progress, read_only=params.n_predict == 0)
-        response = await service.respond(http, deltas, formatter, UsageCounter(), stream=params.stream)
+        response = await service.respond(http, deltas, formatter, progress, stream=params.stream)
         if params.response_fields is None or params.stream or response.status_code != 200:
             return response
         return JSONResponse(_selected_fields(bytes(response.body), params.response_fields))
@@ -150,9 +147,9 @@ def _request(params: InfillRequest, builder: RequestBuilder, progress: InfillPro
             request = builder.infill(context.prefix, context.suffix, sampling)
         else:
             request = builder.model.engine.request(context.prefix, settings=sampling)
-        return (request, context.truncated), builder.model.num_prompt_tokens(request)
+        return (request, context.truncated), builder.model.engine.num_prompt_tokens(request)
 
-    (request, progress.truncated), progress.num_evaluated = fit_prompt(
+    (request, progress.truncated), progress.prompt_tokens = fit_prompt(
         builder.model.context, sampling.max_new_tokens, attempt
     )
     return builder.check_room(request)
@@ -212,7 +209,7 @@ async def _deltas(
                 progress.stop_type = "limit"
                 yield Delta(0, finish_reason="length")
                 return
-            progress.num_predicted += event.is_new
+            progress.completion_tokens += event.is_new
             text += event.text
             new = stop.cut(text)[num_shown:]
             num_shown += len(new)
