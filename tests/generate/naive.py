@@ -5,21 +5,7 @@ import torch
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest, SequenceState, sample_next
 from cpplm.generate.settings import SamplingSettings
 from cpplm.model.transformer import Transformer
-from cpplm.tokenizer.special_tokens import BOS, EOS
 from cpplm.tokenizer.tokenizer import Tokenizer
-
-
-@torch.no_grad()
-def naive(model: Transformer, ids: list[int], count: int) -> list[int]:
-    """Greedy decoding, without healing."""
-    ids = ids.copy()
-    start = len(ids)
-    for _ in range(count):
-        token = int(model(torch.tensor([ids]))[0, -1].argmax())
-        if token in (BOS, EOS):
-            break
-        ids.append(token)
-    return ids[start:]
 
 
 @torch.no_grad()

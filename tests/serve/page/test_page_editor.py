@@ -74,24 +74,8 @@ def test_typing_indents(page: Page) -> None:
 
 
 def test_any_text_is_colored_without_loss_and_in_little_time(page: Page) -> None:
-    pieces = [
-        '"',
-        "'",
-        "\\",
-        "/*",
-        "*/",
-        "//",
-        'R"x(',
-        ')x"',
-        "#",
-        " ",
-        "include <",
-        ">",
-        "0x1'0",
-        "int",
-        "é𝄞",
-        "\t",
-    ]
+    marks = ['"', "'", "\\", "/*", "*/", "//", 'R"x(', ')x"', "#", "include <", ">"]
+    pieces = [*marks, " ", "0x1'0", "int", "é𝄞", "\t"]
     result = page.evaluate(
         """async (pieces) => {
           const { highlightLine } = await import("/page/cpp.js");
