@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-Value = object
-
 
 class LaunchRequest:
     """One run; sent as the dictionary of its attributes, all of plain types."""
@@ -45,5 +43,5 @@ class LaunchRequest:
     canary: str
     """A file of the host that must not be readable inside."""
 
-    def __init__(self, **values: Value) -> None:
+    def __init__(self, **values: object) -> None:
         self.__dict__.update(values)

@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
@@ -27,11 +28,6 @@ from cpplm.core.progress import log_info
 from cpplm.serve.app import Application, build
 from cpplm.serve.request_builder import ServedModel
 from cpplm.serve.settings import LOOPBACK, NetworkSettings, ServeSettings
-
-try:
-    import resource
-except ImportError:  # Windows has no such limit
-    resource = None  # type: ignore[assignment]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 0.05  # seconds between two looks whether all is done
@@ -150,8 +146,6 @@ def listen(network: NetworkSettings) -> tuple[socket.socket, str]:
 
 def allow_connections(count: int) -> None:
     """Raise this process's limit on open files so that it can hold so many connections, as far as it may."""
-    if resource is None:
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
