@@ -139,17 +139,6 @@ def test_xla_attention(window: int | None) -> None:
 
 
 @pytest.mark.slow
-def test_the_scale_is_used() -> None:
-    query, key, value, _ = Case(length=128).arrays()
-    usual = dense_attention(query, key, value)
-    expected = dense_attention(query, key, value, scale=0.3)
-    assert np.abs(expected - usual).max() > 0.1
-    for kind in ("jax", "splash", "pallas"):
-        ours = of_kind(kind, scale=0.3)(query, key, value, window=None, document_ids=None)
-        np.testing.assert_allclose(ours, expected, atol=1e-5, err_msg=kind)
-
-
-@pytest.mark.slow
 def test_half_precision_sums_in_float32() -> None:
     query, key, value, _ = Case(length=128).arrays()
     exact = dense_attention(query, key, value, window=100)

@@ -44,14 +44,12 @@ def scale_by(x: jax.Array, scale: jax.Array) -> jax.Array:
     return (scale.astype(jnp.float32) * x.astype(jnp.float32)).astype(x.dtype)
 
 
-def shift_right(x: jax.Array, distance: int, axis: int = 1) -> jax.Array:
+def shift_right(x: jax.Array, distance: int) -> jax.Array:
     """Move each token so many places to the right; zeros come in at the start."""
     if distance == 0:
         return x
-    length = x.shape[axis]
-    padding = [(0, 0)] * x.ndim
-    padding[axis] = (distance, 0)
-    return jax.lax.slice_in_dim(jnp.pad(x, padding), 0, length, axis=axis)
+    padding = [(0, 0), (distance, 0)] + [(0, 0)] * (x.ndim - 2)
+    return jax.lax.slice_in_dim(jnp.pad(x, padding), 0, x.shape[1], axis=1)
 
 
 Angles = tuple[jax.Array, jax.Array]

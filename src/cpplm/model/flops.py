@@ -55,14 +55,9 @@ def count_scaling_parameters(config: ModelConfig) -> int:
     return parts["total"] - parts["value_embeddings"] - parts["engram_tables"]
 
 
-def count_flops(config: ModelConfig, seq_len: int | None = None) -> dict[str, int]:
-    """Floating-point operations of training on one token by part; `total` is their sum.
-
-    Args:
-        config: the model.
-        seq_len: tokens of a row; the context length unless given.
-    """
-    seq_len = seq_len or config.max_seq_len
+def count_flops(config: ModelConfig) -> dict[str, int]:
+    """Floating-point operations of training on one token of a whole row, by part; `total` is their sum."""
+    seq_len = config.max_seq_len
     parameters = count_parameters(config)
     depth = config.mtp.depth if config.mtp else 0
     spans = [seq_len if window is None else min(window, seq_len) for window in config.windows()]

@@ -114,19 +114,6 @@ def test_every_row_is_as_if_it_were_alone(config: ModelConfig, read_mode: CacheR
 
 
 @torch.no_grad()
-def test_rows_are_the_documents_of_a_packed_batch() -> None:
-    """Positions are relative: what the document mask keeps apart in training are rows of their own here."""
-    model, ids = random_model(PLAIN), random_ids(1, 40)
-    lengths = [3, 20, 17]
-    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
-    packed = model.logits(model.hidden_states(ids, documents_BT=documents))[0].split(lengths)
-    rows = Rows(model, 3)
-    padded = torch.nn.utils.rnn.pad_sequence(ids[0].split(lengths), batch_first=True)
-    for got, expected, length in zip(rows(padded, lengths), packed, lengths, strict=True):
-        torch.testing.assert_close(got[:length], expected, atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
 def test_memory_is_that_of_key_value_heads_and_windows() -> None:
     """Layers with a window hold on to it alone, others to everything; heads that share keys count once."""
     model = random_model(dataclasses.replace(PLAIN, max_seq_len=64))  # windows of 32 in three of four layers

@@ -52,7 +52,6 @@ def dense_attention(
     *,
     window: int | None = None,
     document_ids: Array | None = None,
-    scale: float | None = None,
 ) -> Array:
     """Causal attention by two products and a softmax in float32, whatever the dtype of its inputs.
 
@@ -62,7 +61,6 @@ def dense_attention(
         value_BTGD: values.
         window: earlier tokens visible besides the token itself; None for all.
         document_ids: the document of each token, integers BT; a token sees its own document only.
-        scale: factor on the scores; 1 / sqrt(head_dim) unless given.
 
     Returns:
         The mixed values, BTHD, in the dtype of the queries. Memory: B * H * T * T scores.
@@ -70,9 +68,10 @@ def dense_attention(
     batch, length, heads, width = query_BTHD.shape
     groups = key_BTGD.shape[2]
     query_BTGRD = query_BTHD.reshape(batch, length, groups, heads // groups, width)
-    score_BGRTS = jnp.einsum(
-        "btgrd,bsgd->bgrts", query_BTGRD, key_BTGD, preferred_element_type=jnp.float32
-    ) * (width**-0.5 if scale is None else scale)
+    score_BGRTS = (
+        jnp.einsum("btgrd,bsgd->bgrts", query_BTGRD, key_BTGD, preferred_element_type=jnp.float32)
+        * width**-0.5
+    )
     mask_B11TS = attention_mask(length, window, document_ids)[:, :, None]
     weight_BGRTS = jax.nn.softmax(jnp.where(mask_B11TS, score_BGRTS, -jnp.inf), axis=-1)
     mixed = jnp.einsum("bgrts,bsgd->btgrd", weight_BGRTS.astype(value_BTGD.dtype), value_BTGD)
@@ -86,7 +85,6 @@ def xla_attention(
     *,
     window: int | None = None,
     document_ids: Array | None = None,
-    scale: float | None = None,
 ) -> Array:
     """The same by `jax.nn.dot_product_attention`, which XLA compiles; arguments as in `dense_attention`."""
     left = left_window(window, query_BTHD.shape[1])
@@ -98,7 +96,6 @@ def xla_attention(
         key_BTGD,
         value_BTGD,
         mask=mask,
-        scale=scale,
         is_causal=True,
         local_window_size=None if left is None else (left, 0),
         implementation="xla",

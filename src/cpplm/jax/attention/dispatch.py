@@ -45,7 +45,6 @@ def attend(
     document_ids: Array | None,
     kind: str = "auto",
     mesh: Mesh | None = None,
-    scale: float | None = None,
     interpret: bool = False,
 ) -> Array:
     """Causal attention of each row over itself.
@@ -59,7 +58,6 @@ def attend(
         document_ids: the document of each token, integers BT; None for one document per row.
         kind: one of `KINDS`.
         mesh: the devices that share the work; None for one.
-        scale: factor on the scores; 1 / sqrt(head_dim) unless given.
         interpret: run kernels as JAX operations, on any device: for tests.
 
     Returns:
@@ -70,7 +68,7 @@ def attend(
     """
     chosen = resolve_attention(kind, mesh, interpret=interpret)
     run = _BY_XLA.get(chosen) or partial(_KERNELS[chosen], mesh=mesh, interpret=interpret)
-    return run(query_BTHD, key_BTGD, value_BTGD, window=window, document_ids=document_ids, scale=scale)
+    return run(query_BTHD, key_BTGD, value_BTGD, window=window, document_ids=document_ids)
 
 
 def resolve_attention(kind: str, mesh: Mesh | None = None, *, interpret: bool = False) -> str:

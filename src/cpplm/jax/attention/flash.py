@@ -30,11 +30,10 @@ def flash_attention(
     key_BTGD: Array,
     value_BTGD: Array,
     *,
-    window: int | None = None,
-    document_ids: Array | None = None,
-    scale: float | None = None,
-    mesh: Mesh | None = None,
-    interpret: bool = False,
+    window: int | None,
+    document_ids: Array | None,
+    mesh: Mesh | None,
+    interpret: bool,
 ) -> Array:
     """Causal attention; arguments as in `splash_attention`. Grouped keys are copied for each query head.
 
@@ -46,7 +45,6 @@ def flash_attention(
     check_row(length, window, axis_size(mesh, CONTEXT))
     if mesh is not None:
         check_divides(mesh, batch=batch, length=length, heads=heads, groups=groups)
-    factor = width**-0.5 if scale is None else scale
 
     def run(query_BHTD: Array, key_BGTD: Array, value_BGTD: Array, *documents: Array) -> Array:
         repeats = query_BHTD.shape[1] // key_BGTD.shape[1]
@@ -54,7 +52,7 @@ def flash_attention(
         segments = SegmentIds(q=documents[0], kv=documents[0]) if documents else None
 
         def call(*qkv: Array) -> Array:
-            return flash_kernel(*qkv, segment_ids=segments, causal=True, sm_scale=factor)
+            return flash_kernel(*qkv, segment_ids=segments, causal=True, sm_scale=width**-0.5)
 
         return (_interpreted(call) if interpret else call)(query_BHTD, key_BHTD, value_BHTD)
 

@@ -42,11 +42,10 @@ def splash_attention(
     key_BTGD: Array,
     value_BTGD: Array,
     *,
-    window: int | None = None,
-    document_ids: Array | None = None,
-    scale: float | None = None,
-    mesh: Mesh | None = None,
-    interpret: bool = False,
+    window: int | None,
+    document_ids: Array | None,
+    mesh: Mesh | None,
+    interpret: bool,
 ) -> Array:
     """Causal attention; arguments as in `attend`.
 
@@ -60,11 +59,10 @@ def splash_attention(
     if mesh is not None:
         check_divides(mesh, batch=batch, length=length, heads=heads, groups=key_BTGD.shape[2])
     padding = padding_to_tiles(length, shards)
-    factor = width**-0.5 if scale is None else scale
-    scaled = (query_BTHD.astype(jnp.float32) * factor).astype(query_BTHD.dtype)  # the kernel does not scale
+    scaled = query_BTHD.astype(jnp.float32) * width**-0.5  # the kernel does not scale
     query_BHTD, key_BGTD, value_BGTD = (
         jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))).transpose(0, 2, 1, 3) if padding else
-        x.transpose(0, 2, 1, 3) for x in (scaled, key_BTGD, value_BTGD)
+        x.transpose(0, 2, 1, 3) for x in (scaled.astype(query_BTHD.dtype), key_BTGD, value_BTGD)
     )  # fmt: skip
     if document_ids is not None:
         document_ids = jnp.pad(document_ids.astype(jnp.int32), ((0, 0), (0, padding)))
