@@ -1,12 +1,9 @@
 """Rows of one batch that are decoded together, for tests."""
 
-from collections.abc import Sequence
-
 import torch
 
 from cpplm.model.kv_cache.cache import KVCache
 from cpplm.model.kv_cache.paged_view import CacheReadMode
-from cpplm.model.kv_cache.view import CacheView
 from cpplm.model.transformer import Transformer
 
 
@@ -20,17 +17,9 @@ class Rows:
         )
         self.sequences = [self.cache.begin() for _ in range(batch)]
 
-    def view(self, counts: int | Sequence[int]) -> CacheView:
-        return self.cache.view(self.sequences, counts)
-
-    def __call__(self, ids: torch.Tensor, counts: Sequence[int] | None = None) -> torch.Tensor:
-        """Logits BTV of the next tokens; of a row, only the first `counts` are real."""
-        counts = counts or [ids.size(1)] * len(ids)
-        logits = self.model(ids, self.view(counts))
-        for sequence, row, count in zip(self.sequences, ids.tolist(), counts, strict=True):
-            self.cache.advance(sequence, row[:count])
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits BTV of the next tokens."""
+        logits = self.model(ids, self.cache.view(self.sequences, ids.size(1)))
+        for sequence, row in zip(self.sequences, ids.tolist(), strict=True):
+            self.cache.advance(sequence, row)
         return logits
-
-    def release(self) -> None:
-        for sequence in self.sequences:
-            self.cache.release(sequence)

@@ -73,14 +73,9 @@ def doctor(_: NoSettings) -> Report:
 
 def _row(finding: Check) -> str:
     lines = textwrap.wrap(finding.value, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
-    text = f"{_mark(finding)} {finding.name:24} " + f"\n{'':33}".join(lines)
+    mark = "     ok" if finding.ok else "MISSING" if finding.needed else "     --"
+    text = f"{mark} {finding.name:24} " + f"\n{'':33}".join(lines)
     return text + (f"\n{'':9}-> {finding.fix}" if finding.fix else "")
-
-
-def _mark(finding: Check) -> str:
-    if finding.ok:
-        return "     ok"
-    return "MISSING" if finding.needed else "     --"
 
 
 def _hardware() -> Iterator[Check]:

@@ -66,16 +66,13 @@ def find_command(arguments: list[str]) -> tuple[str, list[str]]:
         name = " ".join(words[:length])
         if len(words) >= length and name in COMMANDS:
             argument = words[-1]  # of a command that has verbs, too: a path, or a verb that there is not
-            if length < len(words) and _names(name) != [name] and not _may_be_a_path(argument):
+            may_be_a_path = "/" in argument or Path(argument).exists()
+            if length < len(words) and _names(name) != [name] and not may_be_a_path:
                 break
             return name, arguments[length:]
     words = words or arguments[:1]
     nor_path = f", and no file or folder '{words[1]}'" if words[0] in COMMANDS else ""
     raise UserError(f"no command 'cpplm {' '.join(words)}'{nor_path}", fix=_nearest(*words))
-
-
-def _may_be_a_path(argument: str) -> bool:
-    return "/" in argument or Path(argument).exists()
 
 
 def _names(group: str) -> list[str]:

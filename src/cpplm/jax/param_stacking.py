@@ -26,18 +26,13 @@ _OF_LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
 _ALONE = "engram.table.weight"
 
 
-def stacked_name(name: str) -> str:
-    """Name here of a weight of the checkpoint."""
-    match = _OF_LAYER.fullmatch(name)
-    return name if match is None or match[2] == _ALONE else f"blocks.{match[2]}"
-
-
 def checkpoint_names(names: Iterable[str]) -> dict[str, list[str]]:
     """For each name here, the checkpoint's names, in order of their layers; one, unless they are stacked."""
     found: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         match = _OF_LAYER.fullmatch(name)
-        found.setdefault(stacked_name(name), []).append((int(match[1]) if match else 0, name))
+        stacked = name if match is None or match[2] == _ALONE else f"blocks.{match[2]}"
+        found.setdefault(stacked, []).append((int(match[1]) if match else 0, name))
     return {stacked: [name for _, name in sorted(those)] for stacked, those in found.items()}
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from cpplm.core.errors import UserError
 from cpplm.train.settings import JaxSettings
 
 
@@ -21,11 +20,6 @@ class RunSettings(JaxSettings):
     """Compile layers that repeat once; otherwise each on its own."""
     sparse_block: int = 128
     """Queries whose scores sparse attention holds at once."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sparse_block < 1:
-            raise UserError(f"--sparse_block {self.sparse_block}", fix="Use a number from 1 up.")
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -10,6 +10,7 @@ The presets turn features on: `ModelConfig.from_depth` is our default (LOG.md sa
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -294,14 +295,11 @@ class ModelConfig:
             short = max(1, self.max_seq_len // 2)
         else:
             short = -(-self.max_seq_len // (4 * WINDOW_MULTIPLE)) * WINDOW_MULTIPLE
-        sparse_from = self.dsa.start_layer if self.dsa else self.num_layers
+        full_from = min(self.num_layers - 1, self.dsa.start_layer if self.dsa else self.num_layers)
+        letters = itertools.islice(itertools.cycle(self.window_pattern), self.num_layers)
         return [
-            short if layer < min(self.num_layers - 1, sparse_from) and self._letter(layer) == "S" else None
-            for layer in range(self.num_layers)
+            short if letter == "S" and layer < full_from else None for layer, letter in enumerate(letters)
         ]
-
-    def _letter(self, layer: int) -> str:
-        return self.window_pattern[layer % len(self.window_pattern)]
 
     def has_value_embedding(self, layer: int) -> bool:
         """True if the layer adds an embedding to its values: every second one, counted from the last."""

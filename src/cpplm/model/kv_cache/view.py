@@ -74,13 +74,8 @@ class CacheView(ABC):
         return None
 
 
-def pad_start(rows_BTX: Tensor, count: int) -> Tensor:
-    """The rows behind `count` rows of zeros."""
-    return F.pad(rows_BTX, (0, 0, count, 0))
-
-
 def with_history(view: CacheView | None, name: str, rows_BTX: Tensor, count: int) -> Tensor:
     """The rows behind the `count` rows before them, shape (B, count + T, X), in training and in decoding."""
     if view is None or count == 0:
-        return pad_start(rows_BTX, count)
+        return F.pad(rows_BTX, (0, 0, count, 0))
     return view.with_history(name, rows_BTX, count)
