@@ -19,7 +19,7 @@ from cpplm.model.kernels.attention import (
     AttentionRequest,
     attention,
 )
-from cpplm.model.kernels.masks import visible
+from cpplm.model.kernels.masks import Visibility, visible
 from cpplm.model.kernels.registry import OptionalImport
 
 WITH_GRADIENT = ("sdpa", "chunked", "auto")
@@ -242,7 +242,7 @@ def test_flash_is_called_as_its_documentation_says(backend: str, queries: int, w
 
     run = BACKENDS[backend].run
     assert isinstance(run, functools.partial)
-    ours = run.func(OptionalImport(flash_attn_func, ""), query, key, value, window=window, documents_BS=None)
+    ours = run.func(OptionalImport(flash_attn_func, ""), query, key, value, Visibility(window, None))
     torch.testing.assert_close(ours, reference(query, key, value, window))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cpplm.core.errors import UserError
 from cpplm.model.kernels import chunked_loss as chunked_module
 from cpplm.model.kernels import loss as loss_module
-from cpplm.model.kernels.loss import BACKENDS, LOSS, LossRequest, linear_cross_entropy
+from cpplm.model.kernels.loss import BACKENDS, LOSS, LossOptions, LossRequest, linear_cross_entropy
 from cpplm.model.kernels.registry import OptionalImport
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
@@ -233,7 +233,7 @@ def test_libraries_are_called_as_their_documentation_says(backend, function, red
     for ignored in (0.3, 1.0):
         hidden, weight, targets = inputs(8, 9, ignored=ignored, dtype=torch.bfloat16)
         with patch.object(loss_module, backend.upper(), OptionalImport(function, "")):
-            ours = BACKENDS[backend].run(hidden, weight, targets, **options)
+            ours = BACKENDS[backend].run(hidden, weight, targets, LossOptions(**options))
         native = linear_cross_entropy(hidden, weight, targets, **options, backend="native")
         torch.testing.assert_close(ours, native)
         torch.testing.assert_close(gradients(ours, hidden, weight), gradients(native, hidden, weight))

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cpplm.model.kernels.chunked_attention import chunked_attention
-from cpplm.model.kernels.masks import visible
+from cpplm.model.kernels.masks import Visibility, visible
 from cpplm.model.kernels.registry import (
     HALF,
     KernelBackend,
@@ -132,7 +132,7 @@ def attention(
     simple = query_BHTD.size(2) == 1 and documents_BS is None
     if simple and backend == "auto" and query_BHTD.device.type == "cpu":
         # What the choice below comes to; choosing takes as long as attention to a hundred keys.
-        return _sdpa(query_BHTD, key_BGSD, value_BGSD, window=None, documents_BS=None)
+        return _sdpa(query_BHTD, key_BGSD, value_BGSD, Visibility(None, None))
     request = AttentionRequest(
         device=query_BHTD.device.type,
         dtype=query_BHTD.dtype,
@@ -149,7 +149,7 @@ def attention(
         documents=documents_BS is not None,
     )
     run = ATTENTION.select(request, backend).run
-    return run(query_BHTD, key_BGSD, value_BGSD, window=window, documents_BS=documents_BS)
+    return run(query_BHTD, key_BGSD, value_BGSD, Visibility(window, documents_BS))
 
 
 def preference(request: AttentionRequest) -> tuple[str, ...]:
@@ -162,18 +162,11 @@ def preference(request: AttentionRequest) -> tuple[str, ...]:
     return ("chunked", "sdpa") if request.queries >= CHUNKED_FROM else ("sdpa", "chunked")
 
 
-def _sdpa(
-    query_BHTD: Tensor,
-    key_BGSD: Tensor,
-    value_BGSD: Tensor,
-    *,
-    window: int | None,
-    documents_BS: Tensor | None,
-) -> Tensor:
+def _sdpa(query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, seen: Visibility) -> Tensor:
+    window, documents_BS = seen
     num_queries, num_keys, groups = query_BHTD.size(2), key_BGSD.size(2), key_BGSD.size(1)
     if num_queries <= FEW_QUERIES and query_BHTD.device.type == "cpu" and query_BHTD.dtype in HALF:
-        in_float32 = (tensor.float() for tensor in (query_BHTD, key_BGSD, value_BGSD))
-        return _sdpa(*in_float32, window=window, documents_BS=documents_BS).to(query_BHTD.dtype)
+        return _sdpa(query_BHTD.float(), key_BGSD.float(), value_BGSD.float(), seen).to(query_BHTD.dtype)
     if num_queries == 1 and groups != query_BHTD.size(1):
         # Heads that share keys become queries of one head, so that each key is read once.
         query_BGRD = query_BHTD.view(query_BHTD.size(0), groups, -1, query_BHTD.size(3))
@@ -196,15 +189,9 @@ def _sdpa(
     )
 
 
-def _flex(
-    query_BHTD: Tensor,
-    key_BGSD: Tensor,
-    value_BGSD: Tensor,
-    *,
-    window: int | None,
-    documents_BS: Tensor | None,
-) -> Tensor:
+def _flex(query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, seen: Visibility) -> Tensor:
     """FlexAttention (Dong et al. 2024, arXiv 2412.05496), part of PyTorch."""
+    window, documents_BS = seen
     if not torch.is_grad_enabled():  # on CPU it refuses inputs that could take a gradient
         query_BHTD, key_BGSD, value_BGSD = query_BHTD.detach(), key_BGSD.detach(), value_BGSD.detach()
     earlier, num_keys = key_BGSD.size(2) - query_BHTD.size(2), key_BGSD.size(2)
@@ -241,25 +228,19 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def _flash(
-    library: OptionalImport,
-    query_BHTD: Tensor,
-    key_BGSD: Tensor,
-    value_BGSD: Tensor,
-    *,
-    window: int | None,
-    documents_BS: Tensor | None,
+    library: OptionalImport, query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, seen: Visibility
 ) -> Tensor:
     """FlashAttention 2 (Dao 2023, arXiv 2307.08691) or 3 (Shah et al. 2024, arXiv 2407.08608).
 
     Not seen to run: no GPU was at hand. Both count keys from the last one, as we do; time is before heads.
+    Documents were refused.
     """
-    del documents_BS  # refused
     mixed = library(
         query_BHTD.transpose(1, 2),
         key_BGSD.transpose(1, 2),
         value_BGSD.transpose(1, 2),
         causal=True,
-        window_size=(-1 if window is None else window, 0),
+        window_size=(-1 if seen.window is None else seen.window, 0),
     )
     mixed_BTHD: Tensor = mixed[0] if isinstance(mixed, tuple) else mixed  # older versions of 3 add the sums
     return mixed_BTHD.transpose(1, 2)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from cpplm.model.kernels.masks import Visibility
 from cpplm.model.kernels.registry import accum_dtype
 
 # Scores of one block: what stays in a CPU's caches, what fills a GPU.
@@ -34,16 +35,10 @@ class _QueryTile:
     keys: slice
 
 
-def chunked_attention(
-    query_BHTD: Tensor,
-    key_BGSD: Tensor,
-    value_BGSD: Tensor,
-    *,
-    window: int | None,
-    documents_BS: Tensor | None,
-) -> Tensor:
+def chunked_attention(query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, seen: Visibility) -> Tensor:
     """Compute `attention` on any device, in any dtype, of any shape."""
-    documents = query_BHTD.new_empty(0, dtype=torch.int64) if documents_BS is None else documents_BS
+    window, documents = seen
+    documents = query_BHTD.new_empty(0, dtype=torch.int64) if documents is None else documents
     return _forward(query_BHTD, key_BGSD, value_BGSD, documents, -1 if window is None else window)
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,10 +32,19 @@ from torch import Tensor
 from cpplm.model.kernels.registry import accum_dtype
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
+Reduction = Literal["mean", "none"]
 MAX_SOFTCAP = 60.0  # e^60 times any vocabulary fits float32
 # Rows of a chunk. On CPUs 128 to 512 differ by less than the noise; GPUs want larger matrix products.
 _CHUNK_ROWS = {"cpu": 256}
 _CHUNK_ROWS_ELSEWHERE = 2048
+
+
+class LossOptions(NamedTuple):
+    """What a loss is besides its tensors; see `linear_cross_entropy`."""
+
+    vocab_size: int
+    softcap: float
+    reduction: Reduction
 
 
 def chunk_rows(device_type: str) -> int:
@@ -43,16 +52,9 @@ def chunk_rows(device_type: str) -> int:
     return _CHUNK_ROWS.get(device_type, _CHUNK_ROWS_ELSEWHERE)
 
 
-def chunked_loss(
-    hidden_NC: Tensor,
-    weight_VC: Tensor,
-    targets_N: Tensor,
-    *,
-    vocab_size: int,
-    softcap: float,
-    reduction: str,
-) -> Tensor:
+def chunked_loss(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossOptions) -> Tensor:
     """Compute `linear_cross_entropy` on any device, with a softcap up to 60."""
+    vocab_size, softcap, reduction = options
     fused = torch.compiler.is_compiling()
     if reduction != "mean":
         return _each_loss(hidden_NC, weight_VC, targets_N, vocab_size, softcap, fused)

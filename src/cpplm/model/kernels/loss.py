@@ -22,13 +22,12 @@ They read sizes back from the GPU, which torch.compile cannot trace: use them wi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpplm.model.kernels.chunked_loss import MAX_SOFTCAP, chunked_loss
+from cpplm.model.kernels.chunked_loss import MAX_SOFTCAP, LossOptions, Reduction, chunked_loss
 from cpplm.model.kernels.registry import (
     HALF,
     KernelBackend,
@@ -39,8 +38,6 @@ from cpplm.model.kernels.registry import (
     compute_capability,
 )
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
-
-Reduction = Literal["mean", "none"]
 
 
 @dataclass(frozen=True)
@@ -96,22 +93,14 @@ def linear_cross_entropy(
         reduction=reduction,
     )
     run = LOSS.select(request, backend).run
-    return run(hidden_NC, weight_VC, targets_N, vocab_size=vocab_size, softcap=softcap, reduction=reduction)
+    return run(hidden_NC, weight_VC, targets_N, LossOptions(vocab_size, softcap, reduction))
 
 
-def _native(
-    hidden_NC: Tensor,
-    weight_VC: Tensor,
-    targets_N: Tensor,
-    *,
-    vocab_size: int,
-    softcap: float,
-    reduction: str,
-) -> Tensor:
-    product_NV = F.linear(hidden_NC, weight_VC[:vocab_size].to(hidden_NC.dtype))
-    logits_NV = softcap * torch.tanh(product_NV.to(accum_dtype(hidden_NC.dtype)) / softcap)
+def _native(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossOptions) -> Tensor:
+    product_NV = F.linear(hidden_NC, weight_VC[: options.vocab_size].to(hidden_NC.dtype))
+    logits_NV = options.softcap * torch.tanh(product_NV.to(accum_dtype(hidden_NC.dtype)) / options.softcap)
     losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE_INDEX, reduction="none")
-    return losses_N if reduction == "none" else _mean(losses_N.sum(), targets_N)
+    return losses_N if options.reduction == "none" else _mean(losses_N.sum(), targets_N)
 
 
 def _mean(total: Tensor, targets_N: Tensor) -> Tensor:
@@ -119,49 +108,33 @@ def _mean(total: Tensor, targets_N: Tensor) -> Tensor:
     return total / (targets_N != IGNORE_INDEX).sum().clamp(min=1)
 
 
-def _cce(
-    hidden_NC: Tensor,
-    weight_VC: Tensor,
-    targets_N: Tensor,
-    *,
-    vocab_size: int,
-    softcap: float,
-    reduction: str,
-) -> Tensor:
+def _cce(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossOptions) -> Tensor:
     """Not seen to run: no GPU was at hand.
 
     Its filter, which skips small gradients, stays off: it starves rare tokens in pretraining.
     """
     loss: Tensor = CCE(
         hidden_NC,
-        weight_VC[:vocab_size].to(hidden_NC.dtype),
+        weight_VC[: options.vocab_size].to(hidden_NC.dtype),
         targets_N,
         ignore_index=IGNORE_INDEX,
-        softcap=softcap,
-        reduction="none" if reduction == "none" else "sum",
+        softcap=options.softcap,
+        reduction="none" if options.reduction == "none" else "sum",
         filter_eps=None,
     )
-    return loss if reduction == "none" else _mean(loss, targets_N)
+    return loss if options.reduction == "none" else _mean(loss, targets_N)
 
 
-def _liger(
-    hidden_NC: Tensor,
-    weight_VC: Tensor,
-    targets_N: Tensor,
-    *,
-    vocab_size: int,
-    softcap: float,
-    reduction: str,
-) -> Tensor:
+def _liger(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossOptions) -> Tensor:
     """Not seen to run: no GPU was at hand."""
     function = LIGER(
         ignore_index=IGNORE_INDEX,
-        softcap=softcap,
-        reduction="none" if reduction == "none" else "sum",
+        softcap=options.softcap,
+        reduction="none" if options.reduction == "none" else "sum",
         accum_dtype=torch.float32,
     )
-    loss: Tensor = function(weight_VC[:vocab_size].to(hidden_NC.dtype), hidden_NC, targets_N)
-    return loss if reduction == "none" else _mean(loss, targets_N)
+    loss: Tensor = function(weight_VC[: options.vocab_size].to(hidden_NC.dtype), hidden_NC, targets_N)
+    return loss if options.reduction == "none" else _mean(loss, targets_N)
 
 
 def _chunked_refuses(request: LossRequest) -> str:

@@ -10,9 +10,19 @@ Shapes: B batch, T or Q queries, S keys, J indexer heads, E width of one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Visibility(NamedTuple):
+    """What causality leaves is visible as far as a window reaches, and in a query's own document."""
+
+    window: int | None
+    """Earlier tokens visible besides the token itself; None for all."""
+    documents_BS: Tensor | None
+    """The document of each key; None for one document."""
 
 
 @dataclass(frozen=True)
