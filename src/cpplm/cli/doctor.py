@@ -114,7 +114,7 @@ def _kernels() -> Iterator[Check]:
     dtype, compiling = choose_dtype("auto", device), device.type != "mps"
     for name, window in (("attention", None), ("attention, window", 1024)):
         request = AttentionRequest.training(
-            device, dtype, heads=6, groups=6, head_dim=128, length=2048, window=window, compiling=compiling
+            device, dtype, head_dim=128, length=2048, window=window, compiling=compiling
         )
         yield Check(name, f"{ATTENTION.explain(request).describe()} (--attention)")
     loss = LossRequest.training(device, dtype, softcap=15.0, compiling=compiling)

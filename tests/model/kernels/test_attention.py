@@ -24,9 +24,7 @@ from cpplm.model.kernels.registry import OptionalImport
 
 WITH_GRADIENT = ("sdpa", "chunked", "auto")
 HEADS = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)])
-CPU = AttentionRequest.training(
-    torch.device("cpu"), torch.float32, heads=4, groups=2, head_dim=64, length=2048, window=1024
-)
+CPU = AttentionRequest.training(torch.device("cpu"), torch.float32, head_dim=64, length=2048, window=1024)
 
 
 def reference(query, key, value, window, documents=None):

@@ -61,8 +61,6 @@ HOPPER = 9  # major compute capability; FlashAttention 3 uses instructions of th
 class AttentionRequest(KernelRequest):
     """One call of `attention`, without its tensors."""
 
-    heads: int
-    groups: int
     head_dim: int
     queries: int
     keys: int
@@ -75,8 +73,6 @@ class AttentionRequest(KernelRequest):
         device: torch.device,
         dtype: torch.dtype,
         *,
-        heads: int,
-        groups: int,
         head_dim: int,
         length: int,
         window: int | None = None,
@@ -88,9 +84,8 @@ class AttentionRequest(KernelRequest):
             window = None
         capability = compute_capability(device)
         return cls(
-            device.type, dtype, True, compiling, capability, heads, groups, head_dim, length, length, window,
-            documents,
-        )  # fmt: skip
+            device.type, dtype, True, compiling, capability, head_dim, length, length, window, documents
+        )
 
     @property
     def masked(self) -> bool:
@@ -140,8 +135,6 @@ def attention(
         and (query_BHTD.requires_grad or key_BGSD.requires_grad or value_BGSD.requires_grad),
         compiling=torch.compiler.is_compiling(),
         capability=compute_capability(query_BHTD.device),
-        heads=query_BHTD.size(1),
-        groups=key_BGSD.size(1),
         head_dim=query_BHTD.size(3),
         queries=query_BHTD.size(2),
         keys=key_BGSD.size(2),

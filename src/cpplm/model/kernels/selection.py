@@ -30,9 +30,13 @@ def select_training_kernels(
             chosen["sparse attention"] = "blocks of queries"
             continue
         request = AttentionRequest.training(
-            device, dtype, heads=config.num_heads, groups=config.num_kv_heads, head_dim=config.head_dim,
-            length=config.max_seq_len, window=window, compiling=compiling,
-        )  # fmt: skip
+            device,
+            dtype,
+            head_dim=config.head_dim,
+            length=config.max_seq_len,
+            window=window,
+            compiling=compiling,
+        )
         kind = "attention" if window is None else "windowed attention"
         chosen[kind] = ATTENTION.select(request, kernels.attention).name
     return chosen
