@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,25 +63,24 @@ def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTestReport:
         for kind, text in (("canonical", problem.canonical_solution), ("buggy", problem.buggy_solution))
         if text
     ]
-    verdicts = dict(
-        judge.judge([problem_program(problem, truncate_to_body(text)) for problem, _, text in solutions])
-    )
-    counts: Counter[tuple[str, bool]] = Counter()
+    programs = [problem_program(problem, truncate_to_body(text)) for problem, _, text in solutions]
+    verdicts = dict(judge.judge(programs))
+    passed: dict[str, list[bool]] = {"canonical": [], "buggy": []}
     complaints, not_judged = [], {}
     for number, (problem, kind, _) in enumerate(solutions):
         verdict = verdicts[number]
         if verdict.outcome == "not judged":
             not_judged[problem.name] = verdict.message
             continue
-        counts[kind, verdict.outcome == "pass"] += 1
+        passed[kind].append(verdict.outcome == "pass")
         if verdict.outcome not in _EXPECTED[kind]:
             message = " ".join(verdict.message.split())
             complaints.append(f"{problem.name}: the {kind} solution ended as {verdict.outcome}: {message}")
     return SelfTestReport(
-        canonical=counts["canonical", True] + counts["canonical", False],
-        canonical_passed=counts["canonical", True],
-        buggy=counts["buggy", True] + counts["buggy", False],
-        buggy_passed=counts["buggy", True],
+        canonical=len(passed["canonical"]),
+        canonical_passed=sum(passed["canonical"]),
+        buggy=len(passed["buggy"]),
+        buggy_passed=sum(passed["buggy"]),
         complaints=tuple(complaints),
         not_judged=not_judged,
         seconds=round(time.perf_counter() - begin, 2),

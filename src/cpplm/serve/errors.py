@@ -74,16 +74,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.code, self.param, self.headers = status, code, param, dict(headers or {})
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """Body as JSON."""
-        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        detail = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
-        return ErrorBody(error=detail).model_dump()
-
     def response(self) -> JSONResponse:
         """The answer."""
-        return JSONResponse(self.body, self.status, headers=self.headers)
+        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        detail = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
+        return JSONResponse(ErrorBody(error=detail).model_dump(), self.status, headers=self.headers)
 
 
 class OverloadedError(ApiError):

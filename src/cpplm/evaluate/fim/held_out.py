@@ -55,7 +55,8 @@ def find_hole_spans(text: str) -> tuple[bool, list[HoleSpan]]:
         Whether the parser reads all of the text, and the places.
     """
     lexed, root = parse(text)
-    return not root.has_error, list(_places(lexed, root))
+    places = [place for place in _places(lexed, root) if 0 < place.end - place.start <= MAX_HOLE_BYTES]
+    return not root.has_error, places
 
 
 def _places(lexed: Any, root: Any) -> Iterator[HoleSpan]:
@@ -63,9 +64,9 @@ def _places(lexed: Any, root: Any) -> Iterator[HoleSpan]:
         lexed.names.decode("latin-1")
     )  # comments, directives and strings are blank in it
     for place, (_, start, end) in enumerate(lines):
-        yield from _fitting("single", start, end)
+        yield HoleSpan("single", start, end)
         for _, _, last in lines[place + 1 : place + MAX_HOLE_LINES]:
-            yield from _fitting("multi", start, last)
+            yield HoleSpan("multi", start, last)
     whole = whole_groups(lexed.directives, 0)
     syntax = find_spans(root, grammar("c++"), whole=whole)
     for start, end, number in join_spans([(syntax.spans, 0)]).tolist():
@@ -74,12 +75,7 @@ def _places(lexed: Any, root: Any) -> Iterator[HoleSpan]:
         if inside is not None:
             start, end = inside.span(1)  # noqa: PLW2901
         if kind is not None:
-            yield from _fitting(kind, start, end)
-
-
-def _fitting(kind: HoleKind, start: int, end: int) -> Iterator[HoleSpan]:
-    if 0 < end - start <= MAX_HOLE_BYTES:
-        yield HoleSpan(kind, start, end)
+            yield HoleSpan(kind, start, end)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -164,10 +164,10 @@ Pairs = Sequence[tuple[FimHole, Completion]]
 class _JudgedAnswer:
     """The judgment on one answer; None where nothing was compiled, or run."""
 
-    outcome: str
-    message: str
-    compiles: bool | None
-    passes: bool | None
+    outcome: str = ""
+    message: str = ""
+    compiles: bool | None = None
+    passes: bool | None = None
 
 
 def _unanswered(pairs: Pairs) -> dict[int, _JudgedAnswer]:
@@ -209,7 +209,7 @@ def _test(pairs: Pairs, judge: Judge) -> dict[int, _JudgedAnswer]:
 
 def _of_verdict(verdict: Verdict) -> _JudgedAnswer:
     if verdict.outcome == "not judged":  # this machine lacks something
-        return _JudgedAnswer(verdict.outcome, verdict.message, None, None)
+        return _JudgedAnswer(verdict.outcome, verdict.message)
     return _JudgedAnswer(
         verdict.outcome, verdict.message, verdict.outcome in COMPILED, verdict.outcome == "pass"
     )
@@ -246,13 +246,12 @@ def _compile(
 
 
 def _samples(pairs: Pairs, judged: dict[int, _JudgedAnswer]) -> tuple[FimSample, ...]:
-    nothing = _JudgedAnswer("", "", None, None)
     readable: dict[str, bool] = {}
     samples = []
     for place, (hole, answer) in enumerate(pairs):
         if hole.group not in readable:
             readable[hole.group] = syntax_valid(hole.filled(hole.middle))
-        answered, outcome = not answer.failed, judged.get(place, nothing)
+        answered = not answer.failed
         written = answered and not _missing(hole, answer)
         valid = written and syntax_valid(hole.filled(answer.text)) if readable[hole.group] else None
         samples.append(
@@ -268,10 +267,7 @@ def _samples(pairs: Pairs, judged: dict[int, _JudgedAnswer]) -> tuple[FimSample,
                 exact_match=answered and normalize_layout(answer.text) == normalize_layout(hole.middle),
                 edit_similarity=edit_similarity(answer.text, hole.middle) if answered else 0.0,
                 syntax_valid=valid,
-                compiles=outcome.compiles,
-                passes=outcome.passes,
-                outcome=outcome.outcome,
-                message=outcome.message,
+                **asdict(judged.get(place, _JudgedAnswer())),
             )
         )
     return tuple(samples)

@@ -71,7 +71,7 @@ class HfTokens:
         self.bos_id = self._named(settings, "bos_token")
         self.eos_id = self._named(settings, "eos_token")
         self._bytes = _bytes_of_ids(self.ids, added, record)
-        self._puts_space = self._join(self._encode(["x"])[0].ids) == b" x"
+        self._puts_space = self.bytes_of(self._encode(["x"])[0].ids) == b" x"
         if self.encode([_PROBE])[0].ends[-1] != len(_PROBE) or not self._is_exact(_PROBE):
             raise UserError(f"the tokenizer in {folder} does not give back the text that it is given")
 
@@ -110,7 +110,7 @@ class HfTokens:
         """
         data = text.encode()
         sizes = np.array([len(self._bytes.get(id_, b"")) for id_ in encoding.ids], dtype=np.int64)
-        spelt = self._join(encoding.ids)
+        spelt = self.bytes_of(encoding.ids)
         if spelt == data:
             return np.cumsum(sizes)
         if spelt == b" " + data:
@@ -123,16 +123,13 @@ class HfTokens:
         return np.maximum.accumulate(ends)
 
     def _is_exact(self, text: str) -> bool:
-        return self._join(self._encode([text])[0].ids).removeprefix(b" ") == text.encode()
+        return self.bytes_of(self._encode([text])[0].ids).removeprefix(b" ") == text.encode()
 
     # ---- ids to text ----------------------------------------------------------------------------------
 
-    def _join(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self._bytes.get(id_, b"") for id_ in ids)
-
     def bytes_of(self, ids: Sequence[int]) -> bytes:
         """The bytes that these tokens stand for behind other text; an id without a token has none."""
-        return self._join(ids)
+        return b"".join(self._bytes.get(id_, b"") for id_ in ids)
 
     # ---- fill-in-the-middle ---------------------------------------------------------------------------
 
