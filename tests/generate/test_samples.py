@@ -1,30 +1,15 @@
-"""Samples during training and of the examples, also where the context is short."""
+"""Samples during training join the run and change nothing."""
 
 import dataclasses
 from pathlib import Path
 
 from cpplm.core.run_log import read_run_log
-from cpplm.generate.engine import Engine
-from cpplm.generate.samples import EXAMPLE_PROMPTS, SampleCallback, example_completions
+from cpplm.generate.samples import SampleCallback
 from cpplm.generate.settings import SamplingSettings
-from cpplm.model.config import ModelConfig
-from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
-from tests.model.test_transformer import random_model
 
 SHORT = SamplingSettings(max_new_tokens=5)
-
-
-def engine_with_context(tokenizer: Tokenizer, max_seq_len: int) -> Engine:
-    config = ModelConfig(tokenizer.vocab_size, 1, 16, 1, 1, 16, max_seq_len=max_seq_len)
-    return Engine(random_model(config), tokenizer)
-
-
-def test_every_example_is_completed(tokenizer: Tokenizer) -> None:
-    samples = example_completions(engine_with_context(tokenizer, 256), SHORT)
-    assert [sample["prompt"] for sample in samples] == list(EXAMPLE_PROMPTS)
-    assert all(sample["finish_reason"] in ("end", "length") for sample in samples)
 
 
 def test_samples_join_the_run_and_change_nothing(small_run: TrainSettings, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
 from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
@@ -171,10 +170,3 @@ def test_lookup_finds_what_came_last(tokenizer: Tokenizer) -> None:
     assert draft([1, 2, 3, -1, 5, 6, 1, 2, 3]) == []
     drafter = Proposer(model, cache, DraftSettings("lookup"))  # two, where nobody says how many
     assert draft([1, 2, 3, 4, 5, 6, 1, 2, 3]) == [4, 5]
-
-
-def test_a_model_without_heads_is_told_apart(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="no head"):
-        engine_of(CONFIGS["plain"], tokenizer).scheduler(SchedulerLimits(draft=HEADS))
-    with pytest.raises(UserError, match="tokens 0"):
-        DraftSettings("lookup", tokens=0)

@@ -22,7 +22,7 @@ from cpplm.cli.serve import serve as command
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
-from cpplm.serve.settings import BatchSettings, NetworkSettings, ServeSettings
+from cpplm.serve.settings import NetworkSettings, ServeSettings
 from tests.generate.talker import write_run
 from tests.serve.served import PATIENCE, chunks, error_of, events, wait_for
 from tests.serve.test_faults import SPIN
@@ -129,10 +129,6 @@ def test_a_model_file_swapped_under_the_server(run: Path, tmp_path: Path, long_e
     [
         ({"network": NetworkSettings(port=0, api_key_file=Path("none"))}, "cannot read --api_key_file"),
         ({"network": NetworkSettings(port=0), "tools": Path("no such folder")}, "no such folder"),
-        (
-            {"network": NetworkSettings(port=0), "batch": BatchSettings(draft="heads")},
-            "no head that could draft",
-        ),
     ],
 )
 def test_what_it_cannot_begin_with(run: Path, flags: dict[str, Any], message: str) -> None:
