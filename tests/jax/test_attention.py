@@ -62,11 +62,11 @@ def outputs_and_gradients(run: Callable[..., Array], case: Case) -> list[np.ndar
     return [np.asarray(x) for x in (mixed, *gradients)]
 
 
-def check(run: Callable[..., Array], case: Case, tolerance: float = 2e-5) -> None:
+def check(run: Callable[..., Array], case: Case) -> None:
     expected = outputs_and_gradients(dense_attention, case)
     for name, ours, theirs in zip("oqkv", outputs_and_gradients(run, case), expected, strict=True):
         assert np.abs(theirs).max() > 0.1
-        np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=tolerance, err_msg=name)
+        np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=2e-5, err_msg=name)
 
 
 def of_kind(kind: str, **more: object) -> Callable[..., Array]:

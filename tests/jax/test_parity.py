@@ -27,7 +27,7 @@ from tests.model.features import CONFIGS, random_config
 def compare(config: ModelConfig, batch: dict[str, Any], run: RunSettings = EXACT, seed: int = 0) -> None:
     model = torch_model(config, seed)
     ours, theirs = by_jax(checkpoint(model), batch, config, run), by_torch(model, batch)
-    assert_twins(ours, theirs, noise=rounding(model, batch))
+    assert_twins(ours, theirs, rounding(model, batch))
 
 
 def test_losses_and_gradients() -> None:

@@ -107,7 +107,7 @@ class Transformer(Decoder):
             targets_BT: the token that follows each; `IGNORE_INDEX` ones count nothing.
             multi_token_weight: of the mean loss of the multi-token heads (lambda); a tensor, so that a
                 schedule may change it without compiling again.
-            documents_BT: see `hidden_states`.
+            documents_BT: attention stays inside the document that each token names.
             ngram_embeddings: from `embed_ngrams` for these tokens, when it was called before.
         """
         ngram_embeddings = self.embed_ngrams(ids_BT) if ngram_embeddings is None else ngram_embeddings
