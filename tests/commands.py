@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -75,6 +76,14 @@ def cpplm(*arguments: object) -> subprocess.CompletedProcess[str]:
         sys.argv, sys.stdin = before[:2]
         signal.signal(signal.SIGTERM, before[2])
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def reported(*arguments: object) -> tuple[str, dict[str, Any]]:
+    """Run a command with --json, in which nothing goes wrong: the text that it prints, and its figures."""
+    result = cpplm(*arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    text, _, figures = result.stdout.removesuffix("\n").rpartition("\n")
+    return text, json.loads(figures)
 
 
 def cpplm_process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import torch
 from cpplm.cli.checkpoints import CheckpointListSettings, VerifySettings, list_checkpoints, verify
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
-from tests.commands import assert_one_line_error, cpplm
+from tests.commands import assert_one_line_error, cpplm, reported
 from tests.train import nanochat_reference as nanochat
 from tests.train.checkpoints import save
 
@@ -64,16 +64,10 @@ def test_an_imported_model_generates(tmp_path: Path, tokenizer_path: Path) -> No
     torch.save(nanochat.random_state(record, newer=True, rows=512), tmp_path / "model_000020.pt")
     (tmp_path / "meta_000020.json").write_text(json.dumps({"model_config": record}))
     command = ("checkpoints", "import", tmp_path, "--tokenizer", tokenizer_path, "--out", tmp_path / "ours")
-    done = cpplm(*command, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["step"] == 20
-    done = cpplm("checkpoints", "verify", tmp_path / "ours", "--json")
-    assert json.loads(done.stdout.splitlines()[-1])["steps"] == [20]
-    done = cpplm(
-        "generate", "--run", tmp_path / "ours", "--prompt", "int x", "--max_new_tokens", "4", "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["step"] == 20
+    assert reported(*command)[1]["step"] == 20
+    assert reported("checkpoints", "verify", tmp_path / "ours")[1]["steps"] == [20]
+    generate = ("generate", "--run", tmp_path / "ours", "--prompt", "int x", "--max_new_tokens", "4")
+    assert reported(*generate)[1]["step"] == 20
     assert_one_line_error(
         cpplm("checkpoints", "import", tmp_path / "ours", *command[3:]), "holds no checkpoint of nanochat"
     )

@@ -1,28 +1,22 @@
-import json
 from pathlib import Path
 
-from tests.commands import cpplm
+from tests.commands import cpplm, reported
 
 TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 
 
 def test_build_then_inspect(tmp_path):
     out = str(tmp_path / "out")
-    built = cpplm("corpus", "build", "--projects", str(TINYLIB), "--out", out, "--workers", "1", "--json")
-    assert built.returncode == 0, built.stderr
-    figures = json.loads(built.stdout.splitlines()[-1])
+    built, figures = reported("corpus", "build", "--projects", TINYLIB, "--out", out, "--workers", "1")
     assert figures["functions"] == 37
     assert figures["kinds"] == {"compilable": 6}
-    assert "1 project, 9 files" in built.stdout
-    shown = cpplm("corpus", "inspect", out, "--num", "2", "--kind", "compilable", "--json")
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.count("=== tinylib | compilable |") == 2
-    assert len(json.loads(shown.stdout.splitlines()[-1])["shown"]) == 2
+    assert "1 project, 9 files" in built
+    shown, figures = reported("corpus", "inspect", out, "--num", "2", "--kind", "compilable")
+    assert shown.count("=== tinylib | compilable |") == len(figures["shown"]) == 2
     page = tmp_path / "page.html"
-    written = cpplm("corpus", "inspect", out, "--page", str(page), "--json")
-    assert written.returncode == 0, written.stderr
-    assert "===" not in written.stdout and str(page) in written.stdout
-    assert json.loads(written.stdout.splitlines()[-1])["page"] == str(page)
+    written, figures = reported("corpus", "inspect", out, "--page", page)
+    assert "===" not in written and str(page) in written
+    assert figures["page"] == str(page)
     assert page.read_text().count('<details class="document"') == 6
 
 
@@ -34,10 +28,9 @@ def test_json_lines_are_appended(tmp_path):
     refused = cpplm("corpus", "build", "--jsonl", str(lines), *common)
     assert refused.returncode == 2
     assert "project more is new" in refused.stderr and "--append" in refused.stderr
-    grown = cpplm("corpus", "build", "--jsonl", str(lines), "--append", *common, "--json")
-    assert grown.returncode == 0, grown.stderr
-    assert json.loads(grown.stdout.splitlines()[-1])["projects"] == 2
-    assert "1 not JSON, such as 'more.jsonl:2'" in grown.stdout
+    grown, figures = reported("corpus", "build", "--jsonl", lines, "--append", *common)
+    assert figures["projects"] == 2
+    assert "1 not JSON, such as 'more.jsonl:2'" in grown
 
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path):

@@ -1,4 +1,3 @@
-import json
 import shutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
@@ -13,7 +12,7 @@ from cpplm.cli.doctor import LIBRARIES, doctor
 from cpplm.core.errors import UserError
 from cpplm.core.settings import NoSettings
 from cpplm.sandbox.sandbox import Sandbox
-from tests.commands import cpplm
+from tests.commands import reported
 
 
 def versions(**installed: str) -> Callable[[str], str]:
@@ -29,9 +28,7 @@ def versions(**installed: str) -> Callable[[str], str]:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_with_a_compiler() -> None:
-    result = cpplm("doctor", "--json")
-    assert result.returncode == 0, result.stderr
-    figures = json.loads(result.stdout.splitlines()[-1])
+    _, figures = reported("doctor")
     assert set(figures) == {"ready", "findings"}
     findings = figures["findings"]
     for finding in findings.values():

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.tokenizer.tokenizer import Tokenizer
-from tests.commands import assert_one_line_error, cpplm
+from tests.commands import assert_one_line_error, cpplm, reported
 from tests.conftest import write_corpus
 from tests.texts import cpp_document
 
@@ -16,23 +16,19 @@ def train(corpus: Path, out: Path, *more: str | Path) -> list[str | Path]:
 def test_training_twice_trains_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     out = tmp_path / "new" / "tokenizer.json"
-    first = cpplm(*train(corpus, out, "--json"))
-    assert first.returncode == 0, first.stderr
+    text, figures = reported(*train(corpus, out))
     written = out.read_bytes()
-    text, figures = first.stdout.splitlines()
-    assert json.loads(figures) == {
+    assert figures == {
         "hash": Tokenizer.load(out).hash, "out": str(out), "trained_now": True, "vocab_size": 400,
     }  # fmt: skip
     assert "already trained" not in text
 
-    second = cpplm(*train(corpus, Path("~/new/tokenizer.json"), "--json"))  # a tilde is the home folder
-    assert second.returncode == 0
-    text, again = second.stdout.splitlines()
-    assert json.loads(again) == {**json.loads(figures), "trained_now": False, "out": "~/new/tokenizer.json"}
+    text, again = reported(*train(corpus, Path("~/new/tokenizer.json")))  # a tilde is the home folder
+    assert again == {**figures, "trained_now": False, "out": "~/new/tokenizer.json"}
     assert text.endswith("(already trained on this text)")
     assert out.read_bytes() == written
     assert [path.name for path in out.parent.iterdir()] == [out.name]
-    assert cpplm(*train(corpus, tmp_path / "b.json")).returncode == 0
+    reported(*train(corpus, tmp_path / "b.json"))
     assert (tmp_path / "b.json").read_bytes() == written  # the same corpus gives the same file
 
 
@@ -64,16 +60,14 @@ def test_too_little_code_for_the_vocabulary_says_so_and_leaves_nothing(tmp_path:
     assert "--vocab_size 60,000" in result.stderr.splitlines()[-1]
     assert not out.parent.exists()
     for _ in range(2):
-        result = cpplm(*train(corpus, out, "--vocab_size", "60000", "--soft_vocab_limit"))
-        assert result.returncode == 0
-        assert "gives no 60,000: the vocabulary was lowered" in result.stdout
+        text, _ = reported(*train(corpus, out, "--vocab_size", "60000", "--soft_vocab_limit"))
+        assert "gives no 60,000: the vocabulary was lowered" in text
     assert 320 < Tokenizer.load(out).vocab_size < 60_000
 
 
 def test_evaluate_measures_the_validation_documents(corpus: Path, tokenizer_path: Path) -> None:
-    result = cpplm("tokenizer", "evaluate", "--tokenizer", tokenizer_path, "--data_dir", corpus, "--json")
-    assert result.returncode == 0, result.stderr
-    figures = json.loads(result.stdout.splitlines()[-1])
+    evaluate = ("tokenizer", "evaluate", "--tokenizer", tokenizer_path, "--data_dir", corpus)
+    _, figures = reported(*evaluate)
     assert set(figures) == {
         "bytes_per_token", "by_project", "megabytes_per_second", "documents", "bytes", "hash",
     }  # fmt: skip
@@ -93,14 +87,12 @@ def test_training_on_plain_projects(tmp_path: Path) -> None:
     out = tmp_path / "tokenizer.json"
     projects = ["--projects_dir", tmp_path / "projects"]
     command = ["tokenizer", "train", *projects, "--out", out, "--vocab_size", "500"]
-    first = cpplm(*command, "--json")
-    assert first.returncode == 0, first.stderr
+    reported(*command)
     provenance = Tokenizer.load(out).provenance
     assert provenance["projects"] == 5
     assert provenance["bytes"] == sum(path.stat().st_size for path in tmp_path.rglob("*.cpp"))
     assert "already trained on this text" in cpplm(*command).stdout
-    evaluated = cpplm("tokenizer", "evaluate", "--tokenizer", out, *projects, "--json")
-    assert json.loads(evaluated.stdout.splitlines()[-1])["documents"] == 40
+    assert reported("tokenizer", "evaluate", "--tokenizer", out, *projects)[1]["documents"] == 40
     (tmp_path / "projects" / "p0" / "f0.cpp").write_text("int changed;\n")
     refused = cpplm(*command)
     assert refused.returncode == 2
@@ -111,27 +103,23 @@ def test_show(tokenizer_path: Path, tmp_path: Path) -> None:
     source = tmp_path / "a.cpp"
     source.write_bytes(b"int main() {\n  return 0; // \xff\n}\n")
     show = ["tokenizer", "show", "--tokenizer", tokenizer_path]
-    result = cpplm(*show, "--file", source, "--json")
-    assert result.returncode == 0, result.stderr
-    figures = json.loads(result.stdout.splitlines()[-1])
+    text, figures = reported(*show, "--file", source)
     assert Tokenizer.load(tokenizer_path).decode_bytes(figures["ids"]) == source.read_bytes()
-    assert "\x1b[48;5;" in result.stdout
+    assert "\x1b[48;5;" in text
     page = tmp_path / "new" / "page.html"
-    assert cpplm(*show, "--file", source, "--html", page).returncode == 0
+    reported(*show, "--file", source, "--html", page)
     assert page.read_text().startswith("<pre")
     chat = tmp_path / "chat.json"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "int x;"}]
     chat.write_text(json.dumps({"messages": messages}))
-    result = cpplm(*show, "--conversation", chat, "--with_ids", "--json")
-    figures = json.loads(result.stdout.splitlines()[-1])
+    _, figures = reported(*show, "--conversation", chat, "--with_ids")
     assert len(figures["ids"]) == len(figures["mask"])
     assert 0 < sum(figures["mask"]) < len(figures["mask"])
 
 
 def test_export(tokenizer_path: Path, tmp_path: Path) -> None:
     export = ["tokenizer", "export", "--tokenizer", tokenizer_path, "--out", tmp_path / "hf"]
-    result = cpplm(*export, "--to", "hf", "--json")
-    assert result.returncode == 0, result.stderr
+    reported(*export, "--to", "hf")
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == [
         "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip

@@ -1,37 +1,29 @@
 """`cpplm export` as a user runs it."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cpplm.cli.main import run
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.commands import reported
 from tests.export.models import CONFIGS, random_of, save
 
 
-def export(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[str, dict[str, Any]]:
-    """What the command prints, and its figures."""
-    run(["export", *map(str, arguments), "--json"])
-    text = capsys.readouterr().out
-    return text, json.loads(text.splitlines()[-1])
-
-
-def test_what_it_says(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save(random_of(CONFIGS["all"], tokenizer.vocab_size), tokenizer, tmp_path / "run")
-    command = ("--run", tmp_path / "run", "--out", tmp_path / "hf")
-    text, figures = export(capsys, *command, "--to", "hf")
+    command = ("export", "--run", tmp_path / "run", "--out", tmp_path / "hf")
+    text, figures = reported(*command, "--to", "hf")
     assert (figures["architecture"], figures["step"], figures["format"]) == ("CpplmForCausalLM", 7, "hf")
     assert figures["bytes"] > 4 * figures["parameters"]
     assert "left out: 2 heads for further tokens (MTP)" in text
     assert "trust_remote_code=True" in text
     save(random_of(CONFIGS["plain"], tokenizer.vocab_size), tokenizer, tmp_path / "run", step=9)
-    _, figures = export(capsys, *command, "--overwrite", "--dtype", "bfloat16")
+    _, figures = reported(*command, "--overwrite", "--dtype", "bfloat16")
     assert (figures["step"], figures["left_out"]) == (9, [])
     assert figures["bytes"] == 2 * figures["parameters"]
-    _, figures = export(capsys, *command, "--overwrite", "--step", "7")
+    _, figures = reported(*command, "--overwrite", "--step", "7")
     assert figures["step"] == 7
 
 
