@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from cpplm.cli.main import dispatch
 from cpplm.core.errors import UserError
 from cpplm.evaluate.problems import load_problems
+from tests.commands import reported
 from tests.evaluate.models.hf_dirs import write_hf_dir
 from tests.texts import cpp_document
 
@@ -36,24 +36,12 @@ def one_problem(tmp_path: Path) -> Path:
     return path
 
 
-Command = Callable[..., tuple[str, dict[str, Any]]]
+def command(*arguments: str | Path) -> tuple[str, dict[str, Any]]:
+    """A verb: the text that it prints, and the figures."""
+    return reported("evaluate", *arguments)
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a verb with --json in this process: the text that it prints, and the figures."""
-
-    def call(*arguments: str | Path) -> tuple[str, dict[str, Any]]:
-        dispatch(["evaluate", *map(str, arguments), "--json"])
-        *text, last = capsys.readouterr().out.splitlines()
-        return "\n".join(text), json.loads(last)
-
-    return call
-
-
-def test_bpb_of_a_hugging_face_model_on_cxx_files(
-    hf_dir: Path, code: Path, tmp_path: Path, command: Command
-) -> None:
+def test_bpb_of_a_hugging_face_model_on_cxx_files(hf_dir: Path, code: Path, tmp_path: Path) -> None:
     arguments = ("bpb", "--hf_dir", hf_dir, "--data_dir", code, "--out", tmp_path)
     text, found = command(*arguments)
     assert found["model"] == "tiny"
@@ -64,7 +52,7 @@ def test_bpb_of_a_hugging_face_model_on_cxx_files(
     assert command(*arguments) == (text, found)  # from the store
 
 
-def test_likelihood_of_a_hugging_face_model(hf_dir: Path, command: Command) -> None:
+def test_likelihood_of_a_hugging_face_model(hf_dir: Path) -> None:
     text, found = command("likelihood", "--hf_dir", hf_dir, "--problems", "small")
     assert 0 <= found["likelihood"]["bug_ranking"]["share"] <= 1
     assert "details" not in found["likelihood"]
@@ -72,7 +60,7 @@ def test_likelihood_of_a_hugging_face_model(hf_dir: Path, command: Command) -> N
 
 
 def test_everything_about_a_hugging_face_model(
-    hf_dir: Path, code: Path, one_problem: Path, tmp_path: Path, command: Command
+    hf_dir: Path, code: Path, one_problem: Path, tmp_path: Path
 ) -> None:
     """Its context of 64 tokens is too short for the problem: the prompt is cut, which is counted."""
     where = ("--hf_dir", hf_dir, "--data_dir", code, "--out", tmp_path / "out")
@@ -84,9 +72,7 @@ def test_everything_about_a_hugging_face_model(
         assert part in text
 
 
-def test_holes_filled_by_a_hugging_face_model(
-    hf_dir: Path, one_problem: Path, tmp_path: Path, command: Command
-) -> None:
+def test_holes_filled_by_a_hugging_face_model(hf_dir: Path, one_problem: Path, tmp_path: Path) -> None:
     where = ("fim", "--hf_dir", hf_dir, "--out", tmp_path / "out")
     arguments = (*where, "--problems", one_problem, "--holes_per_problem", "1", "--max_new_tokens", "4")
     text, found = command(*arguments)
@@ -116,7 +102,7 @@ def test_wrong_use(arguments: list[str], parts: list[str]) -> None:
         assert part in str(caught.value)
 
 
-def test_the_harness_judges_itself(one_problem: Path, command: Command) -> None:
+def test_the_harness_judges_itself(one_problem: Path) -> None:
     text, found = command("self_test", "--problems", one_problem)
     assert (found["canonical_passed"], found["buggy"], found["buggy_passed"]) == (1, 1, 0)
     assert "1 of 1" in text
