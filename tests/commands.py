@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -95,6 +96,20 @@ def cpplm_process(*arguments: object, **options: Any) -> subprocess.CompletedPro
         timeout=300,
         check=False,
         **{"stdin": subprocess.DEVNULL, **options},
+    )
+
+
+def start_cpplm(*arguments: object, ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
+    """Begin the command line in a process of its own, or under torchrun in several; a group for signals."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    return subprocess.Popen(
+        [sys.executable, *(torchrun if ranks > 1 else []), "-m", "cpplm.cli.main", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        **options,
     )
 
 

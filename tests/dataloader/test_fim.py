@@ -162,11 +162,6 @@ def test_a_prompt_is_what_training_showed_up_to_the_middle(
     assert inside > 10  # holes that begin inside what would be one token
 
 
-def test_names_of_special_tokens_in_a_prompt_are_text(tokenizer: Tokenizer) -> None:
-    prompt = render_fim_prompt(tokenizer, "<FIM_MIDDLE>", "<EOS>")
-    assert [prompt.count(special) for special in (FIM_PREFIX, FIM_MIDDLE, FIM_SUFFIX, EOS)] == [1, 1, 1, 0]
-
-
 def test_syntax_holes_are_spans_of_the_document(tokenizer_path: Path, tokenizer: Tokenizer) -> None:
     fim = encoder(tokenizer_path, 256, fim_rate=1.0, syntax_fim_rate=1.0, fim_spm_rate=0.0)
     kinds = set()

@@ -68,16 +68,3 @@ def test_nothing_is_left_over_time_and_again() -> None:
         packing = pack_rows([(first, length) for first, length, _ in documents], 2048)
         rest = [(piece.start, piece.stop, documents[piece.document][2]) for piece in packing.leftover]
         assert all(window - came < 6 for _, _, came in rest)
-
-
-def test_a_long_document_is_cut_rather_than_short_ones() -> None:
-    lengths = [(0, 30), (0, 31), (0, 32), (0, 40 + 35)]
-    rows, rest = pack_rows(lengths, 40)
-    assert [row[0] for row in rows] == [
-        Segment(3, 0, 40),
-        Segment(2, 0, 32),
-        Segment(1, 0, 31),
-        Segment(0, 0, 30),
-    ]
-    assert [piece.document for row in rows[1:] for piece in row[1:]] == [3, 3, 3]
-    assert rest == [Segment(3, 67, 75)]

@@ -19,7 +19,7 @@ from cpplm.optim.buckets import ParamGroup
 from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.update_rules import POLAR_EXPRESS
 
-STEPS = 12
+STEPS, RANKS = 12, 3
 TABLE = (4099, 16)  # large enough to be dealt to the ranks, and a prime number of rows
 TABLES = {"large": TABLE, "small": (50, 3)}  # the small one is stepped everywhere
 SHAPES = {
@@ -58,8 +58,8 @@ def gradient(name: str, step: int, rank: int = 0) -> torch.Tensor:
     return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
 
 
-def mean_gradient(ranks: int) -> Callable[[str, int], torch.Tensor]:
-    return lambda name, step: sum(gradient(name, step, rank) for rank in range(ranks)) / ranks
+def mean_gradient(name: str, step: int) -> torch.Tensor:
+    return sum(gradient(name, step, rank) for rank in range(RANKS)) / RANKS
 
 
 def multipliers(step: int) -> tuple[float, float, float]:
@@ -166,19 +166,12 @@ def reference_polar(matrix: np.ndarray) -> np.ndarray:
 
 
 def rank_main(rank: int, folder: Path) -> None:
-    """One of three ranks: first the first two train together, then all. Runs in its own process.
-
-    Writes to `folder` what the tests look at.
-    """
+    """One of the ranks, in a process of its own. Writes to `folder` what the tests look at."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=3)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
     try:
-        for count, group in ((2, dist.new_group([0, 1])), (3, dist.group.WORLD)):
-            if rank < count:
-                found = observe(
-                    rank, group, torch.load(folder / f"one_rank_of_{count}.pt", weights_only=True)
-                )
-                torch.save(found, folder / f"rank{rank}_of_{count}.pt")
+        saved = torch.load(folder / "one_rank.pt", weights_only=True)
+        torch.save(observe(rank, dist.group.WORLD, saved), folder / f"rank{rank}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -221,7 +214,6 @@ def observe(rank: int, group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[
 def observe_sharded(group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[str, Any]:
     """Rows of every parameter with two dimensions are divided as by FSDP2, and so is the mean gradient."""
     mesh = DeviceMesh.from_group(group, "cpu")
-    mean, count = mean_gradient(group.size()), group.size()
     model = Toy()
     model.load_state_dict(saved["half"])
     for name, parameter in dict(model.named_parameters()).items():
@@ -229,7 +221,7 @@ def observe_sharded(group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[str
             setattr(model, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
 
     def own_gradient(name: str, step: int) -> torch.Tensor:
-        whole = mean(name, step)
+        whole = mean_gradient(name, step)
         return distribute_tensor(whole, mesh, [Shard(0)]) if whole.dim() == 2 else whole
 
     optimizer = make(model, process_group=group)
@@ -242,7 +234,7 @@ def observe_sharded(group: dist.ProcessGroup, saved: dict[str, Any]) -> dict[str
         "weights": whole,
         "state": {key: value.clone() for key, value in optimizer.named_state().items()},
         "own_share": list(optimizer.named_state(partitioned=True)),
-        "elements": sum(v.numel() for state in optimizer.state.values() for v in state.values()) * count,
+        "elements": sum(v.numel() for state in optimizer.state.values() for v in state.values()) * RANKS,
     }
 
 

@@ -1,4 +1,4 @@
-"""Two and three ranks over gloo take the steps that one rank takes with the mean of their gradients."""
+"""Three ranks over gloo take the steps that one rank takes with the mean of their gradients."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.multiprocessing
 
+from cpplm.optim.muon import MuonAdamW
 from tests.optim.reference import (
+    RANKS,
     SHAPES,
     STEPS,
     TABLES,
@@ -29,34 +31,38 @@ HALF = STEPS // 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three processes ran: two of them as a group, then all three. They began with what one rank saved."""
+    """Three processes ran, and began with what one rank saved."""
     folder = tmp_path_factory.mktemp("ranks")
-    for count in (2, 3):
-        model = Toy()
-        optimizer = make(model)
-        train(model, optimizer, range(HALF), mean_gradient(count))
-        saved = {"half": model.state_dict(), "state": optimizer.named_state()}
-        torch.save(saved, folder / f"one_rank_of_{count}.pt")
-    torch.multiprocessing.spawn(rank_main, (folder,), nprocs=3)
+    model, optimizer = one_rank(range(HALF))
+    torch.save({"half": model.state_dict(), "state": optimizer.named_state()}, folder / "one_rank.pt")
+    torch.multiprocessing.spawn(rank_main, (folder,), nprocs=RANKS)
     return folder
 
 
-@pytest.fixture(params=[2, 3])
-def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
+@pytest.fixture
+def ranks(folder: Path) -> list[dict[str, Any]]:
     """What each rank found. Rows of the table are left over, and with fewer matrices of a shape than ranks
     some ranks have none."""
-    files = [folder / f"rank{rank}_of_{request.param}.pt" for rank in range(request.param)]
-    return [torch.load(file, weights_only=True) for file in files]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
-def trained(ranks: list[dict[str, Any]]) -> Reference:
+@pytest.fixture(scope="module")
+def trained() -> Reference:
     reference = Reference()
-    reference.train(range(STEPS), mean_gradient(len(ranks)))
+    reference.train(range(STEPS), mean_gradient)
     return reference
 
 
-def test_ranks_step_as_one_with_the_mean_gradient(ranks: list[dict[str, Any]]) -> None:
-    trained(ranks).assert_equal(ranks[0]["weights"])
+def one_rank(steps: range) -> tuple[Toy, MuonAdamW]:
+    """Trained with the mean gradient."""
+    model = Toy()
+    optimizer = make(model)
+    train(model, optimizer, steps, mean_gradient)
+    return model, optimizer
+
+
+def test_ranks_step_as_one_with_the_mean_gradient(ranks: list[dict[str, Any]], trained: Reference) -> None:
+    trained.assert_equal(ranks[0]["weights"])
 
 
 def test_all_ranks_have_the_same_bits(ranks: list[dict[str, Any]]) -> None:
@@ -68,8 +74,8 @@ def test_all_ranks_have_the_same_bits(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_the_gradient_norm_is_that_of_the_mean(ranks: list[dict[str, Any]]) -> None:
-    mean = mean_gradient(len(ranks))
-    expected = [float(torch.cat([mean(n, step).flatten() for n in SHAPES]).norm()) for step in range(STEPS)]
+    whole = [torch.cat([mean_gradient(name, step).flatten() for name in SHAPES]) for step in range(STEPS)]
+    expected = [float(gradient.norm()) for gradient in whole]
     for found in ranks:
         assert found["norms"] == pytest.approx(expected, rel=1e-6)
 
@@ -81,26 +87,24 @@ def test_the_state_is_divided(ranks: list[dict[str, Any]]) -> None:
     assert max(found["elements"] for found in ranks) < whole / len(ranks) * 1.01 + small
 
 
-def test_one_rank_continues_what_several_saved(ranks: list[dict[str, Any]]) -> None:
+def test_one_rank_continues_what_several_saved(ranks: list[dict[str, Any]], trained: Reference) -> None:
     model = Toy()
     model.load_state_dict(ranks[0]["half"])
     optimizer = make(model)
     optimizer.load_named_state(ranks[0]["state"])
     for key, value in optimizer.named_state().items():
         assert torch.equal(value, ranks[0]["state"][key]), key
-    train(model, optimizer, range(HALF, STEPS), mean_gradient(len(ranks)))
-    trained(ranks).assert_equal(dict(model.named_parameters()))
+    train(model, optimizer, range(HALF, STEPS), mean_gradient)
+    trained.assert_equal(dict(model.named_parameters()))
 
 
-def test_several_ranks_continue_what_one_saved(ranks: list[dict[str, Any]]) -> None:
-    model = Toy()
-    optimizer = make(model)
-    train(model, optimizer, range(HALF), mean_gradient(len(ranks)))
+def test_several_ranks_continue_what_one_saved(ranks: list[dict[str, Any]], trained: Reference) -> None:
+    _, optimizer = one_rank(range(HALF))
     for found in ranks:
         assert found["loaded"].keys() == optimizer.named_state().keys()
         for key, value in optimizer.named_state().items():
             assert torch.equal(value, found["loaded"][key]), key
-        trained(ranks).assert_equal(found["continued"])
+        trained.assert_equal(found["continued"])
 
 
 def test_a_missing_gradient_is_refused_at_once(ranks: list[dict[str, Any]]) -> None:
@@ -108,18 +112,15 @@ def test_a_missing_gradient_is_refused_at_once(ranks: list[dict[str, Any]]) -> N
         assert "t has no gradient" in found["refused"]
 
 
-def test_sharded_parameters_step_as_whole_ones(ranks: list[dict[str, Any]]) -> None:
+def test_sharded_parameters_step_as_whole_ones(ranks: list[dict[str, Any]], trained: Reference) -> None:
     for found in ranks:
         sharded = found["sharded"]
-        trained(ranks).assert_equal(sharded["weights"])
+        trained.assert_equal(sharded["weights"])
         assert sharded["norms"] == pytest.approx(found["norms"][HALF:], rel=1e-6)
 
 
 def test_the_state_of_shards_is_divided_and_whole_again(ranks: list[dict[str, Any]]) -> None:
-    model = Toy()
-    optimizer = make(model)
-    train(model, optimizer, range(STEPS), mean_gradient(len(ranks)))
-    expected = optimizer.named_state()
+    expected = one_rank(range(STEPS))[1].named_state()
     whole = sum(value.numel() for value in expected.values())
     for found in ranks:
         state = found["sharded"]["state"]

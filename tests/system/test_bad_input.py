@@ -39,21 +39,6 @@ def test_corpus_that_is_not_there_or_not_finished(tmp_path: Path, corpus: Path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_truncated_shard_is_named(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(corpus, broken)
-    for shard in broken.glob("train_*.parquet"):
-        shard.write_bytes(shard.read_bytes()[:-7])
-    refuse(train(tmp_path / "run", broken, tokenizer_path, "--num_iterations", 2), "train_0000", "damaged")
-
-
-def test_tokenizer_that_is_none(tmp_path: Path, corpus: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    refuse(train(tmp_path / "run", corpus, path), "cannot read the tokenizer", "tokenizer train")
-    path.write_text("{}")
-    refuse(train(tmp_path / "run", corpus, path), "is not a tokenizer file")
-
-
 @pytest.mark.slow
 def test_disk_fills_up_during_a_save(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
     out = tmp_path / "run"
@@ -71,16 +56,6 @@ def test_disk_fills_up_during_a_save(tmp_path: Path, corpus: Path, tokenizer_pat
     load_tensors(open_run(out), "model.safetensors")
     assert train(out, corpus, tokenizer_path, "--num_iterations", 4).returncode == 0
     assert open_run(out).step == 4
-
-
-@pytest.mark.slow
-def test_damaged_checkpoint_is_named(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
-    out = tmp_path / "run"
-    assert train(out, corpus, tokenizer_path, "--num_iterations", 1).returncode == 0
-    model = out / "checkpoints" / "step_000001" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:1000])
-    refuse(cpplm("generate", "--run", out, "--prompt", "int"), "model.safetensors is damaged")
-    refuse(train(out, corpus, tokenizer_path, "--num_iterations", 2), "model.safetensors is damaged")
 
 
 def test_no_compiler_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

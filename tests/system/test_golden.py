@@ -28,6 +28,7 @@ from cpplm.dataloader.encoding import PlainEncoder
 from cpplm.dataloader.fim import FimEncoder, FimSettings
 from cpplm.dataloader.loader import DataSource, TrainLoader
 from tests.commands import cpplm
+from tests.train.records import records
 
 GOLDEN = Path(__file__).with_name("golden.json")
 RECORD = bool(os.environ.get("CPPLM_RECORD_GOLDEN"))
@@ -45,128 +46,7 @@ COLUMNS = {
 
 # Beside tinylib: a license, macros, conditions, templates over several files, a cycle of includes, documented
 # functions, an address to redact.
-MORE_FILES = {
-    "LICENSE": "SPDX-License-Identifier: MIT\n",
-    "geo/limits.h": """// SPDX-License-Identifier: BSD-3-Clause
-#pragma once
-#define GEO_MAX 16
-#define GEO_CLAMP(x, low, high) ((x) < (low) ? (low) : (x) > (high) ? (high) : (x))
-#ifdef GEO_WIDE
-typedef long geo_int;
-#else
-typedef int geo_int;
-#endif
-""",
-    "geo/matrix.h": """// SPDX-License-Identifier: Apache-2.0 OR MIT
-// Written by Ada <ada.writes@some-company.com>
-#ifndef GEO_MATRIX_H
-#define GEO_MATRIX_H
-#include "limits.h"
-#include "vector.h"
-
-namespace geo {
-
-/// A matrix of N rows and M columns.
-template <typename T, int N, int M = N>
-class Matrix {
-public:
-    static_assert(N <= GEO_MAX && M <= GEO_MAX, "too large");
-
-    Matrix() : cells_{} {}
-
-    T& at(int row, int column) { return cells_[row * M + column]; }
-    const T& at(int row, int column) const { return cells_[row * M + column]; }
-
-    /** Multiplies the matrix by a vector.
-     *  @param v the vector
-     *  @return a new vector */
-    Vector<T, N> operator*(const Vector<T, M>& v) const {
-        Vector<T, N> product;
-        for (int row = 0; row < N; ++row) {
-            for (int column = 0; column < M; ++column) {
-                product[row] += at(row, column) * v[column];
-            }
-        }
-        return product;
-    }
-
-private:
-    T cells_[N * M];
-};
-
-}  // namespace geo
-#endif
-""",
-    "geo/vector.h": """#ifndef GEO_VECTOR_H
-#define GEO_VECTOR_H
-#include "limits.h"
-#include "matrix.h"
-
-namespace geo {
-template <typename T, int N, int M> class Matrix;
-
-template <typename T, int N>
-struct Vector {
-    T values[N] = {};
-    T& operator[](int index) { return values[GEO_CLAMP(index, 0, N - 1)]; }
-    const T& operator[](int index) const { return values[GEO_CLAMP(index, 0, N - 1)]; }
-};
-
-// Sum of the products of the coordinates of two vectors.
-template <typename T, int N>
-T dot(const Vector<T, N>& a, const Vector<T, N>& b) {
-    T sum{};
-    for (int index = 0; index < N; ++index) sum += a[index] * b[index];
-    return sum;
-}
-
-template <> inline int dot<int, 0>(const Vector<int, 0>&, const Vector<int, 0>&) { return 0; }
-}  // namespace geo
-#endif
-""",
-    "geo/solve.cpp": """#include "matrix.h"
-#include <cmath>
-#if defined(GEO_TRACE)
-#include <cstdio>
-#define TRACE(what) std::printf("%s\\n", #what)
-#else
-#define TRACE(what)
-#endif
-
-namespace geo {
-namespace {
-// How far two vectors lie apart, as the length of their difference.
-double distance(const Vector<double, 3>& a, const Vector<double, 3>& b) {
-    double sum = 0.0;
-    for (int index = 0; index < 3; ++index) {
-        const double difference = a[index] - b[index];
-        sum += difference * difference;
-    }
-    return std::sqrt(sum);
-}
-}  // namespace
-
-/// Repeats a step of Jacobi's method until the solution hardly moves any more.
-int solve(const Matrix<double, 3>& a, const Vector<double, 3>& b, Vector<double, 3>& x) {
-    for (int round = 0; round < 100; ++round) {
-        TRACE(round);
-        Vector<double, 3> next;
-        for (int row = 0; row < 3; ++row) {
-            double rest = b[row];
-            for (int column = 0; column < 3; ++column) {
-                if (column != row) rest -= a.at(row, column) * x[column];
-            }
-            next[row] = rest / a.at(row, row);
-        }
-        const double moved = distance(next, x);
-        x = next;
-        if (moved < 1e-9) return round;
-    }
-    return -1;
-}
-}  // namespace geo
-""",
-}
+MORE_FILES = Path(__file__).with_name("golden_project")
 SAMPLE = """// A sample: naïve, 日本.
 template <typename T>
 std::vector<T> doubled(const std::vector<T>& values) {
@@ -282,9 +162,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("projects") / "golden"
     shutil.copytree(TINYLIB, folder)
-    for name, text in MORE_FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+    shutil.copytree(MORE_FILES, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -312,13 +190,9 @@ def run(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def train(corpus: Path, tokenizer: Path, out: Path, *flags: object) -> Path:
-    command("train", corpus, "--tokenizer", tokenizer, "--out", out, *SHAPE, *flags)
+    told = figures("train", corpus, "--tokenizer", tokenizer, "--out", out, *SHAPE, *flags, "--json")
+    assert told["step"] == 20
     return out
-
-
-def records(run: Path, event: str) -> list[dict[str, Any]]:
-    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    return [record for line in lines if (record := json.loads(line))["event"] == event]
 
 
 def losses(run: Path) -> list[float]:

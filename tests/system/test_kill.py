@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +18,8 @@ import torch
 from cpplm.core.run_log import read_run_log
 from cpplm.train.checkpoint.format import open_run
 from cpplm.train.checkpoint.weights import load_tensors
+from tests.commands import start_cpplm
+from tests.train.records import records
 
 KILLS = int(os.environ.get("KILLS", "3"))
 STEPS = 60 * KILLS  # so many that the kills are over before the run is
@@ -30,26 +31,20 @@ SETTINGS = ["--depth", "2", "--aspect_ratio", "32", "--head_dim", "16", "--max_s
             "--save_every", "7", "--save_minutes", "-1"]  # fmt: skip
 
 
-def start(corpus: Path, tokenizer: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "cpplm.cli.main", "train", "--data_dir", str(corpus),
-         "--tokenizer", str(tokenizer), "--out", str(out), *SETTINGS, *more],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def start(corpus: Path, tokenizer: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    return start_cpplm("train", corpus, "--tokenizer", tokenizer, "--out", out, *SETTINGS, *more)
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
+def finish(process: subprocess.Popen[str]) -> None:
     _, said = process.communicate(timeout=1200)
-    assert process.returncode == 0, said.decode()
+    assert process.returncode == 0, said
 
 
 def events(out: Path) -> list[str]:
     return [record["event"] for record in read_run_log(out / "log.jsonl")]
 
 
-def kill_at_random(process: subprocess.Popen[bytes], out: Path, chance: random.Random) -> bool:
+def kill_at_random(process: subprocess.Popen[str], out: Path, chance: random.Random) -> bool:
     """Kill it a random while after its session or its first step began; False if it was at its end."""
     begun = events(out).count("session")
     awaited = chance.choice(["session", "step", "step", "step"])
@@ -78,11 +73,9 @@ def test_killed_runs_end_with_the_same_weights(corpus: Path, tokenizer_path: Pat
     assert len(set(steps_reached)) > KILLS / 3, "the kills hit a run that does not get anywhere"
     assert_same(alone, killed)
     assert_same(alone, tmp_path / "uploads")
-    log = read_run_log(killed / "log.jsonl")
-    steps = [record for record in log if record["event"] == "step"]
+    steps = records(killed, "step")
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
-    losses = [r["loss"] for r in read_run_log(alone / "log.jsonl") if r["event"] == "step"]
-    assert [record["loss"] for record in steps] == losses
+    assert [record["loss"] for record in steps] == [record["loss"] for record in records(alone, "step")]
 
 
 def assert_same(one: Path, other: Path) -> None:

@@ -1,24 +1,20 @@
-"""The README's commands, run as a user would: in order, killed on the way, run again."""
+"""The README's commands, run as a user would: in order, and run again."""
 
 import json
 import os
-import random
 import re
 import shlex
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from cpplm.core.run_log import read_run_log
 from cpplm.core.settings import from_command_line
 from cpplm.train.settings import TrainSettings
-from tests.commands import cpplm
+from tests.commands import cpplm_process
+from tests.train.records import records
 
 ROOT = Path(__file__).parents[2]
-CPPLM = [sys.executable, "-m", "cpplm.cli.main"]
 
 
 def readme_commands() -> list[str]:
@@ -50,22 +46,8 @@ def test_the_demos_model_learns_to_fill_in() -> None:
     assert settings.fim.enabled
 
 
-def run(arguments: list[str], *, kill_after: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run one cpplm command; with `kill_after`, SIGKILL it and its children after that many seconds."""
-    process = subprocess.Popen(
-        [*CPPLM, *arguments],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=kill_after)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
 @pytest.mark.slow
-def test_quick_start_killed_once_ends_with_the_page(tmp_path: Path) -> None:
+def test_quick_start_ends_with_the_page(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     commands = []
     for line in readme_commands():
@@ -74,49 +56,25 @@ def test_quick_start_killed_once_ends_with_the_page(tmp_path: Path) -> None:
     for command in commands:
         if command[0] == "generate":
             command += ["--save"]
+        if command[0] == "runs":
+            command += ["--json"]
         if command[0] == "evaluate":
             command += ["--eval_bytes", "60000", "--max_new_tokens", "48"]
         if command[0] == "train":
             command += ["--save_minutes", "0.02", "--eval_every", "1000"]
-            run(command, kill_after=random.Random(2).uniform(8.0, 20.0))
-        done = run(command)
+        done = cpplm_process(*command, cwd=ROOT)
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
-    log = read_run_log(demo / "run" / "log.jsonl")
-    steps = [record["step"] for record in log if record["event"] == "step"]
+    steps = [record["step"] for record in records(demo / "run", "step")]
     assert steps == list(range(1, len(steps) + 1))
-    bits = [record["bits_per_byte"] for record in log if record["event"] == "validation"]
+    bits = [record["bits_per_byte"] for record in records(demo / "run", "validation")]
     assert bits[-1] < bits[0] - 0.2
-    page = (demo / "run" / "page.html").read_text(encoding="utf-8")
+    page = Path(json.loads(done.stdout.splitlines()[-1])["page"]).read_text(encoding="utf-8")
     assert "What it writes" in page
     assert "C++ problems" in page
     assert page.count("<figure data-chart") >= 6
 
     before = {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()}
     for command in commands[:4]:  # all done: nothing is made anew
-        assert run(command).returncode == 0
+        assert cpplm_process(*command, cwd=ROOT).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.slow
-def test_json_is_the_last_line(tmp_path: Path, corpus: Path, tokenizer_path: Path) -> None:
-    out = str(tmp_path / "run")
-    train = (
-        f"train --data_dir {corpus} --tokenizer {tokenizer_path} --out {out} --depth 1 --head_dim 16 "
-        "--max_seq_len 64 --device_batch_size 2 --total_batch_size 128 --num_iterations 3 --no_compile "
-        "--engram_table_size 100 --eval_tokens 500"
-    ).split()
-    figures = {}
-    for command in (
-        train,
-        ["evaluate", "bpb", "--run", out, "--data_dir", str(corpus)],
-        ["generate", "--run", out, "--prompt", "int x", "--max_new_tokens", "4"],
-        ["runs", "page", out],
-    ):
-        done = cpplm(*command, "--json")
-        assert done.returncode == 0, done.stderr
-        figures[command[0]] = json.loads(done.stdout.splitlines()[-1])
-    assert figures["train"]["step"] == 3
-    assert figures["evaluate"]["bpb"]["bits_per_byte"] > 0
-    assert len(figures["generate"]["completions"]) == 1
-    assert Path(figures["runs"]["page"]).exists()

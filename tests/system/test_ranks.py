@@ -3,14 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from cpplm.core.run_log import read_run_log
 from cpplm.train.checkpoint.format import open_run
+from tests.commands import start_cpplm
 from tests.train.records import assert_same_records, records
 
 # Windows, value embeddings, n-gram memory: what the ranks exchange is dense, divided and sparse.
@@ -30,19 +29,8 @@ def train(ranks: int, corpus: Path, tokenizer: Path, out: Path, *more: str) -> l
 
 
 def started(ranks: int, corpus: Path, tokenizer: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "cpplm.cli.main"]
-    if ranks > 1:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                   "--nproc_per_node", str(ranks), "-m", "cpplm.cli.main"]  # fmt: skip
-    command += ["train", "--data_dir", str(corpus), "--tokenizer", str(tokenizer), "--out", str(out)]
-    return subprocess.Popen(
-        [*command, *MODEL, *RUN, *more],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
+    about = ("train", corpus, "--tokenizer", tokenizer, "--out", out)
+    return start_cpplm(*about, *MODEL, *RUN, *more, ranks=ranks)
 
 
 def losses(records: list[dict[str, object]]) -> list[float]:
@@ -80,44 +68,17 @@ def test_a_run_goes_on_with_other_ranks(corpus: Path, tokenizer_path: Path, tmp_
     small = ("--device_batch_size", "4")
     out = tmp_path / "changing"
     schedule = ("--warmdown_ratio", "0", "--weight_decay", "0")
-    alone = train(1, corpus, tokenizer_path, tmp_path / "alone", *small, "--num_iterations", "8", *schedule)
+    train(1, corpus, tokenizer_path, tmp_path / "alone", *small, "--num_iterations", "8", *schedule)
     for ranks, more, steps in ((2, ("--shard",), "4"), (1, (), "8")):
-        several = train(
-            ranks, corpus, tokenizer_path, out, *small, *more, "--num_iterations", steps, *schedule
-        )
-    steps_alone = [record for record in alone if record["event"] == "step"]
-    steps_several = [record for record in several if record["event"] == "step"]
-    assert losses(steps_several) == pytest.approx(
-        losses(steps_alone), abs=5e-4
-    )  # sums in another order, over 8 steps
+        train(ranks, corpus, tokenizer_path, out, *small, *more, "--num_iterations", steps, *schedule)
+    # Sums in another order, over 8 steps.
+    assert losses(records(out, "step")) == pytest.approx(
+        losses(records(tmp_path / "alone", "step")), abs=5e-4
+    )
     assert open_run(out).step == 8
     saved = {step: [name for name in open_run(out, step).files if "-of-" in name] for step in (4, 8)}
     assert {step: len(names) for step, names in saved.items()} == {4: 2 * 2, 8: 0}  # each rank its own
-    sessions = [r for r in read_run_log(out / "log.jsonl") if r["event"] == "session"]
-    assert [session["ranks"] for session in sessions] == [2, 1]
-
-
-@pytest.mark.slow
-def test_ranks_that_see_different_places(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
-    """As machines do whose --out is a disk of their own."""
-    program = (
-        "import os, sys; sys.argv += ['--out', f'{sys.argv.pop()}{os.environ[\"RANK\"]}']; "
-        "from cpplm.cli.main import main; main()"
-    )
-    (tmp_path / "train.py").write_text(program)
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-         str(tmp_path / "train.py"), "train", "--data_dir", str(corpus), "--tokenizer", str(tokenizer_path),
-         *MODEL, *RUN, "--num_iterations", "1", "--device_batch_size", "4", str(tmp_path / "out")],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert result.returncode != 0
-    assert result.stderr.count("of the first process is not seen") == 2  # said by both
-    assert not list(tmp_path.glob("out*/checkpoints/*"))
+    assert [session["ranks"] for session in records(out, "session")] == [2, 1]
 
 
 @pytest.mark.slow
@@ -131,6 +92,6 @@ def test_a_signal_to_all_processes_saves(corpus: Path, tokenizer_path: Path, tmp
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGTERM)
         _, said = process.communicate(timeout=300)
-    reached = len([record for record in records(out) if record["event"] == "step"])
+    reached = len(records(out, "step"))
     assert 5 <= reached < steps
     assert open_run(out).step == reached, said

@@ -75,19 +75,6 @@ def test_the_constraint_lets_through_what_spells_the_prefix_and_nothing_else(tok
         assert spelt.startswith(prefix)
 
 
-def test_healing_lets_the_whole_token_come_back(tokenizer: Tokenizer) -> None:
-    text = "int f() {\n    return (1);\n}\n"
-    prompt = "int f() {\n    retu"
-    healed = heal(tokenizer, prompt)
-    whole = tokenizer.encode(text)
-    assert whole[: len(tokenizer.encode(prompt))] != tokenizer.encode(prompt)
-    expected = whole[len(healed.ids) :]
-    constraint = PrefixConstraint(tokenizer, healed.removed)
-    while not constraint.done:
-        assert expected[0] in constraint.allowed()
-        constraint.advance(expected.pop(0))
-
-
 def test_a_line_break_ends_a_token_unless_they_are_dense(tokenizer: Tokenizer) -> None:
     lines = tokenizer.pattern == PATTERN
     prompt, rest = "int f() {\n", "    return 1;\n}\n"

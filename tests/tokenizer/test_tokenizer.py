@@ -5,7 +5,6 @@ import json
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,10 +99,6 @@ def test_token_bytes_sum_to_the_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes[ids].sum() == len(CODE.encode())
 
 
-def test_training_compresses(tokenizer: Tokenizer) -> None:
-    assert len(tokenizer.encode(CODE)) < len(CODE.encode()) / 2.5
-
-
 def test_file_round_trip_and_damage(tokenizer: Tokenizer, tmp_path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(tokenizer.to_json())
@@ -173,23 +168,3 @@ def test_the_time_for_a_monotonous_text_grows_with_its_length_only(tokenizer: To
     text = unit * (1_000_000 // len(unit))
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", ["a", " ", "\n", "/", "\xff"])
-def test_fifty_megabytes_of_one_character(tokenizer: Tokenizer, unit: str) -> None:
-    text = unit * 50_000_000 if unit.isascii() else unit.encode("latin-1") * 5_000_000
-    assert tokenizer.decode_bytes(tokenizer.encode(text)) == (
-        text if isinstance(text, bytes) else text.encode()
-    )
-
-
-@pytest.mark.slow
-def test_a_million_random_byte_strings_round_trip(tokenizer: Tokenizer) -> None:
-    random_ = np.random.default_rng(0)
-    lengths = random_.integers(0, 12, size=1_000_000)
-    data = random_.bytes(int(lengths.sum()))
-    stops = np.cumsum(lengths).tolist()
-    for start, stop in zip([0, *stops], stops, strict=False):
-        piece = data[start:stop]
-        assert tokenizer.decode_bytes(tokenizer.encode(piece)) == piece

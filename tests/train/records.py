@@ -10,8 +10,10 @@ from cpplm.core.run_log import read_run_log
 FIGURES = ("step", "tokens", "bytes", "loss", "bits_per_byte", "gradient_norm")
 
 
-def records(out: Path) -> list[dict[str, Any]]:
-    return [record for record in read_run_log(out / "log.jsonl") if record["event"] in ("step", "validation")]
+def records(out: Path, *events: str) -> list[dict[str, Any]]:
+    """What the log of a run says of these events; by default, of steps and validations."""
+    wanted = events or ("step", "validation")
+    return [record for record in read_run_log(out / "log.jsonl") if record["event"] in wanted]
 
 
 def assert_same_records(ours: Path, theirs: Path, *, rel: float) -> None:

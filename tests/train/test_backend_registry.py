@@ -10,10 +10,9 @@ from cpplm.cli.train import train
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import count_tpus
 from cpplm.train import backend_registry
-from cpplm.train.backend_registry import open_backend, register_backend, trains_with_jax
+from cpplm.train.backend_registry import open_backend, trains_with_jax
 from cpplm.train.estimate import estimate_run
 from cpplm.train.settings import TrainSettings
-from cpplm.train.torch_backend import TorchBackend, torch_model
 
 
 def pci(folder: Path, *devices: tuple[str, str]) -> Path:
@@ -59,26 +58,9 @@ def test_without_jax_it_is_said(settings: TrainSettings, monkeypatch: pytest.Mon
     assert not settings.out.exists()
 
 
-def test_a_backend_is_open_once_it_is_registered(
-    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend_registry, "_FACTORIES", {"torch": TorchBackend})
-    asked = dataclasses.replace(settings, backend="jax")
-    with pytest.raises(UserError, match="the backend jax is not registered"):
-        open_backend(asked)
-    register_backend("jax", lambda settings: settings)  # type: ignore[arg-type,return-value]
-    assert open_backend(asked) is asked
-    assert isinstance(open_backend(dataclasses.replace(settings, backend="torch")), TorchBackend)
-
-
 def test_torch_refuses_a_tpu(settings: TrainSettings) -> None:
     with pytest.raises(UserError, match="does not train on a TPU"):
         open_backend(dataclasses.replace(settings, backend="torch", device_type="tpu"))
-
-
-def test_another_learner_has_no_torch_model() -> None:
-    with pytest.raises(TypeError, match="no PyTorch model"):
-        torch_model(object())  # type: ignore[arg-type]
 
 
 def test_a_dry_run_is_for_gpus(settings: TrainSettings) -> None:

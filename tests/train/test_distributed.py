@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
+from cpplm.train.checkpoint.resume import open_shared_storage
 from cpplm.train.distributed import (
     SINGLE_PROCESS,
     TORCHRUN_VARIABLES,
@@ -103,28 +102,10 @@ def talk(dist: DistContext, folder: Path) -> None:
             raise OSError("torn")
     with dist.raise_on_all_ranks():
         pass
+    with pytest.raises(UserError, match="of the first process is not seen"):  # an --out on a disk of its own
+        open_shared_storage(folder / f"of process {index}", dist)
+    open_shared_storage(folder / "shared", dist)
+    assert list((folder / "shared").iterdir()) == []
     dist.assert_same_on_all_ranks({"rate": 0.1, "data": {"path": "a", "sizes": (1, 2)}})
     with pytest.raises(UserError, match=r"process 1 differs from the first one: data\.path b, not a; rate"):
         dist.assert_same_on_all_ranks({"rate": 0.1 + index, "data": {"path": "ab"[index], "sizes": (1, 2)}})
-
-
-SCRIPT = """
-import sys
-import torch.distributed as dist
-from cpplm.train.distributed import init_distributed
-with init_distributed("cpu") as world:
-    everyone = world.gather_objects(world.rank)
-    if world.is_first:
-        sys.stdout.write(f"{world.world_size} {everyone} {dist.get_backend()}\\n")
-sys.stdout.write(f"gone {dist.is_initialized()}\\n")
-"""
-
-
-@pytest.mark.slow
-def test_torchrun_starts_a_world(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["2 [0, 1] gloo", "gone False", "gone False"]

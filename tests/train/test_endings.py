@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from cpplm.core.errors import UserError
-from cpplm.core.run_log import read_run_log
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.model.transformer import Transformer
@@ -27,6 +26,7 @@ from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import ValidationResult, validate
+from tests.train.records import records
 from tests.train.test_pretrain import assert_same_weights, weights
 
 
@@ -67,8 +67,7 @@ def test_a_stop_is_heard_during_validation(
     assert measured == 2
     steps = 4 * (validation - 1)
     assert [int(path.name[5:]) for path in settings.out.glob("checkpoints/*")] == [steps] * bool(steps)
-    log = read_run_log(settings.out / "log.jsonl")
-    assert len([r for r in log if r["event"] == "validation"]) == validation - 1
+    assert len(records(settings.out, "validation")) == validation - 1
     monkeypatch.undo()
     assert pretrain(settings).step == 8
 
@@ -126,7 +125,7 @@ def test_a_later_ctrl_c_stops_at_once(settings: TrainSettings) -> None:
     with pytest.raises(KeyboardInterrupt):
         pretrain(settings, [Signals(3, signal.SIGINT, signal.SIGINT, apart=1.1)])
     assert not list(settings.out.glob("checkpoints/*"))
-    assert read_run_log(settings.out / "log.jsonl")[-1]["reason"] == "stopped"
+    assert records(settings.out, "end")[-1]["reason"] == "stopped"
 
 
 class NoMoreBatches(Callback):
@@ -165,7 +164,7 @@ def test_a_validation_that_is_no_number_ends_the_run(
     monkeypatch.setattr("cpplm.train.callbacks.validate", lambda *arguments: nothing)
     with pytest.raises(UserError, match="validation loss is nan at step 0"):
         pretrain(settings)
-    (end,) = [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] != "session"]
+    (end,) = records(settings.out, "end", "step", "validation", "checkpoint")
     assert end["reason"] == "failed"
 
 
@@ -179,7 +178,7 @@ def test_a_bad_gradient_is_not_saved(settings: TrainSettings, monkeypatch: pytes
         optimizer.gradient_norm = torch.tensor(math.nan)
 
     monkeypatch.setattr(MuonAdamW, "step", diverge)
-    with pytest.raises(UserError, match="gradient nan"):
+    with pytest.raises(UserError, match=r"gradient nan at step 3.*Lower the learning rates"):
         pretrain(settings)
     for name, tensor in weights(settings.out).items():
         assert torch.equal(tensor, before[name])

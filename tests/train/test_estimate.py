@@ -18,14 +18,16 @@ from cpplm.train.devices import MEMORY_GB, data_sheet_devices
 from cpplm.train.estimate import estimate
 from cpplm.train.memory_estimate import MemoryPlan
 from cpplm.train.settings import DryRunSettings
+from cpplm.train.training_length import TrainingBudget
 
 CONFIG = ModelConfig.from_depth(4, vocab_size=32_768)
 PLAN = MemoryPlan(CONFIG, KernelSettings(), torch.bfloat16, 16, 2**22, shard=False, normuon=False)
+STEPS = TrainingBudget(steps=100)
 H100S = data_sheet_devices("H100", 64)
 
 
 def test_exact_figures() -> None:
-    found = estimate(PLAN, H100S, 0.5, steps=100)
+    found = estimate(PLAN, H100S, 0.5, STEPS)
     with torch.device("meta"):
         assert found.parameters == sum(p.numel() for p in Transformer(CONFIG).parameters())
     assert found.accumulation == 2  # 2^22 tokens = 64 processes x 16 rows x 2048 x 2
@@ -34,26 +36,24 @@ def test_exact_figures() -> None:
 
 
 def test_time_follows_from_the_assumed_rate() -> None:
-    found = estimate(PLAN, H100S, 0.5, steps=100)
+    found = estimate(PLAN, H100S, 0.5, STEPS)
     seconds = 100 * found.flops_per_step / (0.5 * 989e12 * 64)
     assert found.hours == pytest.approx(seconds / 3600)
     assert found.tokens_per_second == pytest.approx(found.tokens / seconds)
-    assert estimate(PLAN, H100S, 0.5, seconds=seconds) == found
-    slower = estimate(PLAN, data_sheet_devices("A100", 64), 0.5, steps=100)
+    assert estimate(PLAN, H100S, 0.5, TrainingBudget(seconds=seconds)) == found
+    slower = estimate(PLAN, data_sheet_devices("A100", 64), 0.5, STEPS)
     assert slower.hours == pytest.approx(found.hours * 989 / 312)
 
 
 def test_whether_it_fits() -> None:
-    peak = estimate(PLAN, H100S, 0.5, steps=1).memory.peak / 1e9
-    assert not estimate(
-        PLAN, data_sheet_devices("H100", 64, peak), 0.5, steps=1
-    ).fits  # not all of it can be used
-    assert estimate(PLAN, data_sheet_devices("H100", 64, 1.1 * peak), 0.5, steps=1).fits
-    assert "does not fit" in estimate(PLAN, data_sheet_devices("H100", 64, 1.0), 0.5, steps=1).text()
+    peak = estimate(PLAN, H100S, 0.5, STEPS).memory.peak / 1e9
+    assert not estimate(PLAN, data_sheet_devices("H100", 64, peak), 0.5, STEPS).fits  # not all can be used
+    assert estimate(PLAN, data_sheet_devices("H100", 64, 1.1 * peak), 0.5, STEPS).fits
+    assert "does not fit" in estimate(PLAN, data_sheet_devices("H100", 64, 1.0), 0.5, STEPS).text()
 
 
 def test_the_text_says_what_is_exact() -> None:
-    found = estimate(replace(PLAN, shard=True), H100S, 0.5, steps=100)
+    found = estimate(replace(PLAN, shard=True), H100S, 0.5, STEPS)
     text = found.text()
     for part in ("weights", "gathered blocks", "gradients", "optimizer state", "activations", "loss", "peak"):
         assert part in text
@@ -61,7 +61,7 @@ def test_the_text_says_what_is_exact() -> None:
     assert f"{found.memory.peak / 1e9:.2f} GB per process (estimate, not the sum)" in text
     assert "(exact)" in text
     assert "assumed" in text
-    assert "gathered" not in estimate(PLAN, H100S, 0.5, steps=100).text()
+    assert "gathered" not in estimate(PLAN, H100S, 0.5, STEPS).text()
 
 
 def test_every_known_device_has_a_memory() -> None:
@@ -82,8 +82,3 @@ def test_every_known_device_has_a_memory() -> None:
 def test_bad_settings(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         DryRunSettings(**values)
-
-
-def test_a_run_has_one_length() -> None:
-    with pytest.raises(ValueError, match="so many steps or so many seconds"):
-        estimate(PLAN, H100S, 0.5)

@@ -4,12 +4,10 @@ import dataclasses
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from cpplm.core.run_log import read_run_log
 from cpplm.model.flops import count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import pretrain
@@ -18,6 +16,7 @@ from cpplm.train.report.html import write_page
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.torch_profiler import MOST_OPERATIONS
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
+from tests.train.records import records
 from tests.train.test_pretrain import weights
 
 
@@ -30,10 +29,6 @@ class AskAt(Callback):
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         if trainer.state.step == self.step:
             (trainer.settings.out / "profile").touch()
-
-
-def profiles(run: Path) -> list[dict[str, Any]]:
-    return [record for record in read_run_log(run / "log.jsonl") if record["event"] == "profile"]
 
 
 def optimizer_steps(trace: Path) -> int:
@@ -53,7 +48,7 @@ def test_planned_and_on_request(small: TrainSettings, tmp_path: Path) -> None:
     pretrain(small, [AskAt(4), ProfileCallback(small.out, 1)])
     for name, tensor in weights(plain.out).items():
         assert tensor.equal(weights(small.out)[name])  # looking on changes nothing
-    first, asked = profiles(small.out)
+    first, asked = records(small.out, "profile")
     assert (first["step"], first["last_step"]) == (1, 3)
     assert (asked["step"], asked["last_step"]) == (5, 7)
     assert not (small.out / "profile").exists()
@@ -75,7 +70,7 @@ def test_planned_and_on_request(small: TrainSettings, tmp_path: Path) -> None:
 
 def test_a_trace_is_written_also_when_the_run_ends_first(small: TrainSettings) -> None:
     pretrain(small, [ProfileCallback(small.out, 8)])
-    (record,) = profiles(small.out)
+    (record,) = records(small.out, "profile")
     assert (record["step"], record["last_step"]) == (8, 8)
     assert optimizer_steps(small.out / record["trace"]) == 1
 
@@ -86,18 +81,18 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(
     small.out.mkdir()
     (small.out / "profiles").write_text("a file where the folder should be")
     assert pretrain(small, [ProfileCallback(small.out, 2)]).step == 8
-    assert profiles(small.out) == []
+    assert records(small.out, "profile") == []
     assert capsys.readouterr().err.count("warning: no profile of step 2") == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the figures are those of a CPU")
 def test_parts_of_the_memory_of_a_real_run(settings: TrainSettings) -> None:
     pretrain(dataclasses.replace(settings, eval_every=-1, memory_every=3, num_iterations=6))
-    records = [r for r in read_run_log(settings.out / "log.jsonl") if r["event"] == "memory"]
-    assert [record["step"] for record in records] == [1, 3, 6]
+    measured = records(settings.out, "memory")
+    assert [record["step"] for record in measured] == [1, 3, 6]
     config = model_config(settings, Tokenizer.load(settings.tokenizer).vocab_size)
     parameters = 4 * count_parameters(config)["total"]
-    for record in records:
+    for record in measured:
         assert record["gradients_bytes"] == parameters
         assert parameters <= record["weights_bytes"] < 1.1 * parameters  # with tables that do not learn
         assert 0.9 * parameters < record["optimizer_bytes"] < 2.1 * parameters

@@ -1,4 +1,7 @@
-"""Several ranks, sharded or not, train as one process does on the same batch, and continue one another."""
+"""Two ranks that divide the model train as one process does on the same batch, and continue one another.
+
+Ranks with copies are in tests/optim/test_collectives.py and, as all of them, in tests/system/test_ranks.py.
+"""
 
 from __future__ import annotations
 
@@ -39,26 +42,8 @@ CONFIG = dataclasses.replace(CONFIGS["all"], hyper_connections=None, dsa=None)
 EVERYTHING = CONFIGS["all"]
 FEW = dataclasses.replace(CONFIGS["values"], num_layers=2)
 DTYPES = (torch.float32, torch.bfloat16)
+RANKS = 2
 ROWS, STEPS, HALF = 8, 4, 2
-
-
-@dataclass(frozen=True)
-class Way:
-    """How the same training is divided: ranks, weights sharded or copied, passes per step."""
-
-    size: int
-    sharded: bool
-    accumulation: int
-    gradient_checkpointing: bool = False
-
-    def __str__(self) -> str:
-        kind = "shards" if self.sharded else "copies"
-        return f"{self.size}-{kind}-{self.accumulation}" + "-again" * self.gradient_checkpointing
-
-
-TWO = [Way(2, False, 1), Way(2, True, 2)]
-FOUR = [Way(4, False, 2), Way(4, True, 1, gradient_checkpointing=True)]
-ALONE = Way(1, False, 1)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -68,15 +53,18 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return ids[:, :-1], ids[:, 1:]
 
 
-def build(way: Way, dist: DistContext, saved: dict[str, Any]) -> tuple[Transformer, MuonAdamW]:
-    """The model and its optimizer with what one rank's `saved` holds; the other ranks read no weights."""
-    kernels = KernelSettings(gradient_checkpointing=way.gradient_checkpointing)
+def build(dist: DistContext, saved: dict[str, Any]) -> tuple[Transformer, MuonAdamW]:
+    """The model and its optimizer with what one rank's `saved` holds; the other ranks read no weights.
+
+    Several ranks divide it, and compute their blocks again in the backward pass.
+    """
+    several = dist.world_size > 1
     with torch.device("meta"):
-        model = Transformer(CONFIG, kernels=kernels)
-    if way.sharded:
+        model = Transformer(CONFIG, kernels=KernelSettings(gradient_checkpointing=several))
+    if several:
         shard_model(model, dist)
     model.to_empty(device="cpu")
-    load_full_state_dict(model, saved["weights"] if dist.is_first or not way.sharded else {})
+    load_full_state_dict(model, saved["weights"] if dist.is_first else {})
     optimizer = build_optimizer(
         model, LearningRates(muon_beta2=0.9), batch_tokens=2**15, process_group=dist.process_group
     )
@@ -84,19 +72,17 @@ def build(way: Way, dist: DistContext, saved: dict[str, Any]) -> tuple[Transform
     return model, optimizer
 
 
-def train(
-    way: Way, dist: DistContext, model: Transformer, optimizer: MuonAdamW, steps: range
-) -> list[list[float]]:
-    """Losses, and the norm of the gradient, of each step over all ranks."""
-    figures = []
+def train(dist: DistContext, model: Transformer, optimizer: MuonAdamW, steps: range) -> list[list[float]]:
+    """Losses, and the norm of the gradient, of each step over all ranks; each of two takes two passes."""
+    figures, passes = [], dist.world_size
     for step in steps:
-        inputs, targets = (part[dist.rank :: dist.world_size].chunk(way.accumulation) for part in batch(step))
+        inputs, targets = (part[dist.rank :: dist.world_size].chunk(passes) for part in batch(step))
         total = torch.zeros(4)
-        for index in range(way.accumulation):
-            set_gradient_sync(model, index == way.accumulation - 1)
+        for index in range(passes):
+            set_gradient_sync(model, index == passes - 1)
             losses = model.training_losses(inputs[index], targets[index], 0.3)
-            (losses.total / way.accumulation).backward()
-            total += torch.stack([part.detach() for part in losses]) / way.accumulation
+            (losses.total / passes).backward()
+            total += torch.stack([part.detach() for part in losses]) / passes
         optimizer.step()
         optimizer.zero_grad()
         figures.append([*dist.mean(total).tolist(), float(optimizer.gradient_norm)])
@@ -104,8 +90,9 @@ def train(
 
 
 def saved_by(dist: DistContext, model: Transformer, optimizer: MuonAdamW) -> dict[str, Any]:
-    """This rank's share of weights and state."""
-    return {"weights": local_state_dict(model, dist), "state": optimizer.named_state(partitioned=True)}
+    """This rank's share of weights and state, as they are now."""
+    parts = {"weights": local_state_dict(model, dist), "state": optimizer.named_state(partitioned=True)}
+    return {kind: {name: value.clone() for name, value in part.items()} for kind, part in parts.items()}
 
 
 def together(files: list[Path]) -> dict[str, Any]:
@@ -120,28 +107,22 @@ def together(files: list[Path]) -> dict[str, Any]:
     return found
 
 
-def copy_of(saved: dict[str, Any]) -> dict[str, Any]:
-    return {kind: {name: value.clone() for name, value in part.items()} for kind, part in saved.items()}
-
-
-def run_ways(dist: DistContext, folder: Path, ways: list[Way]) -> None:
-    """Each way from the start, and from the middle of one process' training."""
+def observe(dist: DistContext, folder: Path) -> None:
+    """The ranks train from the start, and from the middle of one process' training."""
     start, middle = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("start", "middle"))
-    for way in ways:
-        model, optimizer = build(way, dist, start)
-        found: dict[str, Any] = {"figures": train(way, dist, model, optimizer, range(HALF))}
-        with torch.no_grad():  # amid training: nothing gathered for it may be used after the next step
-            found["validation"] = float(model.loss(*batch(99)))
-        found["middle"] = copy_of(saved_by(dist, model, optimizer))
-        found["figures"] += train(way, dist, model, optimizer, range(HALF, STEPS))
-        found["end"] = copy_of(saved_by(dist, model, optimizer))
-        found["sizes"] = dist.gather_objects(sizes(model, optimizer))
-        model, optimizer = build(way, dist, middle)
-        found["continued"] = train(way, dist, model, optimizer, range(HALF, STEPS))
-        torch.save(found, folder / f"{way}-{dist.rank}.pt")
-    if dist.world_size == 2:  # while the processes are there
-        talk(dist, folder)
-        observe_everything(dist, folder)
+    model, optimizer = build(dist, start)
+    found: dict[str, Any] = {"figures": train(dist, model, optimizer, range(HALF))}
+    with torch.no_grad():  # amid training: nothing gathered for it may be used after the next step
+        found["validation"] = float(model.loss(*batch(99)))
+    found["middle"] = saved_by(dist, model, optimizer)
+    found["figures"] += train(dist, model, optimizer, range(HALF, STEPS))
+    found["end"] = saved_by(dist, model, optimizer)
+    found["sizes"] = dist.gather_objects(sizes(model, optimizer))
+    model, optimizer = build(dist, middle)
+    found["continued"] = train(dist, model, optimizer, range(HALF, STEPS))
+    torch.save(found, folder / f"rank{dist.rank}.pt")
+    talk(dist, folder)  # while the processes are there
+    observe_everything(dist, folder)
 
 
 def sizes(model: Transformer, optimizer: MuonAdamW) -> dict[str, int]:
@@ -165,7 +146,7 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ways")
+    return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
@@ -173,38 +154,19 @@ def reference(folder: Path) -> Reference:
     """One process trains; its start and its middle are what the ranks begin with."""
     start = {"weights": random_model(CONFIG).state_dict(), "state": {}}
     torch.save(start, folder / "start.pt")
-    model, optimizer = build(ALONE, alone(), start)
-    figures = train(ALONE, alone(), model, optimizer, range(HALF))
+    model, optimizer = build(alone(), start)
+    figures = train(alone(), model, optimizer, range(HALF))
     torch.save(saved_by(alone(), model, optimizer), folder / "middle.pt")
     with torch.no_grad():
         validation = float(model.loss(*batch(99)))
-    figures += train(ALONE, alone(), model, optimizer, range(HALF, STEPS))
+    figures += train(alone(), model, optimizer, range(HALF, STEPS))
     return Reference(figures, saved_by(alone(), model, optimizer), validation)
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path, reference: Reference) -> Path:
-    in_processes(2, run_ways, folder, TWO)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def four(folder: Path, reference: Reference) -> Path:
-    in_processes(4, run_ways, folder, FOUR)
-    return folder
-
-
-@pytest.fixture(
-    params=[*TWO, *(pytest.param(way, marks=pytest.mark.slow) for way in FOUR)], ids=str, scope="module"
-)
-def way(request: pytest.FixtureRequest) -> Way:
-    request.getfixturevalue("two" if request.param.size == 2 else "four")
-    return request.param
-
-
-@pytest.fixture
-def found(way: Way, folder: Path) -> dict[str, Any]:
-    return together([folder / f"{way}-{rank}.pt" for rank in range(way.size)])
+def found(folder: Path, reference: Reference) -> dict[str, Any]:
+    in_processes(RANKS, observe, folder)
+    return together([folder / f"rank{rank}.pt" for rank in range(RANKS)])
 
 
 def test_losses_and_norms_are_those_of_one_process(found: dict[str, Any], reference: Reference) -> None:
@@ -231,18 +193,16 @@ def test_ranks_continue_what_one_process_saved(found: dict[str, Any], reference:
 
 
 def test_one_process_continues_what_ranks_saved(found: dict[str, Any], reference: Reference) -> None:
-    model, optimizer = build(ALONE, alone(), found["middle"])
-    figures = train(ALONE, alone(), model, optimizer, range(HALF, STEPS))
+    model, optimizer = build(alone(), found["middle"])
+    figures = train(alone(), model, optimizer, range(HALF, STEPS))
     expected = torch.tensor(reference.figures[HALF:])
     torch.testing.assert_close(torch.tensor(figures), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_estimates_of_weights_and_state_are_exact(way: Way, found: dict[str, Any]) -> None:
-    rows = ROWS // way.size // way.accumulation
-    plan = MemoryPlan(
-        CONFIG, KernelSettings(), torch.float32, rows, ROWS * CONFIG.max_seq_len, way.sharded, normuon=True
-    )
-    memory, buffers = estimate_memory(plan, way.size), sum(b.nbytes for b in Transformer(CONFIG).buffers())
+def test_estimates_of_weights_and_state_are_exact(found: dict[str, Any]) -> None:
+    sizes = (ROWS // RANKS // RANKS, ROWS * CONFIG.max_seq_len)
+    plan = MemoryPlan(CONFIG, KernelSettings(), torch.float32, *sizes, shard=True, normuon=True)
+    memory, buffers = estimate_memory(plan, RANKS), sum(b.nbytes for b in Transformer(CONFIG).buffers())
     assert memory.weights == 4 * found["sizes"][0]["weights"] + buffers
     assert memory.optimizer_state == 4 * found["sizes"][0]["state"]
 
@@ -277,8 +237,8 @@ def whole_gradient(parameter: Tensor, dist: DistContext) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def everything(two: Path) -> dict[str, Any]:
-    return torch.load(two / "everything.pt", weights_only=True)
+def everything(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    return torch.load(folder / "everything.pt", weights_only=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -322,7 +282,7 @@ def observe_compiled(dist: DistContext, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_compiled_blocks(folder: Path) -> None:
-    in_processes(2, observe_compiled, folder)
+    in_processes(RANKS, observe_compiled, folder)
     model = random_model(FEW)
     model.training_losses(*batch(0), 0.3).total.backward()
     gradients = torch.load(folder / "compiled.pt", weights_only=True)

@@ -8,7 +8,6 @@ import torch
 from cpplm.core.shards import ShardReader
 from cpplm.dataloader.loader import validation_batches
 from cpplm.model.config import ModelConfig
-from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.train.validation import validate
 from tests.model.test_transformer import random_model
@@ -33,11 +32,3 @@ def test_equals_the_definition(corpus, tokenizer) -> None:
     assert found.bytes == num_bytes == text_bytes
     assert found.bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-5)
     assert found.tokens == len(stream) - 1
-
-
-def test_untrained_model_is_uniform(corpus, tokenizer) -> None:
-    model = Transformer(ModelConfig(tokenizer.vocab_size, 2, 32, 4, 4, 8, max_seq_len=32))
-    model.init_weights()
-    batches = validation_batches(ShardReader(corpus), tokenizer, batch_size=2, seq_len=32)
-    found = validate(model, batches, torch.from_numpy(tokenizer.token_bytes))
-    assert found.loss == pytest.approx(math.log(tokenizer.vocab_size), rel=0.01)

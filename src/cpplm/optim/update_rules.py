@@ -148,11 +148,7 @@ def adamw_rows_(
     rows: Tensor,
     gradient: Tensor,
     state: dict[str, Tensor],
-    *,
-    rate: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
+    **rates: float,
 ) -> None:
     """`adamw_` on some rows; all else, moments included, stays untouched.
 
@@ -162,18 +158,12 @@ def adamw_rows_(
         parameter: shape (rows, ...).
         rows: which of them have a gradient, each once.
         gradient: shape (len(rows), ...).
-        state: as for `adamw_`, and so are the rates.
+        state: as for `adamw_`.
+        **rates: likewise.
     """
     tables = [parameter, state["first_moment"], state["second_moment"]]
     touched, first, second = (table.index_select(0, rows) for table in tables)
-    adamw_(
-        touched,
-        gradient,
-        {"first_moment": first, "second_moment": second, "step": state["step"]},
-        rate=rate,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-    )
+    moments = {"first_moment": first, "second_moment": second, "step": state["step"]}
+    adamw_(touched, gradient, moments, **rates)
     for table, values in zip(tables, (touched, first, second), strict=True):
         table.index_copy_(0, rows, values)

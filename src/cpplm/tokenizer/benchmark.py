@@ -76,17 +76,16 @@ def benchmark_tokenizer(
     num_bytes: Counter[str] = Counter()
     num_tokens: Counter[str] = Counter()
     seconds = {1: 0.0}
-    documents: list[str | bytes] = []
+    documents: list[bytes] = []
     for project, data in texts:
-        text = _text(data)
         begin = time.perf_counter()
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode(data)
         seconds[1] += time.perf_counter() - begin
         if tokenizer.decode_bytes(ids) != data:
             raise UserError(f"the tokenizer loses text of project {project}", fix="Train it again.")
         num_bytes[project] += len(data)
         num_tokens[project] += len(ids)
-        documents.append(text)
+        documents.append(data)
     if not documents:
         raise UserError("there are no documents to encode", fix="Use a corpus with validation documents.")
     if threads > 1:
@@ -101,11 +100,3 @@ def benchmark_tokenizer(
         documents=len(documents),
         bytes=num_bytes.total(),
     )
-
-
-def _text(data: bytes) -> str | bytes:
-    """Decode to a string where possible: that is how documents reach the encoder."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data

@@ -27,7 +27,7 @@ import tiktoken
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
-from cpplm.tokenizer.reference import ReferenceEncoder
+from cpplm.tokenizer.pretokenizer import split_bytes
 from cpplm.tokenizer.special_tokens import (
     ALIASES,
     BOS,
@@ -84,10 +84,6 @@ class Tokenizer:
             special_tokens=SPECIAL_IDS,
         )
 
-    @cached_property
-    def _reference(self) -> ReferenceEncoder:
-        return ReferenceEncoder(self.pattern, self.ids)
-
     # ---- text to ids ----------------------------------------------------------------------------------
 
     def encode(
@@ -122,12 +118,13 @@ class Tokenizer:
             return list(pool.map(lambda text: self.encode(text, prepend=prepend, append=append), texts))
 
     def _encode(self, text: str | bytes) -> list[int]:
-        # tiktoken replaces what is not UTF-8; such text takes the slow path, where bytes stay what they are.
+        # tiktoken replaces what is not UTF-8; such text is cut here, so that bytes stay what they are.
         try:
             valid = text.decode() if isinstance(text, bytes) else text
             valid.encode()  # fails on half of a surrogate pair
         except UnicodeError:
-            return self._reference.encode(_to_bytes(text))
+            pieces = split_bytes(self.pattern, _to_bytes(text))
+            return [id_ for piece in pieces for id_ in self._encoding._encode_single_piece(piece)]
         return self._encoding.encode_ordinary(valid)
 
     def encode_with_special(self, text: str) -> list[int]:

@@ -43,7 +43,10 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepLosses:
-    """Means over the batch of all ranks, in nats per token, and the norm of the whole gradient."""
+    """Means over the batch of all ranks, in nats per token, and the norm of the whole gradient.
+
+    `multi_token` and `indexer` are 0 for a model that does not have them.
+    """
 
     total: float
     next_token: float

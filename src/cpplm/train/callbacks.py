@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
@@ -20,7 +19,7 @@ from cpplm.core.settings import to_dict
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.flops import count_flops
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
-from cpplm.train.checkpoint.format import committed_steps
+from cpplm.train.checkpoint.format import committed_steps, json_bytes
 from cpplm.train.checkpoint.save import RankShard
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
@@ -53,8 +52,8 @@ class ProgressLog(Callback):
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Log one step."""
-        state = trainer.state
-        self._loss_sum = 0.9 * self._loss_sum + 0.1 * metrics.loss
+        state, losses = trainer.state, metrics.losses
+        self._loss_sum = 0.9 * self._loss_sum + 0.1 * losses.next_token
         self._weight = 0.9 * self._weight + 0.1  # 1 - 0.9^steps: the average has no bias to its start
         rate = metrics.tokens / metrics.seconds
         flops = rate * count_flops(trainer.train_module.config)["total"]
@@ -64,9 +63,9 @@ class ProgressLog(Callback):
             tokens=state.tokens,
             seconds=round(state.seconds, 3),
             progress=round(trainer.progress, 5),
-            loss=round(metrics.loss, 5),
-            **_nonzero(multi_token_loss=metrics.multi_token_loss, indexer_loss=metrics.indexer_loss),
-            gradient_norm=round(metrics.gradient_norm, 5),
+            loss=round(losses.next_token, 5),
+            **_nonzero(multi_token_loss=losses.multi_token, indexer_loss=losses.indexer),
+            gradient_norm=round(losses.gradient_norm, 5),
             lr_multiplier=round(metrics.lr_multiplier, 5),
             step_seconds=round(metrics.seconds, 4),
             data_seconds=round(metrics.data_seconds, 4),
@@ -187,7 +186,8 @@ class CheckpointCallback(Callback):
         own = {
             "files": self._writer.count_files(tensors),
             "loader": state.loader.to_json(),
-            "non_finite": _non_finite(weights),
+            # Not to replace what is good: a step may spoil weights although its own loss was a number.
+            "non_finite": [name for name, weight in weights.items() if not weight.isfinite().all()],
             "token": secrets.token_hex(8),
         }
         ranks = dist.gather_objects(own)
@@ -200,10 +200,10 @@ class CheckpointCallback(Callback):
         share = RankShard(dist.process_index, [rank["files"] for rank in ranks], ranks[0]["token"])
         loader = LoaderState.merge(LoaderState.from_json(rank["loader"]) for rank in ranks)
         files = {
-            "config.json": _json(to_dict(train_module.config)),
-            "settings.json": _json(to_dict(trainer.settings)),
+            "config.json": json_bytes(to_dict(train_module.config)),
+            "settings.json": json_bytes(to_dict(trainer.settings)),
             "tokenizer.json": trainer.tokenizer.to_json(),
-            "state.json": _json({**asdict(state), "loader": loader.to_json(), **self._provenance}),
+            "state.json": json_bytes({**asdict(state), "loader": loader.to_json(), **self._provenance}),
         }
         self._writer.save(state.step, tensors, files if dist.is_first else {}, share)
 
@@ -217,16 +217,6 @@ def _with_progress(
         bar.update(inputs_BT.numel())
 
 
-def _non_finite(weights: dict[str, Tensor]) -> list[str]:
-    """Weights with numbers that are not finite, which must not replace what is good: a step may spoil them
-    although its own loss was a number."""
-    return [name for name, weight in weights.items() if not weight.isfinite().all()]
-
-
 def _nonzero(**losses: float) -> dict[str, float]:
     """Those that the model has."""
     return {name: round(value, 5) for name, value in losses.items() if value}
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

@@ -70,23 +70,16 @@ class Estimate:
         return "\n".join(lines)
 
 
-def estimate(
-    plan: MemoryPlan, devices: Devices, mfu: float, *, steps: int | None = None, seconds: float | None = None
-) -> Estimate:
-    """Estimate a run of so many steps, or of so many seconds.
+def estimate(plan: MemoryPlan, devices: Devices, mfu: float, budget: TrainingBudget) -> Estimate:
+    """Estimate a run of that length.
 
     Raises:
-        UserError: these ranks cannot train this model on this batch.
-        ValueError: neither or both of `steps` and `seconds`.
+        UserError: a model is to be divided among one rank.
     """
-    if (steps is None) == (seconds is None):
-        raise ValueError("a run is so many steps or so many seconds long")
     flops = count_flops(plan.config)["total"]
     accumulation = plan.accumulation(devices.count)
     rate = devices.tokens_per_second(flops, mfu)
-    if steps is None:
-        assert seconds is not None  # noqa: S101  (checked above)
-        steps = max(1, round(seconds * rate / plan.total_batch_size))
+    steps = budget.steps or max(1, round((budget.seconds or 0) * rate / plan.total_batch_size))
     tokens = steps * plan.total_batch_size
     memory = estimate_memory(plan, devices.count, device_type=devices.kind)
     return Estimate(
@@ -126,7 +119,7 @@ def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
     config = model_config(settings, vocab_size)
     budget = training_budget(settings, config)
     plan = MemoryPlan.of(settings, config, dtype)
-    return estimate(plan, devices, dry.mfu, steps=budget.steps, seconds=budget.seconds), reason
+    return estimate(plan, devices, dry.mfu, budget), reason
 
 
 def describe_run(

@@ -27,7 +27,7 @@ from cpplm.core.run_log import RunLog
 from cpplm.dataloader.loader import Batch, reshape_to_seq_len
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.backend import StepPlan, TrainModule
+from cpplm.train.backend import StepLosses, StepPlan, TrainModule
 from cpplm.train.distributed import DistContext, TrainingInterrupted
 from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import TrainingBudget
@@ -47,15 +47,9 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One optimizer step: losses in nats per token, times in seconds.
+    """One optimizer step; `data_seconds` of its `seconds` were spent waiting for batches."""
 
-    `loss` is that of the next token; the others are 0 for a model that does not have them.
-    """
-
-    loss: float
-    multi_token_loss: float
-    indexer_loss: float
-    gradient_norm: float
+    losses: StepLosses
     lr_multiplier: float
     seconds: float
     data_seconds: float
@@ -166,10 +160,7 @@ class Trainer:
         self.state.step += 1
         self.state.tokens += self.settings.total_batch_size
         return StepMetrics(
-            loss=losses.next_token,
-            multi_token_loss=losses.multi_token,
-            indexer_loss=losses.indexer,
-            gradient_norm=losses.gradient_norm,
+            losses=losses,
             lr_multiplier=plan.learning_rate,
             seconds=time.perf_counter() - begin,
             data_seconds=self._waited,
@@ -191,7 +182,7 @@ class Trainer:
         """The next batch of this rank.
 
         Raises:
-            _GivenUpError: asked to stop before it came, which may be hours later where data are streamed.
+            _StopBeforeStep: asked to stop before it came, which may be hours later where data are streamed.
         """
         # Of several ranks the others would wait for this one in the middle of the step.
         self._may_give_up = self.dist.process_count == 1

@@ -17,11 +17,6 @@ from cpplm.train.checkpoint.weights import load_tensors
 from tests.train.checkpoints import FILES, assert_all_whole, assert_whole, tensors
 
 
-@pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    return Storage(tmp_path / "checkpoints", create=True)
-
-
 class SlowStorage:
     """Lets the writes of a storage wait at a gate."""
 
@@ -89,15 +84,6 @@ def test_tensors_may_come_and_go_and_change_their_shape(storage: Storage) -> Non
         assert saved[f"w{step % 2}"].tolist() == [step] * size
 
 
-def test_the_memory_of_the_copy_is_used_again(storage: Storage) -> None:
-    with CheckpointWriter(storage, RetentionPolicy(1)) as writer:
-        hand_over(writer, 1)
-        first = writer._copies["model.safetensors"]["w"].data_ptr()
-        hand_over(writer, 2)
-        assert writer._copies["model.safetensors"]["w"].data_ptr() == first
-    assert_all_whole(storage)
-
-
 def test_events_and_rules(storage: Storage) -> None:
     with CheckpointWriter(storage, RetentionPolicy(1, every=2)) as writer:
         for step in (1, 2, 3, 4, 5):
@@ -132,15 +118,6 @@ def test_a_failed_save_is_said_and_the_next_one_is_tried(
     assert [name for name, _ in writer.events()] == ["checkpoint", "checkpoint_failed", "checkpoint"]
     assert committed_steps(storage) == [1, 3]
     assert_all_whole(storage)
-
-
-def test_a_failed_last_save_is_an_error_of_the_run(storage: Storage) -> None:
-    Path(storage.location, "step_000001").write_text("in the way")
-    with (
-        pytest.raises(UserError, match="step_000001"),
-        CheckpointWriter(storage, RetentionPolicy(1)) as writer,
-    ):
-        hand_over(writer, 1)
 
 
 def test_an_error_of_the_run_is_not_hidden_and_waits_for_the_save(

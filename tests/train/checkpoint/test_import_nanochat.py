@@ -67,10 +67,7 @@ def test_logits_agree(tmp_path: Path, tokenizer: Tokenizer, newer: bool, dtype: 
 @pytest.mark.parametrize(
     ("folder", "stage", "expected"),
     [
-        ("base_checkpoints/d3", None, "base"),
-        ("mid_checkpoints/d3", None, "mid"),
         ("chatsft_checkpoints/d3", None, "sft"),
-        ("chatrl_checkpoints/d3", None, "rl"),
         ("elsewhere", None, "base"),
         ("elsewhere", "sft", "sft"),
     ],
@@ -83,16 +80,6 @@ def test_the_stage_is_recorded(
     write(theirs, nanochat.random_state(RECORD, newer=True, rows=512), RECORD)
     import_nanochat(theirs, tmp_path / "ours", tokenizer, stage=stage)
     assert open_run(tmp_path / "ours").stage == expected
-
-
-def test_each_weight_counts() -> None:
-    """Any one changed makes other logits, so agreeing with the reference says something."""
-    state = nanochat.random_state(RECORD, newer=True, rows=512)
-    before = nanochat.logits(state, RECORD, ids(RECORD), newer=True)
-    for name, value in state.items():
-        changed = state | {name: value + 0.1 * torch.ones_like(value)}
-        after = nanochat.logits(changed, RECORD, ids(RECORD), newer=True)
-        assert (after - before).abs().max() > 1e-3, name
 
 
 @pytest.mark.parametrize("rows", [500, 512])

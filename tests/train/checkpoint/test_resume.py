@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from cpplm.core.errors import UserError
-from cpplm.core.run_log import read_run_log
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.model.settings import ArchitectureSettings
@@ -20,7 +19,8 @@ from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES
 from tests.object_store import object_store
-from tests.train.checkpoints import assert_whole, files_below, tensors
+from tests.train.checkpoints import files_below, tensors
+from tests.train.records import records
 from tests.train.test_pretrain import StopAt
 
 SETTINGS = TrainSettings(data_dir=("corpus",), tokenizer=Path("t.json"), out=Path("run"), depth=2)
@@ -75,16 +75,6 @@ def test_the_newest_or_the_one_asked_for(
     save(far, *there)
     chosen = choose_checkpoint(near, far, step)
     assert (chosen and (Path(chosen.storage.location).name, chosen.step)) == expected
-
-
-def test_what_is_newer_far_away_is_fetched(near: Storage, far: Storage) -> None:
-    save(near, 1)
-    save(far, 1, 2)
-    found = find(near, far)
-    assert found is not None
-    assert (found.storage, found.step) == (near, 2)
-    assert_whole(found)
-    assert committed_steps(near) == committed_steps(far) == [1, 2]
 
 
 def test_damage_is_named_whichever_place_it_is_in(near: Storage, far: Storage) -> None:
@@ -173,9 +163,8 @@ def test_a_run_moves_to_another_machine_through_the_bucket(
         moved = dataclasses.replace(moves, out=tmp_path / "moved")
         pretrain(moved)
         assert committed_steps(Storage("s3://bucket/run")) == [3, 4]
-    records = read_run_log(moved.out / "log.jsonl")
-    assert [r["step"] for r in records if r["event"] == "step"] == [3, 4]
-    assert [r["step"] for r in records if r["event"] == "checkpoint"] == [3, 4]
+    assert [r["step"] for r in records(moved.out, "step")] == [3, 4]
+    assert [r["step"] for r in records(moved.out, "checkpoint")] == [3, 4]
     there = load_tensors(open_run(moved.out), "model.safetensors")
     assert all(
         torch.equal(there[name], value)

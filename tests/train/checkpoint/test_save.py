@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint.format import Checkpoint, DamagedError, committed_steps, open_checkpoint
+from cpplm.train.checkpoint.format import Checkpoint, committed_steps, open_checkpoint
 from cpplm.train.checkpoint.save import (
     RankShard,
     RetentionPolicy,
@@ -34,11 +34,6 @@ DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 ]  # fmt: skip
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    return Storage(tmp_path / "checkpoints", create=True)
 
 
 # ---- contents ---------------------------------------------------------------------------------------------
@@ -63,22 +58,6 @@ def test_every_dtype_and_shape_as_the_library_reads_it(storage: Storage) -> None
             assert read[name].dtype == tensor.dtype
             assert read[name].shape == tensor.shape
             assert torch.equal(read[name].double(), tensor.double()), name
-
-
-@example(sizes=[], most=1)
-@given(sizes=st.lists(st.integers(0, 40), max_size=12), most=st.integers(1, 50))
-def test_split_files_hold_all_tensors_and_stay_small(sizes: list[int], most: int) -> None:
-    storage = Storage("memory://")
-    whole = {f"t{index}": torch.full((size,), index, dtype=torch.uint8) for index, size in enumerate(sizes)}
-    checkpoint = write_checkpoint(storage, 1, {"model.safetensors": whole}, FILES, max_file_bytes=most)
-    read = load_tensors(checkpoint, "model.safetensors")
-    assert set(read) == set(whole)
-    assert all(torch.equal(read[name], tensor) for name, tensor in whole.items())
-    parts = [name for name in checkpoint.files if name.endswith(".safetensors")]
-    assert parts == ["model.safetensors"] or all(f"-of-{len(parts):05d}" in name for name in parts)
-    for part in parts:
-        inside = safetensors.torch.load(checkpoint.read(part)).values()
-        assert sum(tensor.nbytes for tensor in inside) <= most or len(inside) == 1
 
 
 def test_equal_checkpoints_are_equal_files(tmp_path: Path) -> None:
@@ -175,15 +154,6 @@ def test_a_failed_write_leaves_nothing_of_its_step(storage: Storage, tmp_path: P
     assert_whole(open_checkpoint(storage))
 
 
-def test_a_damaged_checkpoint_is_not_copied(storage: Storage, tmp_path: Path) -> None:
-    save(storage, 1)
-    storage.write("step_000001/state.json", b'{"step": 2}\n')
-    target = Storage(tmp_path / "target", create=True)
-    with pytest.raises(DamagedError, match=r"checkpoints/step_000001/state\.json"):
-        copy_checkpoint(open_checkpoint(storage), target)
-    assert files_below(tmp_path / "target") == []
-
-
 def test_through_a_bucket_and_back(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a file of several parts on the way."""
     large = tensors(4, size=6_000_000)
@@ -253,8 +223,11 @@ def write_together(
         ][::-1]
 
 
-@given(sizes=st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=4))
-def test_shares_are_one_checkpoint(sizes: list[list[int]]) -> None:
+@example(sizes=[[]], most=1)
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 40), max_size=8), min_size=1, max_size=4), most=st.integers(1, 50)
+)
+def test_shares_are_one_checkpoint_in_files_that_stay_small(sizes: list[list[int]], most: int) -> None:
     storage = Storage("memory://")
     shares = [
         {
@@ -263,7 +236,7 @@ def test_shares_are_one_checkpoint(sizes: list[list[int]]) -> None:
         }
         for process, own in enumerate(sizes)
     ]
-    first, *others = write_together(storage, 1, shares, most=50)
+    first, *others = write_together(storage, 1, shares, most=most)
     checkpoint = open_checkpoint(storage)
     assert first.result() == checkpoint
     assert all(future.result().files.items() <= checkpoint.files.items() for future in others)
@@ -275,6 +248,9 @@ def test_shares_are_one_checkpoint(sizes: list[list[int]]) -> None:
         ["model.safetensors"],
         [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)],
     )
+    for part in parts:
+        inside = safetensors.torch.load(checkpoint.read(part)).values()
+        assert sum(tensor.nbytes for tensor in inside) <= most or len(inside) == 1
     assert len(storage.list_names()) == len(checkpoint.files) + 1  # and the manifest: no reports
 
 

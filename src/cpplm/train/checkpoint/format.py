@@ -151,10 +151,11 @@ def step_folder(step: int) -> str:
 def manifest_bytes(step: int, files: dict[str, dict[str, Any]]) -> bytes:
     """The manifest of a step, with the hash of what it says; equal checkpoints have equal ones."""
     content = {"version": VERSION, "step": step, "files": files}
-    return _json_bytes({**content, "sha256": sha256(_json_bytes(content))})
+    return json_bytes({**content, "sha256": sha256(json_bytes(content))})
 
 
-def _json_bytes(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
+    """JSON as the files of checkpoints hold it: equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -198,7 +199,7 @@ def _read_manifest(storage: Storage, step: int) -> dict[str, dict[str, Any]]:
         if isinstance(version, int) and version > VERSION:
             raise UserError(f"{storage.path(name)} has format {version}", fix="Read it with a newer cpplm.")
         first = {"version": 1, "step": step, "files": files}
-        expected = _json_bytes(first) if version == 1 else manifest_bytes(step, files)
+        expected = json_bytes(first) if version == 1 else manifest_bytes(step, files)
         sound = all(_FILE_NAME.fullmatch(file) and isinstance(files[file]["bytes"], int) for file in files)
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(storage.path(name)) from error

@@ -12,7 +12,6 @@ is not taken over. Nothing is executed: the file is read by `torch.load(weights_
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from cpplm.core.storage import Storage
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint.format import Checkpoint, Stage
+from cpplm.train.checkpoint.format import Checkpoint, Stage, json_bytes
 from cpplm.train.checkpoint.save import write_checkpoint
 
 SIZES = {"vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "sequence_len"}
@@ -93,9 +92,9 @@ def import_nanochat(
             fix="Give the --tokenizer that it was trained with, in cpplm's format.",
         )
     files = {
-        "config.json": _json_bytes(to_dict(config)),
+        "config.json": json_bytes(to_dict(config)),
         "tokenizer.json": tokenizer.to_json(),
-        "imported.json": _json_bytes(
+        "imported.json": json_bytes(
             {"from": model_file.name, "stage": stage or _stage(model_file), "meta": meta}
         ),
     }
@@ -231,7 +230,3 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} does not hold the weights of a model")
     return {str(name).removeprefix("_orig_mod."): value for name, value in state.items()}
-
-
-def _json_bytes(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

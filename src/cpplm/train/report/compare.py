@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpplm import __version__
 from cpplm.core.errors import UserError
 from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage
@@ -82,11 +80,9 @@ class Comparison:
     @property
     def remark(self) -> str:
         """A warning to read before figures are compared, or nothing."""
-        return (
-            ""
-            if self.same_text
-            else ("The runs were validated on different texts: bits per byte and losses cannot be compared.")
-        )
+        if self.same_text:
+            return ""
+        return "The runs were validated on different texts: bits per byte and losses cannot be compared."
 
     def rows(self) -> list[Row]:
         """The table of figures."""
@@ -107,19 +103,6 @@ class Comparison:
         return Row(figure.name, cells, [column for column, cell in enumerate(cells) if cell == best])
 
 
-@dataclass(frozen=True)
-class ComparisonPage:
-    """The contents of the page, for its template."""
-
-    names: list[str]
-    version: str
-    made: str
-    rows: list[Row]
-    remark: str
-    charts: list[dict[str, Any]]
-    differences: dict[str, list[Any]]
-
-
 def read_runs(runs: Sequence[str]) -> list[RunHistory]:
     """The logs of at least two runs.
 
@@ -138,11 +121,9 @@ def read_runs(runs: Sequence[str]) -> list[RunHistory]:
 def compare(histories: Sequence[RunHistory]) -> Comparison:
     """Lay runs side by side."""
     figures = [headline_figures(history) for history in histories]
-    reached = [run.get("best_bits_per_byte") for run in figures]
+    reached: list[Any] = [run.get("best_bits_per_byte") for run in figures]
     same_text = all(_same_text(histories[0], history) for history in histories[1:])
-    common = (
-        None if None in reached or not same_text else max(value for value in reached if value is not None)
-    )
+    common = max(reached) if same_text and None not in reached else None
     if common is not None:
         for run, history in zip(figures, histories, strict=True):
             run["seconds_to_common"] = _first_reach(history, common, "seconds")
@@ -193,15 +174,7 @@ def write_comparison(histories: Sequence[RunHistory], comparison: Comparison, ou
     Raises:
         UserError: the page cannot be written.
     """
-    page = ComparisonPage(
-        names=comparison.names,
-        version=__version__,
-        made=time.strftime("%Y-%m-%d %H:%M"),
-        rows=comparison.rows(),
-        remark=comparison.remark,
-        charts=_charts(histories, comparison.names),
-        differences=comparison.differences,
-    )
+    page = {"comparison": comparison, "charts": _charts(histories, comparison.names)}
     out = out.expanduser()
     Storage(out.parent, create=True).write(out.name, render_page("compare.html.jinja", page).encode())
 
@@ -215,15 +188,11 @@ def _charts(histories: Sequence[RunHistory], names: Sequence[str]) -> list[dict[
             for number, name, history in numbered
         ]
 
+    def bits(history: RunHistory) -> list[float]:
+        return [record["bits_per_byte"] for record in history.validations]
+
     validations = [
-        series(
-            history,
-            name,
-            "dots",
-            history.validations,
-            [r["bits_per_byte"] for r in history.validations],
-            number,
-        )
+        series(history, name, "dots", history.validations, bits(history), number)
         for number, name, history in numbered
     ]
     charts = [

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from cpplm.core.storage import Storage
 from cpplm.core.text import short_number
 from cpplm.train.checkpoint.format import step_folder as checkpoint_folder
 from cpplm.train.report.curves import run_charts
-from cpplm.train.report.html_evaluation import EvaluationView, evaluation_tiles, evaluation_view
+from cpplm.train.report.html_evaluation import evaluation_tiles, evaluation_view
 from cpplm.train.report.log_reader import AXES, Record, RunHistory, Session, defaults, headline_figures
 from cpplm.train.settings import TrainSettings
 
@@ -30,49 +29,6 @@ PAGE = "page.html"
 MOST_SAMPLES = 60
 MOST_DETAILS = 200
 MOST_CHECKPOINTS = 50
-
-
-@dataclass(frozen=True)
-class SessionRow:
-    """One line of the table of sessions."""
-
-    started: str
-    first_step: int
-    last_step: int
-    minutes: float
-    ended: str
-    processor: str
-    changes: list[tuple[str, Any, Any]]
-
-
-@dataclass(frozen=True)
-class PageData:
-    """The contents of the page, for its template."""
-
-    name: str
-    state: str
-    version: str
-    made: str
-    steps_trained: int
-    session: Record
-    tiles: list[tuple[str, str, str]]
-    charts: list[dict[str, Any]]
-    marks: list[dict[str, Any]]
-    validations: list[Record]
-    validation_overlap: str
-    samples: list[Record]
-    samples_left_out: int
-    evaluation: EvaluationView
-    evaluations: list[Record]
-    sessions: list[SessionRow]
-    checkpoints: list[dict[str, Any]]
-    profiles: list[Record]
-    memory: dict[str, str]
-    chosen: list[tuple[str, Any, str]]
-    as_default: dict[str, Any]
-    model: dict[str, Any]
-    most_details: int = MOST_DETAILS
-    most_checkpoints: int = MOST_CHECKPOINTS
 
 
 def write_page(run: str | Path, out: Path | None = None) -> Path:
@@ -96,8 +52,8 @@ def write_page(run: str | Path, out: Path | None = None) -> Path:
     return out
 
 
-def collect_page_data(history: RunHistory) -> PageData:
-    """Read everything a run folder has to show."""
+def collect_page_data(history: RunHistory) -> dict[str, Any]:
+    """Read everything a run folder has to show, by the names that the template uses."""
     storage = Storage(history.folder)
     evaluation = storage.read_json("evaluation.json") if storage.exists("evaluation.json") else {}
     samples = history.events("samples")
@@ -106,30 +62,30 @@ def collect_page_data(history: RunHistory) -> PageData:
     shown = evenly_spaced(samples, MOST_SAMPLES)
     chosen, as_default = _settings(history)
     session = history.sessions[-1]
-    return PageData(
-        name=history.name,
-        state=session.ended,
-        version=__version__,
-        made=_local_time(time.time()),
-        steps_trained=session.last_step,
-        session=session.record,
-        tiles=_tiles(history, evaluation),
-        charts=run_charts(history),
-        marks=[_mark(history, later) for later in history.sessions[1:]],
-        validations=history.validations,
-        validation_overlap=_validation_overlap(session.record.get("validation_text", {})),
-        samples=shown[::-1],
-        samples_left_out=len(samples) - len(shown),
-        evaluation=evaluation_view(evaluation),
-        evaluations=history.events("cpp_evaluation"),
-        sessions=[_session_row(each) for each in history.sessions],
-        checkpoints=_checkpoints(history),
-        profiles=history.events("profile"),
-        memory=_memory(history),
-        chosen=chosen,
-        as_default=as_default,
-        model=_model(session.record),
-    )
+    return {
+        "name": history.name,
+        "state": session.ended,
+        "steps_trained": session.last_step,
+        "session": session.record,
+        "tiles": _tiles(history, evaluation),
+        "charts": run_charts(history),
+        "marks": [_mark(history, later) for later in history.sessions[1:]],
+        "validations": history.validations,
+        "validation_overlap": _validation_overlap(session.record.get("validation_text", {})),
+        "samples": shown[::-1],
+        "samples_left_out": len(samples) - len(shown),
+        "evaluation": evaluation_view(evaluation),
+        "evaluations": history.events("cpp_evaluation"),
+        "sessions": history.sessions,
+        "checkpoints": _checkpoints(history),
+        "profiles": history.events("profile"),
+        "memory": _memory(history),
+        "chosen": chosen,
+        "as_default": as_default,
+        "model": _model(session.record),
+        "most_details": MOST_DETAILS,
+        "most_checkpoints": MOST_CHECKPOINTS,
+    }
 
 
 def evenly_spaced(records: list[Record], limit: int) -> list[Record]:
@@ -203,19 +159,6 @@ def _mark(history: RunHistory, session: Session) -> dict[str, Any]:
     return {"label": label, **{axis: history.place(step, axis) for axis in AXES}}
 
 
-def _session_row(session: Session) -> SessionRow:
-    record = session.record
-    return SessionRow(
-        started=_local_time(record["time"]),
-        first_step=record["step"],
-        last_step=session.last_step,
-        minutes=session.wall_seconds / 60,
-        ended=session.ended,
-        processor=f"{record['environment']['processor']}, {record['environment']['device']}",
-        changes=session.changes,
-    )
-
-
 def _checkpoints(history: RunHistory) -> list[dict[str, Any]]:
     """Newest first. Whether one is still there is known only where it lies in the run folder."""
     local = not history.settings["checkpoint_dir"]
@@ -223,7 +166,7 @@ def _checkpoints(history: RunHistory) -> list[dict[str, Any]]:
     for record in reversed(history.events("checkpoint")):
         there = (history.folder / "checkpoints" / checkpoint_folder(record["step"])).is_dir()
         kept = "" if not local else "kept" if there else "deleted since"
-        rows.append({**record, "saved": _local_time(record["time"]), "kept": kept})
+        rows.append({**record, "kept": kept})
     return rows
 
 
@@ -268,6 +211,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def render_page(template: str, page: Any) -> str:
+def render_page(template: str, page: dict[str, Any]) -> str:
     """A page as HTML; its policy allows the scripts that carry the nonce."""
-    return render("cpplm.train.report", template, {}, page=page, nonce=secrets.token_hex(16))
+    stamp = {"version": __version__, "now": time.time(), "nonce": secrets.token_hex(16)}
+    return render("cpplm.train.report", template, {"local_time": _local_time}, page=page, **stamp)

@@ -6,7 +6,6 @@ Known entries: `bpb`, `likelihood`, `fim`, `cpp` and others that begin with it (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 Record = dict[str, Any]
@@ -14,64 +13,31 @@ Record = dict[str, Any]
 _TITLES = {"cpp": "C++ problems", "cpp_small": "Small C++ problems", "cpp_humaneval": "HumanEval in C++"}
 
 
-@dataclass(frozen=True)
-class BitsRow:
-    """Bits per byte of one group; `width` is its bar, in percent of the largest."""
-
-    name: str
-    bits_per_byte: float
-    bytes: int
-    width: float
-
-
-@dataclass(frozen=True)
-class BitsTable:
-    """Bits per byte of several groups of bytes."""
-
-    title: str
-    rows: list[BitsRow]
-
-
-@dataclass(frozen=True)
-class ProblemSet:
-    """One set of C++ problems: the stored result, and what it is called here."""
-
-    title: str
-    result: Record
-
-
-@dataclass(frozen=True)
-class EvaluationView:
-    """The contents of this part, for the template; whatever is empty is left out."""
-
-    bits: Record
-    bits_tables: list[BitsTable]
-    problem_sets: list[ProblemSet]
-    fim: Record
-    likelihood: Record
-
-    def __bool__(self) -> bool:
-        return bool(self.bits or self.problem_sets or self.fim or self.likelihood)
-
-
-def evaluation_view(evaluation: Record) -> EvaluationView:
-    """Put the contents of `evaluation.json` in order."""
+def evaluation_view(evaluation: Record) -> Record:
+    """The contents of `evaluation.json` in order, for the template; empty where it has nothing to show."""
     bits = evaluation.get("bpb", {})
-    return EvaluationView(
-        bits=bits,
-        bits_tables=_bits_tables(bits),
-        problem_sets=[
-            ProblemSet(_TITLES.get(name, f"C++ problems: {name.removeprefix('cpp_')}"), result)
-            for name, result in evaluation.items()
-            if name == "cpp" or name.startswith("cpp_")
-        ],
-        fim=evaluation.get("fim", {}),
-        likelihood=evaluation.get("likelihood", {}),
-    )
+    view = {
+        "bits": bits,
+        "bits_tables": _bits_tables(bits),
+        "problem_sets": _problem_sets(evaluation),
+        "fim": evaluation.get("fim", {}),
+        "likelihood": evaluation.get("likelihood", {}),
+    }
+    return view if any(view.values()) else {}
 
 
-def _bits_tables(bits: Record) -> list[BitsTable]:
-    """Those of the known tables that have at least two rows: one row says what the headline says."""
+def _problem_sets(evaluation: Record) -> dict[str, Record]:
+    """The stored result of each set of C++ problems, by its title."""
+    return {
+        _TITLES.get(name, f"C++ problems: {name.removeprefix('cpp_')}"): result
+        for name, result in evaluation.items()
+        if name == "cpp" or name.startswith("cpp_")
+    }
+
+
+def _bits_tables(bits: Record) -> dict[str, Record]:
+    """Bits per byte by group, of the known tables those with at least two rows: one says what the headline
+    says."""
     in_view = {f"{row['from']:,} to {row['to']:,}": row for row in bits.get("by_context_length", [])}
     contexts = {f"{row['context']:,}": row for row in bits.get("shorter_contexts", [])}
     known = {
@@ -80,24 +46,16 @@ def _bits_tables(bits: Record) -> list[BitsTable]:
         "tokens in view": in_view,
         "length of the context, on the same bytes": contexts,
     }
-    return [BitsTable(title, _rows(groups)) for title, groups in known.items() if len(groups) > 1]
-
-
-def _rows(groups: Record) -> list[BitsRow]:
-    largest = max(group["bits_per_byte"] for group in groups.values()) or 1.0
-    return [
-        BitsRow(name, group["bits_per_byte"], group["bytes"], 100 * group["bits_per_byte"] / largest)
-        for name, group in groups.items()
-    ]
+    return {title: groups for title, groups in known.items() if len(groups) > 1}
 
 
 def evaluation_tiles(evaluation: Record) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
     tiles = []
-    for each in evaluation_view(evaluation).problem_sets:
-        remark = f"of {each.result['problems']}: {each.title}"
-        tiles.append(("compile rate", f"{each.result['compile_rate']:.1%}", remark))
-        tiles.append(("pass@1", f"{each.result['pass@1']:.1%}", remark))
+    for title, result in _problem_sets(evaluation).items():
+        remark = f"of {result['problems']}: {title}"
+        tiles.append(("compile rate", f"{result['compile_rate']:.1%}", remark))
+        tiles.append(("pass@1", f"{result['pass@1']:.1%}", remark))
     fim = evaluation.get("fim", {})
     for source, score, name in (
         ("problems", "pass_rate", "holes filled that pass"),
