@@ -15,7 +15,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.spans import Span, SpanKind, pack_spans, read_spans
 from cpplm.cpp.doc_comments import shift_pairs
 from cpplm.cpp.syntax_spans import join_spans
-from cpplm.dataloader.encoding import PlainEncoder, RawDocument, TokenIds
+from cpplm.dataloader.encoding import RawDocument, TokenIds
 from cpplm.dataloader.fim import FimEncoder, FimSettings, invert, render_fim_prompt
 from cpplm.dataloader.fim_holes import cut_segments
 from cpplm.tokenizer.pretokenizer import PATTERN
@@ -134,14 +134,6 @@ def test_the_pieces_of_a_document_give_it_back(
             assert set(piece.tolist()) & {EOS, FIM_PREFIX, FIM_MIDDLE, FIM_SUFFIX} == set()
     plain = [is_rearranged(piece) for piece in pieces]
     assert all(a or b for a, b in itertools.pairwise(plain))  # what stays plain stays together
-
-
-def test_without_holes_a_document_is_what_the_plain_encoder_gives(tokenizer_path: Path) -> None:
-    fim = encoder(tokenizer_path, fim_rate=0.0)
-    documents = [document(1), document(40), RawDocument("", (0, 0, 0))]
-    plain = PlainEncoder(fim.tokenizer, fim.tokenizer_hash).encode(documents)
-    for expected, found in zip(plain, fim.encode(documents), strict=True):
-        assert [piece.tolist() for piece in found] == [piece.tolist() for piece in expected]
 
 
 @pytest.mark.parametrize("spm", [False, True])

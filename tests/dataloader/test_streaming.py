@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader
@@ -17,6 +16,7 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.dataloader.streaming import StreamingReader
 from tests.dataloader.numbered import NumberedEncoder, write_numbered
+from tests.dataloader.test_loader import assert_equal, small_groups  # noqa: F401  (for every test here)
 
 LENGTHS = [[45, 31, 90, 22, 37] * 4, [44, 8, 8, 61, 23, 70, 12], [1, 150], [30] * 9]
 TRAIN = [f"train_{number:05d}.parquet" for number in range(len(LENGTHS))]
@@ -26,11 +26,6 @@ VAL = "val_00000.parquet"
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbered(tmp_path_factory.mktemp("finished"), LENGTHS)
-
-
-@pytest.fixture(autouse=True)
-def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "GROUP_BYTES", 12)
 
 
 def open_stream(folder: Path) -> StreamingReader:
@@ -53,12 +48,6 @@ def take(loader: TrainLoader, batches: int = 60) -> list[Batch]:
         return [next(loader) for _ in range(batches)]
 
 
-def assert_same(found: list[Batch], expected: list[Batch]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert one.state == other.state
-
-
 @pytest.mark.parametrize("manifest", [True, False])
 def test_batches_do_not_depend_on_when_shards_come(finished: Path, tmp_path: Path, manifest: bool) -> None:
     """Nor on whether a manifest describes them."""
@@ -79,9 +68,9 @@ def test_batches_do_not_depend_on_when_shards_come(finished: Path, tmp_path: Pat
         thread.start()
         found += [next(loader) for _ in range(59)]
         thread.join()
-    assert_same(found, expected)
+    assert_equal(found, expected)
     state = found[9].state
-    assert_same(take(train_loader(open_stream(tmp_path), state), 50), expected[10:])
+    assert_equal(take(train_loader(open_stream(tmp_path), state), 50), expected[10:])
 
 
 def test_the_first_epoch_is_in_the_order_of_numbers_and_later_ones_are_not(finished: Path) -> None:
@@ -115,49 +104,30 @@ def test_what_is_not_whole_is_named_and_waited_for(
         assert "waiting for" not in capsys.readouterr().err  # said once
         bring(finished, tmp_path, TRAIN[1], COMPLETE)
         found = [next(batches) for _ in range(60)]
-    assert_same(found, take(train_loader(open_stream(finished))))
+    assert_equal(found, take(train_loader(open_stream(finished))))
 
 
 def test_the_reminder_comes_again(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(streaming, "_REMIND_SECONDS", 0.05)
-    bring(finished, tmp_path, TRAIN[0])
-    said, again, real = [], threading.Event(), streaming.log_info
-
-    def say(text: str) -> None:
-        real(text)
-        said.append(text)
-        if len(said) == 2:
-            again.set()
-
-    def deliver() -> None:
-        again.wait(20)
-        bring(finished, tmp_path, VAL)
-
-    monkeypatch.setattr(streaming, "log_info", say)
-    thread = threading.Thread(target=deliver)
-    thread.start()
-    assert [shard.name for shard in open_stream(tmp_path).shards("val")] == [VAL]
-    thread.join()
-    assert capsys.readouterr().err.count(f"{VAL}, which is missing") > 1
+    monkeypatch.setattr(streaming, "_REMIND_SECONDS", 0.01)
+    bring(finished, tmp_path, VAL, TRAIN[0])
+    stream = open_stream(tmp_path)
+    assert stream.train_shard(1) is None
+    for _ in range(2):
+        stream.wait(threading.Event())
+    assert capsys.readouterr().err.count(f"{TRAIN[1]}, which is missing") == 2
 
 
-@pytest.mark.parametrize("missing", [TRAIN[1], VAL])
+@pytest.mark.parametrize("problem", [TRAIN[1], VAL, "damage"])
 @pytest.mark.parametrize("manifest", [True, False])
-def test_missing_for_good_is_an_error(finished: Path, tmp_path: Path, missing: str, manifest: bool) -> None:
-    names = {VAL, *TRAIN, COMPLETE} - {missing}
-    bring(finished, tmp_path, *names, *([MANIFEST] if manifest else []))
-    with pytest.raises(UserError, match=missing):
-        take(train_loader(open_stream(tmp_path)))
-
-
-@pytest.mark.parametrize("manifest", [True, False])
-def test_damaged_for_good_is_an_error(finished: Path, tmp_path: Path, manifest: bool) -> None:
-    bring(finished, tmp_path, VAL, *TRAIN, COMPLETE, *([MANIFEST] if manifest else []))
-    data = (tmp_path / TRAIN[1]).read_bytes()
-    (tmp_path / TRAIN[1]).write_bytes(data[:200])
-    with pytest.raises(UserError, match=TRAIN[1]):
+def test_missing_or_damaged_for_good_is_an_error(
+    finished: Path, tmp_path: Path, problem: str, manifest: bool
+) -> None:
+    bring(finished, tmp_path, *({VAL, *TRAIN} - {problem}), COMPLETE, *([MANIFEST] if manifest else []))
+    if problem == "damage":
+        (tmp_path / TRAIN[1]).write_bytes((finished / TRAIN[1]).read_bytes()[:200])
+    with pytest.raises(UserError, match=VAL if problem == VAL else TRAIN[1]):
         take(train_loader(open_stream(tmp_path)))
 
 

@@ -1,5 +1,6 @@
 """The cache changes nothing but the time; damage is named and mended; several processes share it."""
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,11 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 @pytest.fixture
 def plain(tokenizer: Tokenizer, tokenizer_path: Path) -> PlainEncoder:
     return PlainEncoder(str(tokenizer_path), tokenizer.hash)
+
+
+def shards(corpus: Path) -> tuple[list[Shard], Callable[[Shard], object]]:
+    """Those to train on, and what reads them."""
+    return ShardReader(corpus).shards("train"), lambda shard: read_shard(Storage(corpus), shard, ["text"])
 
 
 def batches(corpus: Path, encoder: PlainEncoder, **options) -> list[torch.Tensor]:
@@ -50,11 +56,7 @@ def test_the_same_batches_with_and_without(
 def test_a_damaged_file_is_named_and_made_again(
     corpus: Path, plain: PlainEncoder, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    storage, [shard, *_] = Storage(corpus), ShardReader(corpus).shards("train")
-
-    def read(shard: Shard) -> object:
-        return read_shard(storage, shard, ["text"])
-
+    [shard, *_], read = shards(corpus)
     expected = cached_tokens(tmp_path, shard, plain, read).to_pylist()
     [path] = tmp_path.glob("*.arrow")
     good = path.read_bytes()
@@ -75,8 +77,7 @@ def test_ids_above_16_bits_are_kept(corpus: Path, plain: PlainEncoder, tmp_path:
         def encode(self, documents):
             return [[ids + 2**16 for ids in pieces] for pieces in super().encode(documents)]
 
-    storage, shard = Storage(corpus), ShardReader(corpus).shards("train")[1]
-    read = lambda shard: read_shard(storage, shard, ["text"])  # noqa: E731  (one expression)
+    [_, shard, _], read = shards(corpus)
     large = Large(plain.tokenizer, plain.tokenizer_hash)
     small = cached_tokens(tmp_path / "small", shard, plain, read)
     found = cached_tokens(tmp_path / "large", shard, large, read)
@@ -85,11 +86,7 @@ def test_ids_above_16_bits_are_kept(corpus: Path, plain: PlainEncoder, tmp_path:
 
 
 def test_another_tokenizer_has_a_file_of_its_own(corpus: Path, plain: PlainEncoder, tmp_path: Path) -> None:
-    storage, shard = Storage(corpus), ShardReader(corpus).shards("train")[1]
-
-    def read(shard: Shard) -> object:
-        return read_shard(storage, shard, ["text"])
-
+    [_, shard, _], read = shards(corpus)
     cached_tokens(tmp_path, shard, plain, read)
     with pytest.raises(Exception, match="replaced by another tokenizer"):
         cached_tokens(tmp_path, shard, replace(plain, tokenizer_hash="f" * 64), read)

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.bpe_trainer import PairMerger, train_bpe
 from cpplm.tokenizer.forced_vocab import forced_tokens
-from cpplm.tokenizer.pretoken_counts import WordCounts, count_words
-from cpplm.tokenizer.pretokenizer import PATTERN
+from cpplm.tokenizer.pretoken_counts import WordCounts
 from cpplm.tokenizer.train import train_vocabulary
-from tests.texts import TextBatch, cpp_document
 
 BYTES = [bytes([value]) for value in range(256)]
 
@@ -89,13 +87,6 @@ def test_merges_are_those_of_the_definition(
 ) -> None:
     """Short words over two letters make overlaps, runs, and different pairs of the same token."""
     assert fast_merges(words, steps, longest, min_weight) == defined_merges(words, steps, longest, min_weight)
-
-
-def test_merges_of_real_code_are_those_of_the_definition() -> None:
-    batch = TextBatch(tuple(cpp_document(number).encode() for number in range(12)))
-    counted = count_words([batch], PATTERN, workers=1)
-    words = dict(zip(counted.words, counted.weights.tolist(), strict=True))
-    assert fast_merges(words, 300, 64, 1) == defined_merges(words, 300, 64, 1)
 
 
 def test_forced_tokens_come_last_unless_they_are_learned() -> None:

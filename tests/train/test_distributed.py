@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as torch_dist
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.train.checkpoint.resume import open_shared_storage
@@ -27,12 +25,6 @@ def environment(index: object, local: object, size: object) -> dict[str, str]:
 
 def test_without_torchrun_there_is_one() -> None:
     assert read_environment({"PATH": "/bin"}) == (0, 0, 1)
-
-
-@given(st.integers(1, 10**6).flatmap(lambda size: st.tuples(st.integers(0, size - 1), st.just(size))))
-def test_what_torchrun_says(index_and_size: tuple[int, int]) -> None:
-    index, size = index_and_size
-    assert read_environment(environment(index, index % 8, size)) == (index, index % 8, size)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +56,6 @@ def test_alone_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert dist.sync_stop_and_clock(stopping=True, seconds=0.1) == (True, 0.1)
         tensor = torch.ones(2)
         assert dist.mean(tensor) is tensor
-
-
-def test_a_device_that_is_not_here() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(UserError, match="'cuda' is not available"), init_distributed("cuda"):
-        pass
 
 
 def talk(dist: DistContext, folder: Path) -> None:

@@ -60,15 +60,6 @@ def test_every_dtype_and_shape_as_the_library_reads_it(storage: Storage) -> None
             assert torch.equal(read[name].double(), tensor.double()), name
 
 
-def test_equal_checkpoints_are_equal_files(tmp_path: Path) -> None:
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        save(Storage(folder, create=True), 3)
-    names = files_below(folders[0])
-    assert names == files_below(folders[1])
-    assert all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names)
-
-
 MEMORY = """
 import resource, sys, torch
 from cpplm.core.storage import Storage
@@ -173,17 +164,6 @@ def test_through_a_bucket_and_back(storage: Storage, tmp_path: Path, monkeypatch
 
 
 # ---- what stays -------------------------------------------------------------------------------------------
-
-
-@given(
-    steps=st.lists(st.integers(0, 60), unique=True, min_size=1),
-    last=st.integers(1, 5),
-    every=st.sampled_from([-1, 1, 7, 20]),
-)
-def test_rules(steps: list[int], last: int, every: int) -> None:
-    kept = RetentionPolicy(last, every).steps_to_keep(sorted(steps))
-    assert set(sorted(steps)[-last:]) <= kept <= set(steps)
-    assert all((every > 0 and step % every == 0) == (step in kept) for step in sorted(steps)[:-last])
 
 
 def test_what_no_rule_keeps_goes(storage: Storage, tmp_path: Path) -> None:

@@ -110,15 +110,6 @@ def test_page_of_a_real_run(settings: TrainSettings) -> None:
     assert re.search(r"<td>finished</td>|>finished<", html)
 
 
-def test_shapes_of_parts_of_the_model_stand_beside_its_own(tmp_path: Path) -> None:
-    config = {"num_heads": 4, "engram": {"num_heads": 8, "orders": [2, 3]}, "mtp": None}
-    html = write_page(write_log(tmp_path, [session(0, 0, config=config)])).read_text()
-    model = html.partition("<h2>Model</h2>")[2]
-    rows = dict(re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", model))
-    shown = {"num_heads": "4", "engram.num_heads": "8", "engram.orders": "[2, 3]", "mtp": "None"}
-    assert shown.items() <= rows.items()
-
-
 def test_the_page_says_when_validation_text_is_close_to_what_was_trained_on(tmp_path: Path) -> None:
     overlap = {
         "sha256": "x",

@@ -1,15 +1,13 @@
 """A log put in order: sessions and their ends, axes, figures, defaults."""
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpplm.core.errors import UserError
 from cpplm.core.locking import exclusive_lock
-from cpplm.train.report.log_reader import AXES, RunHistory, defaults, headline_figures
+from cpplm.train.report.log_reader import AXES, RunHistory, headline_figures
 
 Records = list[dict[str, Any]]
 
@@ -113,26 +111,3 @@ def test_a_run_that_has_only_begun_has_few_figures(tmp_path: Path) -> None:
 def test_the_name_is_that_of_the_folder_or_of_the_one_above_run(tmp_path: Path) -> None:
     for folder, name in ((tmp_path / "mine", "mine"), (tmp_path / "run", tmp_path.name)):
         assert RunHistory(write_log(folder, [session(0, 0)])).name == name
-
-
-def test_no_session(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no training session"):
-        RunHistory(write_log(tmp_path, []))
-    with pytest.raises(UserError, match="not the folder of a run"):
-        RunHistory(tmp_path / "nowhere")
-
-
-@dataclass(frozen=True)
-class Inner:
-    size: tuple[int, ...] = (1, 2)
-
-
-@dataclass(frozen=True)
-class Outer:
-    needed: str
-    plain: int = 3
-    inner: Inner = field(default_factory=Inner)
-
-
-def test_defaults_are_those_of_the_class_as_the_log_writes_them() -> None:
-    assert defaults(Outer) == {"plain": 3, "inner.size": [1, 2]}

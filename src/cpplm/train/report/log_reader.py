@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.locking import exclusive_lock
 from cpplm.core.run_log import LOG, read_run_log, run_folder
 from cpplm.core.settings import flatten, to_dict
+from cpplm.train.settings import TrainSettings
 
 Record = dict[str, Any]
 Axis = Literal["step", "tokens", "seconds", "wall_seconds"]
@@ -141,17 +142,11 @@ def _is_training(folder: Path) -> bool:
         return True
 
 
-def defaults(cls: type) -> dict[str, Any]:
-    """The default of each setting that has one, by name (see `flatten`), as the log writes it."""
-    values: dict[str, Any] = {}
-    for field in fields(cls):
-        factory = field.default_factory
-        value = factory() if factory is not MISSING else field.default
-        if is_dataclass(value):
-            values |= flatten({field.name: to_dict(value)})
-        elif value is not MISSING:
-            values[field.name] = list(value) if isinstance(value, tuple) else value
-    return values
+def default_settings() -> dict[str, Any]:
+    """The settings of a run that nobody gives, by name (see `flatten`), as the log writes them."""
+    required: dict[str, Any] = {"data_dir": ("",), "tokenizer": Path(), "out": Path()}
+    values = flatten(to_dict(TrainSettings(**required)))
+    return {name: value for name, value in values.items() if name not in required}
 
 
 def headline_figures(history: RunHistory) -> dict[str, Any]:
