@@ -13,7 +13,7 @@ from cpplm.core.storage import Storage
 from cpplm.core.text import short_number
 from cpplm.train.report.curves import chart, series, smooth
 from cpplm.train.report.html import duration, render_page
-from cpplm.train.report.log_reader import Axis, RunHistory, default_settings, headline_figures
+from cpplm.train.report.log_reader import Axis, RunHistory, defaults, headline_figures
 
 _NOT_COMPARED = frozenset({"out", "run_name", "wandb_project", "tensorboard"})
 """Settings that name a run or say where its figures go."""
@@ -127,7 +127,7 @@ def compare(histories: Sequence[RunHistory]) -> Comparison:
         for run, history in zip(figures, histories, strict=True):
             run["seconds_to_common"] = _first_reach(history, common, "seconds")
             run["tokens_to_common"] = _first_reach(history, common, "tokens")
-    settings = [default_settings() | history.settings for history in histories]
+    settings = [defaults() | history.settings for history in histories]
     names = {name for each in settings for name in each if name not in _NOT_COMPARED}
     values = {name: [each.get(name) for each in settings] for name in sorted(names)}
     return Comparison(

@@ -22,14 +22,7 @@ from cpplm.core.text import short_number
 from cpplm.train.checkpoint.format import step_folder as checkpoint_folder
 from cpplm.train.report.curves import run_charts
 from cpplm.train.report.html_evaluation import evaluation_tiles, evaluation_view
-from cpplm.train.report.log_reader import (
-    AXES,
-    Record,
-    RunHistory,
-    Session,
-    default_settings,
-    headline_figures,
-)
+from cpplm.train.report.log_reader import AXES, Record, RunHistory, Session, defaults, headline_figures
 
 PAGE = "page.html"
 MOST_SAMPLES = 60
@@ -138,7 +131,7 @@ def _tiles(history: RunHistory, evaluation: dict[str, Any]) -> list[tuple[str, s
 
 def _settings(history: RunHistory) -> tuple[list[tuple[str, Any, str]], dict[str, Any]]:
     """Settings that differ from the defaults, as (name, value, default), and all the others by name."""
-    default, chosen, same = default_settings(), [], {}
+    default, chosen, same = defaults(), [], {}
     for name, value in sorted(history.settings.items()):
         if name in default and value == default[name]:
             same[name] = value

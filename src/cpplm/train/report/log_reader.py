@@ -142,7 +142,7 @@ def _is_training(folder: Path) -> bool:
         return True
 
 
-def default_settings() -> dict[str, Any]:
+def defaults() -> dict[str, Any]:
     """The settings of a run that nobody gives, by name (see `flatten`), as the log writes them."""
     required: dict[str, Any] = {"data_dir": ("",), "tokenizer": Path(), "out": Path()}
     values = flatten(to_dict(TrainSettings(**required)))
