@@ -30,7 +30,6 @@ from cpplm.jax.param_stacking import (
     to_checkpoint_dtype,
 )
 from cpplm.jax.step import Tokens, TrainStep, matmul_precision, plan_arrays
-from cpplm.model.config import ModelConfig
 from cpplm.train.backend import Profiler, StepLosses, StepPlan, TrainModule
 
 
@@ -72,6 +71,9 @@ class JaxTrainModule(TrainModule):
             state: of the optimizer, as `Optimizer.stack_state` gives it.
         """
         self._step, self._sharder = step, sharder
+        self._chip: jax.Device = step.mesh.local_devices[0]
+        self.config, self.device, self.precision = step.config, torch.device("cpu"), step.run.compute_dtype
+        self.device_type = str(self._chip.platform)
         of_weights, of_state = step.weight_shardings(), step.state_shardings()
         placed = {name: put_on_mesh(array, of_weights[name]) for name, array in weights.items()}
         self._learning, self._constants = partition_params(placed)
@@ -83,30 +85,6 @@ class JaxTrainModule(TrainModule):
         """Compile the step for batches of one shape; see `TrainStep.lower`."""
         lowered = self._step.lower(rows, length, count=count, documents=documents)
         self.compiled[rows, length] = lowered.compile()
-
-    @property
-    @override
-    def config(self) -> ModelConfig:
-        return self._step.config
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    @override
-    def device_type(self) -> str:
-        return str(self._chip.platform)
-
-    @property
-    @override
-    def precision(self) -> str:
-        return self._step.run.compute_dtype
-
-    @property
-    def _chip(self) -> jax.Device:
-        return self._step.mesh.local_devices[0]
 
     @override
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:

@@ -79,21 +79,14 @@ class Profiler(Protocol):
 class TrainModule(Protocol):
     """A model, its optimizer and its loss on the devices of this rank. All ranks call all methods alike."""
 
-    @property
-    def config(self) -> ModelConfig:
-        """The shape of the model."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which `loss` wants its batches."""
-
-    @property
-    def device_type(self) -> str:
-        """The kind of device: "cpu", "cuda", "mps" or "tpu"."""
-
-    @property
-    def precision(self) -> str:
-        """The dtype of matrix products, by name."""
+    config: ModelConfig
+    """The shape of the model."""
+    device: torch.device
+    """The device on which `loss` wants its batches."""
+    device_type: str
+    """The kind of device: "cpu", "cuda", "mps" or "tpu"."""
+    precision: str
+    """The dtype of matrix products, by name."""
 
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
         """One optimizer step over the gradients of the `count` batches that `batches` gives."""

@@ -100,26 +100,8 @@ class TorchTrainModule(TrainModule):
         self._optimizer = optimizer
         self._losses = losses
         self._dist = dist
-
-    @property
-    @override
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    @override
-    def device_type(self) -> str:
-        return self.model.device.type
-
-    @property
-    @override
-    def precision(self) -> str:
-        return str(self.model.compute_dtype).removeprefix("torch.")
+        self.config, self.device, self.device_type = model.config, model.device, model.device.type
+        self.precision = str(model.compute_dtype).removeprefix("torch.")
 
     @override
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:

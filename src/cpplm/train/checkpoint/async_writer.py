@@ -61,7 +61,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._step = -1
         self._failure: Exception | None = None
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._events: SimpleQueue[Event] = SimpleQueue() if uploader is None else uploader.events
         self._leaving = threading.Event()
 
     def wait_for_previous(self, step: int) -> None:
@@ -145,8 +145,7 @@ class CheckpointWriter:
         "checkpoint" with its step, path, bytes, copy_seconds (training waited for these) and write_seconds;
         "checkpoint_failed" with step and error; those of the uploader.
         """
-        own = [self._events.get() for _ in range(self._events.qsize())]
-        return [*own, *(self._uploader.events() if self._uploader is not None else [])]
+        return [self._events.get() for _ in range(self._events.qsize())]
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written.

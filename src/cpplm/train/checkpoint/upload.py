@@ -39,7 +39,12 @@ def missing_steps(local: Storage, remote: Storage, retention: RetentionPolicy) -
 
 
 class Uploader:
-    """A thread that uploads one checkpoint after the other; nobody else may write to `remote`."""
+    """A thread that uploads one checkpoint after the other; nobody else may write to `remote`.
+
+    Attributes:
+        events: for the run log: "upload" with step, path, seconds and attempts; "upload_failed" with step and
+            error, once for each checkpoint; "upload_skipped" with step, and error if it is damaged.
+    """
 
     def __init__(
         self,
@@ -67,7 +72,7 @@ class Uploader:
         self._queue = list(missing)  # the first is being uploaded
         self._closing = self._abandoned = False
         self._changed = threading.Condition()
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self.events: SimpleQueue[Event] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -78,21 +83,13 @@ class Uploader:
             for given_up in [s for s in self._queue[1:] if not self._retention.is_permanent(s)][:-HELD_BACK]:
                 self._queue.remove(given_up)
                 log_info(f"step {given_up}: not uploaded to {self._remote.location}, newer checkpoints wait")
-                self._events.put(("upload_skipped", {"step": given_up}))
+                self.events.put(("upload_skipped", {"step": given_up}))
             self._changed.notify_all()
 
     def pending(self) -> list[int]:
         """Steps that still have to be uploaded, so must not be deleted."""
         with self._changed:
             return list(self._queue)
-
-    def events(self) -> list[Event]:
-        """Events since the last call, for the run log.
-
-        "upload" with step, path, seconds and attempts; "upload_failed" with step and error, once for each
-        checkpoint; "upload_skipped" with step, and error if it is damaged.
-        """
-        return [self._events.get() for _ in range(self._events.qsize())]
 
     def close(self) -> list[int]:
         """Wait until all is uploaded or the limit is over; returns the steps that are not, and says so."""
@@ -136,16 +133,16 @@ class Uploader:
                 copied = copy_checkpoint(open_checkpoint(self._local, step), self._remote)
             except DamagedError as error:
                 log_info(f"step {step}: not uploaded: {error}")
-                self._events.put(("upload_skipped", {"step": step, "error": str(error)}))
+                self.events.put(("upload_skipped", {"step": step, "error": str(error)}))
                 return True
             except Exception as error:  # whatever it is, training goes on
                 if attempts == 1:
                     log_info(f"step {step}: upload failed, trying again: {error}")
-                    self._events.put(("upload_failed", {"step": step, "error": str(error)}))
+                    self.events.put(("upload_failed", {"step": step, "error": str(error)}))
             else:
                 seconds = round(time.perf_counter() - begin, 3)
                 values = {"step": step, "path": copied.path(), "seconds": seconds, "attempts": attempts}
-                self._events.put(("upload", values))
+                self.events.put(("upload", values))
                 prune(self._remote, self._retention)
                 if attempts > 1:
                     log_info(f"step {step}: uploaded to {copied.path()} after {attempts} attempts")
