@@ -67,12 +67,12 @@ def test_an_encoder_is_given_the_columns_it_asks_for_as_far_as_they_exist(
     write_manifest(Storage(tmp_path), [shard])
     seen: list[RawDocument] = []
     source = PackSource(str(tmp_path), Recorder((seen,)), seq_len=3)
-    pack_group(source, DocumentGroup(epoch=4, number=0, shard=shard, documents=(2, 0), row_seed=None), ())
+    pack_group(source, DocumentGroup(epoch=4, number=0, shard=shard, documents=(2, 0), row_seed=(0,)), ())
     assert [(document.text, document.key) for document in seen] == [("c", (4, 0, 2)), ("a", (4, 0, 0))]
     extra = (b"s", [{"doc_start": 1}]) if with_columns else (None, None)
     assert {(document.spans, str(document.docstrings)) for document in seen} == {(extra[0], str(extra[1]))}
     seen.clear()
-    pack_group(replace(source, encoder=Recorder((seen,), ())), DocumentGroup(4, 0, shard, (1,), None), ())
+    pack_group(replace(source, encoder=Recorder((seen,), ())), DocumentGroup(4, 0, shard, (1,), (0,)), ())
     assert seen == [RawDocument("b", (4, 0, 1))]
 
 

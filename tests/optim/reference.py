@@ -1,4 +1,4 @@
-"""The optimizer written down most literally, in float64 with loops; a toy model; what ranks do in tests."""
+"""The optimizer written down most literally, in float64 with NumPy; a toy model; what ranks do in tests."""
 
 from __future__ import annotations
 
@@ -108,10 +108,8 @@ class Reference:
         update = momentum * self.first[name] + (1 - momentum) * grad
         rows, columns = grad.shape
         if group.equilibrate_rows:
-            norms = [math.sqrt(sum(x * x for x in row)) for row in update]
-            update = np.array(
-                [row * (sum(norms) / rows) / norm for row, norm in zip(update, norms, strict=True)]
-            )
+            norms = np.sqrt((update**2).sum(axis=1, keepdims=True))
+            update = update * norms.mean() / norms
         update = reference_polar(update)
         if group.snap_norm:
             update = update * math.sqrt(min(rows, columns)) / frobenius(update)
@@ -119,18 +117,13 @@ class Reference:
             update = self.normuon(name, update, group.beta2)
         rate = group.learning_rate * rate * math.sqrt(max(1, rows / columns))
         weight = self.weights[name]
-        for i in range(rows):
-            for j in range(columns):
-                shrink = group.weight_decay * decay * rate if weight[i, j] * update[i, j] > 0 else 0
-                weight[i, j] = weight[i, j] - shrink * weight[i, j] - rate * update[i, j]
+        shrink = group.weight_decay * decay * rate * (weight * update > 0)
+        self.weights[name] = weight - shrink * weight - rate * update
 
     def normuon(self, name: str, update: np.ndarray, beta2: float) -> np.ndarray:
         lines = update if update.shape[0] >= update.shape[1] else update.T
-        scaled = np.zeros_like(lines)
-        for i, line in enumerate(lines):
-            mean_square = sum(x * x for x in line) / len(line)
-            self.variance[name][i] = beta2 * self.variance[name][i] + (1 - beta2) * mean_square
-            scaled[i] = line / math.sqrt(self.variance[name][i])
+        self.variance[name] = beta2 * self.variance[name] + (1 - beta2) * (lines**2).mean(axis=1)
+        scaled = lines / np.sqrt(self.variance[name])[:, None]
         scaled = scaled * frobenius(update) / frobenius(scaled)
         return scaled if update.shape[0] >= update.shape[1] else scaled.T
 
@@ -154,7 +147,7 @@ class Reference:
 
 
 def frobenius(matrix: np.ndarray) -> float:
-    return math.sqrt(sum(x * x for row in matrix for x in row))
+    return math.sqrt((matrix**2).sum())
 
 
 def reference_polar(matrix: np.ndarray) -> np.ndarray:

@@ -93,9 +93,8 @@ def pack_group(source: PackSource, group: DocumentGroup, carry: tuple[Leftover, 
             ref = DocumentRef(group.epoch, group.number, document, piece, 0)
             documents.append((ref, group.shard, np.append(ids, np.int32(BOS))))
     layout = pack_rows([(ref.first, ref.first + len(ids) - 1) for ref, _, ids in documents], source.seq_len)
-    rows = layout.rows
-    if group.row_seed is not None:
-        rows = [rows[i] for i in np.random.default_rng(group.row_seed).permutation(len(rows))]
+    order = np.random.default_rng(group.row_seed).permutation(len(layout.rows))
+    rows = [layout.rows[i] for i in order]
     inputs, targets = np.empty((2, len(rows), source.seq_len), dtype=np.int32)
     for row, segments in enumerate(rows):
         at = 0

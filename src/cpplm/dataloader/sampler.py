@@ -29,14 +29,14 @@ class DocumentGroup:
         number: of the shard in stored order.
         shard: the file.
         documents: numbers in the shard's stored order, in the order in which they are read.
-        row_seed: shuffles the packed rows; None leaves them.
+        row_seed: shuffles the packed rows.
     """
 
     epoch: int
     number: int
     shard: Shard
     documents: tuple[int, ...]
-    row_seed: tuple[int, ...] | None
+    row_seed: tuple[int, ...]
 
 
 def num_groups(shard: Shard) -> int:
@@ -47,8 +47,7 @@ def num_groups(shard: Shard) -> int:
 class EpochShuffler:
     """The groups of one data set's training shards, shuffled anew in each epoch."""
 
-    def __init__(self, reader: ShardReader, seed: int | None) -> None:
-        """With `seed` None everything stays in its stored order."""
+    def __init__(self, reader: ShardReader, seed: int) -> None:
         self.reader, self._seed = reader, seed
 
     def advance(self, cursor: Cursor, steps: int) -> Cursor | None:
@@ -78,19 +77,16 @@ class EpochShuffler:
         number = self._number(epoch, place, self.reader.num_train_shards())
         shard = self.reader.train_shard(number)
         assert shard is not None  # noqa: S101  (`advance` has seen it)
-        documents = _shuffle(shard.documents, self._key(epoch, 1 + number))
+        documents = _shuffle(shard.documents, (self._seed, epoch, 1 + number))
         begin, end = (g * shard.documents // num_groups(shard) for g in (group, group + 1))
-        row_seed = self._key(epoch, 1 + number, 1 + group)
+        row_seed = (self._seed, epoch, 1 + number, 1 + group)
         return DocumentGroup(epoch, number, shard, tuple(documents[begin:end]), row_seed)
-
-    def _key(self, *numbers: int) -> tuple[int, ...] | None:
-        return None if self._seed is None else (self._seed, *numbers)
 
     def _number(self, epoch: int, place: int, count: int | None) -> int:
         """The number of the shard at that place of the epoch."""
         if count is None or (epoch == 0 and self.reader.first_epoch_in_order):
             return place
-        return _shuffle(count, self._key(epoch, 0))[place]
+        return _shuffle(count, (self._seed, epoch, 0))[place]
 
     def _require_documents(self, count: int) -> None:
         shards = (self.reader.train_shard(number) for number in range(count))
@@ -100,7 +96,5 @@ class EpochShuffler:
             )
 
 
-def _shuffle(length: int, key: tuple[int, ...] | None) -> list[int]:
-    if key is None:
-        return list(range(length))
+def _shuffle(length: int, key: tuple[int, ...]) -> list[int]:
     return [int(i) for i in np.random.default_rng(key).permutation(length)]

@@ -20,7 +20,7 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.flops import count_flops
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import committed_steps, json_bytes
-from cpplm.train.checkpoint.save import RankShard
+from cpplm.train.checkpoint.save import RankShard, count_files
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
 
@@ -184,7 +184,7 @@ class CheckpointCallback(Callback):
         weights, optimizer = train_module.state()
         tensors = {"model.safetensors": weights, "optimizer.safetensors": optimizer}
         own = {
-            "files": self._writer.count_files(tensors),
+            "files": count_files(tensors),
             "loader": state.loader.to_json(),
             # Not to replace what is good: a step may spoil weights although its own loss was a number.
             "non_finite": [name for name, weight in weights.items() if not weight.isfinite().all()],

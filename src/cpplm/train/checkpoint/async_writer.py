@@ -20,16 +20,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import step_folder
-from cpplm.train.checkpoint.save import (
-    RankShard,
-    RetentionPolicy,
-    count_files,
-    delete_files,
-    prune,
-    write_checkpoint,
-)
+from cpplm.train.checkpoint.save import RankShard, RetentionPolicy, delete_files, prune, write_checkpoint
 from cpplm.train.checkpoint.upload import Event, Uploader
-from cpplm.train.checkpoint.weights import MAX_FILE_BYTES
 
 
 class CheckpointWriter:
@@ -46,17 +38,11 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        retention: RetentionPolicy,
-        *,
-        uploader: Uploader | None = None,
-        max_file_bytes: int = MAX_FILE_BYTES,
+        self, storage: Storage, retention: RetentionPolicy, *, uploader: Uploader | None = None
     ) -> None:
         self.storage = storage
         self._retention = retention
         self._uploader = uploader
-        self._max_file_bytes = max_file_bytes
         self._copies: dict[str, dict[str, Tensor]] = {}
         self._thread: threading.Thread | None = None
         self._step = -1
@@ -76,10 +62,6 @@ class CheckpointWriter:
         with contextlib.suppress(UserError):  # a storage that fails: the save will say so
             delete_files(self.storage, self.storage.list_names(step_folder(step)))
 
-    def count_files(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
-        """Files that each group of tensors takes, by name; every rank tells the others before a save."""
-        return count_files(tensors, self._max_file_bytes)
-
     def save(
         self,
         step: int,
@@ -87,36 +69,31 @@ class CheckpointWriter:
         files: Mapping[str, bytes],
         shard: RankShard | None = None,
     ) -> None:
-        """Begin to save; returns when the tensors may change. See `write_checkpoint`."""
+        """Begin to save; returns when the tensors may change. See `write_checkpoint`.
+
+        All saves are of tensors of the same names and shapes: those of one model.
+        """
         self.wait_for_previous(step)
         begin = time.perf_counter()
-        self._copies = {name: self._copy(name, group) for name, group in tensors.items()}
+        self._copy(tensors)
         copying = time.perf_counter() - begin
         self._step = step
         self._thread = threading.Thread(target=self._write, args=(dict(files), shard, copying), daemon=True)
         self._thread.start()
 
-    def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        before = self._copies.get(file, {})
-        copies = {}
-        for name, tensor in tensors.items():
-            old = before.get(name)
-            fits = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
-            copy = old if old is not None and fits else torch.empty(tensor.shape, dtype=tensor.dtype)
-            copies[name] = copy.copy_(tensor.detach())
-        return copies
+    def _copy(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for file, group in tensors.items():
+            copies = self._copies.setdefault(file, {})
+            for name, tensor in group.items():
+                if name not in copies:
+                    copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+                copies[name].copy_(tensor.detach())
 
     def _write(self, files: dict[str, bytes], shard: RankShard | None, copying: float) -> None:
         begin, step = time.perf_counter(), self._step
         try:
             saved = write_checkpoint(
-                self.storage,
-                step,
-                self._copies,
-                files,
-                max_file_bytes=self._max_file_bytes,
-                shard=shard,
-                leaving=self._leaving,
+                self.storage, step, self._copies, files, shard=shard, leaving=self._leaving
             )
         except Exception as error:  # `wait` raises it
             self._failure = error
