@@ -31,11 +31,8 @@ from tests.conftest import write_corpus
 
 
 @pytest.fixture
-def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSettings:
-    return TrainSettings(
-        data_dir=(str(corpus),), tokenizer=tokenizer_path, out=tmp_path / "run", depth=1, head_dim=16,
-        max_seq_len=64, device_batch_size=4, total_batch_size=256,
-    )  # fmt: skip
+def settings(settings: TrainSettings) -> TrainSettings:
+    return dataclasses.replace(settings, depth=1, max_seq_len=64)
 
 
 def first_rows(settings: TrainSettings, budget: TrainingBudget, batches: int = 8) -> torch.Tensor:

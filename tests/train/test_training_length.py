@@ -1,7 +1,6 @@
 """Lengths of runs and automatic batch sizes."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,8 @@ from cpplm.train.training_length import TrainingBudget, relative_tokens, trainin
 
 
 @pytest.fixture
-def settings() -> TrainSettings:
-    return TrainSettings(
-        data_dir=("corpus",), tokenizer=Path("tokenizer.json"), out=Path("run"), depth=2, aspect_ratio=16,
-        head_dim=16, max_seq_len=32, device_batch_size=4, total_batch_size=256,
-    )  # fmt: skip
+def settings(settings: TrainSettings) -> TrainSettings:
+    return replace(settings, num_iterations=-1)
 
 
 def test_horizons(settings: TrainSettings) -> None:
