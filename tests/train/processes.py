@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from cpplm.train.distributed import TorchDistContext, init_distributed
+from cpplm.train.distributed import init_distributed
 
 
 def in_processes(size: int, function: Callable[..., None], *arguments: Any) -> None:
@@ -32,8 +32,3 @@ def _process(
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with init_distributed("cpu") as dist:
         function(dist, *arguments)
-
-
-def alone() -> TorchDistContext:
-    """What one process without torchrun is."""
-    return TorchDistContext(0, 1, torch.device("cpu"), None)

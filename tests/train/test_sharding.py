@@ -6,7 +6,6 @@ Ranks with copies are in tests/optim/test_collectives.py and, as all of them, in
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.schedules import LearningRates
-from cpplm.train.distributed import DistContext
+from cpplm.train.distributed import SINGLE_PROCESS, DistContext
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
 from cpplm.train.sharding import (
     compile_blocks,
@@ -33,7 +32,7 @@ from cpplm.train.sharding import (
     shard_model,
 )
 from tests.model.features import CONFIGS, random_model
-from tests.train.processes import alone, in_processes
+from tests.train.processes import in_processes
 from tests.train.test_distributed import talk
 
 # Without streams and sparse attention: the ones have directions without gradient, in which AdamW follows the
@@ -135,67 +134,59 @@ def sizes(model: Transformer, optimizer: MuonAdamW) -> dict[str, int]:
     }
 
 
-@dataclass
-class Reference:
-    """What one process found."""
-
-    figures: list[list[float]]
-    end: dict[str, Any]
-    validation: float
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
+def reference(folder: Path) -> dict[str, Any]:
     """One process trains; its start and its middle are what the ranks begin with."""
     start = {"weights": random_model(CONFIG).state_dict(), "state": {}}
     torch.save(start, folder / "start.pt")
-    model, optimizer = build(alone(), start)
-    figures = train(alone(), model, optimizer, range(HALF))
-    torch.save(saved_by(alone(), model, optimizer), folder / "middle.pt")
+    model, optimizer = build(SINGLE_PROCESS, start)
+    figures = train(SINGLE_PROCESS, model, optimizer, range(HALF))
+    torch.save(saved_by(SINGLE_PROCESS, model, optimizer), folder / "middle.pt")
     with torch.no_grad():
         validation = float(model.loss(*batch(99)))
-    figures += train(alone(), model, optimizer, range(HALF, STEPS))
-    return Reference(figures, saved_by(alone(), model, optimizer), validation)
+    figures += train(SINGLE_PROCESS, model, optimizer, range(HALF, STEPS))
+    end = saved_by(SINGLE_PROCESS, model, optimizer)
+    return {"figures": figures, "end": end, "validation": validation}
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path, reference: Reference) -> dict[str, Any]:
+def found(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
     in_processes(RANKS, observe, folder)
     return together([folder / f"rank{rank}.pt" for rank in range(RANKS)])
 
 
-def test_losses_and_norms_are_those_of_one_process(found: dict[str, Any], reference: Reference) -> None:
+def test_losses_and_norms_are_those_of_one_process(found: dict[str, Any], reference: dict[str, Any]) -> None:
     torch.testing.assert_close(
-        torch.tensor(found["figures"]), torch.tensor(reference.figures), rtol=1e-5, atol=1e-5
+        torch.tensor(found["figures"]), torch.tensor(reference["figures"]), rtol=1e-5, atol=1e-5
     )
-    assert found["validation"] == pytest.approx(reference.validation, abs=1e-5)
+    assert found["validation"] == pytest.approx(reference["validation"], abs=1e-5)
 
 
-def test_the_end_is_that_of_one_process(found: dict[str, Any], reference: Reference) -> None:
+def test_the_end_is_that_of_one_process(found: dict[str, Any], reference: dict[str, Any]) -> None:
     """But for one element of a thousand: what is next to nothing becomes as large as all else in AdamW, and
     so does its rounding."""
     for kind in ("weights", "state"):
-        assert found["end"][kind].keys() == reference.end[kind].keys()
-        for name, value in reference.end[kind].items():
+        assert found["end"][kind].keys() == reference["end"][kind].keys()
+        for name, value in reference["end"][kind].items():
             difference = (found["end"][kind][name] - value).abs()
             assert (difference > 1e-4).sum() <= difference.numel() // 1000, name
             assert difference.max() < 1e-3, name
 
 
-def test_ranks_continue_what_one_process_saved(found: dict[str, Any], reference: Reference) -> None:
-    expected = torch.tensor(reference.figures[HALF:])
+def test_ranks_continue_what_one_process_saved(found: dict[str, Any], reference: dict[str, Any]) -> None:
+    expected = torch.tensor(reference["figures"][HALF:])
     torch.testing.assert_close(torch.tensor(found["continued"]), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_one_process_continues_what_ranks_saved(found: dict[str, Any], reference: Reference) -> None:
-    model, optimizer = build(alone(), found["middle"])
-    figures = train(alone(), model, optimizer, range(HALF, STEPS))
-    expected = torch.tensor(reference.figures[HALF:])
+def test_one_process_continues_what_ranks_saved(found: dict[str, Any], reference: dict[str, Any]) -> None:
+    model, optimizer = build(SINGLE_PROCESS, found["middle"])
+    figures = train(SINGLE_PROCESS, model, optimizer, range(HALF, STEPS))
+    expected = torch.tensor(reference["figures"][HALF:])
     torch.testing.assert_close(torch.tensor(figures), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -293,4 +284,4 @@ def test_compiled_blocks(folder: Path) -> None:
 
 def test_one_process_has_nothing_to_divide() -> None:
     with pytest.raises(UserError, match="--shard"):
-        shard_model(Transformer(CONFIG), alone())
+        shard_model(Transformer(CONFIG), SINGLE_PROCESS)
