@@ -93,9 +93,8 @@ def cpplm_process(*arguments: object, **options: Any) -> subprocess.CompletedPro
         [sys.executable, "-m", "cpplm.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
-        **{"stdin": subprocess.DEVNULL, **options},
+        **{"stdin": subprocess.DEVNULL, "timeout": 300, **options},
     )
 
 
