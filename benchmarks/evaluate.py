@@ -35,9 +35,10 @@ from cpplm.evaluate.functional_correctness import problem_program
 from cpplm.evaluate.problems import load_problems
 from cpplm.judge.executor import Judge
 from cpplm.sandbox import precompiled
+from cpplm.sandbox.backends import BACKENDS
 from cpplm.sandbox.compiler import fast_linker, require_compiler
 from cpplm.sandbox.limits import ResourceLimits
-from cpplm.sandbox.sandbox import Sandbox, list_backends
+from cpplm.sandbox.sandbox import Sandbox, backend_status
 
 _TRUE = "/bin/true"
 
@@ -77,7 +78,7 @@ def measure_judging(workers: int, every: int, repetitions: int) -> dict[str, Any
 def measure_sandbox(runs: int) -> dict[str, Any]:
     """Milliseconds that each backend adds to a run."""
     figures = {}
-    for state in list_backends():
+    for state in (backend_status(backend.mode) for backend in BACKENDS):
         if state.problem:
             figures[state.backend.mode] = {"not here": state.problem}
             continue

@@ -186,11 +186,6 @@ def backend_status(mode: Mode) -> BackendStatus:
     return BackendStatus(backend, probe_backend(backend))
 
 
-def list_backends() -> list[BackendStatus]:
-    """Status of every backend, strongest first."""
-    return [backend_status(backend.mode) for backend in BACKENDS]
-
-
 def probe_backend(backend: SandboxBackend) -> str:
     """Run a program that tries to break out; the hole it found, or empty when there is none.
 
