@@ -38,7 +38,14 @@ def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.d
     if (kernels.fp8 or kernels.nvfp4) and dtype != torch.bfloat16:
         raise UserError("8-bit and 4-bit products need bfloat16 around them", fix="Leave out --precision.")
     compiling = not settings.no_compile and can_compile(device)
-    return select_training_kernels(config, kernels, device=device, dtype=dtype, compiling=compiling)
+    return select_training_kernels(
+        config,
+        kernels,
+        device=device,
+        dtype=dtype,
+        compiling=compiling,
+        documents=settings.data.document_mask,
+    )
 
 
 def build_model(

@@ -18,6 +18,8 @@ CPU = {"device": torch.device("cpu"), "dtype": torch.float32, "compiling": True}
 def test_what_auto_takes() -> None:
     found = select_training_kernels(CONFIG, KernelSettings(), **CPU)
     assert found == {"loss": "chunked", "windowed attention": "chunked", "attention": "sdpa"}
+    apart = select_training_kernels(CONFIG, KernelSettings(), **CPU, documents=True)
+    assert apart == found | {"attention": "chunked"}
     sparse = dataclasses.replace(CONFIG, dsa=dataclasses.replace(SPARSE, start_layer=0))
     assert set(select_training_kernels(sparse, KernelSettings(), **CPU)) == {"loss", "sparse attention"}
 

@@ -17,8 +17,11 @@ def select_training_kernels(
     device: torch.device,
     dtype: torch.dtype,
     compiling: bool,
+    documents: bool = False,
 ) -> dict[str, str]:
     """Names of the kernels of the loss and of each kind of attention layer.
+
+    With `documents` attention keeps the documents of a row apart.
 
     Raises:
         UserError: one that was named cannot do what the model needs; it says why, and what can.
@@ -35,6 +38,7 @@ def select_training_kernels(
             head_dim=config.head_dim,
             length=config.max_seq_len,
             window=window,
+            documents=documents,
             compiling=compiling,
         )
         kind = "attention" if window is None else "windowed attention"
