@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.dataloader.loader_state import NUM_STREAMS, Cursor, DocumentRef, LoaderState, StreamState
+from cpplm.dataloader.loader_state import NUM_STREAMS, DocumentRef, LoaderState, StreamCursor, StreamState
 
 numbers = st.integers(0, 10**9)
 stream_states = st.builds(
     StreamState,
-    st.builds(Cursor, numbers, numbers, numbers),
+    st.builds(StreamCursor, numbers, numbers, numbers),
     numbers,
     st.lists(st.builds(DocumentRef, numbers, numbers, numbers, numbers, numbers), max_size=3).map(tuple),
 )
@@ -33,7 +33,9 @@ def test_json_and_back(state: LoaderState) -> None:
 
 
 def test_older_checkpoints_call_the_streams_lanes() -> None:
-    state = LoaderState(8, {3: (StreamState(Cursor(1, 2, 3), 4, (DocumentRef(1, 2, 5, 0, 7),)), None)}, 16, 9)
+    state = LoaderState(
+        8, {3: (StreamState(StreamCursor(1, 2, 3), 4, (DocumentRef(1, 2, 5, 0, 7),)), None)}, 16, 9
+    )
     lanes = [[[1, 2, 3], 4, [[1, 2, 5, 0, 7]]], None]
     assert LoaderState.from_json({"rows": 8, "seq_len": 16, "seed": 9, "lanes": {"3": lanes}}) == state
 
@@ -49,8 +51,8 @@ def test_merging_parts_gives_the_whole(state: LoaderState, parts: int) -> None:
 
 
 def test_other_steps_cannot_be_merged() -> None:
-    one = StreamState(Cursor(), 1, ())
-    two = StreamState(Cursor(), 2, ())
+    one = StreamState(StreamCursor(), 1, ())
+    two = StreamState(StreamCursor(), 2, ())
     for other in (LoaderState(9, {0: (one,)}), LoaderState(8, {0: (two,)}), LoaderState(8, {}, seed=1)):
         with pytest.raises(ValueError, match="cannot be merged"):
             LoaderState.merge([LoaderState(8, {0: (one,)}), other])

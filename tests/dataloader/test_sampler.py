@@ -7,7 +7,7 @@ import pytest
 
 from cpplm.core.shards import Shard, ShardReader
 from cpplm.dataloader import sampler
-from cpplm.dataloader.loader_state import Cursor
+from cpplm.dataloader.loader_state import StreamCursor
 from cpplm.dataloader.sampler import GROUP_BYTES, DocumentGroup, EpochShuffler, num_groups
 from tests.dataloader.numbered import write_numbered
 
@@ -21,13 +21,13 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardReader:
 
 
 def groups(reader: ShardReader, seed: int, epochs: int) -> list[DocumentGroup]:
-    shuffler, cursor, found = EpochShuffler(reader, seed), Cursor(), []
+    shuffler, cursor, found = EpochShuffler(reader, seed), StreamCursor(), []
     for steps in range(10_000):
-        cursor = shuffler.advance(Cursor(), steps)
+        cursor = shuffler.advance(StreamCursor(), steps)
         assert cursor is not None
         if cursor.epoch == epochs:
             return found
-        assert shuffler.advance(shuffler.advance(Cursor(), steps // 2), steps - steps // 2) == cursor
+        assert shuffler.advance(shuffler.advance(StreamCursor(), steps // 2), steps - steps // 2) == cursor
         found.append(shuffler.group_at(cursor))
     raise AssertionError("epochs do not end")
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cpplm.jax.layer_scan import LayerKind, Segment, layer_kinds, segments, unrolled
+from cpplm.jax.layer_scan import LayerKind, LayerSegment, layer_kinds, segments, unrolled
 from cpplm.model.config import ModelConfig, SparseAttentionConfig
 from tests.model.features import random_config
 
@@ -33,8 +33,10 @@ def compiled(config: ModelConfig) -> int:
 
 def test_as_few_layers_as_can_be_are_compiled() -> None:
     shape = {"vocab_size": 256, "max_seq_len": 512}
-    assert segments(layer_kinds(ModelConfig.from_depth(16, **shape))) == [Segment(0, 4, 4)]
-    assert segments(layer_kinds(ModelConfig.seed(32, window_pattern="L", **shape))) == [Segment(0, 1, 32)]
+    assert segments(layer_kinds(ModelConfig.from_depth(16, **shape))) == [LayerSegment(0, 4, 4)]
+    assert segments(layer_kinds(ModelConfig.seed(32, window_pattern="L", **shape))) == [
+        LayerSegment(0, 1, 32)
+    ]
     assert compiled(ModelConfig.seed(18, **shape)) == 4 + 2  # the last two layers are not SSSL any more
     assert compiled(ModelConfig.seed(1, **shape)) == 1
     sparse = SparseAttentionConfig(start_layer=8)
@@ -43,5 +45,9 @@ def test_as_few_layers_as_can_be_are_compiled() -> None:
 
 def test_an_irregular_model_is_cut_at_the_right_places() -> None:
     a, b, c = (LayerKind(window, False, False) for window in (1, 2, None))
-    assert segments([c, a, b, a, b, a, b, c, c]) == [Segment(0, 1, 1), Segment(1, 2, 3), Segment(7, 1, 2)]
+    assert segments([c, a, b, a, b, a, b, c, c]) == [
+        LayerSegment(0, 1, 1),
+        LayerSegment(1, 2, 3),
+        LayerSegment(7, 1, 2),
+    ]
     assert segments([]) == []

@@ -18,7 +18,7 @@ from cpplm.core.errors import UserError
 NUM_STREAMS = 16
 
 
-class Cursor(NamedTuple):
+class StreamCursor(NamedTuple):
     """A group's place in a data set: shard and group count in the epoch's order, not the stored one."""
 
     epoch: int = 0
@@ -43,7 +43,7 @@ class DocumentRef(NamedTuple):
 class StreamState:
     """The group of a stream's last row, the rows taken of it, and what the group before it left over."""
 
-    cursor: Cursor
+    cursor: StreamCursor
     row: int
     carry: tuple[DocumentRef, ...]
 
@@ -124,4 +124,4 @@ class LoaderState:
 
 
 def _stream_state(cursor: list[int], row: int, carry: list[list[int]]) -> StreamState:
-    return StreamState(Cursor(*cursor), row, tuple(DocumentRef(*ref) for ref in carry))
+    return StreamState(StreamCursor(*cursor), row, tuple(DocumentRef(*ref) for ref in carry))

@@ -14,7 +14,7 @@ import numpy as np
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import Shard, ShardReader
-from cpplm.dataloader.loader_state import Cursor
+from cpplm.dataloader.loader_state import StreamCursor
 
 # About 20 documents or 80,000 tokens: enough that hardly one is cut, few enough to be tokenized in 0.1 s.
 GROUP_BYTES = 256 * 1024
@@ -50,7 +50,7 @@ class EpochShuffler:
     def __init__(self, reader: ShardReader, seed: int) -> None:
         self.reader, self._seed = reader, seed
 
-    def advance(self, cursor: Cursor, steps: int) -> Cursor | None:
+    def advance(self, cursor: StreamCursor, steps: int) -> StreamCursor | None:
         """The group so many steps further on; None if a shard up to there has not come yet.
 
         Raises:
@@ -67,11 +67,11 @@ class EpochShuffler:
             if shard is None:
                 return None
             if group < num_groups(shard):
-                return Cursor(epoch, place, group)
+                return StreamCursor(epoch, place, group)
             group -= num_groups(shard)
             place += 1
 
-    def group_at(self, cursor: Cursor) -> DocumentGroup:
+    def group_at(self, cursor: StreamCursor) -> DocumentGroup:
         """The group at a cursor that `advance` gave."""
         epoch, place, group = cursor
         number = self._number(epoch, place, self.reader.num_train_shards())

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
-from cpplm.dataloader.loader_state import NUM_STREAMS, Cursor, DocumentRef, StreamState
+from cpplm.dataloader.loader_state import NUM_STREAMS, DocumentRef, StreamCursor, StreamState
 from cpplm.dataloader.pack_worker import Leftover, PackedRows
 from cpplm.dataloader.sampler import DocumentGroup, EpochShuffler
 
@@ -32,10 +32,10 @@ class RowStream:
         self.state = state
         self._packed: PackedRows | None = None
         self._refs: tuple[DocumentRef, ...] = ()  # of what the group began with
-        self._pending: tuple[Cursor, Future[PackedRows]] | None = None
+        self._pending: tuple[StreamCursor, Future[PackedRows]] | None = None
         # The group to begin next is `_steps` after `_cursor`; `_rows` of it are taken already.
         if state is None:
-            self._cursor, self._steps, self._rows = Cursor(), number, 0
+            self._cursor, self._steps, self._rows = StreamCursor(), number, 0
             self._carry: tuple[Leftover, ...] = ()
         else:
             self._cursor, self._steps, self._rows = state.cursor, 0, state.row

@@ -46,7 +46,7 @@ class LayerIndex(NamedTuple):
         return len(self.candidates) > 1
 
 
-class Segment(NamedTuple):
+class LayerSegment(NamedTuple):
     """Layers `first` to `first + period * repeats - 1`."""
 
     first: int
@@ -84,7 +84,7 @@ def _run_segment(
     layer: Callable[[Carry, Params, LayerKind, LayerIndex], Carry],
     carry: Carry,
     weights: Params,
-    segment: Segment,
+    segment: LayerSegment,
     kinds: list[LayerKind],
 ) -> Carry:
     def period(carry: Carry, group: tuple[Params, Any]) -> tuple[Carry, None]:
@@ -100,7 +100,7 @@ def _run_segment(
     return jax.lax.scan(period, carry, (weights, firsts))[0]
 
 
-def _segment_weights(weights: Params, segment: Segment, kinds: list[LayerKind]) -> Params:
+def _segment_weights(weights: Params, segment: LayerSegment, kinds: list[LayerKind]) -> Params:
     """Those of its layers, with two dimensions in front: repeats, layers of one period that have them."""
     end = segment.first + segment.period * segment.repeats
     grouped = {}
@@ -112,7 +112,7 @@ def _segment_weights(weights: Params, segment: Segment, kinds: list[LayerKind]) 
     return grouped
 
 
-def _period_weights(weights: Params, segment: Segment, kinds: list[LayerKind]) -> list[Params]:
+def _period_weights(weights: Params, segment: LayerSegment, kinds: list[LayerKind]) -> list[Params]:
     """Those of each layer of one period."""
     layers: list[Params] = [{} for _ in range(segment.period)]
     for name, array in weights.items():
@@ -131,10 +131,10 @@ def layer_kinds(config: ModelConfig) -> list[LayerKind]:
     ]
 
 
-def segments(kinds: list[LayerKind]) -> list[Segment]:
+def segments(kinds: list[LayerKind]) -> list[LayerSegment]:
     """The cut with the fewest compiled layers; of equal ones, that with the fewest segments."""
     count = len(kinds)
-    best: list[tuple[int, int, list[Segment]]] = [(0, 0, [])] * (count + 1)
+    best: list[tuple[int, int, list[LayerSegment]]] = [(0, 0, [])] * (count + 1)
     for first in range(count - 1, -1, -1):
         candidates = []
         for period in range(1, count - first + 1):
@@ -142,18 +142,18 @@ def segments(kinds: list[LayerKind]) -> list[Segment]:
             while kinds[first : first + period] == _after(kinds, first, period, repeats):
                 repeats += 1
                 compiled, cuts, rest = best[first + period * repeats]
-                segment = Segment(first, period, repeats)
+                segment = LayerSegment(first, period, repeats)
                 candidates.append((period + compiled, 1 + cuts, [segment, *rest]))
             if period == 1:
                 compiled, cuts, rest = best[first + 1]
-                candidates.append((1 + compiled, 1 + cuts, [Segment(first, 1, 1), *rest]))
+                candidates.append((1 + compiled, 1 + cuts, [LayerSegment(first, 1, 1), *rest]))
         best[first] = min(candidates, key=lambda candidate: candidate[:2])
     return best[0][2]
 
 
-def unrolled(kinds: list[LayerKind]) -> list[Segment]:
+def unrolled(kinds: list[LayerKind]) -> list[LayerSegment]:
     """Each layer as a segment of its own."""
-    return [Segment(layer, 1, 1) for layer in range(len(kinds))]
+    return [LayerSegment(layer, 1, 1) for layer in range(len(kinds))]
 
 
 def _after(kinds: list[LayerKind], first: int, period: int, repeats: int) -> list[LayerKind]:
