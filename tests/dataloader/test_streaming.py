@@ -77,7 +77,7 @@ def test_the_first_epoch_is_in_the_order_of_numbers_and_later_ones_are_not(finis
     stream = sampler.EpochShuffler(open_stream(finished), 2)
     numbers: dict[int, list[int]] = {}
     for step in range(150):
-        group = stream.group_at(stream.advance(sampler.Cursor(), step))
+        group = stream.group_at(stream.advance(sampler.StreamCursor(), step))
         numbers.setdefault(group.epoch, []).append(group.number)
     assert numbers[0] == sorted(numbers[0])
     assert set(numbers[0]) == set(range(len(LENGTHS)))

@@ -210,6 +210,16 @@ def test_links_lead_nowhere(attack: Attack, public_file: Path) -> None:
     assert not public_file.is_symlink()
 
 
+def test_no_capability_can_be_had(sandbox: Sandbox) -> None:
+    """None is in any set, the bounding one included, and none can be gained (capabilities(7))."""
+    if sandbox.name == "landlock":
+        pytest.skip("processes cannot read about themselves there")
+    status = sandbox.run({}, ["/bin/cat", "/proc/self/status"], ResourceLimits()).stdout.decode()
+    values = dict(line.split(":\t") for line in status.splitlines())
+    assert {int(value, 16) for name, value in values.items() if name.startswith("Cap")} == {0}
+    assert values["NoNewPrivs"] == "1"
+
+
 def test_environments_of_others_cannot_be_read(attack: Attack) -> None:
     environment = {**os.environ, "CPPLM_TEST_SECRET": "1"}
     as_program = {"user": NOBODY} if os.geteuid() == 0 else {}
