@@ -12,7 +12,6 @@ import contextlib
 import datetime
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import psutil
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import environment
-from cpplm.core.workers import worker_pool
+from cpplm.core.workers import processor_seconds, worker_pool
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -36,7 +35,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 _SAMPLE_SECONDS = 0.05
 THREADS = min(2, os.cpu_count() or 1)
 """Of a benchmark, unless another number is given."""
-_PACKAGES = ("numpy", "pyarrow", "tiktoken", "tree-sitter", "tree-sitter-c", "tree-sitter-cpp", "rensa")
+_PACKAGES = ("numpy", "pyarrow", "tiktoken", "tree-sitter", "tree-sitter-c", "tree-sitter-cpp")
 
 
 @dataclass(frozen=True)
@@ -111,15 +110,9 @@ def run_alone(function: Callable[..., Any], *arguments: Any) -> Cost:
 
 
 def _timed(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[float, float, Any]:
-    wall, cpu = time.perf_counter(), _cpu_seconds()
+    wall, cpu = time.perf_counter(), processor_seconds()
     result = function(*arguments)
-    return time.perf_counter() - wall, _cpu_seconds() - cpu, result
-
-
-def _cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
-    both = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+    return time.perf_counter() - wall, processor_seconds() - cpu, result
 
 
 def peak_memory(command: Sequence[str]) -> int:

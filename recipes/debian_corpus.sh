@@ -3,13 +3,16 @@
 #
 #   recipes/debian_corpus.sh dev FOLDER       the projects that cpplm was developed on  -> FOLDER/dev
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
-#   recipes/debian_corpus.sh headers FOLDER   third-party headers for `corpus check`    -> FOLDER/headers
+#   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
+#   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
+#   recipes/debian_corpus.sh headers FOLDER   third-party headers                       -> FOLDER/headers; prints
+#                                             the folders for `corpus check --headers`
 #   recipes/debian_corpus.sh large FOLDER     60 MB and more, permissive licenses       -> FOLDER/large, and
 #                                             a corpus built from them                  -> FOLDER/corpus
 #   recipes/debian_corpus.sh tokenizer FOLDER  projects to train, choose and measure tokenizers on, 3 GB unpacked
 #                                             -> FOLDER/tok-train, tok-dev, tok-blind, and the tokenizers that come
 #                                             with cpplm   -> FOLDER/cpp-32k.json, ...
-#   recipes/debian_corpus.sh measure FOLDER   build and check dev and blind, with headers
+#   recipes/debian_corpus.sh measure FOLDER   build and check dev and the blind sets, with headers; SETS="blind2" one
 #
 # Needs no root: package lists and downloads stay in FOLDER/apt. A package that is there already is not fetched
 # again, so an interrupted run is simply started again. FOLDER/versions.txt names what was fetched. Options for
@@ -20,7 +23,24 @@ set -eu
 DEV="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 abseil box2d catch2 cpp-httplib double-conversion
 libyaml lz4 zlib"
 BLIND="bzip2 cmark glm libsndfile mbedtls rtmidi simdjson soundtouch taglib"
-HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 libfmt-dev"
+# C with autotools, C++ applications, games, windows and graphics, templates in headers, databases, network, audio.
+BLIND2="btop flac gnuchess ledger libpqxx libsfml lighttpd mdds wavpack zeromq3"
+BLIND3="chocolate-doom glfw3 hunspell libevent lmdb mosquitto opus pybind11 task tmux"
+# What such projects commonly include, chosen without looking at them; nothing of the blind projects themselves.
+HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 doctest-dev libfmt-dev
+libboost1.74-dev libasio-dev libeigen3-dev libtbb-dev rapidjson-dev nlohmann-json3-dev libutfcpp-dev libcjson-dev
+zlib1g-dev libzstd-dev liblzma-dev libssl-dev libsodium-dev libgmp-dev libmpfr-dev
+libexpat1-dev libxml2-dev libicu-dev libpcre2-dev libpcre3-dev libsqlite3-dev libpq-dev liblua5.4-dev libpython3.11-dev
+libcurl4-openssl-dev libuv1-dev libwebsockets-dev libglib2.0-dev libdbus-1-dev libsystemd-dev libudev-dev uuid-dev
+libncurses-dev libreadline-dev libedit-dev
+libx11-dev x11proto-dev libxext-dev libxft-dev libxrender-dev libxrandr-dev libxcursor-dev libxinerama-dev libxfixes-dev
+libgl-dev libegl-dev libglu1-mesa-dev libglew-dev libsdl1.2-dev libsdl2-dev libsdl2-image-dev libsdl2-mixer-dev
+libsdl2-ttf-dev libpng-dev libjpeg62-turbo-dev libfreetype-dev libfontconfig-dev libcairo2-dev
+libopenal-dev libalut-dev libasound2-dev libpulse-dev libjack-jackd2-dev libogg-dev libvorbis-dev"
+# The folders of them that pkg-config would name.
+HEADER_FOLDERS="include include/*-linux-gnu include/SDL2 include/cairo include/dbus-1.0 include/eigen3 include/freetype2
+include/glib-2.0 include/libxml2 include/lua5.4 include/postgresql include/utf8cpp lib/*-linux-gnu/dbus-1.0/include
+lib/*-linux-gnu/glib-2.0/include include/python3.11"
 # BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.
 LARGE="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 protobuf grpc abseil rocksdb flatbuffers capnproto bullet
 onetbb openexr imath catch2 double-conversion google-glog gflags benchmark rapidjson box2d"
@@ -37,7 +57,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|blind3|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -98,7 +118,7 @@ sources() { # SET PACKAGE...: unpack source packages as FOLDER/SET/PACKAGE
     done
 }
 
-headers() { # unpack, not install, binary packages
+headers() { # unpack, not install, binary packages; print their folders
     for package in $HEADERS; do
         [ -e "$folder/headers/.$package" ] && continue
         prepare
@@ -109,6 +129,9 @@ headers() { # unpack, not install, binary packages
         echo "headers $package $(dpkg-deb -f "$folder"/unpacking/*.deb Version)" >>"$folder/versions.txt"
         touch "$folder/headers/.$package"
         rm -rf "$folder/unpacking"
+    done
+    for path in $HEADER_FOLDERS; do
+        echo "$folder"/headers/usr/$path
     done
 }
 
@@ -124,6 +147,10 @@ case $1 in
 dev) sources dev $DEV ;;
 # shellcheck disable=SC2086
 blind) sources blind $BLIND ;;
+# shellcheck disable=SC2086
+blind2) sources blind2 $BLIND2 ;;
+# shellcheck disable=SC2086
+blind3) sources blind3 $BLIND3 ;;
 headers) headers ;;
 large)
     # shellcheck disable=SC2086
@@ -147,17 +174,12 @@ tokenizer)
     done
     ;;
 measure)
-    # shellcheck disable=SC2086
-    sources dev $DEV
-    # shellcheck disable=SC2086
-    sources blind $BLIND
-    headers
-    for set_name in dev blind; do
+    for set_name in ${SETS:-dev blind blind2 blind3}; do
+        sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name"
-        "$CPPLM" corpus check "$folder/corpus-$set_name" --sample 200 --seed 1 \
-            --headers "$folder/headers/usr/include" --projects_dir "$folder/$set_name" --json |
-            tail -n 1 >"$folder/check-$set_name.json"
-        echo "$set_name: $folder/check-$set_name.json"
+        # shellcheck disable=SC2046  # several folders
+        "$CPPLM" corpus check "$folder/corpus-$set_name" --sample 200 --seed 1 --headers $(headers) --json |
+            tee "$folder/check-$set_name.txt"
     done
     ;;
 *) fail "$usage" ;;

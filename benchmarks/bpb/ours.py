@@ -33,8 +33,8 @@ class _Measurement(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         """Before the first step."""
-        texts = self._held_out(trainer, self._data.texts("held_out"))
-        self.curve = Curve(self._seconds, self._points, lambda: self._score(trainer, texts))
+        texts = held_out_texts(trainer, self._data.texts("held_out"))
+        self.curve = Curve(self._seconds, self._points, lambda: score_of(trainer, texts))
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """After a step, which the clock has counted."""
@@ -43,27 +43,28 @@ class _Measurement(Callback):
     def on_end(self, trainer: Trainer) -> None:
         """The same for our own documents."""
         texts = self._data.held_out_documents(self._eval_bytes)
-        self.own_documents = self._score(trainer, self._held_out(trainer, texts)).whole
+        self.own_documents = score_of(trainer, held_out_texts(trainer, texts)).whole
 
-    @staticmethod
-    def _held_out(trainer: Trainer, texts: list[str]) -> HeldOut:
-        settings, tokenizer = trainer.settings, trainer.tokenizer
-        encoded = tokenizer.encode_batch(texts)
-        return HeldOut.of(
-            texts,
-            encoded,
-            token_bytes=tokenizer.token_bytes,
-            start_id=tokenizer.bos,
-            seq_len=settings.max_seq_len,
-            rows=settings.device_batch_size,
-        )
 
-    @staticmethod
-    def _score(trainer: Trainer, texts: HeldOut) -> Score:
-        model = torch_model(trainer.train_module)
-        found = texts.score(lambda x, y: model.loss(x, y, reduction="none"), model.device)
-        progress(f"    {trainer.state.seconds:6.1f} s: {found.code:.4f} bits per byte")
-        return found
+def held_out_texts(trainer: Trainer, texts: list[str]) -> HeldOut:
+    """Texts in the tokens of a run, to be scored in its context."""
+    settings, tokenizer = trainer.settings, trainer.tokenizer
+    return HeldOut.of(
+        texts,
+        tokenizer.encode_batch(texts),
+        token_bytes=tokenizer.token_bytes,
+        start_id=tokenizer.bos,
+        seq_len=settings.max_seq_len,
+        rows=settings.device_batch_size,
+    )
+
+
+def score_of(trainer: Trainer, texts: HeldOut) -> Score:
+    """The score of a run's model as it is now."""
+    model = torch_model(trainer.train_module)
+    found = texts.score(lambda x, y: model.loss(x, y, reduction="none"), model.device)
+    progress(f"    {trainer.state.seconds:6.1f} s: {found.code:.4f} bits per byte")
+    return found
 
 
 def train_ours(settings: TrainSettings, work: Path, eval_bytes: int, points: int) -> dict[str, Any]:

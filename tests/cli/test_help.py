@@ -88,6 +88,7 @@ def test_help_and_a_wrong_flag_import_nothing_heavy(tmp_path: Path) -> None:
 MISTYPED = {
     "corpus build": ["--projects", "nowhere", "--out", "out"],
     "corpus inspect": ["nowhere"],
+    "corpus explain": ["nowhere", "--line", "a.cc:1"],
     "corpus check": ["nowhere"],
     "corpus export": ["nowhere", "--to", "out.jsonl"],
     "tokenizer train": ["--data_dir", "nowhere", "--out", "out.json"],

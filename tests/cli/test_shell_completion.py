@@ -55,7 +55,13 @@ def test_bash_offers_commands_flags_and_choices(words: str, offered: list[str], 
 def test_bash_offers_every_command_and_flag(bash_script: Path) -> None:
     groups = {name.partition(" ")[0] for name in COMMANDS}
     assert set(offers(bash_script, "cpplm", "")) == groups
-    assert set(offers(bash_script, "cpplm", "corpus", "")) == {"build", "inspect", "check", "export"}
+    assert set(offers(bash_script, "cpplm", "corpus", "")) == {
+        "build",
+        "inspect",
+        "explain",
+        "check",
+        "export",
+    }
     for name in ("train", "corpus check"):
         known = {*flags(settings_class(name)), "config", "json", "help"}
         assert set(offers(bash_script, "cpplm", *name.split(), "--")) == {f"--{flag}" for flag in known}

@@ -5,18 +5,22 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from cpplm.corpus.document import Document
 from cpplm.corpus.ingest.discovery import Project, find_files
+from cpplm.corpus.project import BuildPlan, DiscoveredProject, build_project, unread_index
+from cpplm.corpus.settings import Mode
 from cpplm.corpus.slicing import documents as documents_module
-from cpplm.corpus.slicing.closure import Index
-from cpplm.corpus.slicing.documents import Options, build_unit
-from cpplm.corpus.slicing.packing import Measure
-from cpplm.corpus.slicing.units import Includes, Unit, make_units, scan
-from cpplm.cpp.macros import MacroTable
+from cpplm.corpus.slicing.build_headers import default_options
+from cpplm.corpus.slicing.documents import SliceOptions, build_unit
+from cpplm.corpus.slicing.measure import Measure
+from cpplm.corpus.slicing.project_index import ProjectIndex
+from cpplm.corpus.slicing.shortening import Shortener
+from cpplm.corpus.slicing.units import Unit, make_units, scan
 
 TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is the judge")
@@ -35,59 +39,62 @@ def write_files(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 
 
 def index_of(
-    folder: Path, *, ordered: bool = True, unquotable: Collection[str] = ()
-) -> tuple[list[Unit], Index]:
-    """The units of a project, and all its files; text of the unquotable ones may not be borrowed."""
-    files = [
+    folder: Path, *, merge: bool = True, closed: bool = True, unquotable: Collection[str] = ()
+) -> tuple[list[Unit], ProjectIndex]:
+    """The units of a project, and its index; text of the unquotable files may not be borrowed."""
+    project = Project("p", (folder,), has_paths=closed)
+    found, skips = find_files(project)
+    files = tuple(
         replace(file, makes_documents=False, may_be_borrowed=False) if file.name in unquotable else file
-        for file in find_files(Project("p", (folder,)))[0]
-    ]
+        for file in found
+    )
     scans = {file.name: scan(file) for file in files}
-    bodies: dict[bytes, set[bytes]] = {}
-    for scanned in scans.values():
-        for name, texts in scanned.bodies.items():
-            bodies.setdefault(name, set()).update(texts)
-    includes = Includes(scans)
-    units = make_units([file for file in files if file.makes_documents], includes, merge=ordered)
-    return units, Index({file.name: file for file in files}, includes, MacroTable.from_bodies(bodies))
+    discovered = DiscoveredProject(project, files, skips, options=default_options(project.roots))
+    index = unread_index(discovered, scans)
+    units = make_units([file for file in files if file.makes_documents], scans, index.resolve, merge=merge)
+    return units, index
 
 
 def documents_of(
     folder: Path,
     *,
     budget: int = 49_152,
-    ordered: bool = True,
+    mode: Mode = "compilable",
     closed: bool = True,
     generous: bool = True,
     count: Callable[[str], int] = utf8_bytes,
     of: str = "",
     unquotable: Collection[str] = (),
-) -> tuple[list[Document], int]:
-    """All documents of a project, or those of the unit with the file `of`; its number of functions.
+) -> list[Document]:
+    """All documents of a project, or those of the unit with the file `of`.
 
     Borrowed text is shortened where there is much more of it than of the unit's own; when `generous`, only
     where the budget asks for it.
     """
-    units, index = index_of(folder, ordered=ordered, unquotable=unquotable)
-    measure = Measure(count, most_bytes=1 if count is utf8_bytes else 16)
-    options = Options(budget, measure, ordered, closed=closed)
-    documents: list[Document] = []
-    functions = 0
-    for unit in units:
-        if of and of not in [file.name for file in unit.files]:
-            continue
-        with patch.object(documents_module, "_GENEROUS", 1e9 if generous else documents_module._GENEROUS):
-            made, defined = build_unit(unit, index, options)
-        documents += made
-        functions += defined
-    return documents, functions
+    units, index = index_of(folder, merge=mode != "file", closed=closed, unquotable=unquotable)
+    options = SliceOptions(budget, Measure(count, most_bytes=1 if count is utf8_bytes else 16), mode)
+    shortener = Shortener(index.macros)
+    with patch.object(documents_module, "_GENEROUS", 1e9 if generous else documents_module._GENEROUS):
+        return [
+            document
+            for unit in units
+            if not of or of in [file.name for file in unit.files]
+            for document in build_unit(unit, index, shortener, options)
+        ]
 
 
-def one_document(folder: Path, files: Mapping[str, str | bytes], of: str = "") -> Document:
+def one_document(folder: Path, files: Mapping[str, str | bytes], of: str = "", **options: Any) -> Document:
     """The one document of a project, or of the unit with the file `of`."""
-    documents, _ = documents_of(write_files(folder, files), of=of)
+    documents = documents_of(write_files(folder, files), of=of, **options)
     assert len(documents) == 1, [document.files for document in documents]
     return documents[0]
+
+
+def rows_of(project: Project, plan: BuildPlan) -> list[dict[str, Any]]:
+    """The rows of a project, built in this process."""
+    files, skips = find_files(project)
+    found = DiscoveredProject(project, tuple(files), skips)
+    return [row for rows, _ in build_project(found, plan, map, {}) for row in rows]
 
 
 def compile_errors(text: str, *include: Path, language: str = "c++", standard: str = "c++17") -> str:

@@ -70,7 +70,7 @@ def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(tmp_path):
         # some projects go to a worker whole, some in batches
         "    project_cache._SMALL_PROJECT = 30_000\n    project.BATCH_BYTES = 7_000\n"
         "    paths = tuple(map(Path, sys.argv[2:]))\n"
-        "    b.build(CorpusSettings(out=sys.argv[1], projects=paths, workers=2, max_bytes=600))\n"
+        "    b.build(CorpusSettings(out=sys.argv[1], projects=paths, workers=3, max_bytes=600))\n"
     )
     subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "two"), *map(str, reversed(given))],
@@ -261,3 +261,25 @@ def test_inspect_shows_what_was_asked_for(tmp_path):
         inspect_corpus(InspectSettings(out, project="nope"))
     with pytest.raises(UserError, match=r"no documents of kind .chunk.*Kinds: compilable, file"):
         inspect_corpus(InspectSettings(out, project="tinylib", kind="chunk"))
+
+
+def test_units_that_borrow_too_much_become_plain_files(tmp_path):
+    header = "#pragma once\n" + "".join(f"struct Row{n} {{\n  int cells[{n + 1}];\n}};\n" for n in range(40))
+    rows = ", ".join(f"const Row{n}&" for n in range(40))
+    users = {f"use{n}.cc": f'#include "rows.h"\nint use{n}({rows}) {{ return {n}; }}\n' for n in range(8)}
+    given = write_files(tmp_path / "p", {"rows.h": header, **users})
+    kinds, sizes = {}, {}
+    for max_repeat in (8.0, 1.5):
+        settings = CorpusSettings(
+            out=str(tmp_path / str(max_repeat)),
+            projects=(given,),
+            workers=1,
+            max_repeat=max_repeat,
+            near_duplicates=0,
+        )
+        figures = build(settings)["projects"]["p"]
+        kinds[max_repeat] = figures["kinds"]
+        sizes[max_repeat] = figures["text_bytes"] / figures["source_bytes"]
+    assert kinds[8.0] == {"compilable": 9}
+    assert kinds[1.5]["file"] > 3
+    assert 2 < sizes[8.0] < 8 and sizes[1.5] <= 1.5

@@ -27,7 +27,7 @@ def marks_at(files: dict[str, str], document: Document) -> set[int]:
 
 def built(files: dict[str, str], **options: object) -> list[Document]:
     with tempfile.TemporaryDirectory() as folder:
-        return documents_of(write_files(Path(folder), files), **options)[0]
+        return documents_of(write_files(Path(folder), files), **options)
 
 
 @given(SEEDS)
@@ -40,7 +40,7 @@ def test_sources_are_the_very_lines_of_the_text(seed):
         assert {source.file for source in document.sources} == set(document.files)
 
 
-@pytest.mark.parametrize("options", [{"generous": False}, {"budget": 900}, {"budget": 600, "ordered": False}])
+@pytest.mark.parametrize("options", [{"generous": False}, {"budget": 900}, {"budget": 600, "mode": "file"}])
 @given(seed=SEEDS)
 @settings(max_examples=10)
 def test_nothing_in_shortened_and_cut_documents_comes_from_elsewhere(options, seed):
@@ -53,7 +53,7 @@ def test_nothing_in_shortened_and_cut_documents_comes_from_elsewhere(options, se
 @settings(max_examples=10)
 def test_files_as_they_are_say_all_their_lines(seed):
     files = {name: "\n\n" + text for name, text in random_project(random.Random(seed), headers=2).items()}
-    for document in built(files, ordered=False):
+    for document in built(files, mode="file"):
         (source,) = document.sources
         assert (
             document.text == "\n".join(files[source.file].split("\n")[source.first - 1 : source.last]) + "\n"
@@ -62,8 +62,10 @@ def test_files_as_they_are_say_all_their_lines(seed):
 
 def test_sources_are_sorted_and_joined_where_they_touch():
     lines = [("b", 9, 9), ("a", 4, 6), ("b", 2, 3), ("a", 1, 3), ("a", 5, 5), ("a", 9, 9), ("b", 4, 4)]
-    assert sources_of(lines) == (
+    borrowed = SourceLines("a", 7, 8, "Table in b:3")
+    assert sources_of([*(SourceLines(*each) for each in lines), borrowed]) == (
         SourceLines("a", 1, 6),
+        borrowed,
         SourceLines("a", 9, 9),
         SourceLines("b", 2, 4),
         SourceLines("b", 9, 9),

@@ -114,9 +114,7 @@ def text_of(rows: list[Row], file: str) -> str:
 
 def test_text_that_is_not_ascii_and_other_line_ends_shift_nothing(rows):
     """Offsets in bytes were applied to decoded text with folded line ends."""
-    assert text_of(rows, "src/windows.cc") == FILES["src/windows.cc"].replace("\r\n", "\n").replace(
-        "}\n// é", "}\n\n// é"
-    )
+    assert text_of(rows, "src/windows.cc") == FILES["src/windows.cc"].replace("\r\n", "\n")
 
 
 def test_functions_made_by_a_macro_are_all_there(rows):

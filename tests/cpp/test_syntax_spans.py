@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpplm.core.spans import MAX_BYTES, MIN_BYTES, SpanKind, pack_spans, read_spans
 from cpplm.cpp.parser import grammar
-from cpplm.cpp.syntax_spans import cut_spans, find_spans, join_spans
+from cpplm.cpp.syntax_spans import find_spans, join_spans
 from tests.corpus.parsed import Parsed, only, parsed
 
 SHAPE = {  # how a span of each kind starts and ends
@@ -236,16 +236,3 @@ def test_joining_shifts_every_piece_to_its_place():
     assert sorted(document[span.start : span.end] for span in read) == sorted(wanted)
     assert [span.start for span in read] == sorted(span.start for span in read)
     assert pack_spans(join_spans([])) == b""
-
-
-def test_a_slice_keeps_the_spans_that_lie_in_it():
-    piece = only(SOURCE)
-    start, end = piece.text.index(b"    for"), piece.text.index(b"    if")
-    table = cut_spans(join_spans([(piece.spans, 0)]), start, end)
-    slice_ = piece.text[start:end]
-    assert sorted(slice_[s:e].decode().split("(")[0] for s, e, _ in table.tolist()) == [
-        "",
-        "for ",
-        "total += measure",
-        "{\n        total += measure",
-    ]

@@ -24,7 +24,7 @@ def test_the_plain_encoder_gives_the_tokenizers_ids(
     tokenizer: Tokenizer, tokenizer_path: Path, threads: int
 ) -> None:
     texts = [cpp_document(number) for number in range(5)]
-    encoder = PlainEncoder(str(tokenizer_path), tokenizer.hash, threads)
+    encoder = PlainEncoder(str(tokenizer_path), tokenizer.hash, 512, threads)
     found = encoder.encode([RawDocument(text, (0, 0, 0)) for text in texts])
     assert [[ids.tolist() for ids in pieces] for pieces in found] == [
         [tokenizer.encode(text, prepend="<BOS>")] for text in texts
@@ -35,7 +35,7 @@ def test_another_tokenizer_under_the_same_path_is_refused(tmp_path: Path, tokeni
     path = tmp_path / "tokenizer.json"
     path.write_bytes(make_tokenizer(map(cpp_document, range(9)), 350).to_json())
     with pytest.raises(UserError, match="was replaced by another tokenizer"):
-        PlainEncoder(str(path), tokenizer.hash).encode([RawDocument("x", (0, 0, 0))])
+        PlainEncoder(str(path), tokenizer.hash, 512).encode([RawDocument("x", (0, 0, 0))])
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ def test_a_segment_whose_parts_do_not_fit_stays_plain(tmp_path: Path) -> None:
 def test_it_asks_for_the_columns_that_it_reads(
     tokenizer_path: Path, options: dict[str, Any], columns: tuple[str, ...]
 ) -> None:
-    assert encoder(tokenizer_path, **options).columns == columns
+    assert encoder(tokenizer_path, **options).columns == ("borrowed", *columns)
     assert FimSettings(**options).enabled == bool(options)
 
 

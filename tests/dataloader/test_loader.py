@@ -268,7 +268,7 @@ def test_no_documents(tmp_path: Path) -> None:
 
 @pytest.fixture
 def plain(tokenizer: Tokenizer, tokenizer_path: Path) -> PlainEncoder:
-    return PlainEncoder(str(tokenizer_path), tokenizer.hash)
+    return PlainEncoder(str(tokenizer_path), tokenizer.hash, 64)
 
 
 def test_rows_of_real_text_are_pieces_of_documents_most_of_them_whole(

@@ -19,7 +19,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 @pytest.fixture
 def plain(tokenizer: Tokenizer, tokenizer_path: Path) -> PlainEncoder:
-    return PlainEncoder(str(tokenizer_path), tokenizer.hash)
+    return PlainEncoder(str(tokenizer_path), tokenizer.hash, 64)
 
 
 def shards(corpus: Path) -> tuple[list[Shard], Callable[[Shard], object]]:
@@ -78,7 +78,7 @@ def test_ids_above_16_bits_are_kept(corpus: Path, plain: PlainEncoder, tmp_path:
             return [[ids + 2**16 for ids in pieces] for pieces in super().encode(documents)]
 
     [_, shard, _], read = shards(corpus)
-    large = Large(plain.tokenizer, plain.tokenizer_hash)
+    large = Large(plain.tokenizer, plain.tokenizer_hash, plain.seq_len)
     small = cached_tokens(tmp_path / "small", shard, plain, read)
     found = cached_tokens(tmp_path / "large", shard, large, read)
     assert found.values.to_numpy().tolist() == [id_ + 2**16 for id_ in small.values.to_numpy().tolist()]

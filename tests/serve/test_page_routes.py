@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from cpplm.cpp.standard_headers import KEYWORDS
+from cpplm.cpp.keywords import KEYWORDS
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.sandbox.limits import ResourceLimits

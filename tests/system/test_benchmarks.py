@@ -20,11 +20,6 @@ NAMES = sorted(
 )
 
 
-@pytest.fixture(autouse=True)
-def import_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_is_up_to_date(name: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Everything that it imports is there, and a script among them says what it takes."""

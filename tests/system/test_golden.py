@@ -263,7 +263,7 @@ def ids_of(tokenizer: Path | str, file: Path) -> list[int]:
 def test_batches(fim: bool, corpus: Path, tokenizer: Path) -> None:
     about = (str(tokenizer), json.loads(tokenizer.read_text(encoding="utf-8"))["hash"])
     rates = FimSettings(fim_rate=0.5, structured_fim_rate=0.3, fim_seed=3)
-    encoder = FimEncoder(*about, rates, 256) if fim else PlainEncoder(*about)
+    encoder = FimEncoder(*about, rates, 256) if fim else PlainEncoder(*about, 256)
     sources = [DataSource(ShardReader(corpus))]
     with closing(
         TrainLoader(sources, encoder, batch_size=4, seq_len=256, seed=5, document_mask=True)

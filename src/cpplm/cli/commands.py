@@ -31,6 +31,11 @@ COMMANDS: dict[str, Command] = {
         "show documents of a corpus and its figures",
         "corpus inspect runs/demo/corpus --page corpus.html",
     ),
+    "corpus explain": Command(
+        "corpus.reports.explain:ExplainSettings",
+        "the documents that a source line stands in, and why",
+        "corpus explain runs/demo/corpus --line src/tinyxml2.cpp:120",
+    ),
     "corpus check": Command(
         "corpus.reports.compile_rate:CompileRateSettings",
         "compile a sample of the documents, in the sandbox",

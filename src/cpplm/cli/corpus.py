@@ -1,14 +1,16 @@
-"""`cpplm corpus build|inspect|check|export`."""
+"""`cpplm corpus build|inspect|explain|check|export`."""
 
 from __future__ import annotations
 
 from cpplm.cli.report import Report
 from cpplm.core.text import format_bytes, pluralize
 from cpplm.corpus import build as builder
+from cpplm.corpus.reports import explain as explainer
 from cpplm.corpus.reports import export_jsonl as exporter
 from cpplm.corpus.reports import inspect_corpus as inspector
 from cpplm.corpus.reports import stats
 from cpplm.corpus.reports.compile_rate import CompileRateSettings, format_table, measure_compile_rate
+from cpplm.corpus.reports.explain import ExplainSettings
 from cpplm.corpus.reports.export_jsonl import ExportSettings
 from cpplm.corpus.reports.inspect_corpus import InspectSettings
 from cpplm.corpus.settings import CorpusSettings
@@ -31,6 +33,12 @@ def inspect(settings: InspectSettings) -> Report:
     )
 
 
+def explain(settings: ExplainSettings) -> Report:
+    """Name the documents that a source line stands in, and why."""
+    result = explainer.explain(settings)
+    return Report(explainer.format_explanation(result), result)
+
+
 def check(settings: CompileRateSettings) -> Report:
     """Compile a sample of the documents."""
     result = measure_compile_rate(settings)
@@ -40,11 +48,6 @@ def check(settings: CompileRateSettings) -> Report:
 def export(settings: ExportSettings) -> Report:
     """Write documents or docstring pairs as JSON lines."""
     result = exporter.export_corpus(settings)
-    pairs = "repeated_pairs" in result
-    repeated = f"; {pluralize(result['repeated_pairs'], 'repeated pair')} left out" if pairs else ""
-    return Report(
-        f"{pluralize(result['lines'], 'pair' if pairs else 'document')} of "
-        f"{pluralize(result['documents'], 'document')}, "
-        f"{format_bytes(result['bytes'])}, in {settings.to}{repeated}",
-        result,
-    )
+    written = pluralize(result["lines"], "pair" if settings.what == "docstrings" else "document")
+    documents, size = pluralize(result["documents"], "document"), format_bytes(result["bytes"])
+    return Report(f"{written} of {documents}, {size}, in {settings.to}", result)

@@ -7,7 +7,9 @@ import gc
 import heapq
 import multiprocessing
 import os
+import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +27,19 @@ _MAX_WORKERS = 61
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def peak_memory_bytes() -> tuple[int, int]:
+    """Most resident memory so far: of this process, and of the largest of its children that have ended."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return usages[0].ru_maxrss * unit, usages[1].ru_maxrss * unit
 
 
 def _start_worker(parent: Connection) -> None:

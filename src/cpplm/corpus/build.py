@@ -30,9 +30,9 @@ from cpplm.core.locking import exclusive_lock
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest
 from cpplm.core.storage import Storage, is_bucket, sha256
-from cpplm.core.workers import worker_pool
+from cpplm.core.workers import peak_memory_bytes, processor_seconds, worker_pool
 from cpplm.corpus import datatrove_executor
-from cpplm.corpus.clang.references import plan_semantics
+from cpplm.corpus.clang.semantics import plan_semantics
 from cpplm.corpus.compile.labels import CompileLabeler, plan_labeler
 from cpplm.corpus.ingest import jsonl
 from cpplm.corpus.ingest.curation import CurationRules, ScannedProject, curate
@@ -49,22 +49,23 @@ from cpplm.corpus.project_cache import PARTS, ProjectJob, make_jobs, missing_job
 from cpplm.corpus.reports.train_val_overlap import train_val_overlap
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.shard_writer import write_splits
+from cpplm.corpus.slicing.build_headers import default_options
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED = "_jsonl"
 # Raised when the documents made from the same input, or their columns, change.
-_FORMAT = 5
+_FORMAT = 6
 # From here on starting workers takes less time than they save in looking for copies.
 _MUCH_SOURCE = 100_000_000
 
 
 def build(settings: CorpusSettings) -> dict[str, Any]:
-    """Build the corpus; returns its figures, which are also in the manifest (but for the time taken).
+    """Build the corpus; returns its figures, which are also in the manifest, and what it took.
 
     Raises:
         UserError: bad settings or input, another corpus in `out`, or a disk that is full.
     """
-    started = time.perf_counter()
+    started, processor = time.perf_counter(), processor_seconds()
     if settings.engine == "datatrove":
         datatrove_executor.import_executor()
     labels = plan_labeler(settings)
@@ -75,8 +76,15 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
             _write_corpus(storage, work, settings.val_fraction, records)
         manifest: dict[str, Any] = storage.read_json(MANIFEST)
         _tidy(storage, manifest)
-    seconds = round(time.perf_counter() - started, 2)
-    return {**manifest, "already_complete": not work.jobs, "seconds": seconds}
+    parent, worker = peak_memory_bytes()
+    return {
+        **manifest,
+        "already_complete": not work.jobs,
+        "seconds": round(time.perf_counter() - started, 2),
+        "core_seconds": round(processor_seconds() - processor, 2),
+        "peak_memory_bytes": parent,
+        "peak_worker_memory_bytes": worker,
+    }
 
 
 def datatrove_pipeline(settings: CorpusSettings) -> list[datatrove_executor.BuildStep]:
@@ -139,12 +147,11 @@ def _prepare(
         projects = [item for item in projects if item.project.name not in finished]
     plan = BuildPlan(
         settings.budget,
-        settings.mode != "file",
         settings.tokenizer,
-        inlined=settings.mode == "inlined",
-        cross_file_depth=settings.cross_file_depth if settings.mode == "cross-file" else 0,
-        labels=labels,
-        max_repeat=settings.max_repeat,
+        settings.mode,
+        settings.cross_file_depth,
+        labels,
+        settings.max_repeat,
     )
     jobs = make_jobs(storage.location, projects, plan, identity)
     return _PreparedBuild(identity, projects, jobs, earlier, known_files + files)
@@ -197,7 +204,12 @@ def discover(
         files = curate(new, curation, known=known_files)
     discovered = [
         DiscoveredProject(
-            item.project, tuple(item.files), item.skips, item.redactions, plans[item.project.name]
+            item.project,
+            tuple(item.files),
+            item.skips,
+            item.redactions,
+            plans[item.project.name],
+            default_options(item.project.roots),
         )
         for item in scanned
     ]
@@ -255,6 +267,7 @@ def _source_digest(item: DiscoveredProject) -> str:
     """Changes with a project's files and compiler flags, but not with what other projects decide on them."""
     lines = "".join(f"{file.digest} {file.license} {file.name}\n" for file in item.files)
     lines += item.semantic.digest if item.semantic is not None else ""
+    lines += "".join(f"{option.decode()}\n" for option in sorted(item.options))
     return sha256(lines.encode("utf-8", "surrogateescape"))
 
 

@@ -61,9 +61,7 @@ class BuildStep:
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         """Called by the engine; `data` comes from an earlier step of the pipeline, of which there is none."""
         del data
-        run_project_jobs(
-            jobs_of_task(self.jobs, rank, world_size), self.workers, lambda size: None, quiet=True
-        )
+        run_project_jobs(jobs_of_task(self.jobs, rank, world_size), self.workers, lambda size: None)
 
 
 def jobs_of_task(jobs: list[ProjectJob], rank: int, world_size: int) -> list[ProjectJob]:

@@ -17,19 +17,24 @@ DocumentKind = Literal["compilable", "inlined", "file", "chunk"]
 
 
 class SourceLines(NamedTuple):
-    """Lines of a file, both counted from 1 and included."""
+    """Lines of a file, both counted from 1 and included, and why they are in a document.
+
+    `reason` is empty for lines that the document was built for; else it ends with the place (file:line) of
+    what needs them.
+    """
 
     file: str
     first: int
     last: int
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One training document; `size` is in the unit of the budget.
+    """One training document; `size` is in the unit of the budget, `functions` counts those of its own files.
 
     `files` names those that the document was built for before those it borrows from; `sources` the lines that
-    its text was taken from, by file.
+    its text was taken from, by file; `borrowed` the ranges of bytes that it has for what they declare alone.
     """
 
     text: str
@@ -40,18 +45,22 @@ class Document:
     sources: tuple[SourceLines, ...] = ()
     spans: bytes = b""  # as the column keeps them, as are `docstrings`
     docstrings: tuple[dict[str, int], ...] = ()
+    borrowed: tuple[dict[str, int], ...] = ()
 
 
-def sources_of(lines: Iterable[tuple[str, int, int]]) -> tuple[SourceLines, ...]:
-    """Line ranges sorted by file, those that touch joined; line 0 stands for no line."""
+def sources_of(lines: Iterable[SourceLines]) -> tuple[SourceLines, ...]:
+    """Line ranges sorted by file, those of one reason that touch joined."""
     joined: list[SourceLines] = []
-    for file, first, last in sorted(lines):
-        if not first:
-            continue
-        if joined and joined[-1].file == file and first <= joined[-1].last + 1:
-            joined[-1] = SourceLines(file, joined[-1].first, max(last, joined[-1].last))
+    for each in sorted(lines):
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and (last.file, last.reason) == (each.file, each.reason)
+            and each.first <= last.last + 1
+        ):
+            joined[-1] = last._replace(last=max(last.last, each.last))
         else:
-            joined.append(SourceLines(file, first, last))
+            joined.append(each)
     return tuple(joined)
 
 

@@ -38,10 +38,6 @@ class IncludeIndex:
             candidates, key=lambda name: (shared_folders(includer, name), -len(name), name), default=None
         )
 
-    def has_file(self, base: str) -> bool:
-        """True if any folder has a file of this name."""
-        return base in self._by_base
-
 
 def shared_folders(one: str, two: str) -> int:
     """The number of leading parts that two paths share."""

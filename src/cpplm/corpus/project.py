@@ -5,29 +5,31 @@ The same functions run in this process or in workers; the rows come in unit orde
 
 from __future__ import annotations
 
+import gc
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cpplm.core.workers import batched_by_size
-from cpplm.corpus.clang.references import SemanticPlan, Semantics, read_semantics
+from cpplm.corpus.clang.semantics import SemanticCounts, SemanticPlan, UnitParser
+from cpplm.corpus.compile.compiler import main_source
 from cpplm.corpus.compile.labels import CompileLabeler, LabelCounts, label_columns
 from cpplm.corpus.document import Document
 from cpplm.corpus.ingest.discovery import Project, SourceFile, content_digest, is_utf8
 from cpplm.corpus.ingest.licenses import combine
 from cpplm.corpus.ingest.walk import SkipCounts
-from cpplm.corpus.slicing.callees import Callees
-from cpplm.corpus.slicing.closure import Index
-from cpplm.corpus.slicing.documents import Options, build_unit
-from cpplm.corpus.slicing.inlining import assign_guests
-from cpplm.corpus.slicing.packing import Measure
-from cpplm.corpus.slicing.repair import TRIES, Loop, Repaired, RepairFigures, size_of, within
-from cpplm.corpus.slicing.repetition import Written, to_write_apart
-from cpplm.corpus.slicing.units import Includes, Scan, Unit, make_units, scan
+from cpplm.corpus.repeated_lines import RepeatedLines
+from cpplm.corpus.settings import Mode
+from cpplm.corpus.slicing.documents import SliceOptions, build_unit
+from cpplm.corpus.slicing.measure import Measure
+from cpplm.corpus.slicing.project_index import ProjectIndex
+from cpplm.corpus.slicing.shortening import Shortener
+from cpplm.corpus.slicing.units import Scan, Unit, deciding_macros, make_units, scan
 from cpplm.cpp.macros import MacroTable
+from cpplm.cpp.parser import language_of
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 A = TypeVar("A")
@@ -36,8 +38,6 @@ B = TypeVar("B")
 Mapper = Callable[[Callable[[A], B], Iterable[A]], Iterable[B]]
 # Large enough that sending a batch costs nothing beside reading it, small enough to stop within a second.
 BATCH_BYTES = 256_000
-# Code stays far below this; only text made of one long token again and again would not.
-_MOST_BYTES_PER_TOKEN = 16
 # How much longer it takes to compile documents, too.
 _COMPILING = 16
 
@@ -47,10 +47,9 @@ class BuildPlan:
     """Settings that decide the documents of any project; sent to workers."""
 
     budget: int
-    ordered: bool
-    tokenizer: Path | None
-    inlined: bool = False
-    cross_file_depth: int = 0  # of calls into other source files; 0: their bodies are not looked for
+    tokenizer: Path | None = None
+    mode: Mode = "compilable"
+    cross_file_depth: int = 3
     labels: CompileLabeler | None = None
     max_repeat: float = 8.0
 
@@ -63,8 +62,7 @@ class BuildPlan:
         """The measure of a text's length, in the unit of the budget."""
         if self.tokenizer is None:
             return Measure(lambda text: len(text.encode()))
-        encode = Tokenizer.load(self.tokenizer).encode
-        return Measure(lambda text: len(encode(text)), most_bytes=_MOST_BYTES_PER_TOKEN)
+        return Measure.of_tokenizer(Tokenizer.load(self.tokenizer))
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,7 @@ class DiscoveredProject:
     skips: SkipCounts
     redactions: SkipCounts = field(default_factory=SkipCounts)
     semantic: SemanticPlan | None = None
+    options: frozenset[bytes] = frozenset()  # of its build, that are on by default
 
     @property
     def size(self) -> int:
@@ -84,26 +83,27 @@ class DiscoveredProject:
 
     @property
     def digest(self) -> str:
-        """Changes with the name or content of any file, and with how names are resolved."""
-        return content_digest(self.files) + (self.semantic.digest if self.semantic else "")
+        """Changes with the name or content of any file, with how names are resolved, and with options."""
+        options = hashlib.sha256(b" ".join(sorted(self.options))).hexdigest() if self.options else ""
+        return content_digest(self.files) + (self.semantic.digest if self.semantic else "") + options
 
 
 @dataclass(frozen=True)
 class ProjectContext:
-    """Facts about a project that are there before any document is built; the same in every worker."""
+    """What is known of a project before any document is built; the same in every worker.
+
+    `index` is one that nothing was read into: each process reads what its units need.
+    """
 
     name: str
     digest: str
-    by_name: dict[str, SourceFile]
-    includes: Includes
-    macros: MacroTable
-    closed: bool
-    has_paths: bool = True
+    index: ProjectIndex
+    semantic: SemanticPlan | None = None
 
 
 _MEASURES: dict[BuildPlan, Measure] = {}
-_INDEXES: dict[str, Index] = {}
-_CALLEES: dict[tuple[str, int], Callees] = {}
+_INDEXES: dict[str, tuple[ProjectIndex, Shortener]] = {}
+_PARSERS: dict[str, UnitParser] = {}
 
 
 def _measure(plan: BuildPlan) -> Measure:
@@ -113,26 +113,26 @@ def _measure(plan: BuildPlan) -> Measure:
     return _MEASURES[plan]
 
 
-def _index(layout: ProjectContext) -> Index:
-    """The project's index, kept from batch to batch; that of one project at a time."""
-    if layout.digest not in _INDEXES:
+def _index(context: ProjectContext) -> tuple[ProjectIndex, Shortener]:
+    """The project's index and shortener, kept from batch to batch; those of one project at a time."""
+    if context.digest not in _INDEXES:
         _INDEXES.clear()
-        _CALLEES.clear()
-        _INDEXES[layout.digest] = Index(
-            layout.by_name, layout.includes, layout.macros, defines_std=not layout.closed
-        )
-    return _INDEXES[layout.digest]
+        _INDEXES[context.digest] = (context.index, Shortener(context.index.macros))
+    return _INDEXES[context.digest]
 
 
-def _callees(layout: ProjectContext, plan: BuildPlan) -> Callees | None:
-    """The finder of called functions, kept as long as the index; None when bodies are not followed."""
-    if not plan.cross_file_depth or not layout.closed:
+def _parser(context: ProjectContext) -> UnitParser | None:
+    """The project's libclang process, kept as long as the index; None without --semantic."""
+    if context.semantic is None:
         return None
-    index = _index(layout)
-    key = (layout.digest, plan.cross_file_depth)
-    if key not in _CALLEES:
-        _CALLEES[key] = Callees(index, plan.cross_file_depth, by_name=not layout.has_paths)
-    return _CALLEES[key]
+    if context.digest not in _PARSERS:
+        for other in _PARSERS.values():
+            other.close()
+        _PARSERS.clear()
+        _PARSERS[context.digest] = UnitParser(context.semantic, list(context.index.files.values()))
+    parser = _PARSERS[context.digest]
+    parser.counts = SemanticCounts()
+    return parser
 
 
 def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
@@ -141,122 +141,94 @@ def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
 
 @dataclass(frozen=True)
 class _BatchResult:
-    """Rows of a batch of units, the function definitions in them, their bytes, and what was repaired."""
+    """Rows of a batch of units, the function definitions in their files, their bytes, what libclang read."""
 
     rows: list[dict[str, Any]]
     functions: int
     size: int
-    repairs: RepairFigures
+    semantic: SemanticCounts | None = None
 
 
-@dataclass(frozen=True)
-class _BuiltUnit:
-    """The documents of a unit, the function definitions in its files, and how it was built."""
+def _build_batch(job: tuple[ProjectContext, list[Unit], BuildPlan]) -> _BatchResult:
+    gc.disable()  # nothing here points in a circle, and to look for what does takes a tenth of the time
+    try:
+        return _build_units(*job)
+    finally:
+        gc.enable()
 
-    documents: list[Document]
-    functions: int
-    options: Options
 
-
-def _build_batch(job: tuple[ProjectContext, list[Unit], BuildPlan, Semantics | None]) -> _BatchResult:
-    layout, units, plan, semantics = job
-    index = _index(layout)
-    index.understand(semantics)
-    options = Options(
-        plan.budget,
-        _measure(plan),
-        plan.ordered,
-        layout.closed,
-        inlined=plan.inlined and layout.closed,
-        callees=_callees(layout, plan),
-    )
-    built = [_BuiltUnit(*build_unit(unit, index, options), options) for unit in units]
+def _build_units(context: ProjectContext, units: Sequence[Unit], plan: BuildPlan) -> _BatchResult:
+    index, shortener = _index(context)
+    options = SliceOptions(plan.budget, _measure(plan), plan.mode, plan.cross_file_depth)
+    parser = _parser(context)
+    built = [build_unit(unit, index, shortener, options, parser) for unit in units]
+    semantic = parser.counts if parser is not None else None
     for shorter in _shorter_options(options):
-        while chosen := _overlong_units(units, built, shorter, plan.max_repeat):
-            for number in chosen:
-                built[number] = _BuiltUnit(*build_unit(units[number], index, shorter), shorter)
-    functions, size = sum(each.functions for each in built), sum(unit.size for unit in units)
-    if plan.labels is None:
-        rows = [
-            _row(document, unit, layout, plan)
-            for unit, each in zip(units, built, strict=True)
-            for document in each.documents
-        ]
-        return _BatchResult(rows, functions, size, RepairFigures())
-    rows, repairs = _labeled_rows(units, built, layout, plan, plan.labels)
-    return _BatchResult(rows, functions, size, repairs)
-
-
-def _labeled_rows(
-    units: list[Unit],
-    built: list[_BuiltUnit],
-    layout: ProjectContext,
-    plan: BuildPlan,
-    labels: CompileLabeler,
-) -> tuple[list[dict[str, Any]], RepairFigures]:
-    """Rows with labels; what fails is repaired, as far as that was asked for and there is room to repeat."""
-    compiler = labels.compiler()
-    repaired_units: list[Repaired] = []
-    for unit, each in zip(units, built, strict=True):
-        tries = TRIES if labels.repair and layout.closed and not each.options.apart else 0
-        repaired_units.append(Loop(unit, _index(layout), each.options, compiler).run(each.documents, tries))
-    repaired_units = within(repaired_units, int(plan.max_repeat * sum(unit.size for unit in units)))
-    figures = RepairFigures()
-    for repaired in repaired_units:
-        figures.add(repaired)
+        for number in _repetitive_units(units, built, plan.max_repeat):
+            built[number] = build_unit(units[number], index, shortener, shorter, parser)
     rows = [
-        _row(document, unit, layout, plan) | label_columns(verdict)
-        for unit, repaired in zip(units, repaired_units, strict=True)
-        for document, verdict in repaired.version
+        _row(document, unit, context, plan)
+        for unit, documents in zip(units, built, strict=True)
+        for document in documents
     ]
-    return rows, figures
+    if plan.labels is not None:
+        compiler = plan.labels.compiler()
+        for row in rows:
+            language = language_of(main_source(row["files"]), index.is_c)
+            row.update(label_columns(compiler(row["text"], language)))
+    functions = sum(index.read(file.name).source.functions for unit in units for file in unit.files)
+    return _BatchResult(rows, functions, sum(unit.size for unit in units), semantic)
 
 
-def _overlong_units(units: list[Unit], built: list[_BuiltUnit], shorter: Options, most: float) -> list[int]:
-    """The units to be built shorter, of those that are not yet."""
-    return to_write_apart(
-        [
-            Written(unit.size, size_of(each.documents), len(each.documents) if each.options != shorter else 0)
-            for unit, each in zip(units, built, strict=True)
-        ],
-        most,
-    )
-
-
-def _shorter_options(options: Options) -> list[Options]:
+def _shorter_options(options: SliceOptions) -> list[SliceOptions]:
     """Options to build units with that repeat too much, in the order to try them."""
-    if not options.ordered or not options.closed:
+    if options.mode == "file":
         return []
-    plain = replace(options, inlined=False, callees=None)
+    plain = replace(options, mode="compilable")
     return [*([plain] if plain != options else []), replace(plain, apart=True)]
 
 
-def _row(document: Document, unit: Unit, layout: ProjectContext, plan: BuildPlan) -> dict[str, Any]:
+def _repetitive_units(
+    units: Sequence[Unit], built: Sequence[Sequence[Document]], max_repeat: float
+) -> list[int]:
+    """The units that may borrow less, until all text is at most `max_repeat` times the source.
+
+    Counted over a batch rather than over single units: a short file may borrow a lot as long as its
+    neighbours make up for it. Those come first that save most per document.
+    """
+    sizes = [sum(len(document.text.encode()) for document in documents) for documents in built]
+    excess = sum(sizes) - max_repeat * sum(unit.size for unit in units)
+    saving = {number: size - units[number].size for number, size in enumerate(sizes) if built[number]}
+    chosen: list[int] = []
+    for number in sorted(saving, key=lambda number: (-saving[number] / len(built[number]), number)):
+        if excess <= 0 or saving[number] <= 0:
+            break
+        chosen.append(number)
+        excess -= saving[number]
+    return chosen
+
+
+def _row(document: Document, unit: Unit, context: ProjectContext, plan: BuildPlan) -> dict[str, Any]:
     """A document as a row of the corpus."""
     return {
         "text": document.text,
-        "id": hashlib.sha256(f"{layout.name}\0{document.text}".encode()).hexdigest(),
-        "project": layout.name,
+        "id": hashlib.sha256(f"{context.name}\0{document.text}".encode()).hexdigest(),
+        "project": context.name,
         "files": list(document.files),
         "sources": [source._asdict() for source in document.sources],
-        "license": combine({layout.by_name[name].license for name in document.files}),
+        "license": combine({context.index.files[name].license for name in document.files}),
         "kind": document.kind,
         "num_tokens": -1 if plan.tokenizer is None else document.size,
         "num_functions": document.functions,
         "unit": unit.name,
         "spans": document.spans,
         "docstrings": document.docstrings,
+        "borrowed": document.borrowed,
     }
 
 
 def build_project(
-    project: DiscoveredProject,
-    plan: BuildPlan,
-    run: Mapper[Any, Any],
-    figures: dict[str, Any],
-    *,
-    workers: int = 1,
-    quiet: bool = True,
+    project: DiscoveredProject, plan: BuildPlan, run: Mapper[Any, Any], figures: dict[str, Any]
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Rows of a project in unit order, with the source bytes that each batch covers.
 
@@ -265,36 +237,23 @@ def build_project(
         plan: what decides the documents.
         run: how to map over batches.
         figures: filled in with the project's figures as the rows are drawn.
-        workers: processes that parse at one time, where names are resolved by libclang.
-        quiet: no progress bar for that.
     """
-    scans, macros, converted = _scan_project(project, run)
-    includes = Includes(scans)
-    units = make_units([file for file in project.files if file.makes_documents], includes, merge=plan.ordered)
-    by_name = {file.name: file for file in project.files}
-    if plan.inlined and not project.project.bare_headers:
-        units = assign_guests(units, includes, by_name)
-    layout = ProjectContext(
-        project.project.name,
-        project.digest,
-        by_name,
-        includes,
-        macros,
-        closed=not project.project.bare_headers,
-        has_paths=project.project.has_paths,
-    )
-    semantics = _run_libclang(project, includes, workers, quiet=quiet)
-    parts = batched_by_size(units, lambda unit: unit.size, BATCH_BYTES)
-    jobs = [(layout, part, plan, _visible_semantics(semantics, part, includes, plan)) for part in parts]
+    scans, converted = _scan_files(project, run)
+    index = unread_index(project, scans)
+    own = [file for file in project.files if file.makes_documents]
+    units = make_units(own, scans, index.resolve, merge=plan.mode != "file")
+    context = ProjectContext(project.project.name, project.digest, index, project.semantic)
+    batches = batched_by_size(units, lambda unit: unit.size, BATCH_BYTES)
     tally = _ProjectCounts()
-    for built in run(_build_batch, jobs):
+    for built in run(_build_batch, [(context, batch, plan) for batch in batches]):
         yield tally.fresh_rows(built), built.size
     figures.update(
-        files=sum(file.makes_documents for file in project.files),
+        files=len(own),
         source_bytes=project.size,
         units=len(units),
         documents=tally.documents,
         text_bytes=tally.text_bytes,
+        shared_bytes=_shared_bytes(tally),
         functions=tally.functions,
         kinds=dict(sorted(tally.kinds.items())),
         duplicate_documents=tally.duplicates,
@@ -304,28 +263,45 @@ def build_project(
     )
     if plan.labels is not None:
         figures["labels"] = tally.labels.to_dict()
-        if plan.labels.repair:
-            figures["repair"] = tally.repairs.to_dict()
-    if project.semantic is not None and semantics is not None:
-        figures["semantic"] = semantics.figures() | project.semantic.figures()
+    if project.semantic is not None:
+        figures["semantic"] = tally.semantic.figures() | project.semantic.figures()
 
 
-def _scan_project(
-    project: DiscoveredProject, run: Mapper[Any, Any]
-) -> tuple[dict[str, Scan], MacroTable, SkipCounts]:
-    """The directives of all files, the macros of all together, and which files are not UTF-8."""
+def _scan_files(project: DiscoveredProject, run: Mapper[Any, Any]) -> tuple[dict[str, Scan], SkipCounts]:
+    """The directives of all files, and which files are not UTF-8."""
     scans: dict[str, Scan] = {}
-    bodies: dict[bytes, set[bytes]] = {}
     converted = SkipCounts()
     batches = list(batched_by_size(project.files, lambda file: file.size, BATCH_BYTES))
     for batch, scanned in zip(batches, run(_scan_batch, batches), strict=True):
         for file, (result, utf8) in zip(batch, scanned, strict=True):
             scans[file.name] = result
-            for macro, definitions in result.bodies.items():
-                bodies.setdefault(macro, set()).update(definitions)
             if not utf8:
                 converted.add("read as Latin-1", file.name)
-    return scans, MacroTable.from_bodies(bodies), converted
+    return scans, converted
+
+
+def unread_index(project: DiscoveredProject, scans: dict[str, Scan]) -> ProjectIndex:
+    """An index of a project's files, of which none is read yet."""
+    bodies: dict[bytes, set[bytes]] = defaultdict(set)
+    for each in scans.values():
+        for macro, definitions in each.bodies.items():
+            bodies[macro] |= definitions
+    return ProjectIndex(
+        {file.name: file for file in project.files},
+        MacroTable.from_bodies(bodies),
+        deciding_macros(scans.values()),
+        frozenset().union(*(each.types for each in scans.values())),
+        {name: each.includes for name, each in scans.items()},
+        closed=project.project.has_paths and not project.project.bare_headers,
+        defines_std=project.project.bare_headers,
+        options=project.options,
+    )
+
+
+def _shared_bytes(tally: _ProjectCounts) -> int:
+    """Bytes of the text in lines that several documents have, estimated from a sample of the lines."""
+    shared, counted = tally.lines.bytes()
+    return round(tally.text_bytes * shared / counted) if counted else 0
 
 
 @dataclass
@@ -337,8 +313,9 @@ class _ProjectCounts:
     text_bytes: int = 0
     functions: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
+    lines: RepeatedLines = field(default_factory=RepeatedLines)
     labels: LabelCounts = field(default_factory=LabelCounts)
-    repairs: RepairFigures = field(default_factory=RepairFigures)
+    semantic: SemanticCounts = field(default_factory=SemanticCounts)
     _seen: set[str] = field(default_factory=set)
 
     def fresh_rows(self, built: _BatchResult) -> list[dict[str, Any]]:
@@ -353,34 +330,9 @@ class _ProjectCounts:
             self.kinds[row["kind"]] += 1
             self.documents += 1
             self.text_bytes += len(row["text"].encode())
+            self.lines.add(row["text"])
             self.labels.add(row)
         self.functions += built.functions
-        self.repairs.merge(built.repairs)
+        if built.semantic is not None:
+            self.semantic.merge(built.semantic)
         return fresh
-
-
-def _run_libclang(
-    project: DiscoveredProject, includes: Includes, workers: int, *, quiet: bool
-) -> Semantics | None:
-    """Resolve a project's names with libclang; None without --semantic."""
-    if project.semantic is None:
-        return None
-    edges = {name: tuple(targets.values()) for name, targets in includes.edges.items()}
-    return read_semantics(
-        project.project,
-        project.files,
-        edges,
-        database=project.semantic.database,
-        workers=workers,
-        quiet=quiet,
-    )
-
-
-def _visible_semantics(
-    semantics: Semantics | None, units: list[Unit], includes: Includes, plan: BuildPlan
-) -> Semantics | None:
-    """The semantics that these units can see; all of them where calls are followed."""
-    if semantics is None or plan.cross_file_depth:
-        return semantics
-    names = [file.name for unit in units for file in unit.files]
-    return semantics.part(includes.reachable(names))

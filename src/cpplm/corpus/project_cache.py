@@ -18,34 +18,31 @@ import pyarrow as pa
 
 from cpplm import __version__
 from cpplm.core.shards import write_table
-from cpplm.core.spans import SPANS_COLUMN
+from cpplm.core.spans import BORROWED_COLUMN, SPANS_COLUMN
 from cpplm.core.storage import Storage, sha256
 from cpplm.core.workers import batched_by_size, worker_pool
 from cpplm.corpus.project import BuildPlan, DiscoveredProject, build_project
 from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN, DocPair
 
 PARTS = "_parts"
-PART_SCHEMA = pa.schema(
-    [
-        ("text", pa.string()),
-        ("id", pa.string()),
-        ("project", pa.string()),
-        ("files", pa.list_(pa.string())),
-        (
-            "sources",
-            pa.list_(pa.struct([("file", pa.string()), ("first", pa.int32()), ("last", pa.int32())])),
-        ),
-        ("license", pa.string()),
-        ("kind", pa.string()),
-        ("num_tokens", pa.int64()),
-        ("num_functions", pa.int64()),
-        ("unit", pa.string()),
-        ("compiles", pa.bool_()),
-        ("first_error", pa.string()),
-        (SPANS_COLUMN, pa.binary()),
-        (DOCSTRINGS_COLUMN, pa.list_(pa.struct([(name, pa.int32()) for name in DocPair._fields]))),
-    ]
-)
+_SOURCE = pa.struct({"file": pa.string(), "first": pa.int32(), "last": pa.int32(), "reason": pa.string()})
+PART_SCHEMA = pa.schema({
+    "text": pa.string(),
+    "id": pa.string(),
+    "project": pa.string(),
+    "files": pa.list_(pa.string()),
+    "sources": pa.list_(_SOURCE),
+    "license": pa.string(),
+    "kind": pa.string(),
+    "num_tokens": pa.int64(),
+    "num_functions": pa.int64(),
+    "unit": pa.string(),
+    "compiles": pa.bool_(),
+    "first_error": pa.string(),
+    SPANS_COLUMN: pa.binary(),
+    DOCSTRINGS_COLUMN: pa.list_(pa.struct(dict.fromkeys(DocPair._fields, pa.int32()))),
+    BORROWED_COLUMN: pa.list_(pa.struct({"start": pa.int32(), "end": pa.int32()})),
+})  # fmt: skip
 PART_BYTES = 8_000_000
 # Projects up to this size are one task each; larger ones are spread over the workers batch by batch.
 _SMALL_PROJECT = 1_000_000
@@ -102,34 +99,29 @@ def missing_jobs(storage: Storage, jobs: list[ProjectJob]) -> list[ProjectJob]:
     return [job for job in jobs if job.record not in existing]
 
 
-def run_project_jobs(
-    jobs: list[ProjectJob], workers: int, report: Callable[[float], object], *, quiet: bool = False
-) -> None:
+def run_project_jobs(jobs: list[ProjectJob], workers: int, report: Callable[[float], object]) -> None:
     """Build in this process, or in `workers` of them.
 
     Args:
         jobs: what to build.
         workers: number of processes.
         report: hears how many bytes of source are done.
-        quiet: no progress bar for what libclang does.
     """
     if workers == 1 or sum(job.cost for job in jobs) < 2 * _SMALL_PROJECT:
         for job in jobs:
-            write_parts(job, report=report, workers=workers, quiet=quiet)
+            write_parts(job, report=report)
     else:
-        _run_in_workers(jobs, workers, report, quiet=quiet)
+        _run_in_workers(jobs, workers, report)
 
 
-def _run_in_workers(
-    jobs: list[ProjectJob], workers: int, report: Callable[[float], object], *, quiet: bool
-) -> None:
+def _run_in_workers(jobs: list[ProjectJob], workers: int, report: Callable[[float], object]) -> None:
     """Small projects go to a worker each; large ones are cut into batches for all of them."""
     with worker_pool(workers) as pool:
         small = [job for job in jobs if job.cost <= _SMALL_PROJECT]
         futures = {pool.submit(write_parts, job): job.item.size for job in small}
         for job in jobs:
             if job.cost > _SMALL_PROJECT:
-                write_parts(job, run=pool.map, report=report, workers=workers, quiet=quiet)
+                write_parts(job, run=pool.map, report=report)
         for future in as_completed(futures):
             future.result()
             report(futures[future])
@@ -140,8 +132,6 @@ def write_parts(
     *,
     run: Callable[..., Iterable[Any]] = map,
     report: Callable[[float], object] = lambda size: None,
-    workers: int = 1,
-    quiet: bool = True,
 ) -> None:
     """Write the parts of one project, then the record that makes them count; arguments as `build_project`."""
     storage = Storage(job.location, create=True)
@@ -149,7 +139,7 @@ def write_parts(
     parts: list[str] = []
 
     def rows() -> Iterator[dict[str, Any]]:
-        for batch, covered in build_project(job.item, job.plan, run, figures, workers=workers, quiet=quiet):
+        for batch, covered in build_project(job.item, job.plan, run, figures):
             yield from batch
             report(covered)
 

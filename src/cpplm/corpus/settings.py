@@ -45,23 +45,21 @@ class CorpusSettings:
     max_bytes: int = 49_152
     """Longest document in bytes of UTF-8; not used with --tokenizer."""
     mode: Mode = "compilable"
-    """compilable: headers merged with their sources and ordered, with what they need; cross-file: with the
-    bodies of functions that they call in other source files, too; inlined: sources in their own order
-    with the project's includes expanded in place, for long contexts; file: a document per file, as it is."""
+    """compilable: headers with their sources and what they need of the project, in the compiler's order;
+    cross-file: with the bodies of functions that they call in other source files, too; inlined: with all
+    that the project's includes bring, for long contexts; file: a document per file, as it is."""
     cross_file_depth: int = 3
     """With --mode cross-file: how many calls to follow into other source files."""
     max_repeat: float = 8.0
-    """Most text as a multiple of the source; where documents would borrow more, some stay chunks."""
+    """Most text as a multiple of the source; where documents would borrow more, some stay plain files."""
     semantic: bool = False
-    """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; 50 times slower)."""
+    """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; 20 times slower)."""
     compile_commands: Path | None = None
     """The compilation database for --semantic; by default the one in each project or its build folder."""
     label: bool = False
     """Compile every document (syntax only, in the sandbox) and store whether it does: half a second each."""
-    repair: bool = False
-    """--label, and what does not compile is built again with what it lacks: up to three times as long."""
     headers: tuple[Path, ...] = ()
-    """Folders of third-party headers for --label and --repair."""
+    """Folders of third-party headers for --label."""
     unsafe: bool = False
     """Run the compiler without isolation. Never do this with code that you do not trust."""
     val_fraction: float = 0.05
@@ -140,13 +138,9 @@ class CorpusSettings:
             )
 
     def _check_labels(self) -> None:
-        if self.repair and self.mode == "file":
-            raise UserError(
-                "--repair has no effect with --mode file", fix="Use --label to compile the files."
-            )
         for name, given in (("headers", self.headers), ("unsafe", self.unsafe)):
-            if given and not self.labelled:
-                raise UserError(f"--{name} has no effect without a compiler", fix="Add --label or --repair.")
+            if given and not self.label:
+                raise UserError(f"--{name} has no effect without a compiler", fix="Add --label.")
 
     def _check_budget(self) -> None:
         if self.max_tokens is not None and self.tokenizer is None:
@@ -163,11 +157,6 @@ class CorpusSettings:
             raise UserError(f"--max_tokens {self.max_tokens} is too short for code", fix="Use at least 128.")
         if self.max_bytes < 512:
             raise UserError(f"--max_bytes {self.max_bytes} is too short for code", fix="Use at least 512.")
-
-    @property
-    def labelled(self) -> bool:
-        """True if documents are compiled."""
-        return self.label or self.repair
 
     @property
     def budget(self) -> int:
@@ -189,7 +178,6 @@ class CorpusSettings:
         else:
             values.pop("max_bytes")
             values["max_tokens"] = self.budget
-        values["label"] = self.labelled
         if self.mode != "cross-file":
             values.pop("cross_file_depth")
         values["tokenizer_hash"] = tokenizer_hash

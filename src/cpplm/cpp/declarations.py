@@ -212,9 +212,10 @@ def _type(declaration: Declaration, node: tree_sitter.Node) -> None:
     # The values of an `enum class` are named behind its name only.
     is_open = node.type == "enum_specifier" and not any(c.type in ("class", "struct") for c in node.children)
     if is_open and body is not None:
-        for child in body.named_children:
-            if child.type == "enumerator":
-                declaration.names += _first_identifier(child.child_by_field_name("name"))
+        enumerators = (child for child in body.named_children if child.type == "enumerator")
+        declaration.names += tuple(
+            name for each in enumerators for name in _first_identifier(each.child_by_field_name("name"))
+        )
 
 
 def _declared_names(node: tree_sitter.Node) -> tuple[bytes, ...]:

@@ -10,7 +10,7 @@ import re
 
 from markupsafe import Markup, escape
 
-from cpplm.cpp.standard_headers import KEYWORDS
+from cpplm.cpp.keywords import KEYWORDS
 
 _TOKENS = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"

@@ -26,6 +26,9 @@ from cpplm.cpp.syntax_spans import PackedSpans, SpanPredicate, find_spans, whole
 # Each alternative begins with a byte of its own, so that the engine skips what begins with none of them.
 _PREFIXED = re.compile(rb"(\.[A-Za-z_]\w*|->[A-Za-z_]\w*|s(?<!\ws)td::[A-Za-z_]\w*)")
 
+# Tables of data longer than this are not parsed; nor is there anything else than data in them.
+_LONG_TABLE = 10_000
+_NO_DATA = re.compile(rb"[(;]")
 # `auto f() ->Name {`: not a member of what is called.
 _TRAILING_TYPE = re.compile(rb"\)[\s\w]*->([A-Za-z_]\w*)\s*[{;<:&*]")
 
@@ -57,8 +60,9 @@ class Item:
     pairs: PackedPairs = b""
     origin: int = 0  # where `text` would begin in the file if its comments stood directly before it
     directives: tuple[Directive, ...] = ()
-    local: bool = False  # an include that may need what stands before it: of the project, or quoted
-    late: bool = False  # an include that does need what the files before its own declare
+    start: int = 0  # of the code in the file: `text` is the comments before it, then `data[start:end]`
+    end: int = 0
+    leading_start: int = 0  # of the comments before it in the file, or `start`
 
 
 class Syntax(NamedTuple):
@@ -80,6 +84,7 @@ class FileItems:
     error_bytes: int
     functions: int
     syntax: Syntax  # of a file that is not sound
+    passed: frozenset[int]  # offsets of directives that stand in no item: guards
 
 
 def read_items(
@@ -120,7 +125,9 @@ def read_items(
         root = rules.parse(parts.plain)
         syntax = read_syntax(root, rules, data, parts.plain, whole_groups(lexed.directives, 0))
         functions = syntax.functions
-    return FileItems(items, lexed, parts.sound, parts.header_comment, error_bytes, functions, syntax)
+    return FileItems(
+        items, lexed, parts.sound, parts.header_comment, error_bytes, functions, syntax, parts.passed
+    )
 
 
 def read_syntax(
@@ -162,7 +169,8 @@ def _item(
     mentions, accesses = _mentioned(lexed.names[piece.start : piece.end])
     mentions |= condition_names(piece.stack) | piece.leading_names
     mentions.update(name for frame in piece.stack if isinstance(frame, Scope) for name in frame.macros)
-    mentions.update(name for d in piece.directives for name in IDENTIFIER.findall(d.argument))
+    for directive in piece.directives:
+        mentions |= names_in(directive.argument)
     mentions |= accesses & table.names
     pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])
     mentions |= pasted
@@ -177,6 +185,9 @@ def _item(
         accesses=accesses,
         origin=piece.start - len(piece.leading),
         directives=piece.directives,
+        start=piece.start,
+        end=piece.end,
+        leading_start=piece.leading_start,
     )
     if piece.sort in ("directive", "directives"):
         _directive_item(item)
@@ -184,8 +195,7 @@ def _item(
     if piece.sort == "region":
         item.kind = ItemKind.REGION
         _add_syntax(item, rules.parse(plain), rules, piece, plain)
-        inner = data[piece.directives[0].end : piece.directives[-1].start]
-        inside = read_items(inner, table).items
+        inside = read_items(code, table).items  # of all branches
         item.names = tuple(name for part in inside for name in (*part.names, part.function_name) if name)
         return item, 0
     errors = _code_item(item, code, plain, piece, rules)
@@ -211,19 +221,18 @@ def condition_names(stack: tuple[Frame, ...]) -> set[bytes]:
     return set().union(*map(names_in, lines))
 
 
-@functools.lru_cache(maxsize=16_384)
+@functools.lru_cache(maxsize=2_048)
 def mentioned_in(text: bytes) -> frozenset[bytes]:
     """The identifiers of a piece of code that stand alone, and those in its directives."""
     lexed = lex(text)
     names = _mentioned(lexed.names)[0]
-    return frozenset(names.union(*(IDENTIFIER.findall(d.argument) for d in lexed.directives)))
+    return frozenset(names.union(*(names_in(d.argument) for d in lexed.directives)))
 
 
 def _directive_item(item: Item) -> None:
     keywords = {directive.keyword for directive in item.directives}
     if keywords & {b"include", b"include_next", b"import"}:
         item.kind = ItemKind.INCLUDE
-        item.local = any(directive.argument.startswith(b'"') for directive in item.directives)
     elif keywords & {b"define", b"undef"}:
         item.kind = ItemKind.MACRO
     else:
@@ -243,7 +252,7 @@ def _code_item(item: Item, code: bytes, plain: bytes, piece: SourceSegment, rule
     if not plain.strip():  # an empty scope opened and closed by macros
         item.kind = ItemKind.FORWARD
         return 0
-    root = rules.parse(plain)
+    root = rules.parse(_without_data(plain, code))
     declaration = read_declaration(root, code)
     item.kind, item.names, item.function_name, item.qualifier = (
         declaration.kind,
@@ -257,6 +266,18 @@ def _code_item(item: Item, code: bytes, plain: bytes, piece: SourceSegment, rule
     if item.kind not in (ItemKind.TYPE, ItemKind.OTHER):
         item.functions = declaration.functions  # one that is a function counts as one, whatever is in it
     return _error_bytes(root) if root.has_error else 0
+
+
+def _without_data(plain: bytes, code: bytes) -> bytes:
+    """A long table without its rows: no syntax is in them, and a tree takes many times their size."""
+    start, end = code.find(b"{") + 1, code.rfind(b"}")
+    is_table = (
+        end - start > _LONG_TABLE
+        and code[: start - 1].rstrip().endswith((b"=", b"]"))
+        and code[end + 1 :].strip() == b";"
+        and not _NO_DATA.search(code, start, end)
+    )
+    return plain[:start] + plain[end:] if is_table else plain
 
 
 def _error_bytes(node: tree_sitter.Node) -> int:

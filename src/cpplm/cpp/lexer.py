@@ -12,38 +12,41 @@ items then carry the condition. Everything else about conditionals follows from 
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
 
-# Every alternative begins with a different byte, which lets the engine skip ordinary code.
+# Every alternative begins with a different byte, which lets the engine skip ordinary code. Nothing that a
+# repetition took is given back.
 _TOKEN = re.compile(
     rb"""
-      /(?: /(?:\\\n|[^\n])* | \*.*?(?:\*/|\Z) )
-    | "(?: \\. | [^"\\\n] )* (?: " | (?=\n) | \Z )
-    | '(?: \\. | [^'\\\n] )* (?: ' | (?=\n) | \Z )
-    | \#[ \t]*\w*(?: \\\n | /\*.*?\*/ | //[^\n]* | "(?:\\.|[^"\\\n])*" | [^\n] )*
+      /(?: /(?: [^\\\n]++ | \\\n | \\ )*+ | \*.*?(?:\*/|\Z) )
+    | "(?: (?<=R")([^()\\\s]{0,16})\(.*?\)\1" | (?: [^"\\\n]++ | \\. )*+ (?: " | (?=\n) | \Z ) )
+    | '(?: [^'\\\n]++ | \\. )*+ (?: ' | (?=\n) | \Z )
+    | \#[ \t]*\w*(?: [^\n\\/"]++ | \\\n | /\*.*?\*/ | //[^\n]* | "(?:\\.|[^"\\\n])*" | [^\n] )*
     """,
     re.VERBOSE | re.DOTALL,
 )
-_RAW = re.compile(rb'"([^()\\\s]{0,16})\(.*?\)\1"', re.DOTALL)
 _WORD_BEFORE = re.compile(rb"[\w']*\Z")
 _KEYWORD = re.compile(rb"\#[ \t]*(\w*)")
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BLANK = bytes(byte if byte == 10 else 32 for byte in range(256))
 IDENTIFIER = re.compile(rb"[A-Za-z_]\w*")
 _DEFINED_GUARD = re.compile(rb"!\s*defined\s*\(?\s*(\w+)\s*\)?\s*$")
-_NEGATION = re.compile(rb"!|\|\||_MSC_VER\s*<")
 # Conditions that do not hold where g++ runs: their `#else` is the branch to read when both cannot be.
 _FOREIGN = re.compile(rb"\b(?:_WIN32|_WIN64|_MSC_VER|__APPLE__|__cplusplus\s*<)|^\s*0\s*$")
 
 
 @lru_cache(maxsize=65_536)
 def names_in(line: bytes) -> frozenset[bytes]:
-    """The identifiers of a short text that is asked about again and again: a condition, a macro."""
-    return frozenset(IDENTIFIER.findall(line))
+    """The identifiers of a condition, a macro or an opened scope: a short text that comes again and again."""
+    return frozenset(IDENTIFIER.findall(_HEADER_NAME.sub(b"", line)))
+
+
+_HEADER_NAME = re.compile(rb'"[^"]*"|<[\w./+-]+>')
 
 
 @lru_cache(maxsize=65_536)
@@ -70,13 +73,6 @@ class Directive:
     def line(self) -> bytes:
         """The directive on one line, without comments or indentation."""
         return b"#" + self.keyword + (b" " + self.argument if self.argument else b"")
-
-
-class Branch(NamedTuple):
-    """A branch of an `#if` group: the directive lines up to its own; is it one of several without code?"""
-
-    lines: tuple[bytes, ...]
-    choice: bool
 
 
 @dataclass(slots=True)
@@ -111,49 +107,52 @@ class ConditionalGroup:
         return 0
 
 
-@dataclass(slots=True)
+@dataclass
 class LexedSource:
-    """One file taken apart; `balanced` is False when `#if` and `#endif` do not match."""
+    """One file taken apart; `balanced` is False when `#if` and `#endif` do not match.
+
+    Of `comments` and `directives` neither stands within the other; `strings` are the offsets, start and end
+    in turn, of what stands between quotes.
+    """
 
     data: bytes
-    names: bytes
-    plain: bytes
     directives: list[Directive]
-    groups: list[ConditionalGroup]
-    balanced: bool
-    comments: list[tuple[int, int]] = field(default_factory=list)
+    comments: list[tuple[int, int]]
+    strings: array[int]
+    groups: list[ConditionalGroup] = field(default_factory=list)
+    balanced: bool = True
     guard: bytes = b""
     guard_directives: frozenset[int] = frozenset()
 
-    def branches_at(self, offset: int) -> tuple[Branch, ...]:
-        """The branches that an offset lies in, outermost first; the guard is none."""
-        branches: list[Branch] = []
-        groups = self.groups
-        while True:
-            group = next((group for group in groups if group.start <= offset < group.end), None)
-            if group is None:
-                return tuple(branches)
-            if group.start not in self.guard_directives:
-                lines = tuple(d.line for d in group.directives if d.start < offset)
-                code = any(self.names[start:end].strip() for start, end in group.branches())
-                branches.append(Branch(lines, not code and len(group.directives) > 2))
-            groups = group.children
+    @cached_property
+    def _hidden(self) -> list[tuple[int, int]]:
+        """Where comments and directives stand."""
+        return sorted([*self.comments, *((each.start, each.end) for each in self.directives)])
 
-    def foreign_spans(self) -> list[tuple[int, int]]:
-        """Branches that are not read where g++ runs: `#ifdef _WIN32` and such, `#else` of the contrary."""
-        spans: list[tuple[int, int]] = []
-        waiting = list(self.groups)
-        while waiting:
-            group = waiting.pop()
-            waiting.extend(group.children)
-            spans += [
-                branch
-                for branch, directive in zip(group.branches(), group.directives, strict=False)
-                if directive.keyword not in (b"ifndef", b"else", b"endif")
-                and _FOREIGN.search(directive.argument)
-                and not _NEGATION.search(directive.argument)
-            ]
-        return spans
+    @cached_property
+    def plain(self) -> bytes:
+        """The text with comments and directives blank."""
+        return _blanked(self.data, self._hidden)
+
+    @cached_property
+    def names(self) -> bytes:
+        """The same with the insides of strings blank too."""
+        return _blanked(self.plain, zip(self.strings[::2], self.strings[1::2], strict=True))
+
+    def keep_directives(self) -> None:
+        """Give back the memory of all but the text and the directives."""
+        for name in ("plain", "names", "_hidden"):
+            self.__dict__.pop(name, None)
+        self.comments, self.strings = [], array("q")
+
+    def is_blank(self, start: int, end: int) -> bool:
+        """Whether only comments and directives stand between two offsets at the ends of directives."""
+        for number in range(bisect.bisect_left(self._hidden, (start, 0)), len(self._hidden)):
+            hidden, after = self._hidden[number]
+            if hidden >= end or self.data[start:hidden].strip():
+                break
+            start = after
+        return not self.data[start:end].strip()
 
 
 def blank(data: bytes) -> bytes:
@@ -161,55 +160,50 @@ def blank(data: bytes) -> bytes:
     return data.translate(_BLANK)
 
 
+def _blanked(data: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
+    view = bytearray(data)
+    for start, end in spans:
+        view[start:end] = data[start:end].translate(_BLANK)
+    return bytes(view)
+
+
 def lex(data: bytes) -> LexedSource:
     """Take a file (LF line ends, no byte order mark) apart."""
-    names: list[bytes] = []
-    plain: list[bytes] = []
-    directives: list[Directive] = []
-    comments: list[tuple[int, int]] = []
-    position = search = 0
-    while (token := _TOKEN.search(data, search)) is not None:
-        start, end = token.span()
+    lexed = LexedSource(data, [], [], array("q"))
+    for start, end in _tokens(data):
         first = data[start]
-        search = end
-        hidden = True
         if first == 0x2F:  # "/"
-            comments.append((start, end))
-        elif first == 0x23:  # "#" begins a directive where only blanks stand before it
+            lexed.comments.append((start, end))
+        elif first == 0x23:  # "#"
             line = data.rfind(b"\n", 0, start) + 1
-            if data[line:start].strip(b" \t"):
-                search = start + 1
-                continue
             keyword = _KEYWORD.match(data, start)
             argument = data[keyword.end() : end] if keyword else b""
             argument = _COMMENT.sub(b" ", argument.replace(b"\\\n", b" ")).strip()
-            directives.append(Directive(line, end, keyword.group(1) if keyword else b"", argument))
-            start = line
-        else:
-            hidden = False
-            if first == 0x27 and _is_separator(data, start):
-                search = start + 1
-                continue
-            raw = _RAW.match(data, start) if first == 0x22 and data[start - 1 : start] == b"R" else None
-            if raw:
-                end = search = raw.end()
-        before = data[position:start]
-        names.append(before)
-        plain.append(before)
-        if hidden:
-            names.append(blank(data[start:end]))
-            plain.append(names[-1])
-        else:
-            closing = max(end - 1, start + 1)
-            names.append(data[start : start + 1] + blank(data[start + 1 : closing]) + data[closing:end])
-            plain.append(data[start:end])
-        position = end
-    names.append(data[position:])
-    plain.append(data[position:])
-    groups, balanced = _group(directives)
-    lexed = LexedSource(data, b"".join(names), b"".join(plain), directives, groups, balanced, comments)
+            lexed.directives.append(Directive(line, end, keyword.group(1) if keyword else b"", argument))
+        elif end - start > 2:
+            lexed.strings.extend((start + 1, end - 1))
+    lexed.groups, lexed.balanced = _group(lexed.directives)
     _find_guard(lexed)
     return lexed
+
+
+def _tokens(data: bytes) -> Iterator[tuple[int, int]]:
+    """Comments, directives and strings."""
+    position: int | None = 0
+    while position is not None:
+        search, position = position, None
+        for token in _TOKEN.finditer(data, search):
+            start, end = token.span()
+            first = data[start]
+            if (first == 0x27 and _is_separator(data, start)) or (first == 0x23 and _is_inside(data, start)):
+                position = start + 1
+                break
+            yield start, end
+
+
+def _is_inside(data: bytes, start: int) -> bool:
+    """True if a `#` begins no directive, since not only blanks stand before it."""
+    return bool(data[data.rfind(b"\n", 0, start) + 1 : start].strip(b" \t"))
 
 
 def _is_separator(data: bytes, start: int) -> bool:
@@ -256,11 +250,11 @@ def _find_guard(lexed: LexedSource) -> None:
         opening = group.directives[0]
         match = _DEFINED_GUARD.match(opening.argument) if opening.keyword == b"if" else None
         macro = opening.macro if opening.keyword == b"ifndef" else match.group(1) if match else b""
-        if not macro or any(lexed.names[start:end].strip() for start, end in group.branches()[1:]):
+        if not macro or not all(lexed.is_blank(start, end) for start, end in group.branches()[1:]):
             continue
-        outside = lexed.names[: group.start] + lexed.names[group.end :]
         define = defined_in(group, macro, lexed.directives)
-        if define is not None and not outside.strip():
+        is_around_all = lexed.is_blank(0, group.start) and lexed.is_blank(group.end, len(lexed.data))
+        if define is not None and is_around_all:
             has_value = define.argument.strip() != macro
             lexed.guard = macro
             end = group.directives[1].start

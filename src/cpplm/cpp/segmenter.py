@@ -39,7 +39,6 @@ _DECLARATION = re.compile(
 )
 # `#if` around one call of a macro, without a semicolon, is a whole declaration too.
 _LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
-
 # A unit of a module: the order of its parts is the language's, and what it imports is not known.
 _MODULE = re.compile(rb"^(?:export[ \t]+)?module\b[ \t]*[\w.:]*[ \t]*;", re.MULTILINE)
 
@@ -58,7 +57,8 @@ def segment_file(lexed: LexedSource, table: MacroTable) -> SegmentedFile:
             splitter.run()
         except _UnsoundError:
             sound = False
-    return SegmentedFile(splitter.pieces, code, plain, splitter.header_comment, sound)
+    head, passed = splitter.header_comment, splitter.passed
+    return SegmentedFile(splitter.pieces, code, plain, head, sound, frozenset(passed))
 
 
 class _Segmenter:
@@ -209,7 +209,7 @@ class _Segmenter:
             if not isinstance(condition, Condition):
                 raise _UnsoundError
             if keyword != b"endif":
-                self.stack.append(Condition((*condition.lines, directive.line)))
+                self.stack.append(Condition((*condition.lines, directive.line), condition.group))
             return self._skip(directive.start, directive.end)
         return self._add(directive.start, directive.end, "directive", (directive,))
 
@@ -237,7 +237,7 @@ class _Segmenter:
 
     def _enter(self, group: ConditionalGroup) -> int:
         """Go on inside the first branch of a group."""
-        self.stack.append(Condition((group.directives[0].line,)))
+        self.stack.append(Condition((group.directives[0].line,), group.start))
         return self._skip(group.start, group.directives[0].end)
 
     def _is_guard(self, group: ConditionalGroup) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from cpplm.cpp.lexer import Directive
@@ -34,9 +34,43 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A branch of an `#if` group: the directive lines from its `#if` to the branch's own."""
+    """A branch of an `#if` group: the directive lines from its `#if` to the branch's own.
+
+    `group` is the offset of the `#if` in its file; conditions of equal lines are equal wherever they stand.
+    """
 
     lines: tuple[bytes, ...]
+    group: int = field(default=-1, compare=False)
+
+    @property
+    def opener(self) -> bytes:
+        """An `#if` that holds exactly where the branch does."""
+        if len(self.lines) == 1:
+            return self.lines[0]
+        if len(self.lines) == 2 and self.lines[1] == b"#else":
+            keyword, _, name = self.lines[0].partition(b" ")
+            swapped = {b"#ifdef": b"#ifndef ", b"#ifndef": b"#ifdef "}.get(keyword)
+            if swapped:
+                return swapped + name
+        terms = [b"!(" + _expression(line) + b")" for line in self.lines[:-1]]
+        if self.lines[-1] != b"#else":
+            terms.append(b"(" + _expression(self.lines[-1]) + b")")
+        return b"#if " + b" && ".join(terms)
+
+    @property
+    def closer(self) -> bytes:
+        """Ends the group."""
+        return b"#endif"
+
+
+def _expression(line: bytes) -> bytes:
+    """The condition of a directive as an `#if` expression."""
+    keyword, _, rest = line.partition(b" ")
+    if keyword in (b"#ifdef", b"#elifdef"):
+        return b"defined(" + rest.strip() + b")"
+    if keyword in (b"#ifndef", b"#elifndef"):
+        return b"!defined(" + rest.strip() + b")"
+    return rest.strip()
 
 
 Frame = Scope | Condition
@@ -68,3 +102,4 @@ class SegmentedFile:
     plain: bytes
     header_comment: bytes
     sound: bool
+    passed: frozenset[int]  # offsets of directives that stand in no piece: guards

@@ -133,9 +133,3 @@ def join_spans(parts: Iterable[tuple[PackedSpans, int]]) -> SpanTable:
         if spans
     ]
     return np.concatenate(tables) if tables else np.empty((0, 3), dtype=np.int32)
-
-
-def cut_spans(spans: SpanTable, start: int, end: int) -> SpanTable:
-    """The spans that lie in `text[start:end]` as a whole, as offsets in that slice."""
-    inside = spans[(spans[:, 0] >= start) & (spans[:, 1] <= end)]
-    return inside - np.array([start, start, 0], dtype=np.int32)

@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cpplm.core.errors import UserError
+from cpplm.core.spans import BORROWED_COLUMN
+from cpplm.dataloader.borrowed import training_stretches
+from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 # One document or piece of one, <BOS> first, at least one token.
@@ -32,13 +35,14 @@ class RawDocument:
             resuming and reordering change nothing.
         spans: the column of that name (see `cpplm.core.spans`); None unless the encoder's `columns` names it
             and the shard has it.
-        docstrings: likewise.
+        docstrings, borrowed: likewise.
     """
 
     text: str
     key: tuple[int, int, int]
     spans: bytes | None = None
     docstrings: list[dict[str, int]] | None = None
+    borrowed: list[dict[str, int]] | None = None
 
 
 class DocumentEncoder(Protocol):
@@ -46,7 +50,7 @@ class DocumentEncoder(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that it reads beyond the text: any of "spans", "docstrings"."""
+        """Columns that it reads beyond the text: any of "spans", "docstrings", "borrowed"."""
         ...
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
@@ -72,22 +76,42 @@ def load_tokenizer(path: str, tokenizer_hash: str) -> Tokenizer:
 
 @dataclass(frozen=True)
 class PlainEncoder:
-    """One piece per document: <BOS> and its tokens.
+    """Documents as they are, each piece with <BOS> before it; see `borrowed` for what is left out.
 
     Attributes:
         tokenizer: path of the file, or the name of a published tokenizer.
         tokenizer_hash: `Tokenizer.hash` of it.
+        seq_len: tokens of a row.
         threads: that encode at the same time; workers are many already and need one each.
     """
 
     tokenizer: str
     tokenizer_hash: str
+    seq_len: int
     threads: int = 1
-    columns: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[tuple[str, ...]] = (BORROWED_COLUMN,)
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
-        """Per document one piece."""
+        """Per document the pieces to train on, in order."""
         tokenizer = load_tokenizer(self.tokenizer, self.tokenizer_hash)
-        texts = [document.text for document in documents]
-        rows = tokenizer.encode_batch(texts, prepend="<BOS>", threads=self.threads)
-        return [[np.array(row, dtype=np.int32)] for row in rows]
+        rows = tokenizer.encode_batch([document.text for document in documents], threads=self.threads)
+        return [
+            self.pieces(np.array(row, dtype=np.int32), document.borrowed)
+            for row, document in zip(rows, documents, strict=True)
+        ]
+
+    def pieces(self, ids: TokenIds, borrowed: list[dict[str, int]] | None) -> list[TokenIds]:
+        """The pieces of a document, given all its tokens."""
+        edges = token_edges(load_tokenizer(self.tokenizer, self.tokenizer_hash), ids)
+        stretches = training_stretches(borrowed or [], edges, self.seq_len)
+        return [with_bos(ids[first:last]) for first, last in stretches]
+
+
+def token_edges(tokenizer: Tokenizer, ids: TokenIds) -> npt.NDArray[np.int64]:
+    """The offsets between tokens, in bytes: 0 and the end included, shape (tokens + 1,)."""
+    return np.concatenate([[0], np.cumsum(tokenizer.token_bytes[ids])])
+
+
+def with_bos(ids: TokenIds) -> TokenIds:
+    """<BOS> and these tokens."""
+    return np.concatenate([np.array([BOS], dtype=np.int32), ids])

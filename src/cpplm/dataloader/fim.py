@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cpplm.core.errors import UserError
-from cpplm.core.spans import SPANS_COLUMN, SpanTable, unpack_spans
-from cpplm.dataloader.encoding import RawDocument, TokenIds, load_tokenizer
+from cpplm.core.spans import BORROWED_COLUMN, SPANS_COLUMN, SpanTable, unpack_spans
+from cpplm.dataloader.borrowed import training_stretches
+from cpplm.dataloader.encoding import RawDocument, TokenIds, load_tokenizer, token_edges, with_bos
 from cpplm.dataloader.fim_holes import ByteRange, body_hole, cut_segments, random_hole, syntax_hole
 from cpplm.tokenizer.special_tokens import BOS, EOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -161,31 +162,43 @@ class FimEncoder:
         """Columns that the settings need beyond the text."""
         spans = self.settings.fim_rate > 0 and self.settings.syntax_fim_rate > 0
         docstrings = self.settings.structured_fim_rate > 0
-        return (SPANS_COLUMN,) * spans + (DOCSTRINGS_COLUMN,) * docstrings
+        return (BORROWED_COLUMN,) + (SPANS_COLUMN,) * spans + (DOCSTRINGS_COLUMN,) * docstrings
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
         """Per document its pieces, plain and rearranged, in order."""
         tokenizer = load_tokenizer(self.tokenizer, self.tokenizer_hash)
         rows = tokenizer.encode_batch([document.text for document in documents], threads=self.threads)
         plain = [np.array(row, dtype=np.int32) for row in rows]
-        holes = [
-            list(self._holes(document, np.concatenate([[0], np.cumsum(tokenizer.token_bytes[ids])])))
-            for document, ids in zip(documents, plain, strict=True)
+        edges = [token_edges(tokenizer, ids) for ids in plain]
+        stretches = [
+            training_stretches(document.borrowed or [], each, self.seq_len)
+            for document, each in zip(documents, edges, strict=True)
         ]
+        holes = [list(self._holes(*each)) for each in zip(documents, edges, stretches, strict=True)]
         parts = [part for of_document in holes for hole in of_document for part in hole.parts]
         encoded = iter(tokenizer.encode_batch(parts, threads=self.threads))
         return [
-            self._pieces(ids, [(hole, self._rearranged(hole, encoded)) for hole in of_document])
-            for ids, of_document in zip(plain, holes, strict=True)
+            self._pieces(ids, kept, [(hole, self._rearranged(hole, encoded)) for hole in of_document])
+            for ids, kept, of_document in zip(plain, stretches, holes, strict=True)
         ]
 
-    def _holes(self, document: RawDocument, edges: npt.NDArray[np.int64]) -> Iterator[_Hole]:
-        """The segments of a document that are to be rearranged, in order; `edges` as in `cut_segments`."""
+    def _holes(
+        self, document: RawDocument, edges: npt.NDArray[np.int64], stretches: list[tuple[int, int]]
+    ) -> Iterator[_Hole]:
+        """The segments of a document that are to be rearranged, in order.
+
+        `edges` as in `cut_segments`; segments are made of each of the `stretches` of tokens alone.
+        """
         data = document.text.encode()
         rng = np.random.default_rng([self.settings.fim_seed, *document.key])
         spans = unpack_spans(document.spans or b"")
-        cuts = cut_segments(data, edges, spans, self.seq_len - RESERVED_TOKENS)
-        for first, last in itertools.pairwise(cuts):
+        longest = self.seq_len - RESERVED_TOKENS
+        segments = [
+            (begin + first, begin + last)
+            for begin, end in stretches
+            for first, last in itertools.pairwise(cut_segments(data, edges[begin : end + 1], spans, longest))
+        ]
+        for first, last in segments:
             start, end = edges[[first, last]].tolist()
             hole = self._hole(document, data, spans, ByteRange(start, end), rng)
             if hole is not None:
@@ -214,19 +227,19 @@ class FimEncoder:
         prefix, middle, suffix = next(encoded), next(encoded), next(encoded)
         return np.array([*_prompt(prefix, suffix, spm=hole.spm), *middle, EOS], dtype=np.int32)
 
-    def _pieces(self, ids: TokenIds, rearranged: list[tuple[_Hole, TokenIds]]) -> list[TokenIds]:
+    def _pieces(
+        self, ids: TokenIds, stretches: list[tuple[int, int]], rearranged: list[tuple[_Hole, TokenIds]]
+    ) -> list[TokenIds]:
         """A document's pieces. A segment whose parts do not fit a row after all stays plain (rare)."""
-        pieces, done = [], 0
-        for hole, piece in rearranged:
-            if len(piece) <= self.seq_len:
-                if done < hole.first:
-                    pieces.append(_plain(ids[done : hole.first]))
-                pieces.append(piece)
-                done = hole.last
-        if done < len(ids) or not pieces:
-            pieces.append(_plain(ids[done:]))
+        pieces = []
+        for begin, end in stretches:
+            done = begin
+            for hole, piece in rearranged:
+                if begin <= hole.first < end and len(piece) <= self.seq_len:
+                    if done < hole.first:
+                        pieces.append(with_bos(ids[done : hole.first]))
+                    pieces.append(piece)
+                    done = hole.last
+            if done < end or not pieces:
+                pieces.append(with_bos(ids[done:end]))
         return pieces
-
-
-def _plain(ids: TokenIds) -> TokenIds:
-    return np.concatenate([np.array([BOS], dtype=np.int32), ids])

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import Shard, read_shard
+from cpplm.core.spans import BORROWED_COLUMN
 from cpplm.core.storage import Storage
 from cpplm.dataloader.encoding import DocumentEncoder, PlainEncoder, RawDocument, TokenIds
 from cpplm.dataloader.loader_state import DocumentRef
@@ -132,7 +133,17 @@ def _encode(
     read = _shard_tables(source.location, source.encoder.columns)
     if source.token_cache is not None and isinstance(source.encoder, PlainEncoder):
         tokens = cached_tokens(source.token_cache, shard, source.encoder, read)
-        return [[tokens[document].values.to_numpy().astype(np.int32)] for document in documents]
+        borrowed = (
+            read(shard).column(BORROWED_COLUMN)
+            if BORROWED_COLUMN in read(shard).column_names
+            else pa.nulls(len(tokens))
+        )
+        return [
+            source.encoder.pieces(
+                tokens[document].values.to_numpy()[1:].astype(np.int32), borrowed[document].as_py()
+            )
+            for document in documents
+        ]
     table = read(shard)
     raw = []
     for document in documents:

@@ -42,13 +42,6 @@ def require_compiler(sandbox: Sandbox) -> str:
     return result.stdout.decode(errors="replace").split("\n", 1)[0]
 
 
-def include_folders(sandbox: Sandbox) -> list[Path]:
-    """The folders that g++ searches for `<...>` by itself, in its order."""
-    result = sandbox.run({}, ["g++", "-E", "-v", "-x", "c++", "/dev/null"], COMPILE_LIMITS)
-    listing = re.search(r"search starts here:\n((?: .*\n)+)End of search list", result.message())
-    return [Path(line.strip()) for line in listing[1].splitlines()] if listing else []
-
-
 def check_mounts(sandbox: Sandbox, folders: Iterable[Path]) -> None:
     """Check that each folder of the host can be read from inside.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.shards import SPLITS, ShardReader
+from cpplm.core.spans import BORROWED_COLUMN
 from cpplm.core.storage import is_bucket, sha256
 from cpplm.dataloader.encoding import DocumentEncoder, PlainEncoder
 from cpplm.dataloader.fim import FimEncoder
@@ -164,14 +165,15 @@ def _encoder(settings: TrainSettings, tokenizer: Tokenizer) -> DocumentEncoder:
         threads = 1
     if settings.fim.enabled:
         return FimEncoder(path, tokenizer.hash, settings.fim, settings.max_seq_len, threads)
-    return PlainEncoder(path, tokenizer.hash, threads)
+    return PlainEncoder(path, tokenizer.hash, settings.max_seq_len, threads)
 
 
 def _require_columns(readers: Sequence[ShardReader], columns: Sequence[str]) -> None:
     """Without spans every hole would be random, and without docstrings there would be none, unnoticed."""
-    for reader in readers if columns else []:
-        table = reader.table(reader.shards("train")[0], list(columns))
-        if missing := sorted(set(columns) - set(table.column_names)):
+    needed = set(columns) - {BORROWED_COLUMN}  # without this one nothing is left out
+    for reader in readers if needed else []:
+        table = reader.table(reader.shards("train")[0], list(needed))
+        if missing := sorted(needed - set(table.column_names)):
             raise UserError(
                 f"{reader.storage.location} has no {' and no '.join(missing)} for fill-in-the-middle",
                 fix="Build the corpus anew, or give --syntax_fim_rate 0 and no --structured_fim_rate.",

@@ -91,40 +91,26 @@ def test_every_row_has_its_label(folder: Path, tmp_path: Path) -> None:
         "compile": {"compilable": 1},
         "reasons": {"implicit declaration of function ...": 1},
     }
-    assert "repair" not in totals
     text = format_summary(result, "out")
     assert "compile    42.9% (3 of 7 compilable)" in text
     assert "1  a header was not found" in text
 
 
-def test_headers_and_repairs(folder: Path, tmp_path: Path) -> None:
-    result = built(folder, tmp_path / "out", repair=True, headers=(folder / "headers",))
-    found = rows(tmp_path / "out")
-    assert {name for name, row in found.items() if not row["compiles"]} == {"bad.cc"}
-    assert "struct Hull" in found["crane.h"]["text"]
-    assert found["b.c"]["text"].startswith("int f(int a);\n")
-    totals = corpus_totals(result)
-    assert totals["labels"]["compile"] == 6
-    assert totals["repair"] == {
-        "units": 2,
-        "better": 2,
-        "reasons": {"an undeclared name": {"tried": 2, "better": 2}},
-    }
-    assert "repair     2 of 2 units that were tried (an undeclared name 2 of 2)" in format_summary(
-        result, "out"
-    )
+def test_headers_of_third_parties_are_found(folder: Path, tmp_path: Path) -> None:
+    built(folder, tmp_path / "out", label=True, headers=(folder / "headers",))
+    assert rows(tmp_path / "out")["vendor.cc"]["compiles"]
 
 
 @pytest.mark.slow
 def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(folder: Path, tmp_path: Path) -> None:
-    built(folder, tmp_path / "one", repair=True)
+    built(folder, tmp_path / "one", label=True)
     script = (
         "import sys\nfrom pathlib import Path\nfrom cpplm.corpus import build as b, project, project_cache\n"
         "from cpplm.corpus.settings import CorpusSettings\n"
         "if __name__ == '__main__':\n"
         "    project_cache._SMALL_PROJECT = 1_500\n"  # one project goes to a worker whole, one in batches
         "    given = {'out': sys.argv[1], 'projects_dir': Path(sys.argv[2])}\n"
-        "    b.build(CorpusSettings(**given, workers=2, repair=True))\n"
+        "    b.build(CorpusSettings(**given, workers=2, label=True))\n"
     )
     subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "two"), str(folder / "projects")],
@@ -139,7 +125,7 @@ def test_another_corpus_when_labels_headers_or_the_compiler_differ(
     out = tmp_path / "out"
     built(folder, out, label=True)
     assert built(folder, out, label=True)["already_complete"]
-    for change in ({}, {"repair": True}, {"label": True, "headers": (folder / "headers",)}):
+    for change in ({}, {"label": True, "headers": (folder / "headers",)}):
         with pytest.raises(UserError, match="holds another corpus"):
             built(folder, out, **change)
     monkeypatch.setattr(labels, "require_standards", lambda sandbox: "g++ 99")

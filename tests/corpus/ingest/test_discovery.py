@@ -174,7 +174,6 @@ def test_no_compiler_names_the_package(monkeypatch):
         ({"cxx_headers": True, "near_duplicates": 0.2}, "from 0.5 to 1"),
         ({"cxx_headers": True, "headers": (Path("/usr/include"),)}, "--headers has no effect"),
         ({"cxx_headers": True, "unsafe": True}, "--unsafe has no effect"),
-        ({"cxx_headers": True, "repair": True, "mode": "file"}, "--repair has no effect"),
     ],
 )
 def test_contradictory_settings(options, message):

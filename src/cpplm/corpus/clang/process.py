@@ -1,30 +1,29 @@
-"""Worker processes that parse with libclang, kept alive from file to file and replaced when one is lost.
+"""A guarded process that parses units with libclang, one for each process that builds; see `worker`.
 
-A file that crashes its worker, or takes too much time or memory, costs that file alone. Time is processor
-time, so that a busy machine does not change the result; real time, many times longer, is the last resort.
+A unit that crashes it, or takes too much time or memory, costs that unit's exactness alone: the next one
+gets a new process. Time is processor time, so that a busy machine does not change the result; real time,
+many times longer, is the last resort.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from cpplm.core.errors import UserError
-from cpplm.core.progress import log_info
-from cpplm.corpus.clang.flags import INSTALL
-from cpplm.corpus.clang.protocol import ParseFailure, ParseJob, ParseResult, WorkerSetup
+from cpplm.cpp.parser import Language
 
+CPU_SECONDS = 60
+"""Processor time for one unit; a large one takes 5."""
+MEMORY_BYTES = 4 << 30
+"""Address space of the process; a large unit takes 1 GiB."""
 _COMMAND = (sys.executable, "-P", "-m", "cpplm.corpus.clang.worker")
 # What Python needs to start; CPATH, CCC_OVERRIDE_OPTIONS, DEPENDENCIES_OUTPUT and their like stay out.
 _ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SDKROOT", "TMPDIR")
@@ -33,16 +32,57 @@ _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 
 
-class WorkerProcess:
-    """One worker and the conversation with it."""
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What the process is told first.
+
+    Attributes:
+        roots: the project's folders, resolved.
+        readable: files and folders that may be read, where they exist.
+        builtin: folder of the compiler's own headers.
+        database: folder of the compilation database; empty without one.
+    """
+
+    roots: tuple[str, ...]
+    readable: tuple[str, ...]
+    builtin: str
+    database: str = ""
+
+
+class ClangProcess:
+    """Asks a libclang process, which it starts when there is none."""
 
     def __init__(self, setup: WorkerSetup) -> None:
-        """Start it; the process takes jobs when the compiler's headers were found.
+        """Nothing is started yet."""
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+        self._served = 0
 
-        Raises:
-            UserError: they were not.
+    def parse(self, path: str, language: Language, flags: list[str]) -> dict[str, Any]:
+        """What a unit refers to, see `worker`; or why that is not known, as `failed`.
+
+        Args:
+            path: of the file.
+            language: of the file, where the database does not say.
+            flags: that come after those of the database.
         """
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the worker)
+        while True:
+            first = self._served == 0
+            self.hello()
+            self._served += 1
+            job = {"path": path, "language": language, "flags": flags, "cpu_seconds": CPU_SECONDS}
+            answer = self._converse(job, CPU_SECONDS * _REAL_TIME_FACTOR)
+            if answer is not None:
+                return answer
+            reason = self.close()
+            if first or reason == "timed out":  # else it may be for what was parsed before
+                return {"failed": reason}
+
+    def hello(self) -> dict[str, Any]:
+        """Start the process if there is none; what it says about itself."""
+        if self._process is not None:
+            return {}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(
             _COMMAND,
             stdin=subprocess.PIPE,
@@ -51,51 +91,44 @@ class WorkerProcess:
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
             | {"LIBCLANG_DISABLE_CRASH_RECOVERY": "1", "PYTHONUTF8": "1"},
         )
-        hello = self._converse(setup, _START_SECONDS)
+        hello = self._converse(asdict(self._setup) | {"memory_bytes": MEMORY_BYTES}, _START_SECONDS)
         if hello is None:
-            reason = self.close()
-            raise RuntimeError(f"the libclang worker did not start: {reason}")
-        if hello["error"]:
-            self.close()
-            raise UserError(
-                f"libclang finds no usable compiler headers ({hello['error']})",
-                fix=f"{INSTALL}, and install g++ for the standard library (Debian, Ubuntu: apt install g++).",
-            )
-        if "Landlock" not in hello["walls"]:
-            _warn_of_open_walls()
+            raise RuntimeError(f"the libclang process did not start: {self.close()}")
+        return hello
 
-    def ask(self, job: ParseJob) -> ParseResult | ParseFailure:
-        """Have one file parsed; after a `fatal` failure the worker is gone."""
-        answer = self._converse(job, job["cpu_seconds"] * _REAL_TIME_FACTOR)
-        return {"failed": self.close(), "fatal": True} if answer is None else answer
-
-    def _converse(self, request: WorkerSetup | ParseJob, seconds: float) -> Any:
+    def _converse(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         """Send a line and return the answer; None when the process ended, or was ended for its slowness."""
-        assert self._process.stdin is not None  # noqa: S101  (for the type checker: both are pipes)
-        assert self._process.stdout is not None  # noqa: S101
-        timer = threading.Timer(seconds, self._process.kill)
+        process = self._process
+        assert process is not None  # noqa: S101  (for the type checker, as the next two)
+        assert process.stdin is not None  # noqa: S101
+        assert process.stdout is not None  # noqa: S101
+        timer = threading.Timer(seconds, process.kill)
         timer.start()
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
         except BrokenPipeError:
             return None
         finally:
             timer.cancel()
-        return json.loads(line) if line.endswith(b"\n") else None
+        answer: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+        return answer
 
     def close(self) -> str:
         """End the process; returns in words how it ended."""
-        for pipe in (self._process.stdin, self._process.stdout):
+        process, self._process, self._served = self._process, None, 0
+        if process is None:
+            return ""
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
         try:
-            code = self._process.wait(_END_SECONDS)
+            code = process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
+            process.kill()
+            code = process.wait()
         self._errors.seek(0)
         said = self._errors.read()[-2_000:].decode("utf-8", "replace").strip()
         self._errors.close()
@@ -104,69 +137,3 @@ class WorkerProcess:
         if any(sign in said for sign in ("MemoryError", "bad_alloc", "out of memory")):
             return "out of memory"
         return f"libclang crashed (signal {-code})" if code < 0 else f"worker ended ({code}): {said[-200:]}"
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-
-
-@functools.cache
-def _warn_of_open_walls() -> None:
-    """Once per process."""
-    log_info(
-        "cpplm: WARNING: this kernel has no Landlock: what --semantic parses can include any file that you "
-        "can read, and a line of it may be quoted in the first error that is reported."
-    )
-
-
-def run_parse_jobs(
-    jobs: Sequence[ParseJob], setup: WorkerSetup, *, workers: int, report: Callable[[int], object]
-) -> list[ParseResult | ParseFailure]:
-    """Answers in the order of the jobs, whichever worker gave them.
-
-    Args:
-        jobs: what to parse.
-        setup: what all of them share.
-        workers: processes at one time.
-        report: called with 1 after each job.
-
-    Raises:
-        UserError: the compiler's own headers were not found.
-    """
-    answers: dict[int, ParseResult | ParseFailure] = {}
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in range(len(jobs)):
-        waiting.put(number)
-    alive: set[WorkerProcess] = set()
-    stop = threading.Event()
-
-    def serve() -> None:
-        worker: WorkerProcess | None = None
-        try:
-            while not stop.is_set():
-                number = waiting.get_nowait()
-                if worker is None:
-                    worker = WorkerProcess(setup)
-                    alive.add(worker)
-                answers[number] = answer = worker.ask(jobs[number])
-                report(1)
-                if "fatal" in answer:
-                    alive.discard(worker)
-                    worker = None
-        except queue.Empty:
-            pass
-        finally:
-            if worker is not None:
-                alive.discard(worker)
-                worker.close()
-
-    with ThreadPoolExecutor(max(1, min(workers, len(jobs)))) as pool:
-        try:
-            for future in [pool.submit(serve) for _ in range(max(1, min(workers, len(jobs))))]:
-                future.result()
-        except BaseException:
-            stop.set()
-            for worker in list(alive):
-                worker.kill()
-            raise
-    return [answers[number] for number in range(len(jobs))]

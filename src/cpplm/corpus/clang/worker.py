@@ -1,129 +1,289 @@
-"""Parses files with libclang and tells what their identifiers refer to; a process of its own.
+"""Parses units with libclang: what their lines refer to, and what `#if` leaves out; a process of its own.
 
-Started as `python -P -m cpplm.corpus.clang.worker`. It reads a request per line of stdin and answers with
-a line on stdout, both JSON: first a `WorkerSetup`, then jobs. libclang runs nothing of what it parses, but
-the code is not trusted: libclang follows its `#include`s and may crash, hang or swell on it. So this process
-takes limits on processor time and memory and, on Linux, gives up writing, opening sockets, and reading
-anything but the project, the toolchain and the folders that it is given. Where the kernel has no Landlock it
-says so; an
-`#include "/etc/passwd"` can then leak into the diagnostic that the report shows.
+Started as `python -P -m cpplm.corpus.clang.worker`. It reads a request per line of stdin and answers with a
+line on stdout, both JSON: first the setup, then units. libclang runs nothing of what it parses, but the code
+is not trusted: libclang follows its `#include`s and may crash, hang or swell on it. So this process takes
+limits on processor time and memory and, on Linux, gives up writing, opening sockets, and reading anything
+but the project, the toolchain and the folders that it is given. Where the kernel has no Landlock it says so;
+an `#include "/etc/passwd"` can then leak into the error that the report shows.
+
+Kinds of cursors are written as their numbers in clang-c/Index.h, which are part of its stable interface.
+Lines count from 0.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ctypes
 import itertools
 import json
 import os
 import resource
 import sys
-from contextlib import suppress
+from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p
 from pathlib import Path
+from typing import Any, ClassVar
 
 from clang import cindex
+from clang.cindex import Cursor, SourceLocation, SourceRange
 
-from cpplm.corpus.clang.protocol import ParseFailure, ParseJob, ParseResult, WorkerSetup
-from cpplm.corpus.clang.translation_unit import Walker, load_library, parse
+from cpplm.corpus.clang.compile_commands import kept_flags
 from cpplm.sandbox import isolation, seccomp
 from cpplm.sandbox.request import LaunchRequest
 
-_FLAGS = ("-w", "-ferror-limit=0", "-fno-spell-checking", "-fno-caret-diagnostics")
+# Documents are for g++: as far as glibc and libstdc++ let it, libclang passes for that.
+_FLAGS = (
+    "-w",
+    "-ferror-limit=0",
+    "-fno-spell-checking",
+    "-fno-caret-diagnostics",
+    "-U__clang__",
+    "-fgnuc-version=6",
+)
+_PROBE = "#include <stddef.h>\n#include <stdarg.h>\n#include <limits.h>\n#include <string>\n"
+# The GNU dialects: POSIX functions are declared, `unix` is a macro, as where the projects are built.
+_STANDARDS = {"c": "-std=gnu11", "c++": "-std=gnu++17"}
+_OPTIONS = 0x1 | 0x2 | 0x200  # CXTranslationUnit_DetailedPreprocessingRecord, _Incomplete, _KeepGoing
 _MOST_DIAGNOSTICS = 2_000
 _LONGEST_MESSAGE = 300
+# TypeRef, TemplateRef, MemberRef, VariableRef, DeclRefExpr, MemberRefExpr, CallExpr
+_REFERENCES = frozenset({43, 45, 47, 50, 101, 102, 103})
+# All but: unexposed, namespace, linkage specification, using, access specifier, import, assertion, friend.
+_DECLARATIONS = (frozenset(range(1, 40)) | {601, 604}) - {1, 22, 23, 34, 35, 39}
+_OVERLOADED = 49
+_FRIEND, _TYPE_REFERENCE = 603, 43
+_HOLDERS = {6: 1, 103: 2}  # FieldDecl, CallExpr: their types have to be complete
+_RECORD = 105  # CXType_Record
+_GO_ON, _DEEPER = 1, 2
 
 
-class FileNumbers:
-    """Numbers of the project's files by any path that leads to one of them, or to a copy of one."""
+class _Ranges(ctypes.Structure):
+    _fields_: ClassVar = [("count", c_uint), ("ranges", POINTER(SourceRange))]
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        """Know the files by path and by contents."""
-        self.paths = setup["files"]
-        self._numbers = {path: number for number, path in enumerate(self.paths)}
-        self._by_digest = dict(zip(setup["digests"], range(len(self.paths)), strict=True))
-        self._roots = tuple(root + "/" for root in setup["roots"])
 
-    def number(self, name: str) -> int:
-        """The file's number; -1 when it is not of the project."""
+_Visitor = ctypes.CFUNCTYPE(c_int, Cursor, Cursor, c_void_p)
+_RESULTS: tuple[tuple[Any, str], ...] = (
+    (Cursor, "getTranslationUnitCursor getCursorReferenced getCanonicalCursor getTypeDeclaration"),
+    (Cursor, "getSpecializedCursorTemplate"),
+    (SourceLocation, "getCursorLocation getRangeStart getRangeEnd"),
+    (cindex.Type, "getCursorType getCanonicalType"),
+    (cindex._CXString, "getFileName getCursorSpelling"),
+    (c_char_p, "getCString"),
+    (POINTER(c_void_p), "getFile"),
+    (POINTER(_Ranges), "getSkippedRanges"),
+)
+
+
+def _load_library() -> ctypes.CDLL:
+    """libclang without the checks that its Python bindings put around every call: 5 times faster to walk."""
+    library = ctypes.CDLL(cindex.conf.get_filename())
+    for result, names in _RESULTS:
+        for name in names.split():
+            getattr(library, f"clang_{name}").restype = result
+    return library
+
+
+def _node(cursor: Cursor) -> int:
+    """The address of the declaration that a cursor stands on; it identifies one within its unit."""
+    address: int = cursor.data[0]
+    return address
+
+
+class _UnitReader:
+    """What one parsed unit says about the files of the project."""
+
+    def __init__(self, library: ctypes.CDLL, unit: cindex.TranslationUnit, roots: tuple[str, ...]) -> None:
+        self._library = library
+        self._unit = unit
+        self._roots = roots
+        self._paths: dict[str, int] = {}
+        self._files: dict[int | None, int] = {None: -1}
+        self._entities: dict[int, int] = {}  # by the address of the first declaration
+        self._meanings: dict[int, list[int]] = {}  # by the address of any
+        self._names: list[str] = []
+        self._places: list[set[tuple[int, int]]] = []
+        self._found: set[tuple[int, int, int, int]] = set()  # file, line, entity, `_HOLDERS`
+        self._open: set[tuple[int, int, str]] = (
+            set()
+        )  # the same of a name that a template's arguments decide on
+        self._visitor = _Visitor(self._visit)
+        self._top_visitor = _Visitor(self._visit_top)
+        self._at = c_void_p(), c_uint()
+        self._where = byref(self._at[0]), byref(self._at[1])
+
+    def answer(self, main: str) -> dict[str, Any]:
+        """All of it, with paths and entities by number."""
+        names = [main, *(each.include.name for each in self._unit.get_includes())]
+        skipped = {str(self._number(name)): self._skipped(name) for name in names}
+        skipped.pop("-1", None)
+        top = self._library.clang_getTranslationUnitCursor(self._unit.obj)
+        self._library.clang_visitChildren(top, self._top_visitor, None)
+        errors, first = self._errors()
+        return {
+            "entities": list(zip(self._names, map(sorted, self._places), strict=True)),
+            "references": sorted(self._found),
+            "open": sorted(self._open),
+            "skipped": skipped,
+            "errors": errors,
+            "error": first,
+            "paths": list(self._paths),
+        }
+
+    def _number(self, name: str) -> int:
+        """The file's number; -1 where it is not of the project."""
         path = os.path.realpath(name)
-        number = self._numbers.get(path)
+        return self._paths.setdefault(path, len(self._paths)) if path.startswith(self._roots) else -1
+
+    def _skipped(self, name: str) -> list[tuple[int, int]]:
+        """The lines of the directives around what is left out when the file is read first."""
+        library, found = self._library, []
+        file = library.clang_getFile(self._unit.obj, os.fsencode(name))
+        ranges = library.clang_getSkippedRanges(self._unit.obj, file)
+        for each in ranges.contents.ranges[: ranges.contents.count]:
+            start, end = library.clang_getRangeStart(each), library.clang_getRangeEnd(each)
+            found.append((self._place(start)[1], self._place(end)[1]))
+        library.clang_disposeSourceRangeList(ranges)
+        return found
+
+    def _errors(self) -> tuple[list[tuple[int, int]], str]:
+        """The places of errors, and the first one in words."""
+        places: list[tuple[int, int]] = []
+        first = ""
+        for each in itertools.islice(self._unit.diagnostics, _MOST_DIAGNOSTICS):
+            if each.severity >= each.Error:
+                file = each.location.file
+                number = self._number(file.name) if file else -1
+                places.append((number, each.location.line - 1))
+                shown = Path(file.name).name if file and number >= 0 else file
+                first = first or f"{shown}:{each.location.line}: {each.spelling}"[:_LONGEST_MESSAGE]
+        return places, first
+
+    def _text(self, string: cindex._CXString) -> str:
+        text: bytes = self._library.clang_getCString(string) or b""
+        return text.decode("utf-8", "surrogateescape")
+
+    def _place(self, location: SourceLocation) -> tuple[int, int]:
+        """File (-1: not of the project) and line; where a macro is used, not its body."""
+        self._library.clang_getFileLocation(location, *self._where, None, None)
+        file, line = self._at
+        number = self._files.get(file.value)
         if number is None:
-            number = -1
-            if path.startswith(self._roots):
-                with suppress(OSError):
-                    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-                    number = self._by_digest.get(digest, -1)
-            self._numbers[path] = number
-        return number
+            number = self._number(self._text(self._library.clang_getFileName(file)))
+            self._files[file.value] = number
+        return number, line.value - 1
+
+    def _visit_top(self, cursor: Cursor, parent: Cursor, data: object) -> int:
+        if self._place(self._library.clang_getCursorLocation(cursor))[0] >= 0:
+            self._visit(cursor, parent, data)
+            self._library.clang_visitChildren(cursor, self._visitor, None)
+        return _GO_ON
+
+    def _visit(self, cursor: Cursor, parent: Cursor, data: object) -> int:
+        if parent._kind_id == _FRIEND and cursor._kind_id == _TYPE_REFERENCE:
+            return _DEEPER  # a friend need not be there
+        is_reference = cursor._kind_id in _REFERENCES
+        if not is_reference and cursor._kind_id not in _DECLARATIONS:
+            return _DEEPER
+        place = self._place(self._library.clang_getCursorLocation(cursor))
+        if place[0] < 0:
+            return _DEEPER
+        target = self._library.clang_getCursorReferenced(cursor) if is_reference else cursor
+        if target._kind_id in _DECLARATIONS:
+            entities = self._meaning(target)
+            self._found.update((*place, entity, 0) for entity in entities)
+            if not is_reference:
+                self._places[entities[0]].add(place)
+        elif target._kind_id == _OVERLOADED:
+            self._open.add((*place, self._name(target)))
+        if cursor._kind_id in _HOLDERS:
+            type_ = self._library.clang_getCanonicalType(self._library.clang_getCursorType(cursor))
+            if type_._kind_id == _RECORD:
+                record = self._library.clang_getTypeDeclaration(type_)
+                self._found.update(
+                    (*place, entity, _HOLDERS[cursor._kind_id]) for entity in self._meaning(record)
+                )
+        return _DEEPER
+
+    def _name(self, cursor: Cursor) -> str:
+        """Plain: the constructor of a template is spelled `Box<T>`."""
+        name = self._text(self._library.clang_getCursorSpelling(cursor))
+        return name if name.startswith("operator") else name.split("<")[0].removeprefix("~")
+
+    def _meaning(self, target: Cursor) -> list[int]:
+        """The numbers of what a cursor declares, and of the template that it was made of, if it was."""
+        node = _node(target)
+        if node not in self._meanings:
+            library = self._library
+            found = [target, library.clang_getSpecializedCursorTemplate(target)]
+            if found[1]._kind_id not in _DECLARATIONS:
+                found.pop()
+            else:
+                first, second = (library.clang_getCursorLocation(each).int_data for each in found)
+                del found[: first == second]
+            self._meanings[node] = [self._entity(each) for each in found]
+        return self._meanings[node]
+
+    def _entity(self, cursor: Cursor) -> int:
+        """One number for all declarations of one thing."""
+        first = _node(self._library.clang_getCanonicalCursor(cursor))
+        if first not in self._entities:
+            self._entities[first] = len(self._names)
+            self._names.append(self._name(cursor))
+            self._places.append(set())
+        return self._entities[first]
 
 
-class Worker:
-    """Answers jobs one after the other."""
+class _Worker:
+    """Answers requests one after the other."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        """Choose the compiler's headers and build the walls; raises nothing, `hello` tells."""
-        self._files = FileNumbers(setup)
+    def __init__(self, setup: dict[str, Any]) -> None:
+        """Build the walls and try the headers; raises nothing, `hello` tells."""
+        self._roots = tuple(root + "/" for root in setup["roots"])
         self._index = cindex.Index.create()
-        self._library = load_library()
+        self._library = _load_library()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
-        wall = build_walls(setup["readable"])
-        self._builtin: list[str] = []
-        error = "no flags"
-        for flags in setup["builtin"]:
-            error = self._probe(flags, setup["probe"])
-            if not error:
-                self._builtin = flags
-                break
-        self.hello = {"error": error, "builtin": self._builtin, "walls": wall}
+        walls = _build_walls(setup["readable"])
+        self._database: cindex.CompilationDatabase | None = None
+        self._builtin = ["-resource-dir", setup["builtin"]]
+        error = self._probe()
+        if setup["database"] and not error:
+            try:
+                self._database = cindex.CompilationDatabase.fromDirectory(setup["database"])
+            except cindex.CompilationDatabaseError:
+                error = "not a compilation database"
+        self.hello = {"error": error, "walls": walls}
 
-    def _probe(self, flags: list[str], program: str) -> str:
+    def _probe(self) -> str:
         """The first error in a program that includes the compiler's own headers."""
-        unit = self._index.parse("probe.cpp", args=[*_FLAGS, *flags], unsaved_files=[("probe.cpp", program)])
+        files = [("probe.cpp", _PROBE)]
+        unit = self._index.parse("probe.cpp", args=[*_FLAGS, *self._builtin], unsaved_files=files)
         return next((each.spelling for each in unit.diagnostics if each.severity >= each.Error), "")
 
-    def answer(self, job: ParseJob) -> ParseResult | ParseFailure:
-        """Parse and walk one file."""
+    def answer(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Parse and read one unit."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         spent = int(used.ru_utime + used.ru_stime) + 1
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (spent + job["cpu_seconds"], hard))
-        path = self._files.paths[job["file"]]
-        unit = parse(self._library, self._index, path, [*_FLAGS, *self._builtin, *job["flags"]])
-        if unit is None:
+        try:
+            flags = [*_FLAGS, *self._builtin, *self._flags(job["path"], job["language"]), *job["flags"]]
+            unit = self._index.parse(job["path"], args=flags, options=_OPTIONS)
+        except cindex.TranslationUnitLoadError:
             return {"failed": "libclang refuses these flags"}
-        seen = {self._files.number(each.include.name) for each in unit.get_includes()}
-        seen = (seen | {job["file"]}) - {-1}
-        walker = Walker(self._library, self._files.number, [n for n in job["walk"] if n in seen])
-        walker.walk(unit.obj)
-        errors, doubtful = self._errors(unit, job["file"])
-        return {
-            "seen": sorted(seen),
-            "errors": errors,
-            "doubtful": {number: sorted(lines) for number, lines in doubtful.items()},
-            **walker.references(self._files.paths),
-        }
+        return _UnitReader(self._library, unit, self._roots).answer(job["path"])
 
-    def _errors(self, unit: cindex.TranslationUnit, main: int) -> tuple[dict[str, str], dict[str, set[int]]]:
-        """The first error in each project file, and all lines with one.
-
-        Errors in other headers are the main file's.
-        """
-        errors: dict[str, str] = {}
-        doubtful: dict[str, set[int]] = {}
-        for diagnostic in itertools.islice(unit.diagnostics, _MOST_DIAGNOSTICS):
-            if diagnostic.severity < diagnostic.Error:
-                continue
-            location = diagnostic.location
-            number = self._files.number(location.file.name) if location.file else -1
-            place = f"line {location.line}" if number >= 0 else f"{location.file}:{location.line}"
-            message = f"{place}: {diagnostic.spelling}"[:_LONGEST_MESSAGE]
-            errors.setdefault(str(number if number >= 0 else main), message)
-            if number >= 0:
-                doubtful.setdefault(str(number), set()).add(location.line - 1)
-        return errors, doubtful
+    def _flags(self, path: str, language: str) -> list[str]:
+        """The flags of the database, with a language and a standard."""
+        commands = self._database.getCompileCommands(path) if self._database is not None else None
+        kept = kept_flags(commands[0].arguments, Path(commands[0].directory)) if commands else []
+        if "-x" not in kept:  # a header would become a precompiled one, and `.tcc` is not known at all
+            kept = ["-x", language, *kept]
+        if not any(flag.startswith("-std=") for flag in kept):
+            kept.append(_STANDARDS[kept[-kept[::-1].index("-x")]])  # the last one counts
+        return kept
 
 
-def build_walls(readable: list[str]) -> str:
+def _build_walls(readable: list[str]) -> str:
     """Give up what parsing does not need; returns what stands between the code and this machine."""
     if sys.platform != "linux":
         return "limits"
@@ -131,7 +291,8 @@ def build_walls(readable: list[str]) -> str:
     isolation.process_control(isolation.PR_SET_NO_NEW_PRIVS, 1)
     names = ["limits"]
     try:
-        request = LaunchRequest(read_only=readable, folders={}, devices=[os.devnull], scratch_bytes=0)
+        existing = [path for path in dict.fromkeys(readable) if Path(path).exists()]
+        request = LaunchRequest(read_only=existing, folders={}, devices=[os.devnull], scratch_bytes=0)
         isolation.landlock(request, os.devnull)
         names.append("Landlock")
     except OSError:  # an older kernel, or one without Landlock
@@ -146,12 +307,13 @@ def main() -> None:
     """Serve until stdin ends."""
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
         os.dup2(2, 1)  # what libclang prints does not get between the answers
-        lines = iter(sys.stdin.buffer.readline, b"")
-        worker = Worker(json.loads(next(lines)))
-        answers.write(json.dumps(worker.hello) + "\n")
-        answers.flush()
-        for line in lines:
-            answers.write(json.dumps(worker.answer(json.loads(line)), separators=(",", ":")) + "\n")
+        worker: _Worker | None = None
+        for line in iter(sys.stdin.buffer.readline, b""):
+            request = json.loads(line)
+            if worker is None:
+                worker = _Worker(request)
+            answer = worker.hello if "roots" in request else worker.answer(request)
+            answers.write(json.dumps(answer, separators=(",", ":")) + "\n")
             answers.flush()
 
 

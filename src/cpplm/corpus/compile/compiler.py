@@ -1,4 +1,4 @@
-"""One document to the compiler and back: the command, the verdict, and the names in its errors.
+"""One document to the compiler and back: the command and the verdict.
 
 Checks syntax and types only (no code is generated), in the sandbox, with the compiler's own headers, those
 below /usr/include, and those of the folders that are given. C++ is tried under one standard after the other.
@@ -27,6 +27,7 @@ MAX_ERRORS = 20
 # The limit on CPU time decides, however busy the machine is: the same text gets the same verdict.
 _LIMITS = replace(COMPILE_LIMITS, wall_seconds=10 * COMPILE_LIMITS.cpu_seconds)
 
+_NAME = "document"  # of the file in the sandbox
 _COMMON = (
     "-fsyntax-only",
     f"-fmax-errors={MAX_ERRORS}",
@@ -40,52 +41,26 @@ _C = ("gcc", "-x", "c", "-Werror=implicit-function-declaration", "-Werror=implic
 _CXX = ("g++", "-w", "-x", "c++")
 
 _ERROR = re.compile(
-    r"^(?:[^:\n]+:(?P<line>\d+):(?P<column>\d+)|g\+\+|gcc|cc1|cc1plus): "
+    r"^(?:[^:\n]+:\d+:\d+|g\+\+|gcc|cc1|cc1plus): "
     r"(?:fatal |internal compiler )?error: (?P<text>.*)$",
     re.MULTILINE,
 )
 _STRAIGHT_QUOTES = str.maketrans("\u2018\u2019", "''")
 _MISSING_HEADER = re.compile(r"(.+): No such file or directory")
-_MEMBER = re.compile(  # groups: name, scope
-    r"'([^']+)' (?:is not a member of|in namespace|has not been declared in|in(?= 'class | 'struct ))"
-    r" '([^']+)'"
-)
-_NO_MEMBER = re.compile(r"'([^']+)'(?: \{aka '[^']+'\})? has no member named '([^']+)'")
+# The first error is one of a name that is declared nowhere, and of one that a later standard brings.
 _UNDECLARED = re.compile(
-    r"'([^']+)' (?:was not declared in|does not name a |has not been declared|undeclared"
-    r"|is not a (?:class|namespace|template|type\b))"
-    r"|variable '(?:\w+::)*([A-Z]\w*) [\w:]+' has initializer but incomplete"
-    r"|(?:unknown type name|implicit declaration of function|specialization of non-template|arguments to)"
-    r" '([^']+)'"
+    r"declared in|does not name a|has not been declared|undeclared|unknown type name|implicit declaration"
+    r"|is not a (?:class|namespace|template|type\b|member)|has no member named|incomplete type|non-template"
 )
-_INCOMPLETE = re.compile(
-    r"(?:incomplete|undefined) type '([^']+)'|return type '([^']+)' is incomplete"
-    r"|aggregate '(.+) \S+' has incomplete|^forward declaration of '([^']+)'"
+_OF_LATER_STANDARDS = re.compile(
+    r"\bstd\b|'(?:concept|requires|constinit|consteval|char8_t|co_await|co_return|co_yield)'"
 )
-_FORWARD_NOTE = re.compile(r"note: (forward declaration of '.*)$", re.MULTILINE)
-# Errors that do not name what is wrong: it stands just before the place that they point to.
-_BASE_BEFORE = re.compile(r"expected (?:class-name|template-name) before")
-_TYPE_BEFORE = re.compile(r"has incomplete type$|is an incomplete type$|storage size of '.*' isn't known")
-_SUGGESTED = re.compile(
-    r"note: (?:'[^'\n]+' is (?:declared|defined) in header '(<[^'>\n]+>)'"
-    r"|include '(<[^'>\n]+>)' or provide a declaration of)"
-)
-_NEGATED_MACRO = re.compile(
-    r"\s*#\s*(?:ifndef\s+|if\s*!\s*defined\s*\(?\s*)([A-Za-z]\w*)\s*\)?\s*(?:/[/*].*)?$"
-)
-# Keywords of C++20 and later, which are undeclared names before.
-_LATER_WORDS = (
-    "concept", "requires", "constinit", "consteval", "char8_t", "co_await", "co_return", "co_yield",
-)  # fmt: skip
-_ALIAS = re.compile(r"^using \w+ = ")
-_TAG = re.compile(r"^(?:(?:const|volatile|class|struct|union|enum|typename) )+")
 _NAMES_IN_ERRORS = re.compile(r"'[^']*'|\"[^\"]*\"")
-_NAME_AT_END = re.compile(r"([A-Za-z_][\w:]*)\s*\*?\s*$")
 
 
 @dataclass(frozen=True)
 class CompileResult:
-    """The compiler's diagnostics for one text. Names are as in its messages, in order, each once."""
+    """What the compiler says of one text."""
 
     compiles: bool
     standard: str
@@ -96,16 +71,8 @@ class CompileResult:
     """With straight quotes; empty when it compiles."""
     place: tuple[int, int] = (0, 0)
     """Line and column of the document that the first error is at, or that includes or uses what is."""
-    undeclared_names: tuple[str, ...] = ()
-    """Names without a declaration; `scope::name` where it is the scope, or a class, that lacks it."""
-    incomplete_types: tuple[str, ...] = ()
-    """Types that are declared, where their definition is needed."""
     missing_headers: tuple[str, ...] = ()
     """Headers as in the include; the compiler stops at the first."""
-    suggested_headers: tuple[str, ...] = ()
-    """Headers of the standard library that declare undeclared names: `<cstddef>`."""
-    required_macros: tuple[str, ...] = ()
-    """Those without which an `#error` stands in the text."""
     later_standard: bool = False
     """True if it compiled, and not under the first standard."""
 
@@ -160,42 +127,14 @@ def compile_document(
         standards: of C++, tried in this order until one fits, as long as the first error may be one of age: a
             name that is neither in `std` nor a keyword will not come with a standard. C takes gcc's default.
     """
-    return compile_file("document", text, language, sandbox, headers=headers, standards=standards)
-
-
-def compile_file(
-    name: str,
-    text: str,
-    language: Language,
-    sandbox: Sandbox,
-    *,
-    headers: Sequence[Path] = (),
-    standards: Sequence[str] = STANDARDS,
-    project: Path | None = None,
-    options: Sequence[str] = (),
-) -> CompileResult:
-    """Compile a file, in its place in a project where one is given.
-
-    Args:
-        name: relative to the project; what the document is called where there is none.
-        text: of the file, to look up what errors point to.
-        language: what it is.
-        sandbox: where the compiler runs.
-        headers: as for `compile_document`.
-        standards: as for `compile_document`.
-        project: a folder, visible as `project` in the working folder.
-        options: more for the command line, such as `-iquote` `project/src`.
-    """
     folders = {f"headers{number}": folder for number, folder in enumerate(headers)}
     system = [word for folder in folders for word in ("-isystem", folder)]
-    files = {} if project else {name: text.encode()}
-    if project:
-        folders["project"], name = project, f"project/{name}"
     results: list[CompileResult] = []
     for standard in standards if language == "c++" else ("c",):
         command = _C if language == "c" else (*_CXX, f"-std={standard}")
-        result = sandbox.run(files, [*command, *_COMMON, *options, *system, name], _LIMITS, folders=folders)
-        verdict = replace(parse_diagnostics(result, text, name), standard=standard)
+        arguments = [*command, *_COMMON, *system, _NAME]
+        result = sandbox.run({_NAME: text.encode()}, arguments, _LIMITS, folders=folders)
+        verdict = replace(parse_diagnostics(result), standard=standard)
         if verdict.compiles:
             return replace(verdict, later_standard=bool(results))
         results.append(verdict)
@@ -207,99 +146,29 @@ def compile_file(
 
 def _lacks_a_name(verdict: CompileResult) -> bool:
     """True if the first error is the want of a header or a name that no later standard brings."""
-    name = _undeclared_name(verdict.first_error)
-    return bool(verdict.missing_headers) or not (name in ("", *_LATER_WORDS) or name.startswith("std::"))
+    error = verdict.first_error.partition(";")[0]  # behind it is what the compiler suggests
+    is_older = _UNDECLARED.search(error) and not _OF_LATER_STANDARDS.search(error)
+    return bool(verdict.missing_headers or is_older)
 
 
-def parse_diagnostics(result: RunResult, text: str = "", file: str = "document") -> CompileResult:
-    """The verdict in what the compiler wrote.
-
-    Args:
-        result: of the compiler.
-        text: what was compiled, for errors that point to a name and do not quote it.
-        file: the name under which it was compiled.
-    """
+def parse_diagnostics(result: RunResult) -> CompileResult:
+    """The verdict in what the compiler wrote."""
     if result.succeeded:
         return CompileResult(compiles=True, standard="")
     message = result.message().translate(_STRAIGHT_QUOTES)
-    lines = text.splitlines()
-    undeclared: dict[str, None] = {}
-    incomplete: dict[str, None] = {}
-    missing: dict[str, None] = {}
-    required: dict[str, None] = {}
-    errors = list(_ERROR.finditer(message))
-    for error in errors:
-        text_of_error = error["text"]
-        if header := _MISSING_HEADER.fullmatch(text_of_error):
-            missing[header[1]] = None
-        elif text_of_error.startswith("#error"):
-            required[_macro_around(lines, error)] = None
-        elif name := _undeclared_name(text_of_error):
-            undeclared[name] = None
-        elif _BASE_BEFORE.search(text_of_error):
-            undeclared[_name_before(lines, error)] = None
-        elif match := _INCOMPLETE.search(text_of_error):
-            incomplete[_bare(next(filter(None, match.groups())))] = None
-        elif _TYPE_BEFORE.search(text_of_error):
-            incomplete[_name_before(lines, error)] = None
-    for note in _FORWARD_NOTE.finditer(message):
-        if match := _INCOMPLETE.match(note[1]):
-            incomplete[_bare(match[4])] = None
+    errors = [error["text"] for error in _ERROR.finditer(message)]
+    missing = filter(None, map(_MISSING_HEADER.fullmatch, errors))
     return CompileResult(
         compiles=False,
         standard="",
         errors=len(errors),
-        first_error=errors[0]["text"] if errors else f"the compiler was ended: {result.reason}",
-        place=_first_place(message, file),
-        undeclared_names=tuple(name for name in undeclared if name),
-        incomplete_types=tuple(name for name in incomplete if name),
-        missing_headers=tuple(missing),
-        suggested_headers=tuple(dict.fromkeys(a or b for a, b in _SUGGESTED.findall(message))),
-        required_macros=tuple(name for name in required if name),
+        first_error=errors[0] if errors else f"the compiler was ended: {result.reason}",
+        place=_first_place(message),
+        missing_headers=tuple(dict.fromkeys(header[1] for header in missing)),
     )
 
 
-def _first_place(message: str, name: str) -> tuple[int, int]:
-    """Line and column where messages first point into the file; (0, 0) when they do not."""
-    match = re.search(rf"(?:^|from ){re.escape(name)}:(\d+)(?::(\d+))?", message, re.MULTILINE)
+def _first_place(message: str) -> tuple[int, int]:
+    """Line and column where messages first point into the document; (0, 0) when they do not."""
+    match = re.search(rf"(?:^|from ){_NAME}:(\d+)(?::(\d+))?", message, re.MULTILINE)
     return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
-
-
-def _undeclared_name(error: str) -> str:
-    """The name that an error says has no declaration; empty when it is about something else."""
-    if member := _MEMBER.search(error):
-        return f"{_bare(member[2])}::{_bare(member[1])}"
-    if member := _NO_MEMBER.search(error):
-        return f"{_bare(member[1])}::{_bare(member[2])}"
-    match = _UNDECLARED.search(error)
-    return _bare(next(filter(None, match.groups()))) if match else ""
-
-
-def _bare(name: str) -> str:
-    """A type's name without `class`, template arguments, parameters and pointers."""
-    return re.split(r"[<(&*\[ ]", _TAG.sub("", _ALIAS.sub("", name)), maxsplit=1)[0].removeprefix("::")
-
-
-def _name_before(lines: list[str], error: re.Match[str]) -> str:
-    """The name that ends just before where an error points; empty when there is none."""
-    if error["line"] is None or int(error["line"]) > len(lines):
-        return ""
-    match = _NAME_AT_END.search(lines[int(error["line"]) - 1][: int(error["column"]) - 1])
-    return match[1] if match else ""
-
-
-def _macro_around(lines: list[str], error: re.Match[str]) -> str:
-    """The macro that the innermost `#ifndef` around an error asks for; empty when that is no such group."""
-    depth = 0
-    for line in reversed(lines[: int(error["line"] or 0) - 1]):
-        directive = re.match(r"\s*#\s*(if|el|endif)", line)
-        if directive is None:
-            continue
-        if directive[1] == "endif":
-            depth += 1
-        elif depth == 0:
-            match = _NEGATED_MACRO.match(line)
-            return match[1] if match else ""
-        elif directive[1] == "if":
-            depth -= 1
-    return ""

@@ -42,9 +42,6 @@ class IncludePaths:
         self._files = IncludeIndex(names)
         self._read: dict[str, list[Include]] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
     def options(self, name: str, *, prefix: str) -> list[str]:
         """Arguments for the compiler, nearest includes first.
 

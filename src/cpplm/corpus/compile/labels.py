@@ -31,13 +31,11 @@ class CompileLabeler:
         backend: of the sandbox that every process makes for itself.
         compiler_version: its version line.
         headers: folders of third-party headers.
-        repair: whether to build units again that fail.
     """
 
     backend: SandboxBackend
     compiler_version: str
     headers: tuple[Path, ...]
-    repair: bool
 
     def compiler(self) -> Compile:
         """A function that compiles a text; for one process."""
@@ -51,7 +49,7 @@ def plan_labeler(settings: CorpusSettings) -> CompileLabeler | None:
     Raises:
         UserError: no sandbox, no compiler, or a folder of headers that cannot be read in the sandbox.
     """
-    if not settings.labelled:
+    if not settings.label:
         return None
     headers = tuple(folder.expanduser().resolve() for folder in settings.headers)
     for folder in headers:
@@ -60,7 +58,7 @@ def plan_labeler(settings: CorpusSettings) -> CompileLabeler | None:
     sandbox = Sandbox.probe(unsafe=settings.unsafe)
     compiler = require_standards(sandbox)
     check_mounts(sandbox, headers)
-    return CompileLabeler(sandbox.backend, compiler, headers, settings.repair)
+    return CompileLabeler(sandbox.backend, compiler, headers)
 
 
 def label_columns(verdict: CompileResult) -> dict[str, Any]:

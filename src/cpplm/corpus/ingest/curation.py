@@ -15,11 +15,11 @@ from typing import Any
 
 from cpplm.core.workers import batched_by_size
 from cpplm.corpus.ingest.decontamination import ProblemMatch, Problems, contaminated_files
-from cpplm.corpus.ingest.dedup import Fingerprint, exact_duplicates, fingerprint, near_duplicates, shingles
-from cpplm.corpus.ingest.discovery import Project, SourceFile, normalize_source, read_source
+from cpplm.corpus.ingest.dedup import Fingerprint, exact_duplicates, fingerprint, near_duplicates
+from cpplm.corpus.ingest.discovery import Project, SourceFile, normalize_source
 from cpplm.corpus.ingest.fingerprints import KnownFile
 from cpplm.corpus.ingest.generated_files import read_head
-from cpplm.corpus.ingest.ngram_hash import Hashes, hash_words
+from cpplm.corpus.ingest.ngram_hash import hash_words, split_words
 from cpplm.corpus.ingest.pii import PiiFinding, redact
 from cpplm.corpus.ingest.walk import SkipCounts
 
@@ -75,11 +75,6 @@ class _Candidate:
     def __str__(self) -> str:
         return f"{self.project.project.name}: {self.file.name}"
 
-    def shingles(self) -> Hashes:
-        """Read anew: they are not kept."""
-        text = read_source(self.file)
-        return shingles(hash_words(text), read_head(text).end)
-
     def leave_out(self, reason: str, why: str, *, may_be_borrowed: bool = True) -> None:
         """Count the file and make no documents of it."""
         self.project.skips.add(reason, f"{self.file.name} ({why})", self.file.size)
@@ -132,12 +127,11 @@ def _scan_file(file: SourceFile, rules: CurationRules) -> _ScannedFile:
         text, findings = redact(text)
     if not file.makes_documents:
         return _ScannedFile(findings, None, [])
-    words = hash_words(text)
-    hashes = shingles(words, read_head(text).end)
-    digest = hashlib.sha256(text).digest()
-    return _ScannedFile(
-        findings, fingerprint(digest, hashes, rules.near_duplicates), rules.problems.matches(text, words)
-    )
+    words = split_words(text)
+    hashes = hash_words(words)
+    behind_head = hashes[len(split_words(text[: read_head(text).end])) :]
+    found = fingerprint(hashlib.sha256(text).digest(), behind_head)
+    return _ScannedFile(findings, found, rules.problems.matches(words, hashes))
 
 
 def _drop_copies(
@@ -157,11 +151,10 @@ def _drop_copies(
     known_fingerprints = [each.fingerprint for each in known]
     exact_copies = exact_duplicates(known_fingerprints + [each.fingerprint for each in clean])
     single = _drop_duplicates("copy", "as", known, clean, exact_copies)
+    if not threshold:
+        return single
     near_copies = near_duplicates(
-        known_fingerprints + [each.fingerprint for each in single],
-        threshold,
-        lambda position: single[position - len(known)].shingles(),
-        num_known=len(known),
+        known_fingerprints + [each.fingerprint for each in single], threshold, num_known=len(known)
     )
     return _drop_duplicates("nearly a copy", "like", known, single, near_copies)
 

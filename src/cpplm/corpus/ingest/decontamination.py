@@ -13,22 +13,19 @@ import functools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-import numpy as np
-
 from cpplm.core.errors import UserError
-from cpplm.corpus.ingest.ngram_hash import Hashes, WordHashes, hash_words, ngram_hashes
+from cpplm.corpus.ingest.ngram_hash import Hashes, hash_words, ngram_hashes, split_words
 
 NGRAM_WORDS = 13
 _FEWEST_DIFFERENT = 5
 # A run in more problems than this comes from a template, one in more files than this from habit.
 _MOST_PROBLEMS = 2
 _MOST_FILES = 10
-_TABLE_BITS = 20
 _NAMES = ("name", "task_id", "id", "problem_id")
 # Code that stands together is compared together; the buggy variant of a solution must not be learned either.
 _TEXTS = (
@@ -57,32 +54,18 @@ class ProblemMatch:
 
 @dataclass(frozen=True)
 class Problems:
-    """The runs of all evaluation problems, sorted, with the problem that each is from."""
+    """The runs of all evaluation problems, each with the problem that it is from."""
 
-    ngrams: Hashes
-    owners: tuple[str, ...]
+    owners: Mapping[int, str]
 
-    @functools.cached_property
-    def _table(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """The leading bits that occur: dismisses nearly every n-gram of a file with one look-up."""
-        table = np.zeros(1 << _TABLE_BITS, dtype=np.bool_)
-        table[self.ngrams >> np.uint64(64 - _TABLE_BITS)] = True
-        return table
-
-    def matches(self, text: bytes, words: WordHashes) -> list[ProblemMatch]:
-        """The runs that `text`, with these words, shares with a problem; each once, in order."""
-        ngrams = ngram_hashes(words.hashes, NGRAM_WORDS)
-        if not len(ngrams) or not len(self.ngrams):
-            return []
-        places = np.flatnonzero(self._table[ngrams >> np.uint64(64 - _TABLE_BITS)])
-        at = np.minimum(np.searchsorted(self.ngrams, ngrams[places]), len(self.ngrams) - 1)
+    def matches(self, words: list[bytes], hashes: Hashes) -> list[ProblemMatch]:
+        """The runs of words, with these hashes, that a text shares with a problem; each once, in order."""
+        ngrams = ngram_hashes(hashes, NGRAM_WORDS).tolist()
         matches: dict[int, ProblemMatch] = {}
-        for place, index in zip(places, at, strict=True):
-            if self.ngrams[index] != ngrams[place] or int(index) in matches:
-                continue
-            span = text[words.starts[place] : words.ends[place + NGRAM_WORDS - 1]]
-            shown = " ".join(span.decode("utf-8", "replace").split())
-            matches[int(index)] = ProblemMatch(int(index), self.owners[index], shown)
+        for place, ngram in enumerate(ngrams):
+            if ngram in self.owners and ngram not in matches:
+                shown = b" ".join(words[place : place + NGRAM_WORDS]).decode("utf-8", "replace")
+                matches[ngram] = ProblemMatch(ngram, self.owners[ngram], shown)
         return list(matches.values())
 
 
@@ -101,8 +84,7 @@ def load_problems(extra: Sequence[Path]) -> Problems:
                 f"cannot read --decontaminate {path}: {error}", fix="Name a JSON Lines file with problems."
             ) from error
         owners = _problem_ngrams(text, path.name) | owners
-    ordered = sorted(owners)
-    return Problems(np.array(ordered, dtype=np.uint64), tuple(owners[ngram] for ngram in ordered))
+    return Problems(owners)
 
 
 @functools.cache
@@ -166,13 +148,12 @@ def _problem_ngrams(text: str, source: str) -> dict[int, str]:
 
 def _distinctive_ngrams(text: bytes) -> set[int]:
     """Runs with enough different words of three letters and more."""
-    words = hash_words(text)
-    spans = zip(words.starts.tolist(), words.ends.tolist(), words.hashes.tolist(), strict=True)
-    names = [0 if end - start < 3 or text[start : start + 1].isdigit() else key for start, end, key in spans]
+    words = split_words(text)
+    names = [b"" if len(word) < 3 or word[:1].isdigit() else word for word in words]
     return {
         ngram
-        for place, ngram in enumerate(ngram_hashes(words.hashes, NGRAM_WORDS).tolist())
-        if len({*names[place : place + NGRAM_WORDS], 0}) > _FEWEST_DIFFERENT
+        for place, ngram in enumerate(ngram_hashes(hash_words(words), NGRAM_WORDS).tolist())
+        if len({*names[place : place + NGRAM_WORDS], b""}) > _FEWEST_DIFFERENT
     }
 
 

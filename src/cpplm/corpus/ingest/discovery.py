@@ -34,6 +34,13 @@ from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
 
 TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake")  # of headers that a build writes
+_LONGEST_FORWARD = 10_000
+# Comments and directives.
+_DIRECTIVES = re.compile(
+    rb"(?:\s|/\*.*?\*/|//[^\n]*"
+    rb"|#[ \t]*(?:include|define|undef|ifn?def|if|el\w+|endif|pragma|error)\b[^\n]*)*+",
+    re.DOTALL,
+)
 SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES | FRAGMENT_SUFFIXES
 
 
@@ -251,7 +258,20 @@ def is_fragment(name: str) -> bool:
 
 
 def _is_cpp(path: Path, bare_headers: bool) -> bool:
-    return path.suffix.lower() in SUFFIXES or (bare_headers and not path.suffix) or is_template(path.name)
+    if not path.suffix:
+        return bare_headers or _forwards(path)
+    return path.suffix.lower() in SUFFIXES or is_template(path.name)
+
+
+def _forwards(path: Path) -> bool:
+    """True for a file of nothing but directives that includes others, such as <pqxx/connection>."""
+    try:
+        if not path.is_file() or path.is_symlink() or path.stat().st_size > _LONGEST_FORWARD:
+            return False
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return b"#include" in data and _DIRECTIVES.fullmatch(data) is not None
 
 
 def is_template(name: str) -> bool:

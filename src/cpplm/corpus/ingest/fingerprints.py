@@ -1,6 +1,6 @@
 """Fingerprints of the files that a corpus was made of, stored beside it to compare later projects with.
 
-    OUT/fingerprints_00000.parquet   project, file, text, bands, sketch: one row per file that made documents
+    OUT/fingerprints_00000.parquet   project, file, text, sketch: one row per file that made documents
 
 The columns are those of `dedup.Fingerprint`. The manifest names the file, with its hash and version.
 """
@@ -20,12 +20,9 @@ from cpplm.core.storage import Storage, sha256
 from cpplm.corpus.ingest.dedup import Fingerprint
 
 # Raised when a file gets other hashes than before: these cannot be compared.
-_VERSION = 1
+_VERSION = 2
 FINGERPRINTS_NAME = re.compile(r"fingerprints_(\d{5,})\.parquet")
-_SCHEMA = pa.schema(
-    [("project", pa.string()), ("file", pa.string())]
-    + [(name, pa.binary()) for name in ("text", "bands", "sketch")]
-)
+_SCHEMA = pa.schema({"project": pa.string(), "file": pa.string(), "text": pa.binary(), "sketch": pa.binary()})
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def read_fingerprints(corpus: ShardReader) -> list[KnownFile]:
         KnownFile(
             row["project"],
             row["file"],
-            Fingerprint(row["text"], row["bands"], row["sketch"]),
+            Fingerprint(row["text"], row["sketch"]),
             (row["project"], row["file"]) in held_out,
         )
         for row in read_table(corpus.storage, entry["name"]).to_pylist()

@@ -5,20 +5,25 @@ are reported side by side:
 
     as_is         the compiler's own headers and what /usr/include has
     with_headers  folders of third-party headers besides (`--headers`)
-    in_project    not the document but the file it was made of, in its place in the project (`--projects`),
-                  with the include folders guessed: what the same code reaches without being made a document
 
 With third-party headers only documents are compiled again that failed for want of a header, or that ask for
-one with `__has_include`; the others could not tell the difference.
+one with `__has_include`; the others could not tell the difference. The last condition is the one that counts:
+
+    impossible    documents that stop at a header that no file of the project is: no slicer would mend them
+    possible      the rate without those
+    not_chunks    the rate without chunks, which are known not to stand alone
+    functions     the share of the project's own functions that stand in a document that compiles
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,21 +37,24 @@ from cpplm.corpus.compile.compiler import (
     STANDARDS,
     CompileResult,
     compile_document,
-    compile_file,
     main_source,
     require_standards,
 )
-from cpplm.corpus.compile.include_paths import IncludePaths
 from cpplm.corpus.document import DocumentKind
-from cpplm.corpus.ingest.discovery import find_projects
+from cpplm.corpus.include_index import IncludeIndex
 from cpplm.corpus.reports.sample import sample_documents
-from cpplm.corpus.settings import CorpusSettings
-from cpplm.cpp.parser import Language, is_c_project, language_of
-from cpplm.sandbox.compiler import check_mounts, include_folders
+from cpplm.corpus.slicing.build_headers import include_folders, is_build_written
+from cpplm.cpp.parser import is_c_project, language_of
+from cpplm.sandbox.compiler import check_mounts
 from cpplm.sandbox.sandbox import Sandbox
 
 TOP_REASONS = 8
 _EXAMPLES = 3
+_OTHER_PLATFORM = re.compile(
+    r"(?i)(win\w*|ws2\w*|direct|io|conio|process|tchar|intrin|objbase|shl\w+|d3d\w*|dsound|mmsystem|os2|arm_\w+"
+    r"|altivec|emscripten|TargetConditionals|Availability\w*)\.h$|(mach|libkern|sys/event|android)\b"
+    r"|(Carbon|Cocoa|Foundation|Apple\w*|Core\w+|IOKit|OpenGL|OpenGLES|ApplicationServices)/"
+)
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,6 @@ class CompileRateSettings:
     """Only documents of this kind."""
     headers: tuple[Path, ...] = ()
     """Folders of third-party headers: rates are given without and with them."""
-    projects: tuple[Path, ...] = ()
-    """The folders that the corpus was built from: compile the documents' files in their place there, too."""
-    projects_dir: Path | None = None
-    """A folder whose sub-folders are such projects."""
     std: tuple[str, ...] = STANDARDS
     """C++ standards, a later one for what does not compile under the earlier ones."""
     workers: int = 0
@@ -94,8 +98,7 @@ def measure_compile_rate(settings: CompileRateSettings) -> dict[str, Any]:
     """Compile a sample; returns rates by condition, kind and project, and the most frequent errors.
 
     Raises:
-        UserError: no corpus, sandbox or compiler; a folder that the sandbox cannot read; projects that are
-            not those of the corpus.
+        UserError: no corpus, sandbox or compiler; a folder that the sandbox cannot read.
     """
     reader = ShardReader(settings.corpus)
     documents = sample_documents(
@@ -105,19 +108,25 @@ def measure_compile_rate(settings: CompileRateSettings) -> dict[str, Any]:
     compiler = require_standards(sandbox, settings.std)
     headers = tuple(folder.expanduser() for folder in settings.headers)
     check_mounts(sandbox, headers)
-    roots = _project_roots(settings, reader.manifest["projects"])
-    check_mounts(sandbox, roots.values())
-    work = _SampleCompiler(settings, sandbox, headers, _c_projects(reader))
-    conditions: dict[str, list[CompileResult | None]] = {"as_is": work.as_is(documents)}
+    projects = read_projects(reader)
+    as_is = _compile(documents, settings, sandbox, (), projects)
+    conditions = {"as_is": as_is}
     if headers:
-        conditions["with_headers"] = work.with_headers(documents, conditions["as_is"])
-    if roots:
-        conditions["in_project"] = work.in_project(documents, roots)
+        again = [
+            number
+            for number, (document, result) in enumerate(zip(documents, as_is, strict=True))
+            if result.missing_headers or "__has_include" in document["text"]
+        ]
+        results = _compile([documents[number] for number in again], settings, sandbox, headers, projects)
+        changed = dict(zip(again, results, strict=True))
+        conditions["with_headers"] = [changed.get(number, result) for number, result in enumerate(as_is)]
     checked = [
-        CompiledDocument(document, dict(zip(conditions, verdicts, strict=True)))
-        for document, *verdicts in zip(documents, *conditions.values(), strict=True)
+        CompiledDocument(document, dict(zip(conditions, results, strict=True)))
+        for document, *results in zip(documents, *conditions.values(), strict=True)
     ]
-    return summarize(checked, reader.manifest["projects"]) | {
+    if settings.project is not None:
+        projects = {settings.project: projects[settings.project]}
+    return summarize(checked, projects) | {
         "compiler": compiler,
         "sandbox": sandbox.name,
         "standards": list(settings.std),
@@ -125,181 +134,128 @@ def measure_compile_rate(settings: CompileRateSettings) -> dict[str, Any]:
     }
 
 
+@dataclass
+class CorpusProject:
+    """A project as its corpus has it: figures of the manifest, own functions that documents have, files."""
+
+    figures: dict[str, Any]
+    functions: int = 0
+    files: set[str] = field(default_factory=set)
+
+    @cached_property
+    def is_c(self) -> bool:
+        """True if the project is written in C."""
+        return is_c_project(self.files)
+
+    @cached_property
+    def _index(self) -> IncludeIndex:
+        return IncludeIndex(self.files)
+
+    @cached_property
+    def _folders(self) -> frozenset[str]:
+        return include_folders(self.files)
+
+    def why_impossible(self, text: str, result: CompileResult) -> str:
+        """Why a document cannot compile, whatever it has of its project; empty where it might."""
+        if not result.missing_headers or self._index.nearest("", result.missing_headers[0]):
+            return ""
+        name = result.missing_headers[0]
+        if is_build_written(f'"{name}"' if f'"{name}"' in text else f"<{name}>", self._folders):
+            return "a header that a build writes"
+        return f"a header of {'another platform' if _OTHER_PLATFORM.match(name) else 'a third party'}"
+
+
+def read_projects(reader: ShardReader) -> dict[str, CorpusProject]:
+    """The projects of a corpus by name."""
+    projects = {name: CorpusProject(figures) for name, figures in reader.manifest["projects"].items()}
+    for shard in (shard for split in SPLITS for shard in reader.shards(split)):
+        for row in reader.table(shard, ["project", "files", "num_functions"]).to_pylist():
+            projects[row["project"]].files.update(row["files"])
+            projects[row["project"]].functions += row["num_functions"]
+    return projects
+
+
 @dataclass(frozen=True)
 class CompiledDocument:
-    """A document (a row of the corpus) and its verdict under each condition; None where there was none."""
+    """A document (a row of the corpus) and its result under each condition, the last of which counts."""
 
     document: dict[str, Any]
-    verdicts: dict[str, CompileResult | None]
+    results: dict[str, CompileResult]
+
+    @property
+    def result(self) -> CompileResult:
+        """The result that counts."""
+        return self.results[list(self.results)[-1]]
 
 
-@dataclass(frozen=True)
-class _SampleCompiler:
-    """Compiles a sample of documents under one condition after the other."""
+def _compile(
+    documents: list[dict[str, Any]],
+    settings: CompileRateSettings,
+    sandbox: Sandbox,
+    headers: tuple[Path, ...],
+    projects: dict[str, CorpusProject],
+) -> list[CompileResult]:
+    """Compile documents in threads, under a progress bar."""
+    with (
+        ThreadPoolExecutor(settings.workers or available_cores()) as pool,
+        progress_bar(len(documents), "with headers" if headers else "compile", "document") as bar,
+    ):
 
-    settings: CompileRateSettings
-    sandbox: Sandbox
-    headers: tuple[Path, ...]
-    c_projects: frozenset[str]
+        def compile_one(document: dict[str, Any]) -> CompileResult:
+            language = language_of(main_source(document["files"]), projects[document["project"]].is_c)
+            result = compile_document(document["text"], language, sandbox, headers, settings.std)
+            bar.update()
+            return result
 
-    def as_is(self, documents: list[dict[str, Any]]) -> list[CompileResult | None]:
-        return self._all("compile", documents, lambda document: self._compile(document, ()))
-
-    def with_headers(
-        self, documents: list[dict[str, Any]], before: list[CompileResult | None]
-    ) -> list[CompileResult | None]:
-        def again(pair: tuple[dict[str, Any], CompileResult]) -> CompileResult:
-            document, verdict = pair
-            if verdict.missing_headers or "__has_include" in document["text"]:
-                return self._compile(document, self.headers)
-            return verdict
-
-        return self._all("with headers", list(zip(documents, before, strict=True)), again)
-
-    def in_project(
-        self, documents: list[dict[str, Any]], roots: dict[str, Path]
-    ) -> list[CompileResult | None]:
-        """The verdicts on the documents' files; None for documents of other projects."""
-        system = include_folders(self.sandbox)
-        paths = {name: IncludePaths(root, system) for name, root in sorted(roots.items())}
-        files = [(document["project"], main_source(document["files"])) for document in documents]
-        wanted = sorted({(project, name) for project, name in files if project in roots})
-        for project, name in wanted:
-            if name not in paths[project]:
-                raise UserError(
-                    f"{roots[project]} has no file {name}, of which the corpus has a document",
-                    fix="Give the folders that the corpus was built from, unchanged.",
-                )
-
-        def compile_there(place: tuple[str, str]) -> CompileResult:
-            project, name = place
-            return compile_file(
-                name,
-                "",
-                self._language(project, name),
-                self.sandbox,
-                headers=self.headers,
-                standards=self.settings.std,
-                project=roots[project],
-                options=paths[project].options(name, prefix="project"),
-            )
-
-        verdicts = dict(zip(wanted, self._all("in their projects", wanted, compile_there), strict=True))
-        return [verdicts.get(place) for place in files]
-
-    def _compile(self, document: dict[str, Any], headers: tuple[Path, ...]) -> CompileResult:
-        language = self._language(document["project"], main_source(document["files"]))
-        return compile_document(document["text"], language, self.sandbox, headers, self.settings.std)
-
-    def _language(self, project: str, name: str) -> Language:
-        return language_of(name, project in self.c_projects)
-
-    def _all(
-        self, what: str, jobs: list[Any], work: Callable[[Any], CompileResult]
-    ) -> list[CompileResult | None]:
-        """Map in threads, under a progress bar."""
-        with (
-            ThreadPoolExecutor(self.settings.workers or available_cores()) as pool,
-            progress_bar(len(jobs), what, "document") as bar,
-        ):
-
-            def counted(job: Any) -> CompileResult:
-                verdict = work(job)
-                bar.update()
-                return verdict
-
-            return list(pool.map(counted, jobs))
+        return list(pool.map(compile_one, documents))
 
 
-def _c_projects(reader: ShardReader) -> frozenset[str]:
-    """The projects that are written in C."""
-    files: dict[str, set[str]] = {}
-    for split in SPLITS:
-        for shard in reader.shards(split):
-            table = reader.table(shard, ["project", "files"])
-            columns = zip(table["project"].to_pylist(), table["files"].to_pylist(), strict=True)
-            for project, names in columns:
-                files.setdefault(project, set()).update(names)
-    return frozenset(project for project, names in files.items() if is_c_project(names))
-
-
-def _project_roots(settings: CompileRateSettings, corpus_projects: Iterable[str]) -> dict[str, Path]:
-    """The folders of the corpus's projects, as far as they are given.
-
-    Raises:
-        UserError: none of the folders belongs to the corpus.
-    """
-    if not settings.projects and settings.projects_dir is None:
-        return {}
-    settings_of_projects = CorpusSettings(
-        out="", projects=settings.projects, projects_dir=settings.projects_dir
-    )
-    roots = {project.name: project.roots[0].resolve() for project in find_projects(settings_of_projects)}
-    matching = {name: root for name, root in roots.items() if name in set(corpus_projects)}
-    if not matching:
-        raise UserError(
-            f"none of the projects given is in the corpus ({', '.join(sorted(roots))})",
-            fix=f"It has {', '.join(sorted(corpus_projects))}.",
-        )
-    return matching
-
-
-def summarize(checked: list[CompiledDocument], projects: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """All figures.
+def summarize(checked: list[CompiledDocument], projects: dict[str, CorpusProject]) -> dict[str, Any]:
+    """All figures: of the sample, by kind, and by project.
 
     Args:
         checked: the sample.
-        projects: the manifest's figures by project.
+        projects: those of the corpus.
     """
-    groups = {
-        "by_kind": _grouped(checked, lambda each: each.document["kind"]),
-        "by_project": _grouped(checked, lambda each: each.document["project"]),
-    }
-    for name, part in groups["by_project"].items():
-        part["text_per_source"] = _text_per_source([projects[name]])
-    judged = "with_headers" if "with_headers" in checked[0].verdicts else "as_is"
+    reasons = [
+        projects[each.document["project"]].why_impossible(each.document["text"], each.result)
+        for each in checked
+    ]
+    pairs = list(zip(checked, reasons, strict=True))
+    by_kind, by_project = defaultdict(list), defaultdict(list)
+    for each, reason in pairs:
+        by_kind[each.document["kind"]].append((each, reason))
+        by_project[each.document["project"]].append((each, reason))
     return {
-        **_group(checked),
-        "text_per_source": _text_per_source(list(projects.values())),
-        **groups,
-        "reasons": reasons([(each, each.verdicts[judged]) for each in checked]),
-        "missing_headers": _missing_headers([each.verdicts[judged] for each in checked]),
+        **_group(pairs, projects.values()),
+        "by_kind": {kind: _group(by_kind[kind]) for kind in sorted(by_kind)},
+        "by_project": {name: _group(by_project[name], [projects[name]]) for name in sorted(by_project)},
+        "impossible_reasons": count_reasons(pairs),
+        "reasons": count_reasons((each, each.result.reason) for each, impossible in pairs if not impossible),
+        "missing_headers": _most_frequent(
+            Counter(name for each in checked for name in each.result.missing_headers)
+        ),
     }
 
 
-def _text_per_source(projects: list[dict[str, Any]]) -> float:
-    """Bytes of documents for each byte of source: how often the text is repeated, in the whole corpus."""
-    sources = sum(project["source_bytes"] for project in projects)
-    return round(sum(project["text_bytes"] for project in projects) / max(sources, 1), 3)
-
-
-def _grouped(
-    checked: list[CompiledDocument], key: Callable[[CompiledDocument], str]
-) -> dict[str, dict[str, Any]]:
-    groups: dict[str, list[CompiledDocument]] = defaultdict(list)
-    for each in checked:
-        groups[key(each)].append(each)
-    return {name: _group(groups[name]) for name in sorted(groups)}
-
-
-def _group(checked: list[CompiledDocument]) -> dict[str, Any]:
-    """Sizes, and the rate under each condition; `in_project` also compares like with like."""
+def _group(
+    pairs: list[tuple[CompiledDocument, str]], projects: Iterable[CorpusProject] = ()
+) -> dict[str, Any]:
+    """Sizes and rates of documents, each with why it cannot compile; figures of their projects."""
+    checked = [each for each, _ in pairs]
     figures: dict[str, Any] = {"documents": len(checked), **_sizes([each.document for each in checked])}
-    for condition in checked[0].verdicts:
-        figures[condition] = rate([v for each in checked if (v := each.verdicts[condition]) is not None])
-    if "in_project" in figures:
-        judged = "with_headers" if "with_headers" in figures else "as_is"
-        same = [each.verdicts[judged] for each in checked if each.verdicts["in_project"] is not None]
-        figures["in_project"] |= _share(rate([v for v in same if v is not None]), figures["in_project"])
+    for condition in checked[0].results:
+        figures[condition] = rate([each.results[condition] for each in checked])
+    figures["impossible"] = sum(bool(reason) for _, reason in pairs)
+    figures["possible"] = rate([each.result for each, reason in pairs if not reason])
+    figures["not_chunks"] = rate([each.result for each in checked if each.document["kind"] != "chunk"])
+    figures["functions"] = functions_covered(checked, _in_documents(projects))
+    if projects:
+        kinds = sum((Counter(project.figures["kinds"]) for project in projects), Counter[str]())
+        figures["chunk_share"] = round(kinds["chunk"] / kinds.total(), 4)
+        sizes = [(each.figures["text_bytes"], each.figures["source_bytes"]) for each in projects]
+        figures["text_per_source"] = round(sum(t for t, _ in sizes) / max(1, sum(s for _, s in sizes)), 3)
     return figures
-
-
-def _share(documents: dict[str, Any], files: dict[str, Any]) -> dict[str, Any]:
-    """The documents' rate over the rate of their files."""
-    if not files["compile"]:
-        return {"documents_rate": documents["compile_rate"], "share": None}
-    share = documents["compile"] / files["compile"]
-    return {"documents_rate": documents["compile_rate"], "share": round(share, 4)}
 
 
 def _sizes(documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -308,6 +264,33 @@ def _sizes(documents: list[dict[str, Any]]) -> dict[str, Any]:
     sizes = [document["num_tokens"] if counted else len(document["text"].encode()) for document in documents]
     unit = "tokens" if counted else "bytes"
     return {f"mean_{unit}": round(statistics.mean(sizes)), f"median_{unit}": round(statistics.median(sizes))}
+
+
+def _in_documents(projects: Iterable[CorpusProject]) -> float:
+    """The share of the projects' own functions that any document has."""
+    own = sum(project.figures["functions"] for project in projects)
+    return min(1.0, sum(project.functions for project in projects) / own) if own else 1.0
+
+
+def functions_covered(checked: list[CompiledDocument], in_documents: float) -> dict[str, Any]:
+    """The share of own functions that stand in a document that compiles, estimated from a sample.
+
+    An own function stands in one document. So of the sampled documents' own functions those are counted whose
+    document compiles (a ratio estimate: documents weigh as many functions as they have), times the share of
+    own functions that any document has. The interval is Wilson's for the effective number of documents of
+    Kish 1965, "Survey Sampling": it is wide where few documents have most of the functions.
+    """
+    numbers = [each.document["num_functions"] for each in checked]
+    total = sum(numbers)
+    if not total:
+        return {"functions": 0, "compile_rate": None, "interval": None}
+    share = sum(n for n, each in zip(numbers, checked, strict=True) if each.result.compiles) / total
+    effective = total**2 / sum(n * n for n in numbers)
+    return {
+        "functions": total,
+        "compile_rate": round(share * in_documents, 4),
+        "interval": [round(end * in_documents, 4) for end in wilson_interval(share * effective, effective)],
+    }
 
 
 def rate(results: list[CompileResult]) -> dict[str, Any]:
@@ -325,54 +308,56 @@ def rate(results: list[CompileResult]) -> dict[str, Any]:
     }
 
 
-def reasons(judged: list[tuple[CompiledDocument, CompileResult | None]]) -> list[dict[str, Any]]:
+def count_reasons(pairs: Iterable[tuple[CompiledDocument, str]]) -> list[dict[str, Any]]:
     """The most frequent reasons, each with a few documents and what the compiler said of them."""
     examples: dict[str, list[dict[str, str]]] = defaultdict(list)
-    counts: Counter[str] = Counter()
-    for each, verdict in judged:
-        if verdict is None or verdict.compiles:
-            continue
-        why = verdict.reason
-        counts[why] += 1
-        if len(examples[why]) < _EXAMPLES:
-            about = {"id": each.document["id"][:16], "project": each.document["project"]}
-            examples[why].append({**about, "error": verdict.first_error})
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOP_REASONS]
-    return [{"reason": why, "documents": count, "examples": examples[why]} for why, count in ranked]
+    for each, reason in pairs:
+        about = {"id": each.document["id"][:16], "project": each.document["project"]}
+        examples[reason].append({**about, "error": each.result.first_error})
+    counts = _most_frequent(Counter({reason: len(found) for reason, found in examples.items() if reason}))
+    return [
+        {"reason": reason, "documents": count, "examples": examples[reason][:_EXAMPLES]}
+        for reason, count in counts.items()
+    ]
 
 
-def _missing_headers(verdicts: list[CompileResult | None]) -> dict[str, int]:
-    """Headers that were not found, by the number of documents they stopped."""
-    counts = Counter(name for verdict in verdicts if verdict is not None for name in verdict.missing_headers)
+def _most_frequent(counts: Counter[str]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOP_REASONS])
 
 
 def format_table(result: dict[str, Any]) -> str:
     """The report for people."""
-    conditions = [name for name in ("as_is", "with_headers", "in_project") if name in result]
+    conditions = [name for name in ("as_is", "with_headers") if name in result]
+    columns = [*conditions, "possible", "not_chunks", "functions"]
     unit = "tokens" if "median_tokens" in result else "bytes"
-    header = f"{'':24}{'documents':>10}{'median ' + unit:>15}"
-    lines = [header + "".join(f"{name.replace('_', ' '):>24}" for name in conditions)]
+    header = f"{'':20}{'documents':>10}{'median ' + unit:>15}"
+    lines = [header + "".join(f"{name.replace('_', ' '):>18}" for name in columns) + f"{'chunks':>8}"]
     for name, part in [*result["by_kind"].items(), *result["by_project"].items(), ("all", result)]:
-        line = f"{name[:24]:24}{part['documents']:>10,}{part[f'median_{unit}']:>15,}"
-        lines.append(line + "".join(f"{_shown(part[condition]):>24}" for condition in conditions))
-    if "in_project" in result:
-        own = result["in_project"]
-        if own["share"] is not None:
-            lines.append(f"documents reach {own['share']:.1%} of the rate of their files in their project")
+        line = f"{name[:20]:20}{part['documents']:>10,}{part[f'median_{unit}']:>15,}"
+        line += "".join(f"{_percent(part[column]):>18}" for column in columns)
+        lines.append(line + (f"{part['chunk_share']:>8.1%}" if "chunk_share" in part else ""))
     lines.append(f"{result['text_per_source']:.2f} bytes of documents for each byte of source")
     later = max(result[condition]["later_standard"] for condition in conditions)
     lines.append(f"standards: {', '.join(result['standards'])} ({later} needed a later one than the first)")
-    for each in result["reasons"]:
-        example = each["examples"][0]
-        shown = f"{example['project']} {example['id']}: {example['error']}"
-        lines.append(f"{each['documents']:>6}  {each['reason']} ({shown})")
+    share = result["impossible"] / result["documents"]
+    lines.append(f"cannot compile: {result['impossible']} ({share:.1%})")
+    lines += map(_reason_line, result["impossible_reasons"])
+    headers = ", ".join(f"{name} ({count})" for name, count in result["missing_headers"].items())
+    lines += [f"headers not found: {headers}"] if headers else []
+    lines.append("other failures:")
+    lines += map(_reason_line, result["reasons"])
     lines.append(f"{result['compiler']}, sandbox {result['sandbox']}")
     return "\n".join(lines)
 
 
-def _shown(figures: dict[str, Any]) -> str:
-    if figures["interval"] is None:
+def _reason_line(reason: dict[str, Any]) -> str:
+    example = reason["examples"][0]
+    shown = f"{example['project']} {example['id']}: {example['error']}"
+    return f"{reason['documents']:>6}  {reason['reason']} ({shown})"
+
+
+def _percent(figures: dict[str, Any]) -> str:
+    if figures["compile_rate"] is None:
         return "-"
     low, high = figures["interval"]
-    return f"{figures['compile_rate']:.1%} ({low:.0%} to {high:.0%})"
+    return f"{figures['compile_rate']:.1%} ({100 * low:.0f}-{100 * high:.0f})"

@@ -49,21 +49,22 @@ class ExportSettings:
 
 
 def export_corpus(settings: ExportSettings) -> dict[str, Any]:
-    """Write the lines; returns the documents read, the lines and bytes written, and the pairs left out.
+    """Write the lines; returns the documents read, the lines and bytes written.
 
     Raises:
         UserError: no corpus, one without docstring pairs, or a place that cannot be written to.
     """
     reader = ShardReader(settings.corpus)
-    shards = [(split, shard) for split in _splits(settings) for shard in reader.shards(split)]
-    if settings.what == "docstrings":
-        _require_docstrings(reader, shards[0][1] if shards else None)
+    splits = SPLITS if settings.split is None else (settings.split,)
+    shards = [(split, shard) for split in splits for shard in reader.shards(split)]
+    if settings.what == "docstrings" and shards:
+        _require_docstrings(reader, shards[0][1])
     folder, name = _place(settings.to)
     storage = Storage(folder, create=True)
     documents = sum(shard.documents for _, shard in shards)
     lines = size = 0
     with progress_bar(documents, "export", "document") as bar, storage.open_write(name) as file:
-        rows = _RowReader(reader, shards, bar.update)
+        rows = _rows(reader, shards, bar.update)
         records = export_pairs(rows) if settings.what == "docstrings" else map(_document, rows)
         encoded = ((json.dumps(record, ensure_ascii=False) + "\n").encode() for record in records)
         portions = batched_by_size(encoded, len, _PORTION_BYTES)
@@ -72,16 +73,11 @@ def export_corpus(settings: ExportSettings) -> dict[str, Any]:
             file.write(compressed)
             size += len(compressed)
             lines += len(portion)
-    repeated = {"repeated_pairs": rows.pairs - lines} if settings.what == "docstrings" else {}
-    return {"what": settings.what, "documents": documents, "lines": lines, "bytes": size} | repeated
+    return {"what": settings.what, "documents": documents, "lines": lines, "bytes": size}
 
 
-def _splits(settings: ExportSettings) -> tuple[Split, ...]:
-    return SPLITS if settings.split is None else (settings.split,)
-
-
-def _require_docstrings(reader: ShardReader, first: Shard | None) -> None:
-    if first is not None and DOCSTRINGS_COLUMN not in reader.table(first).column_names:
+def _require_docstrings(reader: ShardReader, first: Shard) -> None:
+    if DOCSTRINGS_COLUMN not in reader.table(first).column_names:
         raise UserError(
             f"{reader.storage.location} holds no docstring pairs: it was built by an older version",
             fix="Build the corpus again.",
@@ -99,22 +95,15 @@ def _place(to: str) -> tuple[str, str]:
     return str(path.parent), path.name
 
 
-class _RowReader:
-    """The rows of some shards with their split; counts the docstring pairs that went by."""
-
-    def __init__(
-        self, reader: ShardReader, shards: list[tuple[Split, Shard]], report: Callable[[int], object]
-    ) -> None:
-        self._reader, self._shards, self._report = reader, shards, report
-        self.pairs = 0
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for split, shard in self._shards:
-            for batch in self._reader.table(shard).to_batches(max_chunksize=ROWS_PER_GROUP):
-                for row in batch.to_pylist():
-                    self.pairs += len(row.get(DOCSTRINGS_COLUMN) or ())
-                    yield {**row, "split": split}
-                self._report(len(batch))
+def _rows(
+    reader: ShardReader, shards: list[tuple[Split, Shard]], report: Callable[[int], object]
+) -> Iterator[dict[str, Any]]:
+    """The rows of some shards with their split."""
+    for split, shard in shards:
+        for batch in reader.table(shard).to_batches(max_chunksize=ROWS_PER_GROUP):
+            for row in batch.to_pylist():
+                yield {**row, "split": split}
+            report(len(batch))
 
 
 def _document(row: dict[str, Any]) -> dict[str, Any]:

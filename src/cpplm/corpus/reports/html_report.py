@@ -1,15 +1,13 @@
 """The page of a corpus: one HTML file that opens offline, with figures, filters, lengths and documents.
 
 It is made from the manifest and the shards alone. Documents, file names and project names come from
-strangers: the template escapes everything. It draws the charts, too: a plotting library would double the time
-that every `cpplm corpus` command takes to start.
+strangers: the template escapes everything.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.spans import SPANS_COLUMN
 from cpplm.core.storage import Storage
 from cpplm.core.text import format_bytes, short_number
-from cpplm.corpus.reports.stats import FilterResult, corpus_totals, describe_overlap, filter_results
+from cpplm.corpus.reports.stats import corpus_totals, describe_overlap, filter_results
 from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN
 from cpplm.cpp.highlight import highlight
 
@@ -33,161 +31,87 @@ SHOWN_CHARACTERS = 16_000
 _SHOWN_PROJECTS = 100
 _SHOWN_EXAMPLES = 12
 _SHOWN_PROVENANCE = 400
-# Bars of the charts per doubling of the length.
-_BARS_PER_DOUBLING = 2
 # Columns that are shown in another way, or are too large to show.
 _NOT_PROVENANCE = frozenset({"text", "kind", "project", "split", SPANS_COLUMN, DOCSTRINGS_COLUMN})
 
 
-@dataclass(frozen=True)
-class BarPart:
-    """One kind's piece of a bar; lengths in units of the chart's view box."""
-
-    kind: int
-    y: float
-    height: float
-
-
-@dataclass(frozen=True)
-class Bar:
-    """Documents of some range of lengths, or their text."""
-
-    x: float
-    remark: str
-    boxes: list[BarPart]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Bars over the length of documents; `labels` are (x, text)."""
-
-    title: str
-    top: str
-    bar_width: float
-    bars: list[Bar]
-    labels: list[tuple[float, str]]
-
-
-@dataclass(frozen=True)
-class KindTotals:
-    """Totals of one kind of documents; `tokens` is 0 where they were not counted."""
+@dataclass
+class Sums:
+    """Totals of some documents; `tokens` is 0 where they were not counted."""
 
     documents: int = 0
     size: int = 0
     tokens: int = 0
 
-    def plus(self, size: int, tokens: int) -> KindTotals:
-        """One document more."""
-        return KindTotals(self.documents + 1, self.size + size, self.tokens + tokens)
+    def add(self, size: int, tokens: int) -> None:
+        """Count one document more."""
+        self.documents += 1
+        self.size += size
+        self.tokens += max(0, tokens)
 
 
 @dataclass(frozen=True)
-class CorpusPage:
-    """Values that the template shows."""
+class Measurements:
+    """Sums by kind, and by the length in doublings (2 to the power of the key); splits of each project."""
 
-    name: str
-    version: str
-    made: str
-    manifest: dict[str, Any]
-    totals: dict[str, Any]
-    tiles: list[tuple[str, str, str]]
-    kinds: dict[str, KindTotals]
-    counted: bool
-    charts: list[Chart]
-    filters: list[FilterResult]
-    projects: list[tuple[str, dict[str, Any], list[str]]]
-    documents: list[dict[str, Any]]
+    kinds: dict[str, Sums]
+    lengths: dict[int, Sums]
+    splits: dict[str, set[str]]
 
 
 def write_page(reader: ShardReader, documents: list[dict[str, Any]], path: Path) -> None:
-    """Write the page of a corpus with these documents of it.
+    """Write the page of a corpus with these documents of it; every shard is read once.
 
     Raises:
         UserError: a shard is damaged, or the page cannot be written.
     """
     filters: dict[str, Callable[..., str]] = {"bytes": format_bytes, "held_out": describe_overlap}
-    page = collect(reader, documents)
-    html = render("cpplm.corpus.reports", "corpus.html.jinja", filters, page=page)
-    path = path.expanduser()
-    Storage(path.parent, create=True).write(path.name, html.encode("utf-8", "replace"))
-
-
-def collect(reader: ShardReader, documents: list[dict[str, Any]]) -> CorpusPage:
-    """Read what the page shows; every shard is read once."""
     totals = corpus_totals(reader.manifest)
-    kinds, documents_by_length, text_by_length, splits = _measure(reader)
-    counted = any(kind.tokens for kind in kinds.values())
-    unit = "tokens" if counted else "bytes"
+    sums = measure(reader)
     projects = sorted(
         reader.manifest["projects"].items(), key=lambda item: (-item[1]["source_bytes"], item[0])
     )
-    return CorpusPage(
+    html = render(
+        "cpplm.corpus.reports",
+        "corpus.html.jinja",
+        filters,
         name=reader.storage.location.rstrip("/").rsplit("/", 1)[-1],
         version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M"),
         manifest=reader.manifest,
         totals=totals,
-        tiles=_tiles(totals, kinds),
-        kinds=kinds,
-        counted=counted,
-        charts=[
-            _chart(f"Documents by their length in {unit}", "documents", documents_by_length, list(kinds)),
-            _chart(f"Text by the length of its document in {unit}", unit, text_by_length, list(kinds)),
-        ],
-        filters=filter_results(reader.manifest, _SHOWN_EXAMPLES),
-        projects=[(name, project, sorted(splits[name])) for name, project in projects[:_SHOWN_PROJECTS]],
+        tiles=_tiles(totals, sums.kinds),
+        kinds=dict(sorted(sums.kinds.items(), key=lambda item: -item[1].size)),
+        lengths=sorted(sums.lengths.items()),
+        counted=any(kind.tokens for kind in sums.kinds.values()),
+        results=filter_results(reader.manifest, _SHOWN_EXAMPLES),
+        projects=[(name, entry, sorted(sums.splits[name])) for name, entry in projects[:_SHOWN_PROJECTS]],
         documents=[_document_view(document) for document in documents],
     )
+    path = path.expanduser()
+    Storage(path.parent, create=True).write(path.name, html.encode("utf-8", "replace"))
 
 
-ByLength = dict[int, Counter[str]]
-
-
-def _measure(reader: ShardReader) -> tuple[dict[str, KindTotals], ByLength, ByLength, dict[str, set[str]]]:
-    """Sums by kind; documents and text by length and kind; and the splits that each project is in."""
-    kinds: dict[str, KindTotals] = defaultdict(KindTotals)
-    documents: ByLength = defaultdict(Counter)
-    text: ByLength = defaultdict(Counter)
-    splits: dict[str, set[str]] = defaultdict(set)
+def measure(reader: ShardReader) -> Measurements:
+    """Read what the manifest does not say."""
+    sums = Measurements(defaultdict(Sums), defaultdict(Sums), defaultdict(set))
     shards = [shard for split in SPLITS for shard in reader.shards(split)]
     with progress_bar(len(shards), "page", "shard") as bar:
         for shard in shards:
             table = reader.table(shard, ["text", "project", "kind", "num_tokens"])
             for project in pc.unique(table["project"]).to_pylist():
-                splits[project].add(shard.split)
+                sums.splits[project].add(shard.split)
             sizes = pc.binary_length(table["text"]).to_pylist()
             columns = (table["kind"].to_pylist(), sizes, table["num_tokens"].to_pylist())
             for kind, size, tokens in zip(*columns, strict=True):
-                kinds[kind] = kinds[kind].plus(size, max(0, tokens))
-                length = max(1, size if tokens < 0 else tokens)
-                place = int(math.log2(length) * _BARS_PER_DOUBLING)
-                documents[place][kind] += 1
-                text[place][kind] += length
+                length = size if tokens < 0 else tokens
+                for each in (sums.kinds[kind], sums.lengths[max(1, length).bit_length() - 1]):
+                    each.add(size, tokens)
             bar.update(1)
-    return dict(sorted(kinds.items(), key=lambda item: -item[1].size)), documents, text, splits
+    return sums
 
 
-def _chart(title: str, what: str, counts: ByLength, kinds: list[str]) -> Chart:
-    """Bars for every length between the shortest and the longest; the view box is 640 by 220."""
-    places = range(min(counts), max(counts) + 1)
-    top = max(counter.total() for counter in counts.values())
-    width = 624 / len(places)
-    bars, labels = [], []
-    for number, place in enumerate(places):
-        counter, y, boxes = counts.get(place, Counter()), 195.0, []
-        for index, kind in enumerate(kinds):
-            height = 170 * counter[kind] / top
-            y -= height
-            boxes.append(BarPart(index, round(y, 2), round(height, 2)))
-        low, high = (math.ceil(2 ** (edge / _BARS_PER_DOUBLING)) for edge in (place, place + 1))
-        x = round(8 + number * width, 2)
-        bars.append(Bar(x, f"{low:,} to {high - 1:,}: {counter.total():,} {what}", boxes))
-        if place % (2 * _BARS_PER_DOUBLING) == 0:
-            labels.append((x, f"{low:,}" if low < 1024 else f"{low // 1024:,}K"))
-    return Chart(title, f"{short_number(top)} {what}", round(0.86 * width, 2), bars, labels)
-
-
-def _tiles(totals: dict[str, Any], kinds: dict[str, KindTotals]) -> list[tuple[str, str, str]]:
+def _tiles(totals: dict[str, Any], kinds: dict[str, Sums]) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
     tokens = sum(kind.tokens for kind in kinds.values())
     source, text = totals["source_bytes"], totals["text_bytes"]

@@ -30,7 +30,7 @@ class InspectSettings:
     seed: int = 0
     """Seed of the sample: another one shows others."""
     page: Path | None = None
-    """Write an HTML page that opens offline, with charts and the documents, to this file."""
+    """Write an HTML page that opens offline, with the documents, to this file."""
 
     def __post_init__(self) -> None:
         if self.num is not None and self.num < 0:

@@ -10,10 +10,9 @@ from typing import Any
 
 # What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
 from cpplm.core.text import format_bytes, pluralize
+from cpplm.corpus.repeated_lines import DOCUMENTS
 
 ACTIONS = ("skipped", "converted", "redacted")
-# What it says of the names that libclang resolved: files matched by name, compiler flags that were left out.
-SEMANTIC_ACTIONS = {"by name": "incomplete", "flags": "left_out"}
 _PER_PROJECT = 12
 _TOP_REASONS = 8
 
@@ -38,6 +37,7 @@ def corpus_totals(manifest: dict[str, Any]) -> dict[str, Any]:
         "functions": sum(project["functions"] for project in projects),
         "documents": sum(shard["documents"] for shard in shards),
         "text_bytes": sum(shard["bytes"] for shard in shards),
+        "shared_bytes": sum(project.get("shared_bytes", 0) for project in projects),
         "kinds": dict(sorted(kinds.items())),
         "skipped": dict(sorted(skipped.items())),
         "skipped_bytes": dict(sorted(skipped_bytes.items())),
@@ -51,8 +51,6 @@ def corpus_totals(manifest: dict[str, Any]) -> dict[str, Any]:
         totals["validation"] = manifest["validation"]
     if any("labels" in project for project in projects):
         totals["labels"] = _labels(projects)
-    if any("repair" in project for project in projects):
-        totals["repair"] = _repairs(projects)
     if any("semantic" in project for project in projects):
         totals["semantic"] = _semantic([each["semantic"] for each in projects if "semantic" in each])
     return totals
@@ -68,7 +66,6 @@ def _semantic(projects: list[dict[str, Any]]) -> dict[str, Any]:
         "databases": sum(bool(project["database"]) for project in projects),
         "parsed": sum(project["parsed"] for project in projects),
         "incomplete": dict(sorted(incomplete.items())),
-        "references": sum(project["references"] for project in projects),
     }
 
 
@@ -92,28 +89,17 @@ def _labels(projects: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _repairs(projects: list[dict[str, Any]]) -> dict[str, Any]:
-    """Units that were built again, those where that helped, and both by reason."""
-    reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    for project in projects:
-        for reason, counts in project["repair"]["reasons"].items():
-            reasons[reason].update(counts)
-    return {
-        "units": sum(project["repair"]["units"] for project in projects),
-        "better": sum(project["repair"]["better"] for project in projects),
-        "reasons": {reason: dict(counts) for reason, counts in sorted(reasons.items())},
-    }
-
-
 def build_figures(result: dict[str, Any]) -> dict[str, Any]:
-    """The totals of a build with its time and rate."""
+    """The totals of a build with its time, memory and rates."""
     totals = corpus_totals(result)
     seconds = result["seconds"]
-    rate = 0.0 if result["already_complete"] else totals["source_bytes"] / 1e6 / max(seconds, 1e-9)
+    megabytes = 0.0 if result["already_complete"] else totals["source_bytes"] / 1e6
     return totals | {
         "already_complete": result["already_complete"],
         "seconds": seconds,
-        "source_mb_per_second": round(rate, 3),
+        "source_mb_per_second": round(megabytes / max(seconds, 1e-9), 3),
+        "source_mb_per_core_second": round(megabytes / max(result["core_seconds"], 1e-9), 3),
+        **{key: result[key] for key in ("core_seconds", "peak_memory_bytes", "peak_worker_memory_bytes")},
     }
 
 
@@ -121,11 +107,13 @@ def format_summary(result: dict[str, Any], location: str) -> str:
     """A short table about a corpus; `result` is a manifest, or what `build` returned."""
     totals = corpus_totals(result)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in totals["kinds"].items())
+    shared = totals["shared_bytes"] / max(totals["text_bytes"], 1)
     lines = [
         f"corpus     {location}",
         f"sources    {pluralize(totals['projects'], 'project')}, {pluralize(totals['files'], 'file')}, "
         f"{format_bytes(totals['source_bytes'])}, {pluralize(totals['functions'], 'function')}",
-        f"documents  {totals['documents']:,} ({kinds}), {format_bytes(totals['text_bytes'])}",
+        f"documents  {totals['documents']:,} ({kinds}), {format_bytes(totals['text_bytes'])}, "
+        f"{shared:.0%} of it in lines of {DOCUMENTS} documents or more",
         f"splits     train {totals['train_documents']:,} ({format_bytes(totals['train_bytes'])}), "
         f"val {totals['val_documents']:,} ({format_bytes(totals['val_bytes'])}), by {totals['split_by']}",
     ]
@@ -147,8 +135,13 @@ def format_summary(result: dict[str, Any], location: str) -> str:
     if result.get("already_complete"):
         lines.append("time       nothing to do: this corpus is complete")
     elif "seconds" in result:
-        rate = 1e6 * build_figures(result)["source_mb_per_second"]
-        lines.append(f"time       {result['seconds']:.1f} s, {format_bytes(rate)} of source per second")
+        figures = build_figures(result)
+        wall, core = (figures[f"source_mb_per_{unit}second"] for unit in ("", "core_"))
+        own, worker = (format_bytes(result[f"peak_{who}memory_bytes"]) for who in ("", "worker_"))
+        lines += [
+            f"time       {result['seconds']:.1f} s, {wall:.2f} MB of source per second, {core:.2f} per core",
+            f"memory     {own}, the largest worker {worker}",
+        ]
     if 1 < totals["projects"] <= _PER_PROJECT:
         lines += [
             f"  {name}: {pluralize(entry['files'], 'file')}, {format_bytes(entry['source_bytes'])}, "
@@ -182,16 +175,6 @@ def _compiled(totals: dict[str, Any]) -> list[str]:
     )
     lines = [f"compile    {labels['compile_rate']:.1%} ({kinds})"]
     lines += [f"  {number:,}  {reason}" for reason, number in labels["reasons"].items()]
-    if "repair" in totals:
-        repair = totals["repair"]
-        why = ", ".join(
-            f"{reason} {counts['better']:,} of {counts['tried']:,}"
-            for reason, counts in repair["reasons"].items()
-        )
-        lines.append(
-            f"repair     {repair['better']:,} of {repair['units']:,} units that were tried"
-            + (f" ({why})" if why else "")
-        )
     return lines
 
 
@@ -217,10 +200,9 @@ def filter_results(manifest: dict[str, Any], num_examples: int = 1) -> list[Filt
         for name, project in sorted(manifest["projects"].items()):
             for reason, entry in sorted(project.get(action, {}).items()):
                 entries[action, reason].append((f"{name}: ", entry))
-    for action, key in SEMANTIC_ACTIONS.items():
-        for name, project in sorted(manifest["projects"].items()):
-            for reason, entry in sorted(project.get("semantic", {}).get(key, {}).items()):
-                entries[action, reason].append((f"{name}: ", entry))
+    for name, project in sorted(manifest["projects"].items()):
+        for reason, entry in sorted(project.get("semantic", {}).get("incomplete", {}).items()):
+            entries["by name", reason].append((f"{name}: ", entry))
     for file in manifest.get("records", []):
         for reason, entry in sorted(file["left_out"].items()):
             entries["records", reason].append(("", entry))

@@ -1,1 +1,1 @@
-"""Source files to units, items in an order, and documents within a token budget."""
+"""Documents of a project: what a compiler would read, less what nothing needs."""

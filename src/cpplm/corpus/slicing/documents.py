@@ -1,187 +1,371 @@
 """A unit to documents that never exceed the budget.
 
-    compilable   header, second half and source merged and ordered, with what they need from the rest of the
-                 project; a part of a unit too long for one document has with it all that it needs
+    compilable   the files of a unit with what they need of the rest of the project, in the order of the
+                 compiler; a part of a unit too long for one document has with it all that it needs
     inlined      a unit with all that it includes, expanded in place: `mode="inlined"`, in the budget
-    file         a file as it is: asked for (`mode="file"`), or its brackets or conditionals do not add up
+    file         a file as it is: `mode="file"`, or its brackets or conditionals do not add up
     chunk        a piece that cannot stand alone: what it needs does not fit beside it, so that the includes
-                 of its files stay; or one item was cut
+                 of its file stay; or one item was cut
 
-The ladder: everything in full, the functions that it calls in other source files included (if asked for);
-without these; borrowed items without comments; borrowed items as declarations; the unit in parts; chunks.
-Every item of the unit is written at least once. The budget is what `count` says, of the final text.
+The ladder: everything in full; borrowed items without comments; only the nearest with bodies; none with them;
+without the member functions that nobody names; as names only where that is enough; the unit in parts; chunks.
+Every item of the unit is written at least once.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 
-from cpplm.corpus.document import Document, SourceLines, annotations_of, chunk_documents
-from cpplm.corpus.ingest.discovery import read_source
-from cpplm.corpus.slicing import merging
-from cpplm.corpus.slicing.asked import NOTHING, Asked
-from cpplm.corpus.slicing.callees import Callees, Room
-from cpplm.corpus.slicing.closure import ANY_SIZE, Index
-from cpplm.corpus.slicing.inlining import inline
-from cpplm.corpus.slicing.packing import Bundle, Measure, Packer
-from cpplm.corpus.slicing.shortening import Detail
+from cpplm.corpus.document import Document
+from cpplm.corpus.settings import Mode
+from cpplm.corpus.slicing.bottom_up import callees_first
+from cpplm.corpus.slicing.callees import find_callees
+from cpplm.corpus.slicing.chunks import chunks, whole_file
+from cpplm.corpus.slicing.closure import Closure
+from cpplm.corpus.slicing.expansion import Expander, Expansion, Place
+from cpplm.corpus.slicing.lookup import NameLookup
+from cpplm.corpus.slicing.measure import Measure
+from cpplm.corpus.slicing.project_index import Key, ProjectIndex
+from cpplm.corpus.slicing.provenance import document_of
+from cpplm.corpus.slicing.references import Parse, ReferenceLookup
+from cpplm.corpus.slicing.rendering import Rendered, render
+from cpplm.corpus.slicing.shadowing import hiding_names
+from cpplm.corpus.slicing.shortening import Detail, Shortener
 from cpplm.corpus.slicing.units import Unit
-from cpplm.cpp.items import FileItems, Item, ItemKind, Syntax
+from cpplm.corpus.slicing.unnamed import UnnamedItems
+from cpplm.cpp.file_suffixes import is_source
+from cpplm.cpp.items import FileItems, ItemKind, condition_names
 
 # Above this share of unreadable bytes the order of items means little.
 _MOST_ERRORS = 0.2
-# Tokens may span two items, so the lengths of items add up to slightly more than that of their document.
-_SURELY_TOO_LONG = 1.1
-# Of what costs more than this times the unit itself, only skeletons are borrowed.
+# Of what costs more than this times the unit itself, less is borrowed.
 _GENEROUS = 2.0
+# But this share of the budget may always be filled.
+_ALWAYS = 1 / 8
+# A part of a unit is not worth repeating more than this of what it needs: the share that is its own.
+_LEAST_OWN = 0.15
+# What a unit needs is looked at up to this times the budget.
+_MOST_LOOKED_AT = 4
+# Names that a header without includes has from the files that include it.
+_OF_HEADERS = frozenset(
+    b"size_t FILE NULL bool time_t va_list "
+    b"int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t".split()
+)
+# Of a header that does not stand alone, so many of the files that include it are tried.
+_MOST_INCLUDERS = 4
+# The sum over items is a little less than what their document takes.
+_SURELY_FITS = 0.95
+_SURELY_TOO_LONG = 1.1
 
 
 @dataclass(frozen=True)
-class Options:
+class SliceOptions:
     """What building one unit depends on, besides the unit and its project."""
 
     budget: int
     measure: Measure
-    ordered: bool
-    closed: bool = True
+    mode: Mode = "compilable"
+    cross_file_depth: int = 3  # of calls into other source files that --mode cross-file follows
     apart: bool = False  # without what the rest of the project declares
-    asked: Asked = NOTHING
-    inlined: bool = False
-    callees: Callees | None = None
 
 
-def build_unit(unit: Unit, index: Index, options: Options) -> tuple[list[Document], int]:
-    """The documents of a unit and its guests, and the number of function definitions in their files."""
-    units = [unit, *unit.guests]
-    functions = sum(index.read(file.name).functions for each in units for file in each.files)
-    documents: list[Document] = []
-    covered: set[str] = set()
-    for each in units:
-        if covered.issuperset(file.name for file in each.files):
-            continue
-        inside = inline(each, index, options.budget, options.measure) if options.inlined else None
-        if inside is None:
-            documents += _by_itself(each, index, options)
-        else:
-            documents.append(inside.document)
-            covered |= inside.files
-    return documents, functions
+def build_unit(
+    unit: Unit,
+    index: ProjectIndex,
+    shortener: Shortener,
+    options: SliceOptions,
+    parse: Parse | None = None,
+) -> list[Document]:
+    """The documents of a unit; `parse` asks a compiler what names mean and which text is read."""
+    parts = [index.read(file.name).source for file in unit.files]
+    if options.mode == "file" or options.apart or not _can_be_sliced(parts):
+        documents: list[Document] = []
+        for file, part in zip(unit.files, parts, strict=True):
+            documents += whole_file(file.name, part, options.budget, options.measure)
+        return documents
+    shortener.begin_unit()
+    slicer = _Slicer(unit, index, shortener, options, parse)
+    document = None
+    if options.mode == "inlined":
+        document = slicer.inlined()
+    elif options.mode == "cross-file":
+        document = _with_callees(slicer)
+    return slicer.documents() if document is None else [document]
 
 
-def _by_itself(unit: Unit, index: Index, options: Options) -> list[Document]:
-    """The documents of a unit with what it needs, or file by file."""
-    parts = [index.read(file.name) for file in unit.files]
-    if options.ordered and _can_be_ordered(parts):
-        return _ordered(unit, parts, index, options)
-    documents: list[Document] = []
-    for file, part in zip(unit.files, parts, strict=True):
-        documents += _whole_file(file.name, read_source(file), part, options)
-    return documents
+def _with_callees(slicer: _Slicer) -> Document | None:
+    """A unit with the bodies of what it calls in other source files; None where none fits beside it."""
+    items = [slicer.expansion.item(place) for place in slicer.own]
+    before: list[Key] = []
+    for depth in range(slicer.options.cross_file_depth, 0, -1):
+        callees = find_callees(items, slicer.expansion, slicer.own_names, depth)
+        if not callees:
+            return None
+        if callees != before:
+            before = callees
+            document = slicer.beside(callees).whole()
+            if document is not None:
+                return document
+    return None
 
 
-def _can_be_ordered(parts: Sequence[FileItems]) -> bool:
+def _can_be_sliced(parts: Sequence[FileItems]) -> bool:
     size = sum(len(part.lexed.data) for part in parts)
     return (
         all(part.sound for part in parts) and sum(part.error_bytes for part in parts) <= _MOST_ERRORS * size
     )
 
 
-def _ordered(unit: Unit, parts: Sequence[FileItems], index: Index, options: Options) -> list[Document]:
-    """Down the ladder until the unit fits into one document, or into parts."""
-    if options.apart or not options.closed:
-        bundle = merging.kept(unit, parts, index)
-        if _says_nothing(bundle):
+class _Slicer:
+    """The documents of one unit."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        index: ProjectIndex,
+        shortener: Shortener,
+        options: SliceOptions,
+        parse: Parse | None = None,
+        callees: Sequence[Key] = (),
+    ) -> None:
+        self.unit = unit
+        self.parse = parse
+        self.callees = callees  # definitions in other source files that stay whole
+        self.index = index
+        self.shortener = shortener
+        self.options = options
+        self.measure = options.measure
+        self.budget = options.budget
+        self.too_long: set[Place] = set()  # borrowed items that need more than fits into a document
+        self.examined: set[Place] = set()
+        self.own_names = [file.name for file in unit.files]
+        self.expansion = self._expand()
+        self.lookup = NameLookup(self.expansion)
+        references = parse(self.expansion.roots[-1], self.expansion.defined) if parse is not None else None
+        if references is not None:
+            expander = Expander(index, self.own_names, references.decided, self.expansion.defined)
+            self.expansion = expander.expand(self.expansion.roots)
+            self.lookup = ReferenceLookup(self.expansion, references)
+        self.unnamed = UnnamedItems(self.expansion)
+        self.own = [
+            (number, item)
+            for number, visit in enumerate(self.expansion.visits)
+            if visit.own
+            for item in range(len(visit.file.items))
+            if visit.gone.get(item, b" ")
+        ]
+        self.own.sort(key=self.expansion.rank)
+
+    def beside(self, callees: Sequence[Key]) -> _Slicer:
+        """One that keeps these definitions whole."""
+        return _Slicer(self.unit, self.index, self.shortener, self.options, self.parse, callees)
+
+    def _expand(self) -> Expansion:
+        """The expansion of the unit's last file, before it those that it does not bring in."""
+        *others, root = self.own_names
+        if self.callees:
+            files = dict.fromkeys(self.index.names[file] for file, _ in self.callees)
+            return Expander(self.index, self.own_names).expand([*files, *self.own_names])
+        expansion = Expander(self.index, self.own_names).expand([root])
+        missing = [name for name in others if self.index.number[name] not in expansion.by_file]
+        if missing:
+            expansion = Expander(self.index, self.own_names).expand(missing)
+        if self.index.number[root] not in expansion.by_file:
+            expansion = Expander(self.index, self.own_names).expand([*missing, root])
+        lacking = set() if is_source(root) else self._lacking(expansion)
+        for includer in self.index.includers.get(self.own_names[0], ())[:_MOST_INCLUDERS] if lacking else ():
+            other = Expander(self.index, self.own_names).expand([includer])
+            if all(self.index.number[name] in other.by_file for name in self.own_names):
+                still = self._lacking(other)
+                if still < lacking:
+                    expansion, lacking = other, still
+        return expansion
+
+    def _lacking(self, expansion: Expansion) -> set[bytes]:
+        """The names that a header uses and that nothing before it declares.
+
+        Macros and classes of the project; names of the standard library where no header of it is included.
+        """
+        used: set[bytes] = set()
+        own: set[bytes] = set()
+        for visit in expansion.visits:
+            for item in visit.file.items if visit.own else ():
+                used |= item.mentions - condition_names(item.stack) if not item.directives else set()
+                own |= hiding_names(item)
+        std = used & _OF_HEADERS
+        used &= self.index.macros.names | self.index.types
+        lacking = {
+            name
+            for name in used - own
+            if not any(expansion.places(key) for key in self.index.declared.get(name, ()))
+        }
+        return lacking if any(visit.external for visit in expansion.visits) else lacking | std
+
+    def documents(self) -> list[Document]:
+        """Down the ladder until the unit fits into one document, or into parts."""
+        if all(self.expansion.item(place).kind == ItemKind.COMMENT for place in self.own):
             return []
-        packer = Packer(bundle, options.budget, options.measure)
-        whole = None if options.apart else packer.whole()
-        if whole is not None:
-            return [whole]
-        documents, alone = ([], None) if options.apart else packer.parts()
-        return documents + packer.chunks(alone)
-    own = sum(len(item.text) for part in parts for item in part.items)
-    most = min(options.measure.most_bytes * options.budget, int(_GENEROUS * own))
-    rungs = [(detail, None) for detail in Detail]
-    for detail, callees in [(Detail.FULL, options.callees), *rungs] if options.callees else rungs:
-        last = detail == max(Detail)
-        limit = ANY_SIZE if last else most
-        room = Room(options.budget, options.measure, most)
-        more = functools.partial(callees.find, room=room) if callees else None
-        closed = merging.closed(unit, parts, index, detail, limit, asked=options.asked, more=more)
-        if closed is None:
-            continue
-        if _says_nothing(closed):
-            return []
-        size = sum(options.measure.item(item.text) for item in closed.items)
-        if size <= _SURELY_TOO_LONG * options.budget or last:
-            packer = Packer(closed, options.budget, options.measure)
-            whole = packer.whole()
-            if whole is not None:
-                return [whole]
-    documents, alone = packer.parts()
-    return documents + _chunks(unit, parts, index, [packer.items[number] for number in alone], options)
+        document = self.whole()
+        if document is not None:
+            return [document]
+        documents, alone = self._parts()
+        return documents + chunks(self.expansion, alone, self.budget, self.measure)
+
+    def whole(self) -> Document | None:
+        """The unit in one document, with as much of what it borrows as the budget allows."""
+        own_size = sum(self.measure.item(self.expansion.item(place).text) for place in self.own)
+        if own_size > _SURELY_TOO_LONG * self.budget:
+            return None
+        generous = min(max(own_size * (1 + _GENEROUS), self.budget * _ALWAYS), self.budget)
+        if self.callees:
+            generous = self.budget
+        rungs = (
+            (Detail.FULL, 0), (Detail.NO_COMMENTS, 0), (Detail.DECLARATIONS, 1), (Detail.DECLARATIONS, 0),
+            (Detail.SKELETON, 0),
+        )  # fmt: skip
+        for detail, whole_depth in rungs:
+            document = self._on_rung(generous, detail, whole_depth)
+            if document is not None:
+                return document
+        return self._on_rung(self.budget, Detail.FORWARD) or self._on_rung(self.budget, Detail.BARE)
+
+    def inlined(self) -> Document | None:
+        """The unit with all that it includes, nothing left out; None where that is too long."""
+        last = max(map(self.expansion.rank, self.own), default=0)
+        places = [
+            (number, item)
+            for number, visit in enumerate(self.expansion.visits)
+            for item in range(len(visit.file.items))
+            if visit.gone.get(item, b" ") and (visit.own or visit.live.get(item, True) is not False)
+        ]
+        order = sorted((p for p in places if self.expansion.rank(p) <= last), key=self.expansion.rank)
+        if (
+            sum(len(self.expansion.item(place).text) for place in order)
+            > self.budget * self.measure.most_bytes
+        ):
+            return None
+        rendered = render(self.expansion, [(place, self.expansion.item(place)) for place in order])
+        size = self.measure.text(rendered.text)
+        return document_of(self.expansion, rendered, "inlined", size) if size <= self.budget else None
+
+    def _on_rung(self, limit: float, detail: Detail, whole_depth: int = 0) -> Document | None:
+        """The whole unit with borrowed items in this detail, if it is not too long."""
+        closure = self._closure(detail, whole_depth)
+        callees = [place for key in self.callees for place in self.expansion.places(key)[:1]]
+        if not closure.add(self.own, _SURELY_TOO_LONG * limit) or not all(
+            closure.borrow(place, _SURELY_TOO_LONG * limit, Detail.NO_COMMENTS) for place in callees
+        ):
+            return None
+        rendered = self._render(closure, self.own)
+        size = self.measure.text(rendered.text)
+        return self._document(closure, rendered, size) if size <= limit else None
+
+    def _closure(self, detail: Detail, whole_depth: int = 0) -> Closure:
+        wanted = self.wanted if detail >= Detail.SKELETON else frozenset()
+        return Closure(
+            self.lookup,
+            self.shortener,
+            self.measure,
+            detail,
+            whole_depth,
+            wanted,
+            too_long=self.too_long,
+        )
+
+    @cached_property
+    def base(self) -> Closure:
+        """The unit and what it needs, as declarations; to some size."""
+        closure = Closure(self.lookup, self.shortener, self.measure, Detail.DECLARATIONS)
+        closure.add(self.own, _MOST_LOOKED_AT * self.budget)
+        return closure
+
+    @cached_property
+    def wanted(self) -> Set[bytes]:
+        """The names of member functions that stay where others are left out."""
+        own = set(self.own)
+        return self.shortener.wanted(
+            (self.expansion.item(place) for place in self.own),
+            (item for place, item in self.base.chosen.items() if place not in own),
+        )
+
+    def _parts(self) -> tuple[list[Document], list[Place]]:
+        """The own items that can stand with what they need, in as many parts as it takes; and the rest."""
+        documents: list[Document] = []
+        alone: list[Place] = []
+        waiting = self.own
+        while waiting:
+            count, document = self._part(waiting)
+            own = sum(len(self.expansion.item(place).text) for place in waiting[:count])
+            if document is None or own < _LEAST_OWN * len(document.text):
+                alone += waiting[: max(count, 1)]
+            elif any(self.expansion.item(place).kind not in _SAY_LITTLE for place in waiting[:count]):
+                documents.append(document)
+            waiting = waiting[max(count, 1) :]
+        return documents, alone
+
+    def _part(self, waiting: Sequence[Place]) -> tuple[int, Document | None]:
+        """How many of these items fit into one document with what they need, and that; None if none does."""
+        for detail in (Detail.SKELETON, Detail.FORWARD, Detail.BARE):
+            closure = self._closure(detail)
+            count = 0
+            if detail == Detail.FORWARD and not self._fits(waiting[:1], Detail.BARE):
+                break
+            for place in waiting:
+                if not closure.add([place], _SURELY_FITS * self.budget):
+                    closure = self._closed(waiting[:count], detail)  # without the names that were looked up
+                    break
+                count += 1
+            first_count = count
+            while count:
+                rendered = self._render(closure, waiting[:count])
+                size = self.measure.text(rendered.text)
+                if size <= self.budget:
+                    return count, self._document(closure, rendered, size)
+                if count == first_count > 1 and not self._fits(waiting[:1], detail):
+                    break
+                count = min(count - 1, int(count * 0.95 * self.budget / size))
+                closure = self._closed(waiting[:count], detail)
+        self._find_too_long(waiting[0])
+        return 0, None
+
+    def _fits(self, own: Sequence[Place], detail: Detail) -> bool:
+        """Whether items fit into one document with what they need."""
+        closure = self._closure(detail)
+        return (
+            closure.add(own, _SURELY_FITS * self.budget)
+            and self.measure.text(self._render(closure, own).text) <= self.budget
+        )
+
+    def _find_too_long(self, place: Place) -> None:
+        """Remember which of the items that this one needs is the one that needs too much."""
+        if self.measure.item(self.expansion.item(place).text) > self.budget:
+            return
+        for found in self._closure(Detail.BARE).direct_needs(place):
+            if found not in self.examined:
+                self.examined.add(found)
+                if not self._closure(Detail.BARE).borrow(found, self.budget):
+                    self.too_long.add(found)
+                    return
+
+    def _closed(self, own: Sequence[Place], detail: Detail) -> Closure:
+        closure = self._closure(detail)
+        closure.add(own, float("inf"))
+        return closure
+
+    def _document(self, closure: Closure, rendered: Rendered, size: int) -> Document:
+        return document_of(self.expansion, rendered, "compilable", size, closure.reasons)
+
+    def _render(self, closure: Closure, own: Sequence[Place]) -> Rendered:
+        """What was chosen, with what counts without being named."""
+        closure.take(self.unnamed.before(closure.chosen))
+        chosen = closure.chosen
+        order = sorted(chosen, key=self.expansion.rank)
+        whole = len(own) == len(self.own)
+        order = callees_first(order, set(own), self.expansion)
+        guards = whole and len(self.own_names) == 1 and not is_source(self.own_names[0])
+        return render(self.expansion, [(place, chosen[place]) for place in order], guards=guards)
 
 
-def _chunks(
-    unit: Unit, parts: Sequence[FileItems], index: Index, items: list[Item], options: Options
-) -> list[Document]:
-    """Items whose needs do not fit beside them: with the includes of their files instead."""
-    if not items:
-        return []
-    bundle = merging.kept(unit, parts, index)
-    wanted = {(index.names[item.file], item.line, item.text) for item in items}
-    numbers = {
-        number
-        for number, item in enumerate(bundle.items)
-        if (bundle.names[item.file], item.line, item.text) in wanted
-    }
-    return Packer(bundle, options.budget, options.measure).chunks(numbers)
-
-
-def _says_nothing(bundle: Bundle) -> bool:
-    """Whether there is no code to write, only what files say about themselves."""
-    return all(bundle.items[number].kind == ItemKind.COMMENT for number in bundle.roots)
-
-
-def _parts_of(data: bytes, part: FileItems) -> list[tuple[Syntax, int]]:
-    """The syntax of a file's items with the place of each in the file's document."""
-    blank = len(data) - len(data.lstrip(b"\n"))
-    if not part.sound:
-        return [(part.syntax, -blank)]
-    found = []
-    for item in part.items:
-        together = data.startswith(item.text, item.origin) if item.origin >= 0 else False
-        found.append((Syntax(item.spans, item.pairs if together else b""), item.origin - blank))
-    return found
-
-
-def _whole_file(name: str, data: bytes, part: FileItems, options: Options) -> list[Document]:
-    """A file as it is, or in pieces cut between its items."""
-    count = options.measure.exact
-    blank = len(data) - len(data.lstrip(b"\n"))
-    text = data.decode().strip("\n") + "\n"
-    if not text.strip():
-        return []
-    size = count(text)
-    if size <= options.budget:
-        source = SourceLines(name, blank + 1, blank + text.count("\n"))
-        places = annotations_of(_parts_of(data, part))
-        return [Document(text, "file", (name,), size, part.functions, (source,), **places)]
-    lines = [line + "\n" for line in text[:-1].split("\n")]  # a form feed ends no line
-    ends = [item.last_line + 1 - blank for item in part.items] if part.sound else []
-    found: list[Document] = []
-    first = 0
-
-    def cut_before(end: int) -> None:
-        source = SourceLines(name, first + blank + 1, end + blank)
-        found.extend(chunk_documents("".join(lines[first:end]), source, source.first, options.budget, count))
-
-    previous = 0
-    for end in [*ends, len(lines)]:
-        if previous > first and count("".join(lines[first:end])) > options.budget:
-            cut_before(previous)
-            first = previous
-        previous = max(previous, end)
-    cut_before(len(lines))
-    return found
+_SAY_LITTLE = frozenset({ItemKind.COMMENT, ItemKind.INCLUDE})

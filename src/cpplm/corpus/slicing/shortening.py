@@ -7,11 +7,13 @@ is shortened mentions less, so less has to stand before it.
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Any
 
 import tree_sitter
 
@@ -29,6 +31,7 @@ _FUNCTIONS = tree_sitter.Query(
     " (field_declaration_list (template_declaration) @member)]",
 )
 _KEPT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype|friend)\b")
+_KEPT_BARE = re.compile(rb"\b(?:consteval|auto\b(?!.*->)|decltype\s*\(\s*auto|friend\b)", re.DOTALL)
 # Member functions that the language calls: range-based for, co_await and coroutines (ISO C++20 8.6.5, 9.5.4).
 _CALLED_UNNAMED = frozenset(
     b"begin end await_ready await_suspend await_resume get_return_object initial_suspend final_suspend "
@@ -36,9 +39,30 @@ _CALLED_UNNAMED = frozenset(
 )
 _BLANK_LINES = re.compile(rb"(?<!\\)\n(?:[ \t]*\n)+")
 _TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
+_EXPRESSION = re.compile(
+    rb"=(?!\s*(?:0|default|delete)\s*;?\s*\Z)|\b(?:decltype|noexcept\s*\(|sizeof|requires|enable_if\w*|using|typedef|friend)\b"
+)
+# A data member that is a pointer or a reference: `const T* a = nullptr`.
+_POINTER = re.compile(
+    rb"\s*(?:(?:const|mutable|struct|class)\s+)*[\w:]+\s*(?:const\s*)?[*&]+\s*(?:const\s+)?\w+\s*"
+    rb"(?:=\s*(?:nullptr|NULL|0)\s*)?"
+)
+_SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
+# `template <...> class MACRO Name`, not a specialization.
+_FORWARD = re.compile(
+    rb"\s*((?:template\s*<(?:[^<>]|<[^<>]*>)*>\s*)?(?:class|struct|union)\s+(?:[A-Z][A-Z0-9_]+\s+)?(\w+))\s*(?:final\s*)?[:{]"
+)
+_BRACE = re.compile(rb"[{}]")
+MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
+_ALIGNMENT = re.compile(rb"\balignas\s*\((?:[^()]|\([^()]*\))*\)")
+_TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\s*;\s*", re.DOTALL)
 _CONVERSION = re.compile(rb"::\s*operator\b")
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
+
+
+# How many items of a project are remembered in all their lengths.
+_MOST_REMEMBERED = 40_000
 
 
 class Detail(IntEnum):
@@ -48,6 +72,8 @@ class Detail(IntEnum):
     NO_COMMENTS = 1
     DECLARATIONS = 2
     SKELETON = 3  # declarations, of the member functions only those that somebody asks for
+    FORWARD = 4  # as before, and of types only the name where that is enough
+    BARE = 5  # as before, and without the bodies of `constexpr` functions
 
 
 @dataclass(frozen=True)
@@ -71,23 +97,53 @@ class Shortener:
 
     macros: MacroTable
     _known: dict[tuple[int, Detail], tuple[Item, Item]] = field(default_factory=dict)
-    _outlines: dict[int, tuple[Item, _Outline]] = field(default_factory=dict)
-    _shapes: dict[tuple[bytes, ItemKind, bool, bytes, bytes], _Outline] = field(default_factory=dict)
+    _forwards: dict[int, tuple[Item, Item | None]] = field(default_factory=dict)
+    _skeletons: dict[tuple[int, bool, tuple[tuple[int, int], ...]], tuple[Item, Item]] = field(
+        default_factory=dict
+    )
+    _outlines: dict[tuple[int, bool], tuple[Item, _Outline]] = field(default_factory=dict)
+    _shapes: dict[tuple[bytes, ItemKind, bool, bytes, bytes, bool], _Outline] = field(default_factory=dict)
+
+    def begin_unit(self) -> None:
+        """Forget what earlier units had, if that has become much."""
+        caches: tuple[dict[Any, Any], ...] = (
+            *(self._known, self._forwards, self._skeletons, self._outlines, self._shapes),
+        )
+        if sum(map(len, caches)) > _MOST_REMEMBERED:
+            for cache in caches:
+                cache.clear()
 
     def shorten(self, item: Item, detail: Detail, wanted: Set[bytes] = frozenset()) -> Item:
         """The item with that much detail; a skeleton keeps the member functions that are `wanted`."""
         if detail == Detail.FULL or item.kind in (ItemKind.INCLUDE, ItemKind.COMMENT):
             return item
-        if detail == Detail.SKELETON and item.kind == ItemKind.TYPE:
-            return self._skeleton(item, wanted)
-        key = (id(item), min(detail, Detail.DECLARATIONS))
+        if detail >= Detail.SKELETON and item.kind == ItemKind.TYPE:
+            return self._skeleton(item, wanted, bare=detail == Detail.BARE)
+        key = (id(item), Detail.DECLARATIONS if Detail.DECLARATIONS <= detail <= Detail.FORWARD else detail)
         if key not in self._known:  # the item itself is kept too, so that no other gets its id
-            outline = None if detail == Detail.NO_COMMENTS else self._outline(item)
+            bare = detail == Detail.BARE
+            outline = None if detail == Detail.NO_COMMENTS else self._outline(item, bare=bare)
             short = _with_text(item, outline.text if outline else without_comments(item.text))
             self._known[key] = (item, short)
             if outline:  # it has the same members
-                self._outlines[id(short)] = (short, outline)
+                self._outlines[id(short), bare] = (short, outline)
         return self._known[key][1]
+
+    def forward(self, item: Item) -> Item | None:
+        """The declaration of a class without its definition; None where there is no such."""
+        if id(item) not in self._forwards:
+            text = without_comments(item.text)
+            head, typedef = _FORWARD.match(text), _TYPEDEF.fullmatch(text)
+            declaration = None
+            if typedef is not None:
+                declaration = b"typedef " + typedef.group(1) + b" " + typedef.group(2) + b";"
+            elif head is not None and head.group(2) in item.names:
+                declaration = head.group(1).rstrip() + b";"
+            short = None
+            if declaration is not None and item.kind == ItemKind.TYPE and not item.qualifier:
+                short = replace(_with_text(item, declaration), kind=ItemKind.FORWARD)
+            self._forwards[id(item)] = (item, short)
+        return self._forwards[id(item)][1]
 
     def wanted(self, own: Iterable[Item], borrowed: Iterable[Item]) -> set[bytes]:
         """The names of member functions that the items use, or that classes among them override."""
@@ -97,28 +153,28 @@ class Shortener:
         for item in borrowed:
             if item.kind == ItemKind.TYPE:
                 outline = self._outline(item)
-                names |= outline.virtual | outline.names
+                names |= outline.names
             else:
                 names |= item.mentions | item.accesses
         return names
 
-    def _outline(self, item: Item) -> _Outline:
-        if id(item) in self._outlines:
-            return self._outlines[id(item)][1]
+    def _outline(self, item: Item, *, bare: bool = False) -> _Outline:
+        if (id(item), bare) in self._outlines:
+            return self._outlines[id(item), bare][1]
         # By content, since an item of a file that is included under conditions is a new one in each unit.
-        shape = (item.text, item.kind, item.body_required, item.qualifier, item.function_name)
+        shape = (item.text, item.kind, item.body_required, item.qualifier, item.function_name, bare)
         if shape not in self._shapes:
-            self._shapes[shape] = _outline(item, self.macros)
+            self._shapes[shape] = _outline(item, self.macros, bare=bare)
         return self._shapes[shape]
 
-    def _skeleton(self, item: Item, wanted: Set[bytes]) -> Item:
-        outline = self._outline(item)
-        gone = [(a, b) for a, b, name in outline.members if name not in wanted]
-        return (
-            _with_text(item, _TRAILING.sub(b"", _without(outline.text, gone)))
-            if gone
-            else self.shorten(item, Detail.DECLARATIONS)
-        )
+    def _skeleton(self, item: Item, wanted: Set[bytes], *, bare: bool) -> Item:
+        outline = self._outline(item, bare=bare)
+        gone = tuple((start, end) for start, end, name in outline.members if name not in wanted)
+        key = (id(item), bare, gone)
+        if key not in self._skeletons:
+            text = _tidy(_without(outline.text, gone)) if gone else outline.text
+            self._skeletons[key] = (item, _with_text(item, text))
+        return self._skeletons[key][1]
 
 
 def _with_text(item: Item, text: bytes) -> Item:
@@ -127,7 +183,8 @@ def _with_text(item: Item, text: bytes) -> Item:
     item = replace(item, spans=b"", pairs=b"")  # they are offsets in the text as it was
     if item.kind not in (ItemKind.TYPE, ItemKind.FUNCTION):
         return replace(item, text=text)
-    mentions = item.mentions & (mentioned_in(text) | condition_names(item.stack))
+    gone = mentioned_in(item.text) - mentioned_in(text) - condition_names(item.stack)
+    mentions = item.mentions - gone  # what stands around it and what macros make of it stays
     if item.kind == ItemKind.FUNCTION and b"{" not in text:
         return replace(
             item, text=text, mentions=mentions, kind=ItemKind.PROTOTYPE, function_name=b"", functions=0
@@ -135,6 +192,7 @@ def _with_text(item: Item, text: bytes) -> Item:
     return replace(item, text=text, mentions=mentions, functions=0)
 
 
+@functools.lru_cache(maxsize=4_096)
 def without_comments(text: bytes) -> bytes:
     """The text without comments and without the lines that only held one."""
     return _tidy(_without(text, lex(text).comments))
@@ -153,10 +211,11 @@ def _without(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
     return b"".join([*kept, text[position:]])
 
 
-def _outline(item: Item, macros: MacroTable) -> _Outline:
+def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
     text = without_comments(item.text)
+    kept_heads = _KEPT_BARE if bare else _KEPT
     is_method = item.kind == ItemKind.FUNCTION and (
-        item.body_required
+        (item.body_required and (not bare or _KEPT_BARE.search(text[: text.find(b"{")]) is not None))
         or item.qualifier
         or item.function_name.isupper()
         or _CONVERSION.search(text) is not None
@@ -164,8 +223,7 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
     if item.kind not in (ItemKind.TYPE, ItemKind.FUNCTION) or is_method or b"(" not in text:
         return _Outline(text, names=frozenset(IDENTIFIER.findall(text)))
     lexed = lex(text)
-    directives = [directive.start for directive in lexed.directives]
-    ends = [directive.end for directive in lexed.directives]
+    directives, ends = [each.start for each in lexed.directives], [each.end for each in lexed.directives]
     code, plain = mask(lexed, macros)
     captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_CPP.parse(plain))
     kept: list[bytes] = []
@@ -181,9 +239,9 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
             continue  # half of it may be another function
         if node.parent is not None and node.parent.type == "friend_declaration":
             continue  # found by its arguments only, so it has to stay what it is
-        head = code[start:head_end]
+        head = _ALIGNMENT.sub(b"", code[start:head_end])
         found = _METHOD.search(head)
-        if start < position or node.has_error or b"(" not in head or _KEPT.search(head):
+        if start < position or node.has_error or b"(" not in head or kept_heads.search(head):
             continue
         if body is not None and _calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
             continue
@@ -201,7 +259,8 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
         kept.append(text[position:start])
         size += len(kept[-1])
         short = text[start:head_end].rstrip() + (b";" if body is not None else b"")
-        if item.kind == ItemKind.TYPE and name and b"operator" not in head:
+        is_member = item.kind == ItemKind.TYPE and name and b"operator" not in head
+        if is_member and _begins_member(plain[ends[last - 1] if last else 0 : node.start_byte]):
             members.append((size, size + len(short), name))
         kept.append(short)
         size += len(short)
@@ -212,6 +271,11 @@ def _outline(item: Item, macros: MacroTable) -> _Outline:
     unused = tuple(member for member in members if used[member[2]] <= declared[member[2]])
     others = frozenset(IDENTIFIER.findall(_without(short, [(start, end) for start, end, _ in unused])))
     return _Outline(short, unused, frozenset(virtual), others)
+
+
+def _begins_member(before: bytes) -> bool:
+    """Whether a member begins behind this text; not so behind `template <...> MACRO(...)`, say."""
+    return before.rstrip()[-1:] in b";{}:"
 
 
 def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
@@ -236,3 +300,44 @@ def _body(node: tree_sitter.Node) -> tree_sitter.Node | None:
     while node.type == "template_declaration":
         node = node.named_children[-1]
     return node.child_by_field_name("body") if node.type == "function_definition" else None
+
+
+def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:
+    """The text of a class outside the brackets in it; that inside of them and after the class."""
+    inside: list[bytes] = []
+    outside: list[bytes] = []
+    depth = position = 0
+    for match in _BRACE.finditer(text):
+        (inside if depth > 1 else outside).append(text[position : match.end()])
+        position = match.end()
+        depth += 1 if match.group() == b"{" else -1
+        if not depth:
+            break
+    inside.append(text[position:])
+    return b"".join(outside), b"".join(inside)
+
+
+@functools.lru_cache(maxsize=16_384)
+def needs_only_declared(text: bytes, kind: ItemKind) -> frozenset[bytes]:
+    """The names in an item that a declaration of a type is enough for.
+
+    In declarations of functions: the types of parameters and results; in classes the types that members point
+    to. Not what a member is taken of (`A::b`), nor what default arguments and expressions mention.
+    """
+    weak: set[bytes] = set()
+    strong: set[bytes] = set()
+    if kind == ItemKind.PROTOTYPE:
+        parts = [text]
+    elif kind == ItemKind.TYPE:
+        members, bodies = members_and_bodies(text)
+        parts = MEMBER_END.split(members)
+        strong.update(IDENTIFIER.findall(bodies))
+    else:
+        return frozenset()
+    for part in parts:
+        is_function = b"(" in part and not _EXPRESSION.search(part)
+        is_pointer = _POINTER.fullmatch(part) is not None
+        (weak if is_function or is_pointer else strong).update(IDENTIFIER.findall(part))
+        if is_function or is_pointer:
+            strong.update(_SCOPE_OF.findall(part))
+    return frozenset(weak - strong)

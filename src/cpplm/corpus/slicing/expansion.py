@@ -1,0 +1,350 @@
+"""The order in which a compiler meets the files of a unit: its includes expanded, its `#if`s decided.
+
+Nothing is copied: an expansion lists visits of files, and for each visit what of it is read. A place in it is
+a pair (visit, item); places are compared by `Expansion.rank`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cpplm.corpus.slicing.branches import FOLLOWING, OPENING, Branches, Conditions, nested_directives
+from cpplm.corpus.slicing.build_headers import export_macros, include_target
+from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
+from cpplm.corpus.slicing.splicing import INCLUDES
+from cpplm.cpp.conditions import UNKNOWN, Macro, MacroState, parse_define
+from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.lexer import Directive
+from cpplm.cpp.segments import Condition, Frame
+
+_DEEPEST = 200  # as g++ has it
+_MOST_VISITS = 20_000
+_MOST_VISITS_OF_A_FILE = 64
+_NOT_DEFINED = re.compile(rb"#(?:ifndef\s+|(?:el)?if\s+!\s*defined\s*\(?\s*)(\w+)")
+_HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
+Place = tuple[int, int]  # number of a visit, number of an item in its file
+Decided = Callable[[ParsedFile], Branches]
+Rank = int  # of a place in the order of the compiler
+_STRETCH = 1 << 32  # more than a file has items
+
+
+@dataclass(slots=True)
+class Visit:
+    """One reading of a file.
+
+    Attributes:
+        file: what is read.
+        own: the documents are made for this file; nothing of it is left out.
+        frames: the scopes and undecided conditions around the include that led here.
+        live: for items that the preprocessor decides on whether they are read; None where that is unknown.
+        cuts: the numbers of the items before which another file is read.
+        ranks: where the stretches between the cuts stand in the expansion.
+        gone: for includes that are replaced or dropped the text that is left of the item.
+        external: the includes of an item that are read and lead out of the project.
+        known: the branches of which a compiler said whether they are read.
+    """
+
+    file: ParsedFile
+    own: bool
+    frames: tuple[Frame, ...]
+    live: dict[int, bool | None] = field(default_factory=dict)
+    cuts: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    gone: dict[int, bytes] = field(default_factory=dict)
+    external: dict[int, bytes] = field(default_factory=dict)
+    decided: set[int] = field(default_factory=set)  # ids of the conditions that hold
+    known: Branches = field(default_factory=dict)
+    _stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
+
+    def is_read(self, number: int) -> bool:
+        """Whether an item is read, or may be, and something of it is left."""
+        return self.live.get(number, True) is not False and self.gone.get(number, b" ") != b""
+
+    def stack(self, number: int) -> tuple[Frame, ...]:
+        """The scopes and conditions around an item as it is to be written."""
+        stack = self._stacks.get(number)
+        if stack is None:
+            stack = self.file.items[number].stack
+            if not self.own and number in self.live:
+                stack = tuple(frame for frame in stack if id(frame) not in self.decided)
+            stack = self._stacks[number] = self.frames + stack
+        return stack
+
+
+@dataclass
+class Expansion:
+    """A unit as a compiler reads it."""
+
+    index: ProjectIndex
+    own: Collection[str]
+    visits: list[Visit] = field(default_factory=list)
+    by_file: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    defined: list[bytes] = field(default_factory=list)  # macros that the files demand of a build
+    dropped: list[str] = field(default_factory=list)  # includes of headers that a build writes
+    roots: Sequence[str] = ()  # the files that are read for themselves
+    _next_rank: int = 0
+
+    def rank(self, place: Place) -> Rank:
+        """Sorts places in the order of the compiler."""
+        visit = self.visits[place[0]]
+        return visit.ranks[bisect.bisect_right(visit.cuts, place[1])] + place[1]
+
+    def item(self, place: Place) -> Item:
+        """The item at a place."""
+        return self.visits[place[0]].file.items[place[1]]
+
+    def bare(self, number: int) -> Expansion:
+        """The file of one visit alone, with its includes as they are."""
+        visit = Visit(self.visits[number].file, own=True, frames=(), ranks=[0])
+        return Expansion(self.index, self.own, [visit])
+
+    def places(self, key: Key) -> list[Place]:
+        """The places of an item that is read, in every visit of its file."""
+        numbers = self.by_file.get(key[0], ())
+        return [(number, key[1]) for number in numbers if self.visits[number].is_read(key[1])]
+
+
+class Expander:
+    """Reads one unit as the preprocessor would."""
+
+    def __init__(
+        self,
+        index: ProjectIndex,
+        own: Collection[str],
+        decided: Decided | None = None,
+        defined: Iterable[bytes] = (),
+    ) -> None:
+        """Begin with nothing read.
+
+        Args:
+            index: of the project.
+            own: the names of the unit's files.
+            decided: which branches of a file a compiler reads when it meets the file first.
+            defined: macros that are.
+        """
+        self._index = index
+        self._own = own
+        self._decided = decided
+        self._defined = set(defined)
+        self._demanded: set[bytes] = set()
+
+    def expand(self, names: Sequence[str]) -> Expansion:
+        """Read these files one after the other, with the macros defined that they cannot be read without."""
+        while True:
+            self._state = MacroState(self._index.macros.names, is_c=self._index.is_c)
+            self._state.macros.update(dict.fromkeys(self._defined, Macro(b"")))
+            self._expansion = Expansion(self._index, self._own, defined=sorted(self._defined), roots=names)
+            self._seen: dict[str, int] = defaultdict(int)
+            for name in names:
+                self._visit(name, (), 0)
+            if self._demanded <= self._defined:
+                return self._expansion
+            self._defined |= self._demanded
+
+    def _visit(self, name: str, frames: tuple[Frame, ...], depth: int) -> None:
+        file = self._index.read(name)
+        expansion = self._expansion
+        if (
+            (file.once and self._seen[name])
+            or depth > _DEEPEST
+            or len(expansion.visits) > _MOST_VISITS
+            or self._seen[name] > _MOST_VISITS_OF_A_FILE
+        ):
+            return
+        if file.parsed.lexed.guard:
+            self._state.macros[file.parsed.lexed.guard] = parse_define(file.parsed.lexed.guard)[1]
+        self._seen[name] += 1
+        visit = Visit(file, name in expansion.own and file.number not in expansion.by_file, frames)
+        expansion.by_file[file.number].append(len(expansion.visits))
+        expansion.visits.append(visit)
+        self._stretch(visit)
+        visit.external.update(file.external)
+        if not visit.own:
+            visit.gone.update(file.external)
+        if self._decided is not None and self._seen[name] == 1:
+            visit.known = self._decided(file)
+        conditions = self._conditions(visit)
+        for number in file.events:
+            item = file.items[number]
+            outer = item.stack
+            if outer or number in file.guards:
+                stack = [frame for frame in outer if isinstance(frame, Condition)]
+                live = conditions.live([*file.guards.get(number, ()), *stack])
+                if live is not True or stack:
+                    visit.live[number] = live
+                    visit.decided.update(id(frame) for frame in stack if conditions.live([frame]))
+                if live is False:
+                    continue
+                outer = tuple(frame for frame in outer if id(frame) not in visit.decided)
+            if item.directives:
+                self._directives(visit, number, item, frames + outer, depth)
+        for guard in {frame.lines[0] for guards in file.guards.values() for frame in guards}:
+            self._state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
+
+    def _demand(self, frames: Sequence[Frame]) -> None:
+        """Have the macro defined without which the innermost branch is read."""
+        found = (
+            _NOT_DEFINED.match(frames[-1].lines[-1]) if frames and isinstance(frames[-1], Condition) else None
+        )
+        if found and not self._state.is_foreign(found.group(1)):
+            self._demanded.add(found.group(1))
+
+    def _stretch(self, visit: Visit) -> None:
+        visit.ranks.append(self._expansion._next_rank)
+        self._expansion._next_rank += _STRETCH
+
+    def _directives(
+        self, visit: Visit, number: int, item: Item, frames: tuple[Frame, ...], depth: int
+    ) -> None:
+        """Carry out the directives of an item that is read."""
+        removed: list[Directive] = []
+        external: list[tuple[tuple[Condition, ...], bytes]] = []
+        decided = not visit.own and item.kind == ItemKind.INCLUDE
+        conditions = self._conditions(visit)
+        self._choose(visit.file.name, item, conditions)
+        for directive, inner in nested_directives(visit.file, number):
+            keyword = directive.keyword
+            live = conditions.live(inner)
+            decided = (
+                decided and live is not None and keyword not in (b"define", b"undef", b"pragma", b"error")
+            )
+            if live is False:
+                continue
+            if keyword == b"error" and visit.own:
+                self._demand([*item.stack, *inner])
+            if keyword in INCLUDES:
+                undecided = tuple(frame for frame in inner if conditions.live([frame]) is None)
+                argument = self._include_argument(directive.argument)
+                if argument and self._include(visit, number, argument, (*frames, *undecided), depth):
+                    removed.append(directive)
+                    if visit.cuts[-1:] != [number] and any(d.keyword == b"else" for d in item.directives):
+                        self._demand(inner)
+                else:
+                    external.append((undecided, directive.line))
+            else:
+                unknown = live is None or any(isinstance(frame, Condition) for frame in frames)
+                self._define(directive, unknown=unknown)
+        if item.kind == ItemKind.INCLUDE:
+            visit.external[number] = _written(external)
+        if decided:
+            visit.gone[number] = visit.external[number]
+        elif removed:
+            visit.gone[number] = _without_directives(item, removed)
+
+    def _define(self, directive: Directive, *, unknown: bool) -> None:
+        """Carry out `#define` and `#undef`; `unknown`: they may not be read."""
+        if directive.keyword == b"define":
+            name, macro = parse_define(directive.argument)
+            self._state.macros[name] = UNKNOWN if unknown else macro
+        elif directive.keyword == b"undef":
+            self._state.macros[directive.macro] = UNKNOWN if unknown else None
+
+    def _choose(self, name: str, item: Item, conditions: Conditions) -> None:
+        """Decide between headers that a build chooses from: the first one that is not for another system.
+
+        `#if A`, `#include "a.h"`, `#elif B`, `#include "b.h"`, where nothing in the project defines A or B.
+        """
+        group: Condition | None = None
+        headers: dict[tuple[bytes, ...], bool] = {}
+        for directive in item.directives:
+            if directive.keyword in OPENING:
+                if group is not None:
+                    return  # groups within groups decide otherwise
+                group = Condition((directive.line,), directive.start)
+            elif directive.keyword in FOLLOWING and directive.keyword != b"endif" and group is not None:
+                group = Condition((*group.lines, directive.line), group.group)
+            elif directive.keyword in INCLUDES and group is not None:
+                argument = directive.argument.decode("utf-8", "replace")
+                headers[group.lines] = (
+                    argument[:1] in ('"', "<") and self._index.resolve(name, argument) is not None
+                )
+            elif directive.keyword not in INCLUDES and directive.keyword != b"endif":
+                return
+        if group is None or len(headers) < 2 or not any(headers.values()):
+            return
+        if any(conditions.values.get((group.group, number)) for number in range(len(group.lines))):
+            return
+        values = [self._state.holds(line) for line in group.lines]
+        if all(value is None or line == b"#else" for value, line in zip(values, group.lines, strict=True)):
+            chosen = next(len(lines) for lines, found in headers.items() if found) - 1
+            for number in range(len(group.lines)):
+                conditions.values[group.group, number] = number == chosen
+
+    def _conditions(self, visit: Visit) -> Conditions:
+        """The branches of a file, with answers to `__has_include` as far as the project can give them."""
+
+        def has_include(match: re.Match[bytes]) -> bytes:
+            argument = match.group(1).decode("utf-8", "replace")
+            if self._index.resolve(visit.file.name, argument) is not None:
+                return b"1"
+            return b"0" if self._index.is_build_written(argument) else match.group()
+
+        def holds(line: bytes) -> bool | None:
+            return self._state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
+
+        return Conditions(holds, visit.known)
+
+    def _include_argument(self, argument: bytes) -> str:
+        """What `#include "a.h"`, `<a.h>` or `MACRO` names, in quotes; "" where that cannot be said."""
+        for _ in range(_DEEPEST):
+            if argument[:1] in (b'"', b"<"):
+                return argument.decode("utf-8", "replace")
+            macro = self._state.lookup(argument.strip())
+            if macro is None or macro.parameters is not None or not macro.body:
+                break
+            argument = macro.body
+        return ""
+
+    def _include(
+        self, visit: Visit, number: int, argument: str, frames: tuple[Frame, ...], depth: int
+    ) -> bool:
+        """Read what an include names; whether the line has to go."""
+        target = self._index.resolve(visit.file.name, argument)
+        if target is None:
+            if not self._index.is_build_written(argument):
+                return False
+            self._expansion.dropped.append(argument)
+            self._demanded.update(export_macros(include_target(argument).rpartition("/")[2]))
+            return True
+        if visit.own and target == visit.file.name:  # under other macros: its text is there once
+            return visit.file.items[number].kind == ItemKind.INCLUDE
+        visit.cuts.append(number)
+        if self._index.files[target].may_be_borrowed or target in self._expansion.own or _is_config(target):
+            self._visit(target, frames, depth + 1)
+        self._stretch(visit)
+        return True
+
+
+def _is_config(name: str) -> bool:
+    return name.endswith((".in", ".cmake"))
+
+
+def _written(includes: Sequence[tuple[tuple[Condition, ...], bytes]]) -> bytes:
+    """Includes with the conditions around them, those of equal conditions together."""
+    lines: list[bytes] = []
+    for conditions, group in itertools.groupby(includes, key=lambda each: each[0]):
+        lines += [condition.opener for condition in conditions]
+        lines += [line for _, line in group]
+        lines += [condition.closer for condition in conditions]
+    return b"\n".join(lines)
+
+
+def _without_directives(item: Item, removed: Sequence[Directive]) -> bytes:
+    """What is left of an item without some of its lines; nothing where no line says anything then."""
+    if len(item.directives) == len(removed) and item.kind == ItemKind.INCLUDE:
+        return b""
+    text = item.text
+    base = len(item.text) - (item.end - item.start)
+    for directive in sorted(removed, key=lambda each: -each.start):
+        start, end = base + directive.start - item.start, base + directive.end - item.start
+        text = text[:start] + text[end + 1 :]
+    if item.kind == ItemKind.INCLUDE:
+        rest = [d for d in item.directives if d not in removed]
+        if all(d.keyword in OPENING or d.keyword in FOLLOWING for d in rest):
+            return b""
+    return text

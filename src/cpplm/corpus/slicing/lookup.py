@@ -1,0 +1,182 @@
+"""Name lookup in one expansion: what an item's identifiers may stand for, remembered for the unit.
+
+A name leads to all that declares it before the place that mentions it; where nothing does so completely,
+also to what declares it after (a template, a macro). Functions and variables that an item hides by names of
+its own are left out. Overloads and namespaces are not told apart: a name that means something else costs
+space, not correctness.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
+from cpplm.corpus.slicing.project_index import Key
+from cpplm.corpus.slicing.shadowing import HIDDEN_KINDS, befriended, hiding_names, qualified_names
+from cpplm.cpp.items import Item, ItemKind, condition_names
+from cpplm.cpp.lexer import IDENTIFIER, names_in
+from cpplm.cpp.segments import Scope
+
+_OPEN_TYPEDEF = re.compile(rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*typedef\s+(?:struct|union|enum|class)\b", re.DOTALL)
+
+
+class Candidates(NamedTuple):
+    """The places that a name may stand for.
+
+    `key`: the name, marked where functions and variables are left out; `exact`: the name means this here, and
+    may mean something else elsewhere.
+    """
+
+    name: bytes
+    key: bytes
+    places: list[Place]
+    exact: bool = False
+
+
+class RankedPlaces(NamedTuple):
+    """Places in order, their ranks, and how many of them stand before the first that is a definition."""
+
+    places: list[Place]
+    ranks: list[Rank]
+    undefined: int
+
+    def visible(self, rank: Rank) -> int:
+        """How many can be seen from a rank: those before it, or all where none of those is a definition."""
+        count = bisect.bisect_right(self.ranks, rank)
+        return count if count > self.undefined else len(self.places)
+
+
+@dataclass
+class NameLookup:
+    """Looks up the names of items of one expansion."""
+
+    expansion: Expansion
+    _ranked: dict[bytes, RankedPlaces] = field(default_factory=dict)
+    # By name, how many of its places are visible, and whether the name is hidden.
+    _candidates: dict[tuple[bytes, int, bool], Candidates] = field(default_factory=dict)
+    _in_namespaces: dict[bytes, list[Place]] = field(default_factory=dict)
+    _attached: dict[tuple[bytes, ...], list[tuple[bytes, Place]]] = field(default_factory=dict)
+    _hidden: dict[Place, Set[bytes]] = field(default_factory=dict)
+    # By identity, since an item comes in several lengths; it is kept, so that no other gets its id.
+    _found: dict[tuple[Place, int], tuple[Item, list[Candidates]]] = field(default_factory=dict)
+
+    def candidates(self, place: Place, item: Item) -> list[Candidates]:
+        """What each identifier of an item may stand for, in the order of the identifiers.
+
+        Args:
+            place: of the item.
+            item: as it is written there, perhaps shortened.
+        """
+        key = (place, id(item))
+        if key not in self._found:
+            self._found[key] = (item, self._look_up(place, item))
+        return self._found[key][1]
+
+    def _look_up(self, place: Place, item: Item) -> list[Candidates]:
+        mentions: Set[bytes] = item.mentions
+        if self.is_dead(place):  # but what decides that is not, nor are the scopes that it stands in
+            mentions = {name for frame in item.stack if isinstance(frame, Scope) for name in frame.macros}
+            mentions |= condition_names(item.stack)
+        elif item.kind == ItemKind.TYPE and b"friend" in item.text:
+            mentions = mentions - befriended(item.text)
+        hidden = self._hidden_at(place)
+        rank = self.expansion.rank(place)
+        found: list[Candidates] = []
+        for name in sorted(mentions & self.expansion.index.declared.keys()):
+            declaring = self._ranked.get(name) or self._declaring(name)
+            key = (name, declaring.visible(rank), name in hidden)
+            candidates = self._candidates.get(key)
+            if candidates is None:
+                candidates = self._candidates[key] = self._candidates_of(*key)
+            if candidates.places:
+                found.append(candidates)
+        if item.kind == ItemKind.USING and b"namespace" in mentions:
+            opened = IDENTIFIER.findall(item.text)[-1]
+            places = self._in_namespace(opened, rank)
+            if places and all(candidates.name != opened for candidates in found):
+                found.append(Candidates(opened, opened, places))
+        return found
+
+    def _candidates_of(self, name: bytes, count: int, hidden: bool) -> Candidates:
+        places = self._declaring(name).places[:count]
+        if hidden:
+            places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
+        return Candidates(name, b"?" + name if hidden else name, places)
+
+    def complete(self, place: Place, item: Item) -> Set[bytes]:
+        """The types that an item, as it is written there, is known to need the definition of."""
+        return frozenset()
+
+    def _in_namespace(self, name: bytes, rank: Rank) -> list[Place]:
+        """The shortest item in a namespace, so that there is such a namespace."""
+        if name not in self._in_namespaces:
+            places = [
+                (number, position)
+                for number, visit in enumerate(self.expansion.visits)
+                for position in range(len(visit.file.items))
+                if any(
+                    name in names_in(scope.opener)
+                    for scope in visit.stack(position)
+                    if isinstance(scope, Scope)
+                )
+                and visit.is_read(position)
+            ]
+            places.sort(key=lambda place: (len(self.expansion.item(place).text), place))
+            self._in_namespaces[name] = places
+        return [place for place in self._in_namespaces[name] if self.expansion.rank(place) < rank][:1]
+
+    def _key(self, place: Place) -> Key:
+        return self.expansion.visits[place[0]].file.number, place[1]
+
+    def attached(self, item: Item) -> list[tuple[bytes, Place]]:
+        """The operators and specializations of the types that an item declares."""
+        if item.names not in self._attached:
+            self._attached[item.names] = [
+                (name, place)
+                for name in item.names
+                for key in self.expansion.index.attached.get(name, ())
+                for place in self.expansion.places(key)
+            ]
+        return self._attached[item.names]
+
+    def is_dead(self, place: Place) -> bool:
+        """True for own text in a branch that is not compiled."""
+        return self.expansion.visits[place[0]].live.get(place[1], True) is False
+
+    def _declaring(self, name: bytes) -> RankedPlaces:
+        """All places that declare a name."""
+        if name not in self._ranked:
+            expansion = self.expansion
+            places = [place for key in expansion.index.declared[name] for place in expansion.places(key)]
+            self._ranked[name] = self._rank(sorted(places, key=expansion.rank))
+        return self._ranked[name]
+
+    def _rank(self, places: list[Place]) -> RankedPlaces:
+        items = map(self.expansion.item, places)
+        undefined = next((number for number, item in enumerate(items) if not _is_open(item)), len(places))
+        return RankedPlaces(places, [self.expansion.rank(place) for place in places], undefined)
+
+    def _hidden_at(self, place: Place) -> Set[bytes]:
+        """The names that an item, or the class of a member function, gives a meaning of its own."""
+        if place not in self._hidden:
+            item = self.expansion.item(place)
+            found = hiding_names(item)
+            if item.qualifier in self.expansion.index.declared:
+                for owner in map(self.expansion.item, self._declaring(item.qualifier).places):
+                    if owner.kind == ItemKind.TYPE:
+                        found |= hiding_names(owner) - qualified_names(item.text)
+            self._hidden[place] = found
+        return self._hidden[place]
+
+
+def _is_open(item: Item) -> bool:
+    """True for what declares a type or a constant function and leaves its definition to others."""
+    return (
+        item.kind == ItemKind.FORWARD
+        or (item.kind == ItemKind.ALIAS and bool(_OPEN_TYPEDEF.match(item.text)))
+        or (item.kind == ItemKind.PROTOTYPE and b"constexpr" in item.text)
+    )

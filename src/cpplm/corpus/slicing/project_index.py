@@ -1,0 +1,322 @@
+"""The files of one project, taken apart when first asked for, and what they declare, by name."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from cpplm.corpus.include_index import IncludeIndex
+from cpplm.corpus.ingest.discovery import TEMPLATE_ENDINGS, SourceFile, is_template, read_source
+from cpplm.corpus.slicing.build_headers import (
+    SYSTEM_HEADERS,
+    configured,
+    include_folders,
+    include_target,
+    is_build_written,
+)
+from cpplm.corpus.slicing.splicing import INCLUDES, Splice, source_lines, splice
+from cpplm.corpus.slicing.units import CLASS_NAME
+from cpplm.cpp.file_suffixes import is_source
+from cpplm.cpp.items import FileItems, Item, ItemKind, read_items
+from cpplm.cpp.keywords import KEYWORDS
+from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource
+from cpplm.cpp.macros import MacroTable
+from cpplm.cpp.parser import is_c_project, language_of
+from cpplm.cpp.segments import Condition
+
+_DEFINING = (b"define", b"undef", b"pragma")
+# Macros that change what system headers declare: defined for those, though no code mentions them.
+_FEATURE_MACROS = (
+    b"_GNU_SOURCE", b"_DEFAULT_SOURCE", b"_BSD_SOURCE", b"_POSIX", b"_XOPEN", b"__STDC_",
+    b"_FILE_OFFSET_BITS",
+)  # fmt: skip
+_KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
+_NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(name)(void);`
+_BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
+_CALL = re.compile(rb"^\s*\w+\s*\(([^{;]*)", re.MULTILINE)
+_BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
+_UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
+_FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
+Key = tuple[int, int]  # number of a file in its project, number of an item in the file
+
+
+@dataclass(slots=True)
+class ParsedFile:
+    """One file of a project.
+
+    Attributes:
+        events: the numbers of the items that matter to the preprocessor: directives, and what stands in a
+            branch of an `#if`.
+        once: a second include of it is empty.
+        guards: for items in a part of the file that is read once, the `#ifndef` that sees to it.
+        unnamed: items that count without being named.
+        external: the lines of unconditional includes that lead out of the project.
+        splices: what was put into its text, of which `source` has nothing.
+    """
+
+    name: str
+    number: int
+    source: FileItems
+    parsed: FileItems
+    splices: list[Splice]
+    events: list[int]
+    once: bool
+    guards: dict[int, list[Condition]]
+    unnamed: list[int]
+    external: dict[int, bytes]
+    items: list[Item]  # top-level; none where the file could not be taken apart
+    nested: dict[int, list[tuple[Directive, list[Condition]]]] = field(default_factory=dict)  # by `expansion`
+
+    @property
+    def data(self) -> bytes:
+        """The text."""
+        return self.parsed.lexed.data
+
+    def lines(self, first: int, last: int) -> list[tuple[str, int, int]]:
+        """The lines of files that lines of the text, counted from 0, are: (file, first, last), from 1."""
+        return source_lines(self.name, self.splices, first, last)
+
+
+@dataclass
+class ProjectIndex:
+    """The files of one project; all that is kept of it grows with what was read."""
+
+    files: dict[str, SourceFile]
+    macros: MacroTable
+    deciding: frozenset[bytes]  # macros that conditions depend on
+    types: frozenset[bytes] = frozenset()  # classes that some file may define
+    includes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each file, as in its directives
+    closed: bool = True  # includes lead to files of the project
+    defines_std: bool = False
+    options: frozenset[bytes] = frozenset()  # of the build, that are on by default
+    declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
+    members: dict[bytes, list[tuple[bytes, Key]]] = field(default_factory=lambda: defaultdict(list))
+    attached: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
+    _parsed: dict[str, ParsedFile] = field(default_factory=dict)
+    _names: dict[bytes, bytes] = field(default_factory=dict)
+    _targets: dict[tuple[str, str], str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = list(self.files)
+        self.number = {name: number for number, name in enumerate(self.names)}
+        self.is_c = is_c_project(self.names)
+        self._index = IncludeIndex(self.names)
+        self._folders = include_folders(self.names)
+
+    def read(self, name: str) -> ParsedFile:
+        """A file, taken apart; its items carry its number."""
+        found = self._parsed.get(name)
+        if found is None:
+            number = self.number[name]
+            data = read_source(self.files[name])
+            if is_template(name):
+                data = configured(data, self.options)
+            source = parsed = self._parse(name, data)
+            find = functools.partial(self._fragment, name)
+            data, splices = splice(data, source.items, find, lambda each: read_source(self.files[each]))
+            if splices:
+                parsed = self._parse(name, data)
+            if not parsed.sound:
+                parsed, splices = source, []
+            if not parsed.sound and parsed.lexed.balanced:
+                parsed = replace(parsed, items=[_whole(parsed.lexed, number)])
+            for each in (source, parsed):
+                each.lexed.keep_directives()
+            self._share_names(parsed.items)
+            items = parsed.items
+            guards = _guards(parsed)
+            events = [
+                position
+                for position, item in enumerate(items)
+                if position in guards
+                or any(d.keyword not in _DEFINING or d.macro in self.deciding for d in item.directives)
+                or any(isinstance(frame, Condition) for frame in item.stack)
+            ]
+            once = bool(parsed.lexed.guard) or b"#pragma once" in data
+            unnamed = [position for position, item in enumerate(items) if _counts_unnamed(item)]
+            external = {
+                position: b"\n".join(directive.line for directive in items[position].directives)
+                for position in unnamed
+                if position not in guards and self._leads_out(name, items[position])
+            }
+            events = [position for position in events if position not in external]
+            found = self._parsed[name] = ParsedFile(
+                name, number, source, parsed, splices, events, once, guards, unnamed, external, items
+            )
+            self._register(found)
+        return found
+
+    def _share_names(self, items: Iterable[Item]) -> None:
+        """Have one object for each name: most of what an item takes would be its own copies of them."""
+        share = self._names.setdefault
+        for item in items:
+            item.mentions = frozenset(map(share, item.mentions, item.mentions))
+            item.accesses = (
+                frozenset(map(share, item.accesses, item.accesses)) if item.accesses else frozenset()
+            )
+
+    def _parse(self, name: str, data: bytes) -> FileItems:
+        return read_items(
+            data,
+            self.macros,
+            file=self.number[name],
+            language=language_of(name, self.is_c),
+            defines_std=self.defines_std,
+        )
+
+    def _fragment(self, name: str, argument: str) -> str | None:
+        """The file that is included in the midst of a declaration of another one."""
+        target = self.resolve(name, argument)
+        if target is None or target == name or not self.files[target].may_be_borrowed:
+            return None
+        return target
+
+    def _leads_out(self, name: str, item: Item) -> bool:
+        """True for an unconditional include, or several, of what is not in the project."""
+        return (item.kind == ItemKind.INCLUDE and not item.stack) and all(
+            directive.keyword in INCLUDES
+            and directive.argument[:1] in (b'"', b"<")
+            and self.resolve(name, argument := directive.argument.decode("utf-8", "replace")) is None
+            and not self.is_build_written(argument)
+            for directive in item.directives
+        )
+
+    def _register(self, file: ParsedFile) -> None:
+        for position, item in enumerate(file.items):
+            key = (file.number, position)
+            for name in self._declares(item):
+                self.declared[name].append(key)
+            if item.qualifier and item.function_name:
+                self.members[item.function_name].append((item.qualifier, key))
+            for name in _attached_to(item):
+                self.attached[name].append(key)
+
+    def _declares(self, item: Item) -> set[bytes]:
+        """The names by which an item is found; a macro call that declares is found by its arguments."""
+        names = set(item.names)
+        names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
+        callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
+        if item.kind == ItemKind.CALL or (
+            (callee in self.macros.names or (callee.isupper() and item.kind == ItemKind.FUNCTION))
+            and item.kind != ItemKind.MACRO
+        ):
+            call = _CALL.search(item.text)
+            names.update(_UNQUALIFIED.findall(call.group(1)) if call else ())
+            names -= _KEYWORDS
+        if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
+            names.update(
+                name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in self.macros.names
+            )
+        code = item.text[len(item.text) - (item.end - item.start) :]
+        if code.startswith(b"typedef"):
+            names.update(_BEHIND_CALL.findall(code))
+        if item.qualifier and item.body_required and item.function_name:
+            names.add(item.function_name)
+        names.discard(b"")
+        return names
+
+    @functools.cached_property
+    def includers(self) -> dict[str, list[str]]:
+        """The files that include each file, sources first."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(self.includes, key=lambda name: (not is_source(name), name)):
+            for argument in self.includes[name]:
+                target = self.resolve(name, argument)
+                if target is not None:
+                    found[target].append(name)
+        return found
+
+    @functools.cached_property
+    def defining(self) -> dict[bytes, list[str]]:
+        """The source files that may define a function, by its name."""
+        found: dict[bytes, list[str]] = defaultdict(list)
+        for name, file in self.files.items():
+            if is_source(name) and file.may_be_borrowed:
+                for function in set(_FUNCTION_HEAD.findall(read_source(file))):
+                    found[function].append(name)
+        return found
+
+    def item(self, key: Key) -> Item:
+        """An item of a file that was read."""
+        return self._parsed[self.names[key[0]]].items[key[1]]
+
+    def resolve(self, name: str, argument: str) -> str | None:
+        """The file of the project that an include (`"a.h"`, `<b/c.h>`) in the file `name` leads to."""
+        key = (name, argument)
+        if key not in self._targets:
+            self._targets[key] = self._resolve(name, argument)
+        return self._targets[key]
+
+    def _resolve(self, name: str, argument: str) -> str | None:
+        if not self.closed:
+            return None
+        target = include_target(argument)
+        found = None
+        templates = [target + ending for ending in TEMPLATE_ENDINGS]
+        if argument[0] == '"':
+            found = next(
+                filter(None, (self._index.beside(name, each) for each in (target, *templates))), None
+            )
+        if found is None and (argument[0] == '"' or target not in SYSTEM_HEADERS):
+            found = self._index.nearest(name, target)
+        return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
+
+    def is_build_written(self, argument: str) -> bool:
+        """True for an include that nothing answers, of a header that only a build can have written."""
+        return self.closed and is_build_written(argument, self._folders)
+
+
+def _whole(lexed: LexedSource, number: int) -> Item:
+    """A file whose brackets close within other `#if`s than they open in, as one item."""
+    functions = set(_BEFORE_BRACKET.findall(lexed.names)) - _KEYWORDS
+    types = set(CLASS_NAME.findall(lexed.names))
+    return Item(
+        kind=ItemKind.REGION,
+        text=lexed.data.rstrip(b"\n"),
+        stack=(),
+        mentions=frozenset(IDENTIFIER.findall(lexed.names)),
+        file=number,
+        line=0,
+        last_line=lexed.data.rstrip(b"\n").count(b"\n"),
+        names=tuple(sorted(functions | types)),
+        directives=tuple(lexed.directives),
+        end=len(lexed.data.rstrip(b"\n")),
+    )
+
+
+def _guards(parsed: FileItems) -> dict[int, list[Condition]]:
+    """The include guards around parts of a file, by the items in them."""
+    found: dict[int, list[Condition]] = defaultdict(list)
+    waiting = list(parsed.lexed.groups)
+    while waiting:
+        group = waiting.pop()
+        waiting += group.children
+        if group.start in parsed.passed and group.start not in parsed.lexed.guard_directives:
+            condition = Condition((group.directives[0].line,), group.start)
+            for number, item in enumerate(parsed.items):
+                if group.start <= item.start < group.end:
+                    found[number].append(condition)
+    return dict(found)
+
+
+def _counts_unnamed(item: Item) -> bool:
+    """True for includes, `using namespace` and macros that change what system headers declare."""
+    return (
+        item.kind == ItemKind.INCLUDE
+        or (item.kind == ItemKind.USING and b"namespace" in item.mentions)
+        or (item.kind == ItemKind.MACRO and any(d.macro.startswith(_FEATURE_MACROS) for d in item.directives))
+    )
+
+
+def _attached_to(item: Item) -> Iterable[bytes]:
+    """The types whose users need an item without naming it: free operators, specializations."""
+    is_operator = item.kind in (ItemKind.FUNCTION, ItemKind.PROTOTYPE) and any(
+        name.startswith(b"operator") for name in item.names
+    )
+    if is_operator:
+        return IDENTIFIER.findall(item.text[: item.text.find(b"{") + 1 or None])
+    is_special = item.kind == ItemKind.TYPE and re.search(rb"template\s*<\s*>", item.text)
+    return item.mentions if is_special else ()

@@ -1,0 +1,67 @@
+"""Names that mean something inside an item: its parameters, local variables and members.
+
+They hide functions and variables of the project that have the same name (ISO C++20 6.4.1). Only what surely
+is such a name counts: one that is called in a function, or qualified, may be the project's.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from cpplm.corpus.slicing.shortening import MEMBER_END, members_and_bodies, without_comments
+from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.lexer import IDENTIFIER
+
+# `Type name`, `Type& name`, `Type *name`, before what can follow a declarator. Spaces on both sides of `&`
+# and `*` are those of an operator.
+_DECLARED = re.compile(
+    rb"((?<!\w)\w++|(?<=[\w>*&)\]])>|\.\.\.)(?:\s++[*&]*+|[*&]++\s*+)"
+    rb"(\w++)(?=\s*+(?:[=;,)\[{]|:(?!:)))(?!\s*+==)"
+)
+_CALLED = re.compile(rb"(?<!\w)(\w++)\s*+\(")
+_QUALIFIED = re.compile(rb"(?:::|->|\.)\s*(\w+)")
+_FRIEND = re.compile(rb"\bfriend\s+(?:class|struct)\s+(\w+)\s*;")
+_NO_TYPE = frozenset(
+    b"return else throw case new delete goto typename using namespace class struct union enum operator not "
+    b"and or co_return co_await co_yield sizeof do public private protected extern define".split()
+)
+HIDDEN_KINDS = (ItemKind.FUNCTION, ItemKind.PROTOTYPE, ItemKind.VARIABLE)
+
+
+def qualified_names(text: bytes) -> frozenset[bytes]:
+    """The names that stand behind `::`, `.` or `->`."""
+    return frozenset(_QUALIFIED.findall(text))
+
+
+@functools.lru_cache(maxsize=16_384)
+def befriended(text: bytes) -> frozenset[bytes]:
+    """The classes that a class only names as its friends, which declares them (ISO C++20 11.8.4)."""
+    friends = set(_FRIEND.findall(text))
+    return frozenset(friends - set(IDENTIFIER.findall(_FRIEND.sub(b"", text))) if friends else friends)
+
+
+def hiding_names(item: Item) -> frozenset[bytes]:
+    """The names that are an item's own."""
+    if item.kind not in (ItemKind.FUNCTION, ItemKind.TYPE, ItemKind.PROTOTYPE):
+        return frozenset()
+    return _hiding_names(item.text, item.kind == ItemKind.TYPE)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _hiding_names(text: bytes, is_class: bool) -> frozenset[bytes]:
+    text = without_comments(text)
+    qualified = qualified_names(text)
+    if is_class:
+        members, _ = members_and_bodies(text)
+        first_calls = (_CALLED.search(part) for part in MEMBER_END.split(members))
+        return frozenset(_declared(members) | {call.group(1) for call in first_calls if call} - qualified)
+    return frozenset(_declared(text) - set(_CALLED.findall(text)) - qualified)
+
+
+def _declared(text: bytes) -> set[bytes]:
+    return {
+        name
+        for type_, name in _DECLARED.findall(text)
+        if type_ not in _NO_TYPE and IDENTIFIER.fullmatch(name)
+    }

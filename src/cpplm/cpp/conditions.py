@@ -1,0 +1,284 @@
+"""Value of an `#if`, as far as it can be known without the system's headers: true, false or unknown.
+
+Macros have three states: defined with a body, not defined, and unknown (set in a branch that may or may not
+be read, or a matter of headers that are not here). `unknown && 0` is false. The grammar is that of constant
+expressions (ISO C++20 15.2) on integers.
+"""
+
+from __future__ import annotations
+
+import operator as operators
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from cpplm.cpp.lexer import IDENTIFIER
+
+
+def _table(text: bytes) -> dict[bytes, bytes]:
+    """NAME=VALUE pairs between spaces."""
+    return {name: value for name, _, value in (pair.partition(b"=") for pair in text.split())}
+
+
+# As g++ 12 and gcc 12 define them on x86-64 Linux.
+_PREDEFINED: Final = _table(
+    b"__GNUC__=12 __GNUC_MINOR__=2 __GNUC_PATCHLEVEL__=0 __linux__=1 __linux=1 linux=1 __gnu_linux__=1 "
+    b"__unix__=1 __unix=1 unix=1 __ELF__=1 __x86_64__=1 __x86_64=1 __amd64__=1 __amd64=1 __LP64__=1 "
+    b"_LP64=1 __CHAR_BIT__=8 __SIZEOF_INT__=4 __SIZEOF_LONG__=8 __SIZEOF_LONG_LONG__=8 "
+    b"__SIZEOF_POINTER__=8 __SIZEOF_SIZE_T__=8 __SIZEOF_INT128__=16 __ORDER_LITTLE_ENDIAN__=1234 "
+    b"__ORDER_BIG_ENDIAN__=4321 __BYTE_ORDER__=1234 __STDC__=1 __STDC_HOSTED__=1 __SSE__=1 __SSE2__=1 "
+    b"__has_include= __has_cpp_attribute= __has_attribute= __has_builtin= __COUNTER__=0 "
+    b"HAVE_CONFIG_H=1"  # what a build writes is read as far as it can be, see `configured`
+)
+_PREDEFINED_CXX: Final = _table(
+    b"__cplusplus=201703L __GNUG__=12 __EXCEPTIONS=1 __cpp_exceptions=199711L __GXX_RTTI=1 __cpp_rtti=199711L"
+    b" _GNU_SOURCE=1 __GXX_WEAK__=1"
+)
+_PREDEFINED_C: Final = _table(b"__STDC_VERSION__=201710L")
+# Of other compilers, systems and processors.
+_ABSENT = re.compile(
+    rb"_*(?:clang|MSC|MSVC|WIN(?:32|64|DOWS|RT|CE)?(?:_|\b)|MINGW|CYGWIN|APPLE|MACOS|MACH|OSX|IOS|TARGET_OS|DARWIN"
+    rb"|ANDROID|EMSCRIPTEN|wasm|WASM|FreeBSD|NetBSD|OpenBSD|DragonFly|bsd|sun\b|SUN|SVR4|svr4|hpux|AIX|aix|sgi|QNX|VXWORKS"
+    rb"|HAIKU|BEOS|OS2|MSDOS|DJGPP|BORLANDC|WATCOMC|SUNPRO|INTEL|ICC|PGI|NVCC|CUDA|HIP|OPENCL|SYCL|arm|aarch64|ARM"
+    rb"|mips|MIPS|powerpc|POWERPC|PPC|ppc|riscv|sparc|s390|hppa|alpha|ia64|m68k|i386|i486|i586|i686|M_IX86|M_X64"
+    rb"|XTENSA|AVR|Fuchsia|native_client|CODEGEARC|DOXYGEN|SWIG|CPPCHECK|COVERITY|BIG_ENDIAN__|STRICT_ANSI|ILP32"
+    rb"|SANITIZE|NO_EXCEPTIONS|NO_RTTI)\w*|_?DEBUG|__OPTIMIZE__|__CYGWIN__|CYGWIN"
+)
+_TOKEN = re.compile(
+    rb"\s*(?:((?:0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9][0-9']*)[uUlLzZ]*)|([A-Za-z_]\w*)|('(?:\\.|[^'\\])+')"
+    rb"|(\|\||&&|==|!=|<=|>=|<<|>>|[-+*/%<>!~&|^?:(),])|(\S))"
+)
+_PRECEDENCE: Final = {
+    b"||": 1, b"&&": 2, b"|": 3, b"^": 4, b"&": 5, b"==": 6, b"!=": 6, b"<": 7, b">": 7, b"<=": 7, b">=": 7,
+    b"<<": 8, b">>": 8, b"+": 9, b"-": 9, b"*": 10, b"/": 10, b"%": 10,
+}  # fmt: skip
+_OPERATIONS: Final[dict[bytes, Callable[[int, int], int]]] = {
+    b"|": operators.or_, b"^": operators.xor, b"&": operators.and_, b"<<": operators.lshift, b">>":
+    operators.rshift, b"==": operators.eq, b"!=": operators.ne, b"<": operators.lt, b">": operators.gt,
+    b"<=": operators.le, b">=": operators.ge, b"+": operators.add, b"-": operators.sub, b"*":
+    operators.mul,
+    b"/": lambda left, right: int(left / right),
+    b"%": lambda left, right: left - right * int(left / right),
+}  # fmt: skip
+_DEEPEST_EXPANSION = 12
+_LONGEST = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """A definition: `parameters` is None for a macro without arguments; `body` None where it is unknown."""
+
+    body: bytes | None
+    parameters: tuple[bytes, ...] | None = None
+
+
+UNKNOWN: Final = Macro(None)
+
+
+@lru_cache(maxsize=65_536)
+def parse_define(argument: bytes) -> tuple[bytes, Macro]:
+    """The name and the definition of what follows `#define`."""
+    match = IDENTIFIER.match(argument)
+    if match is None:
+        return b"", UNKNOWN
+    rest = argument[match.end() :]
+    if rest.startswith(b"("):
+        inside, _, body = rest[1:].partition(b")")
+        return match.group(), Macro(body.strip(), tuple(part.strip() for part in inside.split(b",")))
+    return match.group(), Macro(rest.strip())
+
+
+@dataclass
+class MacroState:
+    """The macros at one place of a translation unit.
+
+    `project` holds every macro name that the project defines anywhere: such a name that is not defined yet is
+    not defined; of other names only those of `_PREDEFINED` and `_ABSENT` are known.
+    """
+
+    project: frozenset[bytes]
+    is_c: bool = False
+    macros: dict[bytes, Macro | None] = field(default_factory=dict)  # None: not defined
+
+    def __post_init__(self) -> None:
+        table = _PREDEFINED | (_PREDEFINED_C if self.is_c else _PREDEFINED_CXX)
+        self._predefined = {name: Macro(body) for name, body in table.items()}
+
+    @staticmethod
+    def is_foreign(name: bytes) -> bool:
+        """True for a macro of another compiler, system or processor."""
+        return _ABSENT.fullmatch(name) is not None
+
+    def lookup(self, name: bytes) -> Macro | None:
+        """The definition of a macro; None where it is not defined, UNKNOWN where that cannot be said."""
+        if name in self.macros:
+            return self.macros[name]
+        found = self._predefined.get(name)
+        if found is not None:
+            return found
+        if name in self.project or name == b"__cplusplus" or _ABSENT.fullmatch(name):
+            return None
+        return UNKNOWN
+
+    def holds(self, line: bytes) -> bool | None:
+        """Whether the branch of one conditional directive (`#if X`, `#ifdef Y`, `#else`) would be read."""
+        keyword, _, rest = line.partition(b" ")
+        if keyword == b"#else":
+            return True
+        if keyword in (b"#ifdef", b"#ifndef", b"#elifdef", b"#elifndef"):
+            match = IDENTIFIER.search(rest)
+            found = self.lookup(match.group()) if match else UNKNOWN
+            if found is UNKNOWN:
+                return None
+            return (found is None) == keyword.endswith(b"ndef")
+        try:
+            value = _Expression(self, rest).evaluate()
+        except (ValueError, IndexError, ZeroDivisionError, OverflowError, RecursionError):
+            return None
+        return None if value is None else value != 0
+
+
+class _Expression:
+    """Precedence climbing over the tokens of one expression; None is an unknown value."""
+
+    def __init__(self, state: MacroState, text: bytes) -> None:
+        self._state = state
+        self._tokens = self._expand(_tokenize(text), frozenset(), 0)
+        self._at = 0
+
+    def evaluate(self) -> int | None:
+        value = self._ternary()
+        if self._at != len(self._tokens):
+            raise ValueError("text after the expression")
+        return value
+
+    def _expand(self, tokens: Sequence[bytes], active: frozenset[bytes], depth: int) -> list[bytes]:
+        """Macros replaced; `defined X` and what is unknown become numbers and `?unknown`."""
+        result: list[bytes] = []
+        position = 0
+        while position < len(tokens):
+            token = tokens[position]
+            position += 1
+            if token == b"defined":
+                bracket = tokens[position] == b"("
+                name = tokens[position + bracket]
+                position += 1 + 2 * bracket
+                found = self._state.lookup(name)
+                result.append(b"?unknown" if found is UNKNOWN else b"%d" % (found is not None))
+                continue
+            if not IDENTIFIER.fullmatch(token):
+                result.append(token)
+                continue
+            arguments, after = _call(tokens, position)
+            if token in (b"true", b"false"):
+                result.append(b"1" if token == b"true" else b"0")
+                continue
+            macro = self._state.lookup(token)
+            if token.startswith(b"__has_"):
+                macro = UNKNOWN
+            if macro is None and arguments is None:
+                result.append(b"0")  # ISO C++20 15.2: an identifier that is no macro is 0
+                continue
+            if macro is None or macro.body is None or token in active or depth > _DEEPEST_EXPANSION:
+                result.append(b"?unknown")
+                position = after if arguments is not None else position
+                continue
+            body = _tokenize(macro.body)
+            if macro.parameters is not None:
+                if arguments is None or len(arguments) != len(macro.parameters) or b"##" in macro.body:
+                    result.append(b"?unknown")
+                    position = after
+                    continue
+                given = dict(zip(macro.parameters, arguments, strict=True))
+                body = [part for word in body for part in given.get(word, [word])]
+                position = after
+            result += self._expand(body, active | {token}, depth + 1)
+            if len(result) > _LONGEST:
+                raise ValueError("expression too long")
+        return result
+
+    def _ternary(self) -> int | None:
+        condition = self._binary(0)
+        if self._peek() != b"?":
+            return condition
+        self._at += 1
+        first = self._ternary()
+        if self._tokens[self._at] != b":":
+            raise ValueError("no colon")
+        self._at += 1
+        second = self._ternary()
+        if condition is None:
+            return first if first == second else None
+        return first if condition else second
+
+    def _binary(self, least: int) -> int | None:
+        left = self._unary()
+        while (precedence := _PRECEDENCE.get(self._peek(), 0)) > least:
+            operator = self._tokens[self._at]
+            self._at += 1
+            left = _apply(operator, left, self._binary(precedence))
+        return left
+
+    def _unary(self) -> int | None:
+        token = self._tokens[self._at]
+        self._at += 1
+        if token == b"(":
+            value = self._ternary()
+            if self._tokens[self._at] != b")":
+                raise ValueError("no closing bracket")
+            self._at += 1
+            return value
+        if token in (b"!", b"-", b"+", b"~"):
+            value = self._unary()
+            if value is None:
+                return None
+            return {b"!": int(not value), b"-": -value, b"+": value, b"~": ~value}[token]
+        if token == b"?unknown" or token[:1] == b"'":
+            return None
+        digits = token.rstrip(b"uUlLzZ").replace(b"'", b"").decode()
+        return int(digits, 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0)
+
+    def _peek(self) -> bytes:
+        return self._tokens[self._at] if self._at < len(self._tokens) else b""
+
+
+def _apply(operator: bytes, left: int | None, right: int | None) -> int | None:
+    if operator == b"&&":
+        return 0 if 0 in (left, right) else None if None in (left, right) else 1
+    if operator == b"||":
+        return 1 if left or right else None if None in (left, right) else 0
+    if left is None or right is None:
+        return None
+    if operator in (b"<<", b">>") and not 0 <= right < 64:
+        return None
+    return int(_OPERATIONS[operator](left, right))
+
+
+@lru_cache(maxsize=16_384)
+def _tokenize(text: bytes) -> Sequence[bytes]:
+    tokens: list[bytes] = []
+    for match in _TOKEN.finditer(text):
+        if match.group(5):  # a string, a `#`, what no expression has
+            raise ValueError("no constant expression")
+        tokens.append(match.group().strip())
+    return tokens
+
+
+def _call(tokens: Sequence[bytes], position: int) -> tuple[list[list[bytes]] | None, int]:
+    """The arguments of a call that begins here, and the position after it; None where there is no call."""
+    if position >= len(tokens) or tokens[position] != b"(":
+        return None, position
+    arguments: list[list[bytes]] = [[]]
+    depth = 0
+    for number in range(position, len(tokens)):
+        token = tokens[number]
+        depth += (token == b"(") - (token == b")")
+        if depth == 0:
+            return arguments, number + 1
+        if token == b"," and depth == 1:
+            arguments.append([])
+        elif number > position:
+            arguments[-1].append(token)
+    raise ValueError("no closing bracket")
