@@ -1,4 +1,4 @@
-"""What documents cost and bring against plain files: the same model, steps and held-out files for each mode.
+"""Costs and gains of documents against plain files: the same model, steps and held-out files for each mode.
 
     recipes/debian_corpus.sh dev FOLDER; recipes/debian_corpus.sh blind FOLDER
     python benchmarks/corpus_modes.py FOLDER/dev FOLDER/blind --work WORK [--modes file compilable half]

@@ -7,8 +7,10 @@ a corpus built with --semantic: in deciding what is called what). A document is 
 namespace scope; counted are
 
     calls   by the body of a function there, of another function of the document that has a body there
-    uses    by any declaration, of a class or enumeration that the document defines; that in
-            `typedef struct name name;` declares it ahead and is none
+    uses    by any declaration, of a class or enumeration that the document defines: of its members, or of it
+            as a base or by value
+    names   all mentions of such a type, pointers to it, too: a declaration ahead is enough for those. That in
+            `typedef struct name name;` is one and does not count
 
 An edge is in order when what it leads to stands first. Within a cycle no order is right, so those edges count
 apart: those whose end leads back to their beginning.
@@ -48,6 +50,9 @@ _TYPES = frozenset(
     }
 )
 
+_BY_VALUE = frozenset({_KINDS.FIELD_DECL, _KINDS.VAR_DECL, _KINDS.CXX_BASE_SPECIFIER})
+_VALUES = frozenset({cindex.TypeKind.RECORD, cindex.TypeKind.ENUM})
+
 
 @dataclass(frozen=True)
 class Share:
@@ -68,25 +73,28 @@ class Share:
 
 @dataclass
 class Order:
-    """What was counted in one document or several; `examples` names some edges that are out of order."""
+    """Counts of one document or several; `examples` names some edges that are out of order."""
 
     calls: Share = Share()
     uses: Share = Share()
+    names: Share = Share()
     examples: list[str] = field(default_factory=list)
 
     def add(self, other: Order) -> None:
         """Count another document, too."""
         self.calls += other.calls
         self.uses += other.uses
+        self.names += other.names
         self.examples += other.examples
 
     def figures(self) -> dict[str, Any]:
         """For the last line of the output."""
-        shares = {"calls": self.calls, "uses": self.uses}
+        shares = {"calls": self.calls, "uses": self.uses, "names": self.names}
         return {name: {**asdict(each), "share": round(each.share, 5)} for name, each in shares.items()}
 
     def __str__(self) -> str:
-        return f"calls {self.calls.share:7.2%}  uses {self.uses.share:7.2%}  {'; '.join(self.examples[:3])}"
+        shares = f"calls {self.calls.share:7.2%}  uses {self.uses.share:7.2%}  names {self.names.share:7.2%}"
+        return f"{shares}  {'; '.join(self.examples[:3])}"
 
 
 @dataclass(frozen=True)
@@ -157,25 +165,38 @@ def _count(found: Sequence[Declaration], name: str) -> Order:
 
     calls: dict[int, set[int]] = defaultdict(set)
     uses: dict[int, set[int]] = defaultdict(set)
+    names: dict[int, set[int]] = defaultdict(set)
     for place, declaration in enumerate(found):
         for cursor in declaration.cursor.walk_preorder():
-            referenced = cursor.referenced
+            referenced = _type_by_value(cursor) or cursor.referenced
             if referenced is None or referenced == cursor:
                 continue
             target = place_of(referenced.get_definition())
-            if target is None or target == place:
-                continue
+            if target is None or declaration.start <= found[target].start < declaration.end:
+                continue  # itself, or the type in its `typedef struct name { ... } name;`
             if referenced.kind in _FUNCTIONS and found[target].is_function:
                 if declaration.is_function:
                     calls[place].add(target)
             elif found[target].is_type and not _declares_ahead(declaration, found[target]):
-                uses[place].add(target)
-    order = Order(_share(calls), _share(uses))
+                names[place].add(target)
+                if cursor.kind in _BY_VALUE or referenced.kind not in _TYPES:
+                    uses[place].add(target)
+    order = Order(_share(calls), _share(uses), _share(names))
     for sort, edges in (("call", calls), ("use", uses)):
         for place, target in _out_of_order(edges):
             names = (found[each].cursor.spelling or "?" for each in (place, target))
             order.examples.append(f"{sort}: {' before '.join(names)}")
     return order
+
+
+def _type_by_value(cursor: cindex.Cursor) -> cindex.Cursor | None:
+    """The type of a variable or member that is no pointer, or such an array."""
+    if cursor.kind not in (_KINDS.FIELD_DECL, _KINDS.VAR_DECL) or not cursor.is_definition():
+        return None
+    type_ = cursor.type.get_canonical()
+    while type_.kind == cindex.TypeKind.CONSTANTARRAY:
+        type_ = type_.element_type
+    return type_.get_declaration() if type_.kind in _VALUES else None
 
 
 def _declares_ahead(declaration: Declaration, type_: Declaration) -> bool:

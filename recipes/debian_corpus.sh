@@ -38,7 +38,7 @@ libgl-dev libegl-dev libglu1-mesa-dev libglew-dev libsdl1.2-dev libsdl2-dev libs
 libsdl2-ttf-dev libpng-dev libjpeg62-turbo-dev libfreetype-dev libfontconfig-dev libcairo2-dev
 libopenal-dev libalut-dev libasound2-dev libpulse-dev libjack-jackd2-dev libogg-dev libvorbis-dev"
 # The folders of them that pkg-config would name.
-HEADER_FOLDERS="include include/*-linux-gnu include/SDL2 include/cairo include/dbus-1.0 include/eigen3 include/freetype2
+HEADER_FOLDERS="include include/*-linux-gnu include/AL include/SDL2 include/cairo include/dbus-1.0 include/eigen3 include/freetype2
 include/glib-2.0 include/libxml2 include/lua5.4 include/postgresql include/utf8cpp lib/*-linux-gnu/dbus-1.0/include
 lib/*-linux-gnu/glib-2.0/include include/python3.11"
 # BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.

@@ -15,7 +15,7 @@ from cpplm.corpus.ingest.discovery import Project, find_files
 from cpplm.corpus.project import BuildPlan, DiscoveredProject, build_project, unread_index
 from cpplm.corpus.settings import Mode
 from cpplm.corpus.slicing import documents as documents_module
-from cpplm.corpus.slicing.build_headers import default_options
+from cpplm.corpus.slicing.build_headers import build_defaults
 from cpplm.corpus.slicing.documents import SliceOptions, build_unit
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import ProjectIndex
@@ -49,7 +49,7 @@ def index_of(
         for file in found
     )
     scans = {file.name: scan(file) for file in files}
-    discovered = DiscoveredProject(project, files, skips, options=default_options(project.roots))
+    discovered = DiscoveredProject(project, files, skips, defaults=build_defaults(project.roots))
     index = unread_index(discovered, scans)
     units = make_units([file for file in files if file.makes_documents], scans, index.resolve, merge=merge)
     return units, index
@@ -98,7 +98,7 @@ def rows_of(project: Project, plan: BuildPlan) -> list[dict[str, Any]]:
 
 
 def compile_errors(text: str, *include: Path, language: str = "c++", standard: str = "c++17") -> str:
-    """What g++ says against a text; empty when it compiles."""
+    """The errors of g++ in a text; empty when it compiles."""
     standards = [f"-std={standard}"] if language == "c++" else []
     flags = [flag for folder in include for flag in ("-I", str(folder))]
     command = ["g++", "-x", language, *standards, *flags, "-fsyntax-only", "-w", "-"]

@@ -1,4 +1,4 @@
-"""What earlier indexers of C++ projects got wrong, each as a test of the documents that a build ends with.
+"""Mistakes of earlier indexers of C++ projects, each as a test of the documents that a build ends with.
 
 One project that has it all is built once; where another test module says more about a defect, it is named.
 """

@@ -63,7 +63,7 @@ def test_the_benchmark_reads_a_corpus(tmp_path, monkeypatch, capsys):
     order.main()
     figures = json.loads(capsys.readouterr().out)["all"]
     assert figures["calls"]["in_order"] >= 10
-    assert figures["uses"]["in_order"] >= 40
+    assert figures["names"]["in_order"] >= 40
     assert figures["calls"]["out_of_order"] == figures["uses"]["out_of_order"] == 0
 
 
@@ -76,11 +76,12 @@ def test_the_measure_sees_what_is_out_of_order():
         "bool odd(int);\nbool even(int n) { return n == 0 || odd(n - 1); }\n"
         "bool odd(int n) { return even(n - 1); }\n"
         "int last(A* a) { return a->b->x + f(1); }\n"
-        "typedef struct E E;\nstruct E { int x; };\n"
+        "typedef struct E E;\nstruct E { int x; };\ntypedef struct K { int x; } K;\n"
+        "enum F : int;\nstruct G { F f; };\nenum F : int { one };\nstruct H : B { G g[2]; };\n"
     )
     found = order.Reader().order_of(text)
     assert vars(found.calls) == {"in_order": 1, "out_of_order": 1, "in_cycles": 2}
-    assert found.uses.out_of_order == 1
-    assert found.uses.in_cycles == 2
-    assert sorted(found.examples) == ["call: f before late", "use: A before B"]
+    assert (found.names.out_of_order, found.names.in_cycles) == (2, 2)
+    assert vars(found.uses) == {"in_order": 4, "out_of_order": 1, "in_cycles": 0}
+    assert sorted(found.examples) == ["call: f before late", "use: G before F"]
     assert found.calls.share == 0.5

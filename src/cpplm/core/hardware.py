@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -16,6 +14,7 @@ import torch
 from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Precision
+from cpplm.core.workers import peak_resident_memory
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -96,8 +95,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Most memory held so far: on the GPU for cuda, else resident memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_resident_memory()[0]
 
 
 def environment() -> dict[str, str]:

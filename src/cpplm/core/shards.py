@@ -49,8 +49,20 @@ class Shard:
 
 def write_table(storage: Storage, name: str, table: pa.Table) -> bytes:
     """Write a table as parquet, atomically; equal tables give equal bytes, which are returned."""
+    return write_tables(storage, name, iter([table]))
+
+
+def write_tables(storage: Storage, name: str, tables: Iterator[pa.Table]) -> bytes:
+    """The same for a table that comes in pieces; there is at least one."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", row_group_size=ROWS_PER_GROUP, store_schema=False)
+    rest = next(tables)
+    with pq.ParquetWriter(sink, rest.schema, compression="zstd", store_schema=False) as writer:
+        for table in tables:
+            whole = len(rest) - len(rest) % ROWS_PER_GROUP
+            if whole:
+                writer.write_table(rest.slice(0, whole), row_group_size=ROWS_PER_GROUP)
+            rest = pa.concat_tables([rest.slice(whole), table]).combine_chunks()
+        writer.write_table(rest, row_group_size=ROWS_PER_GROUP)
     data: bytes = sink.getvalue().to_pybytes()
     storage.write(name, data)
     return data
@@ -79,8 +91,12 @@ def write_shard_table(storage: Storage, split: Split, number: int, table: pa.Tab
 def describe_shard(name: str, data: bytes, table: pa.Table) -> Shard:
     """The manifest's entry for a file `data` that holds `table`."""
     split: Split = "train" if name.startswith("train") else "val"
-    text_bytes = pc.sum(pc.binary_length(table["text"])).as_py() or 0
-    return Shard(name, split, len(table), text_bytes, sha256(data), len(data))
+    return Shard(name, split, len(table), text_bytes(table), sha256(data), len(data))
+
+
+def text_bytes(table: pa.Table) -> int:
+    """Bytes of the text of all rows."""
+    return pc.sum(pc.binary_length(table["text"])).as_py() or 0
 
 
 def write_shard(
@@ -91,7 +107,12 @@ def write_shard(
 
 
 def read_shard(storage: Storage, shard: Shard, columns: list[str] | None = None) -> pa.Table:
-    """One shard as an Arrow table, with those of the columns that it has, after comparing its hash.
+    """One shard as an Arrow table, with those of the columns that it has; otherwise as `open_shard`."""
+    return open_shard(storage, shard).read(columns=columns)
+
+
+def open_shard(storage: Storage, shard: Shard) -> pq.ParquetFile:
+    """One shard as a file in memory, not decompressed yet, after comparing its hash.
 
     Raises:
         UserError: the shard is missing, truncated or altered; the message names it.
@@ -99,7 +120,7 @@ def read_shard(storage: Storage, shard: Shard, columns: list[str] | None = None)
     data = storage.read(shard.name)
     if sha256(data) != shard.sha256:
         raise _damaged(storage, shard, f"its hash is not the one in {MANIFEST}")
-    return pq.ParquetFile(pa.BufferReader(data)).read(columns=columns)
+    return pq.ParquetFile(pa.BufferReader(data))
 
 
 def _damaged(storage: Storage, shard: Shard, why: str) -> UserError:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 SPANS_COLUMN = "spans"
+DOCSTRINGS_COLUMN = "docstrings"  # pairs of a comment and what it documents
 BORROWED_COLUMN = "borrowed"  # ranges of bytes that stand in a document for what they declare alone
 # Shorter ones (about five tokens) any random cut covers as well; longer ones leave no context around them.
 MIN_BYTES = 20

@@ -35,7 +35,7 @@ def processor_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def peak_memory_bytes() -> tuple[int, int]:
+def peak_resident_memory() -> tuple[int, int]:
     """Most resident memory so far: of this process, and of the largest of its children that have ended."""
     unit = 1 if sys.platform == "darwin" else 1024
     usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))

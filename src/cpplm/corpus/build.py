@@ -24,13 +24,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pyarrow as pa
+
 from cpplm import __version__
 from cpplm.core.errors import UserError
 from cpplm.core.locking import exclusive_lock
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest
 from cpplm.core.storage import Storage, is_bucket, sha256
-from cpplm.core.workers import peak_memory_bytes, processor_seconds, worker_pool
+from cpplm.core.workers import peak_resident_memory, processor_seconds, worker_pool
 from cpplm.corpus import datatrove_executor
 from cpplm.corpus.clang.semantics import plan_semantics
 from cpplm.corpus.compile.labels import CompileLabeler, plan_labeler
@@ -49,7 +51,7 @@ from cpplm.corpus.project_cache import PARTS, ProjectJob, make_jobs, missing_job
 from cpplm.corpus.reports.train_val_overlap import train_val_overlap
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.shard_writer import write_splits
-from cpplm.corpus.slicing.build_headers import default_options
+from cpplm.corpus.slicing.build_headers import build_defaults
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED = "_jsonl"
@@ -66,6 +68,7 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
         UserError: bad settings or input, another corpus in `out`, or a disk that is full.
     """
     started, processor = time.perf_counter(), processor_seconds()
+    pa.set_memory_pool(pa.system_memory_pool())  # the others keep hundreds of megabytes that are free
     if settings.engine == "datatrove":
         datatrove_executor.import_executor()
     labels = plan_labeler(settings)
@@ -76,7 +79,7 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
             _write_corpus(storage, work, settings.val_fraction, records)
         manifest: dict[str, Any] = storage.read_json(MANIFEST)
         _tidy(storage, manifest)
-    parent, worker = peak_memory_bytes()
+    parent, worker = peak_resident_memory()
     return {
         **manifest,
         "already_complete": not work.jobs,
@@ -209,7 +212,7 @@ def discover(
             item.skips,
             item.redactions,
             plans[item.project.name],
-            default_options(item.project.roots),
+            build_defaults(item.project.roots),
         )
         for item in scanned
     ]
@@ -267,7 +270,7 @@ def _source_digest(item: DiscoveredProject) -> str:
     """Changes with a project's files and compiler flags, but not with what other projects decide on them."""
     lines = "".join(f"{file.digest} {file.license} {file.name}\n" for file in item.files)
     lines += item.semantic.digest if item.semantic is not None else ""
-    lines += "".join(f"{option.decode()}\n" for option in sorted(item.options))
+    lines += item.defaults.digest
     return sha256(lines.encode("utf-8", "surrogateescape"))
 
 

@@ -23,6 +23,7 @@ from cpplm.corpus.ingest.licenses import combine
 from cpplm.corpus.ingest.walk import SkipCounts
 from cpplm.corpus.repeated_lines import RepeatedLines
 from cpplm.corpus.settings import Mode
+from cpplm.corpus.slicing.build_headers import BuildDefaults
 from cpplm.corpus.slicing.documents import SliceOptions, build_unit
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import ProjectIndex
@@ -74,7 +75,7 @@ class DiscoveredProject:
     skips: SkipCounts
     redactions: SkipCounts = field(default_factory=SkipCounts)
     semantic: SemanticPlan | None = None
-    options: frozenset[bytes] = frozenset()  # of its build, that are on by default
+    defaults: BuildDefaults = field(default_factory=BuildDefaults)  # of its build
 
     @property
     def size(self) -> int:
@@ -83,14 +84,17 @@ class DiscoveredProject:
 
     @property
     def digest(self) -> str:
-        """Changes with the name or content of any file, with how names are resolved, and with options."""
-        options = hashlib.sha256(b" ".join(sorted(self.options))).hexdigest() if self.options else ""
-        return content_digest(self.files) + (self.semantic.digest if self.semantic else "") + options
+        """Changes with the name or content of any file, with how names are resolved, and with the build."""
+        return (
+            content_digest(self.files)
+            + (self.semantic.digest if self.semantic else "")
+            + self.defaults.digest
+        )
 
 
 @dataclass(frozen=True)
 class ProjectContext:
-    """What is known of a project before any document is built; the same in every worker.
+    """All that is known of a project before any document is built; the same in every worker.
 
     `index` is one that nothing was read into: each process reads what its units need.
     """
@@ -174,7 +178,7 @@ def _build_units(context: ProjectContext, units: Sequence[Unit], plan: BuildPlan
     if plan.labels is not None:
         compiler = plan.labels.compiler()
         for row in rows:
-            language = language_of(main_source(row["files"]), index.is_c)
+            language = language_of(main_source(row["files"]), index.is_c, row["text"].encode())
             row.update(label_columns(compiler(row["text"], language)))
     functions = sum(index.read(file.name).source.functions for unit in units for file in unit.files)
     return _BatchResult(rows, functions, sum(unit.size for unit in units), semantic)
@@ -294,7 +298,7 @@ def unread_index(project: DiscoveredProject, scans: dict[str, Scan]) -> ProjectI
         {name: each.includes for name, each in scans.items()},
         closed=project.project.has_paths and not project.project.bare_headers,
         defines_std=project.project.bare_headers,
-        options=project.options,
+        defaults=project.defaults,
     )
 
 

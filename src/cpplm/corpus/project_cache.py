@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from cpplm import __version__
 from cpplm.core.shards import write_table
-from cpplm.core.spans import BORROWED_COLUMN, SPANS_COLUMN
+from cpplm.core.spans import BORROWED_COLUMN, DOCSTRINGS_COLUMN, SPANS_COLUMN
 from cpplm.core.storage import Storage, sha256
 from cpplm.core.workers import batched_by_size, worker_pool
 from cpplm.corpus.project import BuildPlan, DiscoveredProject, build_project
-from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN, DocPair
+from cpplm.cpp.doc_comments import DocPair
 
 PARTS = "_parts"
 _SOURCE = pa.struct({"file": pa.string(), "first": pa.int32(), "last": pa.int32(), "reason": pa.string()})
@@ -43,7 +43,7 @@ PART_SCHEMA = pa.schema({
     DOCSTRINGS_COLUMN: pa.list_(pa.struct(dict.fromkeys(DocPair._fields, pa.int32()))),
     BORROWED_COLUMN: pa.list_(pa.struct({"start": pa.int32(), "end": pa.int32()})),
 })  # fmt: skip
-PART_BYTES = 8_000_000
+PART_BYTES = 4_000_000
 # Projects up to this size are one task each; larger ones are spread over the workers batch by batch.
 _SMALL_PROJECT = 1_000_000
 

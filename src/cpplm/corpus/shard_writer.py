@@ -1,12 +1,14 @@
 """Parts to shards: choose the split, mix projects by the hash of each row, write shards of bounded size.
 
-Two passes, so that memory holds one shard at a time: the first sums bytes by project, the second puts each
-row into the bucket of its shard; buckets are then sorted and written. Which shard a row is in depends on its
-id alone; ids are SHA-256, so shards come out equally large. Rows of an earlier corpus keep their split.
+Two passes, so that memory holds one piece of a shard at a time: the first sums bytes by project, the second
+puts each row into the bucket of its piece; buckets are then sorted and written. Which shard a row is in
+depends on its id alone; ids are SHA-256, so shards come out equally large. Rows of an earlier corpus keep
+their split.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,13 +18,24 @@ import pyarrow.compute as pc
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
-from cpplm.core.shards import SPLITS, Shard, ShardReader, Split, read_table, write_shard_table, write_table
+from cpplm.core.shards import (
+    SPLITS,
+    Shard,
+    ShardReader,
+    Split,
+    read_table,
+    text_bytes,
+    write_table,
+    write_tables,
+)
 from cpplm.core.storage import Storage, sha256
 from cpplm.core.workers import batched_by_size
 
 SHARD_BYTES = 64_000_000
+# Each shard is put together from so many ranges of ids.
+_PIECES = 4
 # Text in memory while rows are spread over buckets.
-FLUSH_BYTES = 32_000_000
+FLUSH_BYTES = 16_000_000
 # Columns of parts that only decide where a row goes.
 PLACEMENT_COLUMNS = ("unit",)
 SplitGroup = tuple[str, str]
@@ -42,8 +55,8 @@ class _Assignment:
         return "val" if (project, "" if self.by == "project" else unit) in self.val else "train"
 
     def bucket(self, split: Split, identifier: str) -> Bucket:
-        """The shard of any row: ranges of the first 32 bits of its id."""
-        return split, int(identifier[:8], 16) * self.shards[split] >> 32
+        """The piece of a shard that any row is in: ranges of the first 32 bits of its id."""
+        return split, int(identifier[:8], 16) * self.shards[split] * _PIECES >> 32
 
 
 def write_splits(
@@ -65,14 +78,32 @@ def write_splits(
     assignment = _assign(storage, parts, val_fraction, earlier)
     buckets = _bucket_rows(storage, scratch, _rows(storage, parts, assignment, earlier), assignment)
     shards = []
-    with progress_bar(len(buckets), "shards", "shard") as bar:
+    with progress_bar(len(buckets), "shards", "piece") as bar:
         for split in SPLITS:
             filled = sorted(bucket for bucket in buckets if bucket[0] == split)
-            for number, bucket in enumerate(filled, _first_number(earlier)):
-                table = pa.concat_tables([read_table(storage, name) for name in buckets[bucket]])
-                shards.append(write_shard_table(storage, split, number, table.sort_by("id")))
-                bar.update(1)
+            by_shard = itertools.groupby(filled, key=lambda bucket: bucket[1] // _PIECES)
+            for number, (_, pieces) in enumerate(by_shard, _first_number(earlier)):
+                names = [buckets[bucket] for bucket in pieces]
+                shards.append(_write_shard(storage, split, number, names))
+                bar.update(len(names))
     return shards, earlier.manifest["split_by"] if earlier else assignment.by
+
+
+def _write_shard(storage: Storage, split: Split, number: int, pieces: list[list[str]]) -> Shard:
+    """A shard of pieces that follow each other, each given by its files."""
+    rows = size = 0
+
+    def tables() -> Iterator[pa.Table]:
+        nonlocal rows, size
+        for names in pieces:
+            table = pa.concat_tables(read_table(storage, name) for name in names).sort_by("id")
+            rows += len(table)
+            size += text_bytes(table)
+            yield table
+
+    name = f"{split}_{number:05d}.parquet"
+    data = write_tables(storage, name, tables())
+    return Shard(name, split, rows, size, sha256(data), len(data))
 
 
 def _first_number(earlier: ShardReader | None) -> int:
@@ -164,4 +195,5 @@ def _bucket_rows(
             name = f"{scratch}{bucket[0]}_{bucket[1]:05d}_{flush:06d}.parquet"
             write_table(storage, name, table.take(indices))
             buckets[bucket].append(name)
+        del batch, table  # before the next rows are read
     return buckets

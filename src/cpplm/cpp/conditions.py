@@ -45,6 +45,9 @@ _ABSENT = re.compile(
     rb"|mips|MIPS|powerpc|POWERPC|PPC|ppc|riscv|sparc|s390|hppa|alpha|ia64|m68k|i386|i486|i586|i686|M_IX86|M_X64"
     rb"|XTENSA|AVR|Fuchsia|native_client|CODEGEARC|DOXYGEN|SWIG|CPPCHECK|COVERITY|BIG_ENDIAN__|STRICT_ANSI|ILP32"
     rb"|SANITIZE|NO_EXCEPTIONS|NO_RTTI)\w*|_?DEBUG|__OPTIMIZE__|__CYGWIN__|CYGWIN"
+    # LIB_HAVE_WINDOWS, LIB_OS_MAC
+    rb"|(?:[A-Z0-9]+_+)*(?:HAVE|OS|SYS|PLATFORM|SYSTEM|TARGET)_(?:WIN(?:DOWS|32|64)?|MAC(?:OSX?)?|OSX|DARWIN|IOS|ANDROID"
+    rb"|(?:FREE|OPEN|NET)BSD|DRAGONFLY|SOLARIS|AIX|HPUX|VXWORKS|QNXNTO|CYGWIN|MINGW(?:32)?|OPENVMS|ZOS|HAIKU)"
 )
 _TOKEN = re.compile(
     rb"\s*(?:((?:0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9][0-9']*)[uUlLzZ]*)|([A-Za-z_]\w*)|('(?:\\.|[^'\\])+')"
@@ -62,6 +65,12 @@ _OPERATIONS: Final[dict[bytes, Callable[[int, int], int]]] = {
     b"/": lambda left, right: int(left / right),
     b"%": lambda left, right: left - right * int(left / right),
 }  # fmt: skip
+# Choices of a build that are not for Linux, by a part of the macro's name.
+_ELSEWHERE = re.compile(
+    rb"KQUEUE|WIN|DEVPOLL|POLLSET|SOLARIS|VXWORKS|DARWIN|MAC|BSD|ANDROID|IOS|NONE|ARM|NEON"
+)
+# `#ifdef X` and `#if defined X`, alone.
+IF_DEFINED = re.compile(rb"#\s*(?:ifdef\s+|(?:el)?if\s+defined\s*\(?\s*|elifdef\s+)(\w+)\s*\)?\s*")
 _DEEPEST_EXPANSION = 12
 _LONGEST = 4_000
 
@@ -90,6 +99,11 @@ def parse_define(argument: bytes) -> tuple[bytes, Macro]:
     return match.group(), Macro(rest.strip())
 
 
+def is_elsewhere(option: bytes) -> bool:
+    """True for an option of a build that is for another system than Linux on x86-64, by its name."""
+    return MacroState.is_foreign(option) or _ELSEWHERE.search(option) is not None
+
+
 @dataclass
 class MacroState:
     """The macros at one place of a translation unit.
@@ -101,6 +115,7 @@ class MacroState:
     project: frozenset[bytes]
     is_c: bool = False
     macros: dict[bytes, Macro | None] = field(default_factory=dict)  # None: not defined
+    closed: bool = False  # what is not known is not defined
 
     def __post_init__(self) -> None:
         table = _PREDEFINED | (_PREDEFINED_C if self.is_c else _PREDEFINED_CXX)
@@ -118,12 +133,12 @@ class MacroState:
         found = self._predefined.get(name)
         if found is not None:
             return found
-        if name in self.project or name == b"__cplusplus" or _ABSENT.fullmatch(name):
+        if self.closed or name in self.project or name == b"__cplusplus" or _ABSENT.fullmatch(name):
             return None
         return UNKNOWN
 
     def holds(self, line: bytes) -> bool | None:
-        """Whether the branch of one conditional directive (`#if X`, `#ifdef Y`, `#else`) would be read."""
+        """True if the branch of one conditional directive (`#if X`, `#ifdef Y`, `#else`) would be read."""
         keyword, _, rest = line.partition(b" ")
         if keyword == b"#else":
             return True

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree_sitter
 
-from cpplm.core.spans import SPANS_COLUMN
+from cpplm.core.spans import DOCSTRINGS_COLUMN, SPANS_COLUMN
 from cpplm.cpp.syntax_spans import FunctionNode, SpanPredicate
 
-DOCSTRINGS_COLUMN = "docstrings"
 # All columns that are no provenance.
 _CONTENTS = frozenset({"text", SPANS_COLUMN, DOCSTRINGS_COLUMN})
 MIN_WORDS = 3

@@ -16,7 +16,7 @@ import tree_sitter
 
 from cpplm.cpp.declarations import ItemKind, read_declaration
 from cpplm.cpp.doc_comments import PackedPairs, find_doc_pairs
-from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, lex, names_in
+from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive, LexedSource, lex, names_in
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import Grammar, Language, grammar
 from cpplm.cpp.segmenter import segment_file
@@ -24,7 +24,7 @@ from cpplm.cpp.segments import Condition, Frame, Scope, SegmentedFile, SourceSeg
 from cpplm.cpp.syntax_spans import PackedSpans, SpanPredicate, find_spans, whole_groups
 
 # Each alternative begins with a byte of its own, so that the engine skips what begins with none of them.
-_PREFIXED = re.compile(rb"(\.[A-Za-z_]\w*|->[A-Za-z_]\w*|s(?<!\ws)td::[A-Za-z_]\w*)")
+_PREFIXED = re.compile(rb"(\.[A-Za-z_]\w*|->[A-Za-z_]\w*|>::[A-Za-z_]\w*|s(?<!\ws)td::[A-Za-z_]\w*)")
 
 # Tables of data longer than this are not parsed; nor is there anything else than data in them.
 _LONG_TABLE = 10_000
@@ -47,7 +47,6 @@ class Item:
     text: bytes
     stack: tuple[Frame, ...]
     mentions: frozenset[bytes]
-    file: int
     line: int
     last_line: int
     accesses: frozenset[bytes] = frozenset()
@@ -91,7 +90,6 @@ def read_items(
     data: bytes,
     table: MacroTable,
     *,
-    file: int = 0,
     language: Language = "c++",
     defines_std: bool = False,
 ) -> FileItems:
@@ -100,7 +98,6 @@ def read_items(
     Args:
         data: the file's bytes.
         table: the project's macros.
-        file: number of the file in its unit, stored in each item.
         language: of the file, see `language_of`.
         defines_std: whether `std::name` may be a name of the project.
     """
@@ -115,7 +112,7 @@ def read_items(
         for piece in parts.pieces:
             line += data.count(b"\n", counted, piece.leading_start)
             counted = piece.leading_start
-            item, errors = _item(piece, line, lexed, parts, file, table=table, rules=rules)
+            item, errors = _item(piece, line, lexed, parts, table=table, rules=rules)
             if defines_std:
                 item.mentions |= {name.removeprefix(b"std::") for name in item.mentions}
             items.append(item)
@@ -158,7 +155,6 @@ def _item(
     line: int,
     lexed: LexedSource,
     parts: SegmentedFile,
-    file: int,
     *,
     table: MacroTable,
     rules: Grammar,
@@ -179,7 +175,6 @@ def _item(
         text=piece.leading + data[piece.start : piece.end],
         stack=piece.stack,
         mentions=frozenset(mentions),
-        file=file,
         line=line,
         last_line=line + data.count(b"\n", piece.leading_start, piece.end),
         accesses=accesses,
@@ -208,11 +203,11 @@ def _mentioned(names: bytes) -> tuple[set[bytes], frozenset[bytes]]:
     """Identifiers that stand alone or in `std`, and those that name a member of what stands before them."""
     parts = _PREFIXED.split(names)
     prefixed = set(parts[1::2])
-    accesses = {name for name in prefixed if name[:1] in b".-"}
+    accesses = {name for name in prefixed if name[:1] in b".->"}
     alone = set(IDENTIFIER.findall(b" ".join(parts[::2])))
     if accesses:
         alone.update(_TRAILING_TYPE.findall(names))
-    return alone | (prefixed - accesses), frozenset(name.lstrip(b".->") for name in accesses)
+    return alone | (prefixed - accesses), frozenset(name.lstrip(b".->:") for name in accesses)
 
 
 def condition_names(stack: tuple[Frame, ...]) -> set[bytes]:
@@ -231,7 +226,7 @@ def mentioned_in(text: bytes) -> frozenset[bytes]:
 
 def _directive_item(item: Item) -> None:
     keywords = {directive.keyword for directive in item.directives}
-    if keywords & {b"include", b"include_next", b"import"}:
+    if keywords & INCLUDE_KEYWORDS:
         item.kind = ItemKind.INCLUDE
     elif keywords & {b"define", b"undef"}:
         item.kind = ItemKind.MACRO

@@ -34,6 +34,10 @@ _WORD_BEFORE = re.compile(rb"[\w']*\Z")
 _KEYWORD = re.compile(rb"\#[ \t]*(\w*)")
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BLANK = bytes(byte if byte == 10 else 32 for byte in range(256))
+# Keywords of directives.
+INCLUDE_KEYWORDS = frozenset((b"include", b"include_next", b"import"))
+IF_KEYWORDS = frozenset((b"if", b"ifdef", b"ifndef"))
+ELSE_KEYWORDS = frozenset((b"else", b"elif", b"elifdef", b"elifndef", b"endif"))
 IDENTIFIER = re.compile(rb"[A-Za-z_]\w*")
 _DEFINED_GUARD = re.compile(rb"!\s*defined\s*\(?\s*(\w+)\s*\)?\s*$")
 # Conditions that do not hold where g++ runs: their `#else` is the branch to read when both cannot be.
@@ -126,7 +130,7 @@ class LexedSource:
 
     @cached_property
     def _hidden(self) -> list[tuple[int, int]]:
-        """Where comments and directives stand."""
+        """The ranges of comments and directives."""
         return sorted([*self.comments, *((each.start, each.end) for each in self.directives)])
 
     @cached_property
@@ -146,7 +150,7 @@ class LexedSource:
         self.comments, self.strings = [], array("q")
 
     def is_blank(self, start: int, end: int) -> bool:
-        """Whether only comments and directives stand between two offsets at the ends of directives."""
+        """True if only comments and directives stand between two offsets at the ends of directives."""
         for number in range(bisect.bisect_left(self._hidden, (start, 0)), len(self._hidden)):
             hidden, after = self._hidden[number]
             if hidden >= end or self.data[start:hidden].strip():
@@ -223,12 +227,12 @@ def _group(directives: list[Directive]) -> tuple[list[ConditionalGroup], bool]:
     open_groups: list[ConditionalGroup] = []
     balanced = True
     for directive in directives:
-        if directive.keyword in (b"if", b"ifdef", b"ifndef"):
+        if directive.keyword in IF_KEYWORDS:
             group = ConditionalGroup([directive])
             (open_groups[-1].children if open_groups else roots).append(group)
             open_groups.append(group)
             balanced = balanced and len(open_groups) <= _DEEPEST_GROUP
-        elif directive.keyword in (b"else", b"elif", b"elifdef", b"elifndef", b"endif"):
+        elif directive.keyword in ELSE_KEYWORDS:
             if not open_groups:
                 balanced = False
                 continue

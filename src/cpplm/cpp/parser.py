@@ -8,6 +8,7 @@ plain parenthesised expressions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +37,9 @@ _CONTAINERS = (
     "type_definition template_declaration friend_declaration linkage_specification declaration_list "
     "namespace_definition ERROR"
 )
+
+
+_ONLY_CXX = re.compile(rb"(?m)^[ \t]*(?:namespace\b[\w\s:]*\{|template\s*<|class\s[\w\s:]*\{|public:)")
 
 
 @dataclass(frozen=True)
@@ -115,10 +119,11 @@ def is_c_project(names: Iterable[str]) -> bool:
     return sources.count(".c") * 2 > len(sources)
 
 
-def language_of(name: str, project_is_c: bool) -> Language:
-    """The language of a file, by its name and what `is_c_project` says of its project."""
+def language_of(name: str, project_is_c: bool, text: bytes = b"") -> Language:
+    """The language of a file, by its name, its text and what `is_c_project` says of its project."""
     suffix = _suffix(name)
-    return "c" if suffix == ".c" or (suffix == ".h" and project_is_c) else "c++"
+    is_c_header = suffix == ".h" and project_is_c and not _ONLY_CXX.search(text)
+    return "c" if suffix == ".c" or is_c_header else "c++"
 
 
 def _suffix(name: str) -> str:

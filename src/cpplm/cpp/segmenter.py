@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import re
 
-from cpplm.cpp.lexer import IDENTIFIER, ConditionalGroup, Directive, LexedSource, defined_in
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, defined_in
 from cpplm.cpp.macros import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, mask
 from cpplm.cpp.segments import Condition, Frame, Scope, SegmentCategory, SegmentedFile, SourceSegment
 
@@ -202,9 +202,9 @@ class _Segmenter:
         is_once = keyword == b"pragma" and directive.argument == b"once"
         if directive.start in self.passed or is_once or not keyword:
             return self._skip(directive.start, directive.end)
-        if keyword in (b"if", b"ifdef", b"ifndef"):
+        if directive.start in self.groups:
             return self._open_group(self.groups[directive.start])
-        if keyword in (b"else", b"elif", b"elifdef", b"elifndef", b"endif"):
+        if keyword in ELSE_KEYWORDS:
             condition = self.stack.pop() if self.stack else None
             if not isinstance(condition, Condition):
                 raise _UnsoundError

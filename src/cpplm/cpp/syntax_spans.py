@@ -18,15 +18,12 @@ import numpy as np
 import tree_sitter
 
 from cpplm.core.spans import MAX_BYTES, MIN_BYTES, SpanKind, SpanTable
-from cpplm.cpp.lexer import Directive
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, Directive
 from cpplm.cpp.parser import Grammar
 
 # Triples of start, end and kind as int32 in a row: a tenth of what tuples take.
 PackedSpans = bytes
 SpanPredicate = Callable[[int, int], bool]
-
-_OPENING = (b"if", b"ifdef", b"ifndef")
-_FOLLOWING = (b"else", b"elif", b"elifdef", b"elifndef", b"endif")
 
 
 class FunctionNode(NamedTuple):
@@ -100,11 +97,11 @@ def whole_groups(directives: Sequence[Directive], origin: int) -> SpanPredicate 
     Returns:
         The test, or None when every span passes since there is no `#if` in the piece.
     """
-    conditionals = [d for d in directives if d.keyword in _OPENING or d.keyword in _FOLLOWING]
+    conditionals = [d for d in directives if d.keyword in IF_KEYWORDS | ELSE_KEYWORDS]
     if not conditionals:
         return None
     places = [directive.start - origin for directive in conditionals]
-    opens = [directive.keyword in _OPENING for directive in conditionals]
+    opens = [directive.keyword in IF_KEYWORDS for directive in conditionals]
     closes = [directive.keyword == b"endif" for directive in conditionals]
 
     def whole(start: int, end: int) -> bool:

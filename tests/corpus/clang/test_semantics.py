@@ -1,4 +1,4 @@
-"""What libclang says about small projects, and the documents that come of it."""
+"""References that libclang finds in small projects, and the documents that come of it."""
 
 import json
 import re

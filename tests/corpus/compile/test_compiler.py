@@ -1,4 +1,4 @@
-"""What the compiler says about one text, taken apart."""
+"""The compiler's messages about one text, taken apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a line stands in a document."""
+"""Chains of reasons why a line stands in a document."""
 
 import pytest
 
@@ -27,4 +27,4 @@ def test_each_borrowed_line_has_its_chain_of_reasons(tmp_path):
     with pytest.raises(UserError, match=r"no document of .* has lines of absent\.cc"):
         explain(ExplainSettings(out, "absent.cc:1"))
     with pytest.raises(UserError, match=r"--line hull\.h is no line of a file"):
-        ExplainSettings(out, "hull.h")
+        explain(ExplainSettings(out, "hull.h"))

@@ -1,9 +1,10 @@
-"""What documents hold: a unit in the order of the compiler, less what nothing needs, within the budget."""
+"""Contents of documents: a unit in the order of the compiler, less what nothing needs, within the budget."""
 
 import re
 
 import pytest
 
+from cpplm.corpus.slicing.build_headers import configured
 from tests.corpus.cpp import (
     TINYLIB,
     compile_errors,
@@ -89,6 +90,18 @@ def test_a_template_of_a_configuration_is_filled_in(tmp_path):
     in_order(document.text, "#define HAVE_UNISTD_H 1", "#define PACKAGE_VERSION 0", "#ifdef HAVE_MAGIC")
     configured = {source.reason for source in document.sources if source.file == "config.h.in"}
     assert configured == {"configured, HAVE_UNISTD_H in a.c:4", "configured, PACKAGE_VERSION in a.c:8"}
+
+
+@pytest.mark.parametrize(
+    ("macro", "value"),
+    [
+        ("HAVE_DECL_STRCASECMP", "1"), ("EVENT__HAVE_STRUCT_ADDRINFO", "1"), ("FOO_SIZEOF_LONG", "8"),
+        ("HAVE_UINT32_T", "1"), ("HAVE_STRNICMP", None), ("FOO_SIZEOF_BAR", None),
+    ],
+)  # fmt: skip
+def test_what_linux_has_is_defined_in_a_configuration(macro, value):
+    expected = "" if value is None else f"#define {macro} {value}"
+    assert configured(f"#undef {macro}\n".encode()).decode().strip() == expected
 
 
 def test_options_that_cmake_sets_by_default_are_defined(tmp_path):
@@ -253,3 +266,78 @@ def test_a_header_without_ending_leads_to_the_one_that_it_includes(tmp_path):
     }
     document = one_document(tmp_path, files, of="a.cc")
     in_order(document.text, "class Table {};", "Table table();")
+
+
+def test_what_build_files_say_stands_in_the_document(tmp_path):
+    files = {
+        "CMakeLists.txt": "configure_file(${SOURCE}/cmake/setup.h.in ${BINARY}/config.h)\n"
+        'target_compile_definitions(a PRIVATE "DATA_DIR=\\"${DATA}\\"")\n',
+        "cmake/setup.h.in": "#cmakedefine HAVE_TIMEGM\n#define LIMIT 7\n",
+        "win32/config.h": "#define LIMIT 9\n#define WITH_DRAFTS\n",
+        "src/b.h": "#if defined USE_KQUEUE\nint wait_q();\n#elif defined USE_EPOLL\nint wait_e();\n"
+        "#else\n#error None\n#endif\n#ifdef WITH_DRAFTS\nint draft();\n#endif\n",
+        "src/a.cc": '#include "config.h"\n#include "b.h"\n'
+        "#ifndef HAVE_TIMEGM\nint timegm();\n#endif\n"
+        "const char *f() { return DATA_DIR; }\nint g() { return LIMIT + draft() + wait_e(); }\n",
+    }
+    text = one_document(tmp_path, files, of="src/a.cc").text
+    for line in ("LIMIT 7", 'DATA_DIR ""', "HAVE_TIMEGM 1"):
+        assert f"#define {line}\n" in text
+    assert "int wait_e();" in text and "wait_q" not in text
+    assert "int draft();" in text
+
+
+def test_namespace_of_a_library_that_the_project_adds_to_stays_open(tmp_path):
+    files = {
+        "a.h": "#include <boost/optional.hpp>\nnamespace app {\nusing namespace boost;\n"
+        "typedef optional<int> Maybe;\n}\n",
+        "a.cc": '#include "a.h"\nnamespace boost {\nint more();\n}\n'
+        "app::Maybe f() { return app::Maybe(); }\n",
+    }
+    assert "using namespace boost;" in one_document(tmp_path, files, of="a.cc").text
+
+
+@needs_gxx
+def test_a_header_read_under_a_condition_is_read_again_where_it_is_included_in_any_case(tmp_path):
+    files = {
+        "mutex.h": "#pragma once\nstruct Mutex { int locked; };\n",
+        "atomic.h": '#pragma once\n#if defined(USE_LOCKS) && LOCKS > 2\n#include "mutex.h"\n#endif\n'
+        "struct Counter { int value; };\n",
+        "pool.cc": '#include "atomic.h"\n#include "mutex.h"\nstruct Pool { Counter used; Mutex mutex; };\n'
+        "int size(const Pool& pool) { return pool.used.value + pool.mutex.locked; }\n",
+    }
+    assert compile_errors(one_document(tmp_path, files, of="pool.cc").text) == ""
+
+
+@needs_gxx
+def test_shortened_classes_keep_what_their_remaining_members_use(tmp_path):
+    unused = "".join(f"  int unused_{n}(int a, int b) const;\n" for n in range(40))
+    files = {
+        "node.h": "#pragma once\nstruct Base {\n  typedef int (*func_t)(int);\n" + unused + "};\n"
+        "struct Node : Base {\n" + unused + "private:\n  int spare[4];\n  Base::func_t data;\n"
+        "public:\n  int call() const { return data(1); }\n};\n",
+        "use.cc": '#include "node.h"\nint use(const Node& node) { return node.call(); }\n',
+    }
+    text = one_document(tmp_path, files, budget=400, of="use.cc").text
+    assert "unused_" not in text
+    assert compile_errors(text) == ""
+
+
+@needs_gxx
+def test_a_class_template_with_two_heads_is_found_by_its_name(tmp_path):
+    files = {
+        "queue.h": "#pragma once\n#ifdef ALIGNED\ntemplate <typename T, int N, int A> class Queue\n#else\n"
+        "template <typename T, int N> class Queue\n#endif\n{\npublic:\n  T items[N];\n};\n",
+        "use.cc": '#include "queue.h"\nint first(const Queue<int, 2>& queue) { return queue.items[0]; }\n',
+    }
+    assert compile_errors(one_document(tmp_path, files, of="use.cc").text) == ""
+
+
+@needs_gxx
+def test_a_header_that_does_not_stand_alone_has_the_aliases_of_its_includer(tmp_path):
+    files = {
+        "types.h": "#pragma once\nusing element_t = int;\n",
+        "node.h": "#pragma once\nstruct Node { element_t type; };\n",
+        "all.h": '#pragma once\n#include "types.h"\n#include "node.h"\n',
+    }
+    assert compile_errors(one_document(tmp_path, files, of="node.h").text) == ""

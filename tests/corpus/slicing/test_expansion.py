@@ -1,4 +1,4 @@
-"""What a preprocessor meets: conditions, files read more than once, names of headers that are computed."""
+"""Expansion as a preprocessor does it: conditions, files read more than once, computed names of headers."""
 
 import time
 

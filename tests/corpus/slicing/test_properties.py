@@ -1,4 +1,4 @@
-"""What holds for every document of whatever project: nothing is lost, too long, or in another order."""
+"""Properties of every document of whatever project: nothing is lost, too long, or in another order."""
 
 import random
 import tempfile

@@ -1,4 +1,4 @@
-"""Which files make documents together, and which file an include means."""
+"""Units of files, and the files that includes mean."""
 
 from pathlib import Path
 

@@ -63,7 +63,7 @@ class GuessedFlags:
         self._headers_are_c = suffixes == {".c"}
 
     def language(self, file: SourceFile) -> Language:
-        """What a file is read as where the database does not say."""
+        """The language of a file that the database does not name."""
         is_c_header = self._headers_are_c and not is_source(file.name)
         return "c" if file.path.suffix == ".c" or is_c_header else "c++"
 

@@ -34,7 +34,7 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What the process is told first.
+    """The first request to the process.
 
     Attributes:
         roots: the project's folders, resolved.
@@ -59,7 +59,7 @@ class ClangProcess:
         self._served = 0
 
     def parse(self, path: str, language: Language, flags: list[str]) -> dict[str, Any]:
-        """What a unit refers to, see `worker`; or why that is not known, as `failed`.
+        """The references of a unit, see `worker`; or the reason why they are not known, as `failed`.
 
         Args:
             path: of the file.

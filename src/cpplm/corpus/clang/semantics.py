@@ -83,7 +83,7 @@ def _bad_database(path: Path, error: str) -> UserError:
 
 
 def _hello(setup: WorkerSetup) -> dict[str, Any]:
-    """What a process with this setup says of itself."""
+    """The first answer of a process with this setup: its version and its walls."""
     process = ClangProcess(setup)
     hello = process.hello()
     process.close()
@@ -126,7 +126,7 @@ class UnitParser:
         self.counts = SemanticCounts()
 
     def __call__(self, name: str, defined: Sequence[bytes]) -> UnitReferences | None:
-        """What the compiler says of a file; None where it fails.
+        """The references that the compiler finds in a file; None where it fails.
 
         Args:
             name: of the file.

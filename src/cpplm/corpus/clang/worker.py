@@ -89,7 +89,7 @@ def _node(cursor: Cursor) -> int:
 
 
 class _UnitReader:
-    """What one parsed unit says about the files of the project."""
+    """The references and live text of the project's files in one parsed unit."""
 
     def __init__(self, library: ctypes.CDLL, unit: cindex.TranslationUnit, roots: tuple[str, ...]) -> None:
         self._library = library
@@ -295,8 +295,8 @@ def _build_walls(readable: list[str]) -> str:
         request = LaunchRequest(read_only=existing, folders={}, devices=[os.devnull], scratch_bytes=0)
         isolation.landlock(request, os.devnull)
         names.append("Landlock")
-    except OSError:  # an older kernel, or one without Landlock
-        pass
+    except OSError:
+        pass  # an older kernel, or one without Landlock: `names` says which walls stand
     if seccomp.supported():
         isolation.install_filter(seccomp.assemble(shared_host=True), seccomp.OWN_PID)
         names.append("seccomp")

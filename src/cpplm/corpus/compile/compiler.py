@@ -60,7 +60,7 @@ _NAMES_IN_ERRORS = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 @dataclass(frozen=True)
 class CompileResult:
-    """What the compiler says of one text."""
+    """The compiler's verdict on one text."""
 
     compiles: bool
     standard: str

@@ -33,7 +33,14 @@ from cpplm.corpus.ingest.walk import SkipCounts, relative_name, walk
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
 
-TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake")  # of headers that a build writes
+TEMPLATE_ENDINGS = (
+    ".in",
+    ".cmake",
+    ".cmake.in",
+    ".in.cmake",
+    ".cmakein",
+    ".meson",
+)  # of headers that a build writes
 _LONGEST_FORWARD = 10_000
 # Comments and directives.
 _DIRECTIVES = re.compile(
@@ -228,7 +235,7 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
 def _reasons(
     text: bytes, head: HeadComments, project: str, file: SourceFile, rules: FileRules
 ) -> Iterator[str]:
-    """Why a file makes no documents: what it is comes before what is allowed."""
+    """The reason why a file makes no documents: what it is comes before what is allowed."""
     if file.size > rules.max_file_bytes:
         yield f"larger than {rules.max_file_bytes:,} bytes"
     if is_template(file.name):
@@ -308,7 +315,7 @@ def _read(path: Path, root: Path, name: str, max_bytes: int, skips: SkipCounts) 
 
 
 def _no_source(data: bytes) -> str:
-    """Why bytes are no source text; "" when they are."""
+    """The reason why bytes are no source text; "" when they are."""
     if not data.strip():
         return "empty"
     if b"\0" in data:

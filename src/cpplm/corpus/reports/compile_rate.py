@@ -156,7 +156,7 @@ class CorpusProject:
         return include_folders(self.files)
 
     def why_impossible(self, text: str, result: CompileResult) -> str:
-        """Why a document cannot compile, whatever it has of its project; empty where it might."""
+        """The reason why a document cannot compile, whatever it has of its project; empty where it might."""
         if not result.missing_headers or self._index.nearest("", result.missing_headers[0]):
             return ""
         name = result.missing_headers[0]
@@ -202,7 +202,9 @@ def _compile(
     ):
 
         def compile_one(document: dict[str, Any]) -> CompileResult:
-            language = language_of(main_source(document["files"]), projects[document["project"]].is_c)
+            language = language_of(
+                main_source(document["files"]), projects[document["project"]].is_c, document["text"].encode()
+            )
             result = compile_document(document["text"], language, sandbox, headers, settings.std)
             bar.update()
             return result

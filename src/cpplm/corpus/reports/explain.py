@@ -23,19 +23,16 @@ class ExplainSettings:
     line: Annotated[str, Argument("FILE:LINE")]
     """A line of a source file, as src/table.cc:41; the file's name may lack its first folders."""
 
-    def __post_init__(self) -> None:
-        file, _, number = self.line.rpartition(":")
-        if not file or not number.isdecimal() or int(number) < 1:
-            raise UserError(f"--line {self.line} is no line of a file", fix="Give it as src/table.cc:41.")
-
 
 def explain(settings: ExplainSettings) -> dict[str, Any]:
     """The documents with a line, each with the chain of reasons that leads from it to the unit's own code.
 
     Raises:
-        UserError: no corpus there, or no file of that name in any document.
+        UserError: no corpus there, no line of a file, or no file of that name in any document.
     """
     name, _, number = settings.line.rpartition(":")
+    if not name or not number.isdecimal() or int(number) < 1:
+        raise UserError(f"--line {settings.line} is no line of a file", fix="Give it as src/table.cc:41.")
     reader = ShardReader(settings.corpus)
     documents: list[dict[str, Any]] = []
     known = False

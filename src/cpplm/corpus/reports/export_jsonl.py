@@ -19,11 +19,11 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.settings import Argument
 from cpplm.core.shards import ROWS_PER_GROUP, SPLITS, Shard, ShardReader, Split
-from cpplm.core.spans import SPANS_COLUMN
+from cpplm.core.spans import DOCSTRINGS_COLUMN, SPANS_COLUMN
 from cpplm.core.storage import Storage, is_bucket
 from cpplm.core.workers import batched_by_size
 from cpplm.corpus.ingest.jsonl import ENDINGS
-from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN, export_pairs
+from cpplm.cpp.doc_comments import export_pairs
 
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 # Lines are compressed and sent in portions of about this size, each a whole gzip member or zstd frame.

@@ -19,11 +19,10 @@ from cpplm import __version__
 from cpplm.core.html_page import render
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import SPLITS, ShardReader
-from cpplm.core.spans import SPANS_COLUMN
+from cpplm.core.spans import DOCSTRINGS_COLUMN, SPANS_COLUMN
 from cpplm.core.storage import Storage
 from cpplm.core.text import format_bytes, short_number
 from cpplm.corpus.reports.stats import corpus_totals, describe_overlap, filter_results
-from cpplm.cpp.doc_comments import DOCSTRINGS_COLUMN
 from cpplm.cpp.highlight import highlight
 
 # Characters of one document, and rows of a table, that are shown.

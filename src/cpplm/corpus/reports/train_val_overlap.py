@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cpplm.core.shards import SPLITS, Shard, read_shard
+from cpplm.core.shards import ROWS_PER_GROUP, SPLITS, Shard, open_shard, read_shard
 from cpplm.core.storage import Storage
 
 # Shorter lines (`return result;`) repeat in any two projects.
@@ -15,22 +15,20 @@ MIN_LINE_BYTES = 40
 def train_val_overlap(storage: Storage, shards: list[Shard]) -> dict[str, Any]:
     """Projects that are in both splits, and the share of long validation lines that training text has, too.
 
-    Lines are compared without the white space around them. Memory holds one shard and the distinct long lines
+    Lines are compared without the white space around them. Memory holds some rows and the distinct long lines
     of the validation text.
     """
     projects: dict[str, set[str]] = {split: set() for split in SPLITS}
     sizes: dict[str, int] = {}
     for shard in shards:
-        table = read_shard(storage, shard, ["project", "text"])
-        projects[shard.split].update(table["project"].to_pylist())
+        projects[shard.split].update(read_shard(storage, shard, ["project"])["project"].to_pylist())
         if shard.split == "val":
-            for line in _long_lines(table["text"].to_pylist()):
+            for line in _long_lines(storage, shard):
                 sizes[line] = sizes.get(line, 0) + len(line.encode())
     repeated: set[str] = set()
     for shard in shards:
         if shard.split == "train":
-            texts = read_shard(storage, shard, ["text"])["text"].to_pylist()
-            repeated.update(line for line in _long_lines(texts) if line in sizes)
+            repeated.update(line for line in _long_lines(storage, shard) if line in sizes)
     repeated_bytes, total = sum(sizes[line] for line in repeated), sum(sizes.values())
     return {
         "projects": len(projects["val"]),
@@ -42,9 +40,10 @@ def train_val_overlap(storage: Storage, shards: list[Shard]) -> dict[str, Any]:
     }
 
 
-def _long_lines(texts: list[str]) -> Iterator[str]:
-    for text in texts:
-        for line in text.split("\n"):
-            stripped = line.strip()
-            if len(stripped) >= MIN_LINE_BYTES or len(stripped.encode()) >= MIN_LINE_BYTES:
-                yield stripped
+def _long_lines(storage: Storage, shard: Shard) -> Iterator[str]:
+    for batch in open_shard(storage, shard).iter_batches(ROWS_PER_GROUP, columns=["text"]):
+        for text in batch["text"].to_pylist():
+            for line in text.split("\n"):
+                stripped = line.strip()
+                if len(stripped) >= MIN_LINE_BYTES or len(stripped.encode()) >= MIN_LINE_BYTES:
+                    yield stripped

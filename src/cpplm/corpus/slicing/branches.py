@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from cpplm.corpus.slicing.project_index import ParsedFile
-from cpplm.cpp.lexer import Directive
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, Directive
 from cpplm.cpp.segments import Condition
 
-OPENING = (b"if", b"ifdef", b"ifndef")
-FOLLOWING = (b"else", b"elif", b"elifdef", b"elifndef", b"endif")
 Branches = Mapping[tuple[int, int], bool]  # by the offset of an `#if` and a branch's number: is it read?
 
 
@@ -22,7 +20,7 @@ class Conditions:
         self._branches: dict[tuple[int, int], bool | None] = {}  # by group and number of lines
 
     def live(self, stack: Sequence[Condition]) -> bool | None:
-        """Whether text in all of these branches is read."""
+        """True if text in all of these branches is read."""
         known: bool | None = True
         for frame in stack:
             key = (frame.group, len(frame.lines))
@@ -58,9 +56,9 @@ def nested_directives(file: ParsedFile, number: int) -> list[tuple[Directive, li
         inner: list[Condition] = []
         file.nested[number] = []
         for directive in file.items[number].directives:
-            if directive.keyword in OPENING:
+            if directive.keyword in IF_KEYWORDS:
                 inner = [*inner, Condition((directive.line,), directive.start)]
-            elif directive.keyword in FOLLOWING and inner:
+            elif directive.keyword in ELSE_KEYWORDS and inner:
                 *inner, last = inner
                 if directive.keyword != b"endif":
                     inner.append(Condition((*last.lines, directive.line), last.group))

@@ -1,11 +1,16 @@
-"""Headers that a build writes: which includes name such, and what they hold by default."""
+"""Headers that a build writes, what they hold by default, and what its command lines define."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
+
+from cpplm.core.storage import sha256
 
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
 _SYSTEM_NAMES = """
@@ -34,47 +39,50 @@ _IS_DEFAULT = re.compile(
 _HAVE_HEADERS = frozenset(
     f"HAVE_{re.sub('[./]', '_', name).upper()}".encode() for name in SYSTEM_HEADERS if name != "stropts.h"
 )
+# Functions, macros and structures of glibc that builds ask for, most of them of POSIX.
+_HAVE_FUNCTIONS = frozenset(
+    b"HAVE_" + name
+    for name in b"""
+ACCEPT4 ALARM ASPRINTF ATEXIT BACKTRACE BASENAME BCMP BCOPY BZERO CHMOD CHOWN CLOCK_GETTIME CLOSEDIR
+DIRNAME DLOPEN DUP2 EPOLL_CREATE EPOLL_CREATE1 EVENTFD EXPLICIT_BZERO FALLOCATE FCHMOD FCHOWN FCNTL
+FDATASYNC FDOPENDIR FLOCK FORK FREEADDRINFO FSEEKO FSTATAT FSYNC FTELLO FTRUNCATE FUTIMENS GAI_STRERROR
+GETADDRINFO GETCWD GETDELIM GETEGID GETENV GETEUID GETGID GETHOSTBYNAME GETHOSTNAME GETIFADDRS GETLINE
+GETLOADAVG GETNAMEINFO GETOPT GETOPT_LONG GETPAGESIZE GETPGID GETPID GETPPID GETPWNAM GETPWUID GETRANDOM
+GETRLIMIT GETRUSAGE GETTIMEOFDAY GETUID GLOB GMTIME_R IF_NAMETOINDEX INET_ATON INET_NTOP INET_PTON
+INITGROUPS INOTIFY_INIT IOCTL ISASCII ISATTY KILL LCHOWN LINK LOCALTIME_R LRINT LRINTF LROUND LSTAT
+MADVISE MALLINFO MALLOC_USABLE_SIZE MEMCHR MEMCPY MEMMEM MEMMOVE MEMPCPY MEMRCHR MEMSET MKDIR MKDIRAT
+MKDTEMP MKFIFO MKOSTEMP MKSTEMP MKTIME MLOCK MMAP MPROTECT MREMAP MSYNC MUNMAP NANOSLEEP NL_LANGINFO
+OPENAT OPENDIR PIPE PIPE2 POLL POSIX_FADVISE POSIX_FALLOCATE POSIX_MADVISE POSIX_MEMALIGN PPOLL PRCTL
+PREAD PRINTF PSELECT PUTENV PWRITE QSORT_R RAISE RANDOM READDIR READLINK REALPATH REGCOMP RENAME RINT
+ROUND SCHED_YIELD SECURE_GETENV SELECT SENDFILE SENDMSG SETENV SETEUID SETLOCALE SETPGID SETRLIMIT SETSID
+SIGACTION SIGNAL SIGPROCMASK SLEEP SNPRINTF SOCKET SOCKETPAIR SQRT SRANDOM STAT STPCPY STRCASECMP
+STRCASESTR STRCHR STRCHRNUL STRCOLL STRCSPN STRDUP STRERROR STRERROR_R STRFTIME STRNCASECMP STRNDUP
+STRNLEN STRPBRK STRPTIME STRRCHR STRSEP STRSIGNAL STRSPN STRSTR STRTOD STRTOF STRTOK_R STRTOL STRTOLD
+STRTOLL STRTOUL STRTOULL STRUCT_ADDRINFO STRUCT_IN6_ADDR STRUCT_SOCKADDR_IN6 STRUCT_SOCKADDR_STORAGE
+STRUCT_SOCKADDR_UN STRUCT_TIMESPEC STRUCT_TIMEVAL SYMLINK SYSCONF SYSLOG TCGETATTR TEMPNAM TIMEGM
+TIMERADD TIMERCLEAR TIMERCMP TIMERISSET TIMERSUB TIMES TRUNC TRUNCATE UNAME
+UNSETENV USLEEP UTIME UTIMENSAT UTIMES VASPRINTF VFORK VPRINTF VSNPRINTF WAITPID WCSLEN WCSWIDTH WCWIDTH
+WRITEV
+""".split()
+)
+_STRINGS = (b"PACKAGE", b"VERSION")  # which autoconf always defines, with PACKAGE_NAME and so on
+# A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
+INTEGER_HEADER = re.compile(r"(?:(?<![a-z])|std)int(?:types)?\.h[\">]")
+_CONFIGURE_FILE = re.compile(r"(?i)\bconfigure_file\s*\(([^()]*)\)")
+_CONFIG_HEADERS = re.compile(r"\bA[CM]_CONFIG_HEADERS?\s*\(\[?([^\[\](),]*)")
+_MESON_FILE = re.compile(r"\b(input|output)\s*:\s*'([^']+)'")
+_BUILD_FILES = ("CMakeLists.txt", "meson.build", "configure.ac", "configure.in", "Makefile.am")
+# Of a command line: `-DNAME=\"text\"`; of a header that a rule of a Makefile writes: `#define NAME "text"`.
+_TEXT_MACRO = re.compile(
+    rb"""(?:-D|["\s(])([A-Z][A-Z0-9_]+)=(?:\\+"|'\\?"|"')|\becho\s+'#define ([A-Z][A-Z0-9_]+) \\?\""""
+)
 # Of libraries, also where they are included in quotes.
-_LIBRARY_HEADERS = frozenset(
-    [
-        "zlib.h",
-        "expat.h",
-        "sqlite3.h",
-        "png.h",
-        "jpeglib.h",
-        "bzlib.h",
-        "lzma.h",
-        "curl.h",
-        "ncurses.h",
-        "curses.h",
-        "SDL.h",
-        "Python.h",
-        "lua.h",
-        "lauxlib.h",
-        "lualib.h",
-        "mpi.h",
-        "ft2build.h",
-        "tiff.h",
-        "tiffio.h",
-        "windows.h",
-        "Windows.h",
-        "winsock2.h",
-        "jni.h",
-    ]
-)
-_INCLUDE_ROOTS = (
-    "include",
-    "includes",
-    "inc",
-    "src",
-    "source",
-    "sources",
-    "lib",
-    "libs",
-    "api",
-    "public",
-    "code",
-)
+_LIBRARY_NAMES = """
+zlib expat sqlite3 png jpeglib bzlib lzma curl ncurses curses SDL Python lua lauxlib lualib mpi ft2build tiff
+tiffio windows Windows winsock2 jni
+"""
+_LIBRARY_HEADERS = frozenset(f"{name}.h" for name in _LIBRARY_NAMES.split())
+_INCLUDE_ROOTS = re.compile(r"include|includes|inc|src|source|sources|lib|libs|api|public|code")
 
 
 def include_target(argument: str) -> str:
@@ -98,8 +106,12 @@ def is_build_written(argument: str, folders: frozenset[str]) -> bool:
     return (
         base == "config.h"
         or export_macros(base) != ()
-        or (argument[0] == '"' and base not in SYSTEM_HEADERS and base not in _LIBRARY_HEADERS)
+        or (argument[0] == '"' and base not in SYSTEM_HEADERS and not _is_of_library(base))
     )
+
+
+def _is_of_library(base: str) -> bool:
+    return base in _LIBRARY_HEADERS or base.startswith("SDL_")
 
 
 def include_folders(names: Iterable[str]) -> frozenset[str]:
@@ -109,7 +121,7 @@ def include_folders(names: Iterable[str]) -> frozenset[str]:
         for name in names
         for folders in [PurePosixPath(name).parts[:-1]]
         for number, part in enumerate(folders)
-        if number == 0 or folders[number - 1].lower() in _INCLUDE_ROOTS
+        if number == 0 or _INCLUDE_ROOTS.fullmatch(folders[number - 1].lower())
     )
 
 
@@ -124,14 +136,65 @@ def export_macros(base: str) -> tuple[bytes, ...]:
     )
 
 
-def default_options(roots: Iterable[Path]) -> frozenset[bytes]:
-    """The options that CMake files of a project set by default, in its folders and those right below."""
-    found: set[bytes] = set()
+@dataclass(frozen=True)
+class BuildDefaults:
+    """What the build files of a project say, without carrying them out.
+
+    Attributes:
+        options: that are on by default.
+        templates: of the headers that a build writes: the name of a header without its folder, and the
+            template's in the project.
+        texts: macros of the command line that stand for a string.
+    """
+
+    options: frozenset[bytes] = frozenset()
+    templates: tuple[tuple[str, str], ...] = ()
+    texts: frozenset[bytes] = frozenset()
+
+    @cached_property
+    def template_of(self) -> dict[str, str]:
+        """The templates by the names of their headers, the first of each name."""
+        return dict(reversed(self.templates))
+
+    @property
+    def digest(self) -> str:
+        """Changes with any of them."""
+        return sha256(f"{sorted(self.options)}{self.templates}{sorted(self.texts)}".encode())
+
+
+def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
+    """Read the build files of a project, in its folders and those right below."""
+    options: set[bytes] = set()
+    texts: set[bytes] = set()
+    templates: list[tuple[str, str]] = []
     for root in roots:
-        for path in (root / "CMakeLists.txt", *sorted(root.glob("*/CMakeLists.txt"))):
+        for path in (
+            path for name in _BUILD_FILES for path in (root / name, *sorted(root.glob(f"*/{name}")))
+        ):
             with suppress(OSError):
-                found.update(_OPTION.findall(path.read_bytes()))
-    return frozenset(found)
+                data = path.read_bytes()
+                options.update(_OPTION.findall(data))
+                texts.update(filter(None, (name for match in _TEXT_MACRO.findall(data) for name in match)))
+                for template, header in _configured_headers(data.decode("utf-8", "replace")):
+                    found = next(filter(Path.is_file, (path.parent / template, root / template)), None)
+                    if found is not None:
+                        name = PurePosixPath(os.path.relpath(found, root)).as_posix()
+                        templates.append((PurePosixPath(header).name, name))
+    return BuildDefaults(frozenset(options), tuple(templates), frozenset(texts))
+
+
+def _configured_headers(text: str) -> Iterator[tuple[str, str]]:
+    """The templates that a build file names, with the headers that they become."""
+    for arguments in _CONFIGURE_FILE.findall(text):
+        named = dict(_MESON_FILE.findall(arguments))
+        words = [named.get("input", ""), named.get("output", "")] if named else arguments.split()
+        template, header = ([re.sub(r'.*\}/|"', "", word) for word in words] + ["", ""])[:2]
+        if template and header:
+            yield template, header
+    for words in _CONFIG_HEADERS.findall(text):
+        for header, colon, template in (word.partition(":") for word in words.split()):
+            if colon:
+                yield template, header
 
 
 def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
@@ -149,6 +212,8 @@ def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
 
     def choice(match: re.Match[bytes]) -> bytes:
         value = b"1" if match.group(2) in options else _configured_value(match.group(2))
+        if value is None and match.group(2).startswith(_STRINGS) and match.group(1) == b"undef":
+            value = b'"0"'
         if match.group(1) == b"cmakedefine01":
             return b"#define " + match.group(2) + b" " + (value or b"0")
         return b"#define " + match.group(2) + b" " + value if value else b""
@@ -159,6 +224,11 @@ def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
 
 
 def _configured_value(name: bytes) -> bytes | None:
-    if name in _HAVE_HEADERS or name == b"STDC_HEADERS" or _IS_DEFAULT.search(name):
+    """The value of a macro of a configuration on Linux, whatever the project puts before its name."""
+    size = name.find(b"SIZEOF_")
+    if size >= 0:
+        return _SIZES.get(name[size + len(b"SIZEOF_") :].rstrip(b"_"))
+    have = name[max(name.find(b"HAVE_"), 0) :].replace(b"HAVE_DECL_", b"HAVE_", 1)
+    if have in _HAVE_HEADERS | _HAVE_FUNCTIONS or name == b"STDC_HEADERS" or _IS_DEFAULT.search(have):
         return b"1"
-    return _SIZES.get(name.removeprefix(b"SIZEOF_").rstrip(b"_")) if name.startswith(b"SIZEOF_") else None
+    return None

@@ -63,7 +63,7 @@ def _definition(name: bytes, expansion: Expansion, own: set[str]) -> Key | None:
 
 
 def _is_declared(name: bytes, expansion: Expansion, kinds: set[ItemKind]) -> bool:
-    """Whether an item of such a kind that the expansion reads declares a name."""
+    """True if an item of such a kind that the expansion reads declares a name."""
     index: ProjectIndex = expansion.index
     return any(
         index.item(key).kind in kinds and expansion.places(key) for key in index.declared.get(name, ())

@@ -1,4 +1,4 @@
-"""What items need of the rest of their unit's expansion, by name, as often as it takes."""
+"""All that items need of the rest of their unit's expansion, by name, as often as it takes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.corpus.slicing.lookup import NameLookup
+from cpplm.corpus.slicing.lookup import TYPE_KINDS, NameLookup
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.shadowing import hiding_names
-from cpplm.corpus.slicing.shortening import Detail, Shortener, needs_only_declared
+from cpplm.corpus.slicing.shortening import CALLED_UNNAMED, Detail, Shortener, needs_only_declared
 from cpplm.cpp.items import Item, ItemKind
 
-_TYPES = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
 # What the declaration of a function may need.
 _IN_DECLARATIONS = frozenset(
-    (*_TYPES, ItemKind.MACRO, ItemKind.USING, ItemKind.CALL, ItemKind.REGION, ItemKind.OTHER)
+    (*TYPE_KINDS, ItemKind.MACRO, ItemKind.USING, ItemKind.CALL, ItemKind.REGION, ItemKind.OTHER)
 )
 _BEFORE_ALL: Rank = -1
 _CONSTANT = re.compile(rb"\b(?:const|constexpr)\b")
@@ -44,7 +43,6 @@ class Closure:
         detail: how much of a borrowed item is written.
         whole_depth: how many steps from own items the bodies of borrowed ones stay.
         too_long: items that are known to need more than any document holds.
-        wanted: at `Detail.SKELETON` the member functions that are not left out.
         chosen: the items, own and borrowed, as they are to be written.
         reasons: of those that are borrowed.
         size: of all, in the unit of the budget.
@@ -55,12 +53,19 @@ class Closure:
     measure: Measure
     detail: Detail
     whole_depth: int = 0
-    wanted: Set[bytes] = frozenset()
     too_long: Set[Place] = frozenset()
     chosen: dict[Place, Item] = field(default_factory=dict)
     reasons: dict[Place, Reason] = field(default_factory=dict)
     size: int = 0
     _accesses: set[bytes] = field(default_factory=set)  # the members that own items use, of whatever
+    _used: set[bytes] = field(default_factory=set)  # all names in own items
+    # For types of which a declaration may do, the functions and members that are declared with them.
+    _reached: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    _completed: tuple[int, int, int] = (0, 0, 0)  # sizes of these when they were last looked at together
+    # From `Detail.SKELETON` on, the members that are not left out; where one is that is not among them.
+    _called: set[bytes] = field(default_factory=lambda: set(CALLED_UNNAMED))
+    _left_out: dict[bytes, set[Place]] = field(default_factory=lambda: defaultdict(set))
+    _types: set[bytes] = field(default_factory=set)  # the names of those that are chosen
     _depth: dict[Place, int] = field(default_factory=dict)  # of borrowed items: steps from an own one
     _forward: set[Place] = field(default_factory=set)  # of the chosen those that are only declared
     # The rank of the last lookup of a name; the same for those of which a declaration is enough.
@@ -88,9 +93,7 @@ class Closure:
                 self.size += self.measure.item(item.text if gone is None else gone)
                 waiting.append((place, item))
                 self._accesses |= item.accesses
-        for place in sorted(self._forward):
-            if self._accesses & hiding_names(self.expansion.item(place)):
-                waiting.append((place, self._choose(place, weak=False, depth=self._depth[place])))
+                self._used |= item.accesses | item.mentions
         return self._follow(waiting, most)
 
     def borrow(self, place: Place, most: float, detail: Detail | None = None) -> bool:
@@ -98,11 +101,8 @@ class Closure:
         if place in self.chosen and detail is None:
             return self.size <= most
         item = self.expansion.item(place)
-        short = self.shortener.shorten(item, self.detail if detail is None else detail, self.wanted)
-        self.chosen[place] = short
         self.reasons.setdefault(place, Reason(item.function_name, place))
-        self.size += self.measure.item(short.text)
-        return self._follow([(place, short)], most)
+        return self._follow([(place, self._take(place, self.detail if detail is None else detail))], most)
 
     def direct_needs(self, place: Place) -> list[Place]:
         """The places that an own item itself needs, up to the first that is known to be too long."""
@@ -117,11 +117,16 @@ class Closure:
 
     def _follow(self, waiting: list[tuple[Place, Item]], most: float) -> bool:
         queue = deque(waiting)
-        while queue and self.size <= most:
+        while (queue or self._complete(queue)) and self.size <= most:
             place, item = queue.popleft()
             weak: Set[bytes] = frozenset()
             if place in self.reasons and self.detail >= Detail.FORWARD:
-                weak = needs_only_declared(item.text, item.kind) - self.lookup.complete(place, item)
+                declared = needs_only_declared(item.text, item.kind)
+                weak = declared.keys() - self.lookup.complete(place, item)
+                for name in weak:
+                    self._reached[name] |= declared[name]
+            if self.detail >= Detail.SKELETON:
+                queue.extend(self._call(place, item))
             depth = self._depth.get(place, 0) + 1
             for name, found in self._needs(place, item, weak):
                 if found in self.too_long and name not in weak and most < float("inf"):
@@ -135,25 +140,49 @@ class Closure:
                     queue.append((found, short))
         return self.size <= most
 
+    def _complete(self, queue: deque[tuple[Place, Item]]) -> bool:
+        """Queue the types that are only declared though own items use members of them."""
+        state = (len(self._used), len(self._forward), sum(map(len, self._reached.values())))
+        for place in sorted(self._forward) if state != self._completed else ():
+            item = self.expansion.item(place)
+            reached = any(not self._used.isdisjoint(self._reached[name]) for name in item.names)
+            if reached and not self._accesses.isdisjoint(hiding_names(item)):
+                queue.append((place, self._choose(place, weak=False, depth=self._depth[place])))
+        self._completed = state
+        return bool(queue)
+
+    def _call(self, place: Place, item: Item) -> list[tuple[Place, Item]]:
+        """Put back the members that an item may use; the classes that they are put back into."""
+        original = self.expansion.item(place)
+        names: Set[bytes] = original.mentions | original.accesses
+        if place in self.reasons:
+            names = self.shortener.called(original, item)
+        names -= self._called
+        self._called |= names
+        places = {each for name in names & self._left_out.keys() for each in self._left_out.pop(name)}
+        return [(each, self._take(each, self.detail)) for each in sorted(places - self._forward)]
+
     def _choose(self, place: Place, *, weak: bool, depth: int) -> Item:
         """Take an item, so many steps from an own one, in the detail that it is to have."""
-        item = self.expansion.item(place)
-        short = self._forward_declaration(item) if weak else None
+        short = self.shortener.forward(self.expansion.item(place)) if weak else None
         if short is not None:
             self._forward.add(place)
         else:
             self._forward.discard(place)
-            detail = Detail.NO_COMMENTS if depth <= self.whole_depth else self.detail
-            short = self.shortener.shorten(item, detail, self.wanted)
+        return self._take(place, Detail.NO_COMMENTS if depth <= self.whole_depth else self.detail, short)
+
+    def _take(self, place: Place, detail: Detail, short: Item | None = None) -> Item:
+        item = self.expansion.item(place)
+        if short is None:
+            short = self.shortener.shorten(item, detail, self._called)
+            if detail >= Detail.SKELETON and item.kind == ItemKind.TYPE:
+                for member in self.shortener.left_out(item, self._called, bare=detail == Detail.BARE):
+                    self._left_out[member.name].add(place)
         if place in self.chosen:
             self.size -= self.measure.item(self.chosen[place].text)
         self.chosen[place] = short
         self.size += self.measure.item(short.text)
         return short
-
-    def _forward_declaration(self, item: Item) -> Item | None:
-        """A class as its name only; None where own code uses members of it, or it cannot be declared so."""
-        return None if self._accesses & hiding_names(item) else self.shortener.forward(item)
 
     def _needs(self, place: Place, item: Item, weak: Set[bytes]) -> list[tuple[bytes, Place]]:
         """The places that an item needs and that are not there yet, each with the name that leads there."""
@@ -173,8 +202,11 @@ class Closure:
                 if not is_weak or _in_declarations(self.expansion.item(found)):
                     needs.append((name, found))
         others: list[tuple[bytes, Place]] = []
-        if item.kind in _TYPES:
-            others += self.lookup.attached(item)
+        if item.kind in TYPE_KINDS:
+            self._types.update(item.names)
+            others += [
+                (name, found) for name, found, types in self.lookup.attached(item) if types <= self._types
+            ]
         if self.detail <= Detail.NO_COMMENTS and not self.lookup.is_dead(place):
             others += self._member_definitions(item)
         return needs + [(name, found) for name, found in others if found not in chosen or found in forward]
@@ -198,7 +230,7 @@ class Closure:
 
 
 def _in_declarations(item: Item) -> bool:
-    """Whether the declaration of a function may need an item."""
+    """True if the declaration of a function may need an item."""
     return item.kind in _IN_DECLARATIONS or (
         item.kind == ItemKind.VARIABLE and _CONSTANT.search(item.text) is not None
     )

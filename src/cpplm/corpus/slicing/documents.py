@@ -14,9 +14,8 @@ Every item of the unit is written at least once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from cpplm.corpus.document import Document
 from cpplm.corpus.settings import Mode
@@ -25,7 +24,7 @@ from cpplm.corpus.slicing.callees import find_callees
 from cpplm.corpus.slicing.chunks import chunks, whole_file
 from cpplm.corpus.slicing.closure import Closure
 from cpplm.corpus.slicing.expansion import Expander, Expansion, Place
-from cpplm.corpus.slicing.lookup import NameLookup
+from cpplm.corpus.slicing.lookup import NameLookup, hiding_options
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import Key, ProjectIndex
 from cpplm.corpus.slicing.provenance import document_of
@@ -45,9 +44,9 @@ _GENEROUS = 2.0
 # But this share of the budget may always be filled.
 _ALWAYS = 1 / 8
 # A part of a unit is not worth repeating more than this of what it needs: the share that is its own.
-_LEAST_OWN = 0.15
-# What a unit needs is looked at up to this times the budget.
-_MOST_LOOKED_AT = 4
+_LEAST_OWN = 0.05
+# And up to this share it gets more of the unit by borrowing in less detail.
+_ENOUGH_OWN = 0.3
 # Names that a header without includes has from the files that include it.
 _OF_HEADERS = frozenset(
     b"size_t FILE NULL bool time_t va_list "
@@ -62,7 +61,7 @@ _SURELY_TOO_LONG = 1.1
 
 @dataclass(frozen=True)
 class SliceOptions:
-    """What building one unit depends on, besides the unit and its project."""
+    """All that building one unit depends on, besides the unit and its project."""
 
     budget: int
     measure: Measure
@@ -140,6 +139,7 @@ class _Slicer:
         self.budget = options.budget
         self.too_long: set[Place] = set()  # borrowed items that need more than fits into a document
         self.examined: set[Place] = set()
+        self.unfit: set[Place] = set()  # own items that do not fit into a document with what they need
         self.own_names = [file.name for file in unit.files]
         self.expansion = self._expand()
         self.lookup = NameLookup(self.expansion)
@@ -174,6 +174,9 @@ class _Slicer:
             expansion = Expander(self.index, self.own_names).expand(missing)
         if self.index.number[root] not in expansion.by_file:
             expansion = Expander(self.index, self.own_names).expand([*missing, root])
+        options = hiding_options(expansion)
+        if options:
+            expansion = Expander(self.index, self.own_names, defined=options).expand(expansion.roots)
         lacking = set() if is_source(root) else self._lacking(expansion)
         for includer in self.index.includers.get(self.own_names[0], ())[:_MOST_INCLUDERS] if lacking else ():
             other = Expander(self.index, self.own_names).expand([includer])
@@ -221,15 +224,15 @@ class _Slicer:
         generous = min(max(own_size * (1 + _GENEROUS), self.budget * _ALWAYS), self.budget)
         if self.callees:
             generous = self.budget
-        rungs = (
-            (Detail.FULL, 0), (Detail.NO_COMMENTS, 0), (Detail.DECLARATIONS, 1), (Detail.DECLARATIONS, 0),
-            (Detail.SKELETON, 0),
-        )  # fmt: skip
-        for detail, whole_depth in rungs:
-            document = self._on_rung(generous, detail, whole_depth)
-            if document is not None:
-                return document
-        return self._on_rung(self.budget, Detail.FORWARD) or self._on_rung(self.budget, Detail.BARE)
+        document = self._on_rung(generous, Detail.FULL)
+        declared = None if document else self._on_rung(generous, Detail.DECLARATIONS)
+        if declared:  # otherwise more is too long, too
+            document = self._on_rung(generous, Detail.NO_COMMENTS)
+            document = document or self._on_rung(generous, Detail.DECLARATIONS, 1) or declared
+        document = document or self._on_rung(generous, Detail.SKELETON)
+        return (
+            document or self._on_rung(self.budget, Detail.FORWARD) or self._on_rung(self.budget, Detail.BARE)
+        )
 
     def inlined(self) -> Document | None:
         """The unit with all that it includes, nothing left out; None where that is too long."""
@@ -263,32 +266,7 @@ class _Slicer:
         return self._document(closure, rendered, size) if size <= limit else None
 
     def _closure(self, detail: Detail, whole_depth: int = 0) -> Closure:
-        wanted = self.wanted if detail >= Detail.SKELETON else frozenset()
-        return Closure(
-            self.lookup,
-            self.shortener,
-            self.measure,
-            detail,
-            whole_depth,
-            wanted,
-            too_long=self.too_long,
-        )
-
-    @cached_property
-    def base(self) -> Closure:
-        """The unit and what it needs, as declarations; to some size."""
-        closure = Closure(self.lookup, self.shortener, self.measure, Detail.DECLARATIONS)
-        closure.add(self.own, _MOST_LOOKED_AT * self.budget)
-        return closure
-
-    @cached_property
-    def wanted(self) -> Set[bytes]:
-        """The names of member functions that stay where others are left out."""
-        own = set(self.own)
-        return self.shortener.wanted(
-            (self.expansion.item(place) for place in self.own),
-            (item for place, item in self.base.chosen.items() if place not in own),
-        )
+        return Closure(self.lookup, self.shortener, self.measure, detail, whole_depth, self.too_long)
 
     def _parts(self) -> tuple[list[Document], list[Place]]:
         """The own items that can stand with what they need, in as many parts as it takes; and the rest."""
@@ -296,42 +274,67 @@ class _Slicer:
         alone: list[Place] = []
         waiting = self.own
         while waiting:
-            count, document = self._part(waiting)
-            own = sum(len(self.expansion.item(place).text) for place in waiting[:count])
-            if document is None or own < _LEAST_OWN * len(document.text):
-                alone += waiting[: max(count, 1)]
-            elif any(self.expansion.item(place).kind not in _SAY_LITTLE for place in waiting[:count]):
+            taken, document = self._part(waiting)
+            if document is None or self._share(taken, document) < _LEAST_OWN:
+                alone += taken
+            elif any(self.expansion.item(place).kind not in _SAY_LITTLE for place in taken):
                 documents.append(document)
-            waiting = waiting[max(count, 1) :]
+            gone = set(taken)
+            waiting = [place for place in waiting if place not in gone]
         return documents, alone
 
-    def _part(self, waiting: Sequence[Place]) -> tuple[int, Document | None]:
-        """How many of these items fit into one document with what they need, and that; None if none does."""
+    def _share(self, own: Sequence[Place], document: Document) -> float:
+        """The share of a document that is its own."""
+        return sum(len(self.expansion.item(place).text) for place in own) / len(document.text)
+
+    def _part(self, waiting: Sequence[Place]) -> tuple[Sequence[Place], Document | None]:
+        """Those of these items that fit into one document with what they need, and that document, if any."""
+        best: tuple[Sequence[Place], Document | None] = waiting[:1], None
         for detail in (Detail.SKELETON, Detail.FORWARD, Detail.BARE):
-            closure = self._closure(detail)
-            count = 0
-            if detail == Detail.FORWARD and not self._fits(waiting[:1], Detail.BARE):
+            if detail == Detail.FORWARD and best[1] is None and self._never_fits(waiting[0]):
                 break
-            for place in waiting:
-                if not closure.add([place], _SURELY_FITS * self.budget):
-                    closure = self._closed(waiting[:count], detail)  # without the names that were looked up
-                    break
-                count += 1
-            first_count = count
-            while count:
-                rendered = self._render(closure, waiting[:count])
-                size = self.measure.text(rendered.text)
-                if size <= self.budget:
-                    return count, self._document(closure, rendered, size)
-                if count == first_count > 1 and not self._fits(waiting[:1], detail):
-                    break
-                count = min(count - 1, int(count * 0.95 * self.budget / size))
-                closure = self._closed(waiting[:count], detail)
-        self._find_too_long(waiting[0])
-        return 0, None
+            taken, document = self._part_in(waiting, detail)
+            if document is not None and (best[1] is None or len(taken) > len(best[0])):
+                best = taken, document
+            if best[1] is not None and self._share(best[0], best[1]) >= _ENOUGH_OWN:
+                break
+        if best[1] is None:
+            self._find_too_long(waiting[0])
+        return best
+
+    def _part_in(self, waiting: Sequence[Place], detail: Detail) -> tuple[Sequence[Place], Document | None]:
+        """The same, with borrowed items in this detail."""
+        closure = self._closure(detail)
+        taken: list[Place] = []
+        for place in waiting:
+            if place in self.unfit:
+                continue
+            if closure.add([place], _SURELY_FITS * self.budget):
+                taken.append(place)
+                continue
+            closure = self._closed(taken, detail)  # without the names that were looked up
+            if not taken or not self._never_fits(place):
+                break
+        first_count = len(taken)
+        while taken:
+            rendered = self._render(closure, taken)
+            size = self.measure.text(rendered.text)
+            if size <= self.budget:
+                return taken, self._document(closure, rendered, size)
+            if len(taken) == first_count > 1 and not self._fits(taken[:1], detail):
+                break
+            taken = taken[: min(len(taken) - 1, int(len(taken) * 0.95 * self.budget / size))]
+            closure = self._closed(taken, detail)
+        return waiting[:1], None
+
+    def _never_fits(self, place: Place) -> bool:
+        """True if an own item does not fit into a document with the least of what it needs."""
+        if not self._fits([place], Detail.BARE):
+            self.unfit.add(place)
+        return place in self.unfit
 
     def _fits(self, own: Sequence[Place], detail: Detail) -> bool:
-        """Whether items fit into one document with what they need."""
+        """True if items fit into one document with what they need."""
         closure = self._closure(detail)
         return (
             closure.add(own, _SURELY_FITS * self.budget)
@@ -358,7 +361,7 @@ class _Slicer:
         return document_of(self.expansion, rendered, "compilable", size, closure.reasons)
 
     def _render(self, closure: Closure, own: Sequence[Place]) -> Rendered:
-        """What was chosen, with what counts without being named."""
+        """The chosen items as text, with what counts without being named."""
         closure.take(self.unnamed.before(closure.chosen))
         chosen = closure.chosen
         order = sorted(chosen, key=self.expansion.rank)

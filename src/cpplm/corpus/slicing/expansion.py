@@ -10,16 +10,17 @@ import bisect
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from cpplm.corpus.slicing.branches import FOLLOWING, OPENING, Branches, Conditions, nested_directives
+from cpplm.corpus.slicing.branches import Branches, Conditions, nested_directives
 from cpplm.corpus.slicing.build_headers import export_macros, include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
-from cpplm.corpus.slicing.splicing import INCLUDES
-from cpplm.cpp.conditions import UNKNOWN, Macro, MacroState, parse_define
+from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import Directive
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
+from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
 
 _DEEPEST = 200  # as g++ has it
@@ -33,7 +34,7 @@ Rank = int  # of a place in the order of the compiler
 _STRETCH = 1 << 32  # more than a file has items
 
 
-@dataclass(slots=True)
+@dataclass
 class Visit:
     """One reading of a file.
 
@@ -61,8 +62,13 @@ class Visit:
     known: Branches = field(default_factory=dict)
     _stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
 
+    @cached_property
+    def is_conditional(self) -> bool:
+        """True if the include that led here stands in a branch that may not be read."""
+        return any(isinstance(frame, Condition) for frame in self.frames)
+
     def is_read(self, number: int) -> bool:
-        """Whether an item is read, or may be, and something of it is left."""
+        """True if an item is read, or may be, and something of it is left."""
         return self.live.get(number, True) is not False and self.gone.get(number, b" ") != b""
 
     def stack(self, number: int) -> tuple[Frame, ...]:
@@ -132,33 +138,43 @@ class Expander:
         self._decided = decided
         self._defined = set(defined)
         self._demanded: set[bytes] = set()
+        self._refused: set[bytes] = set()  # other choices than those that are demanded
 
     def expand(self, names: Sequence[str]) -> Expansion:
         """Read these files one after the other, with the macros defined that they cannot be read without."""
         while True:
-            self._state = MacroState(self._index.macros.names, is_c=self._index.is_c)
+            language = language_of(names[-1], self._index.is_c, self._index.read(names[-1]).data)
+            self._state = MacroState(self._index.macros.names, is_c=language == "c")
+            self._state.macros.update(dict.fromkeys(self._refused))
             self._state.macros.update(dict.fromkeys(self._defined, Macro(b"")))
+            self._likely = replace(self._state, closed=True, macros=dict(self._state.macros))
             self._expansion = Expansion(self._index, self._own, defined=sorted(self._defined), roots=names)
             self._seen: dict[str, int] = defaultdict(int)
+            # Of files the conditions under which they have been read; none where that is likely.
+            self._read: dict[str, list[Set[Frame]]] = defaultdict(list)
             for name in names:
                 self._visit(name, (), 0)
             if self._demanded <= self._defined:
                 return self._expansion
             self._defined |= self._demanded
 
-    def _visit(self, name: str, frames: tuple[Frame, ...], depth: int) -> None:
+    def _visit(self, name: str, frames: tuple[Frame, ...], depth: int, *, likely: bool = True) -> None:
+        """Read a file; `likely` if it is read where all that the project leaves open is not defined."""
         file = self._index.read(name)
         expansion = self._expansion
         if (
-            (file.once and self._seen[name])
+            (file.once and any(before <= set(frames) for before in self._read[name]))
             or depth > _DEEPEST
             or len(expansion.visits) > _MOST_VISITS
             or self._seen[name] > _MOST_VISITS_OF_A_FILE
         ):
             return
-        if file.parsed.lexed.guard:
-            self._state.macros[file.parsed.lexed.guard] = parse_define(file.parsed.lexed.guard)[1]
+        guard = file.parsed.lexed.guard
+        states = [self._state, self._likely] if likely else [self._state]
+        for state in states if guard else ():
+            state.macros[guard] = parse_define(guard)[1]
         self._seen[name] += 1
+        self._read[name].append({f for f in frames if isinstance(f, Condition)} if not likely else set())
         visit = Visit(file, name in expansion.own and file.number not in expansion.by_file, frames)
         expansion.by_file[file.number].append(len(expansion.visits))
         expansion.visits.append(visit)
@@ -168,13 +184,16 @@ class Expander:
             visit.gone.update(file.external)
         if self._decided is not None and self._seen[name] == 1:
             visit.known = self._decided(file)
-        conditions = self._conditions(visit)
+        conditions, of_likely = (self._conditions(visit, state) for state in (self._state, self._likely))
         for number in file.events:
             item = file.items[number]
             outer = item.stack
+            likely_here = likely
             if outer or number in file.guards:
                 stack = [frame for frame in outer if isinstance(frame, Condition)]
-                live = conditions.live([*file.guards.get(number, ()), *stack])
+                stacks = [*file.guards.get(number, ()), *stack]
+                live = conditions.live(stacks)
+                likely_here = likely and of_likely.live(stacks) is True
                 if live is not True or stack:
                     visit.live[number] = live
                     visit.decided.update(id(frame) for frame in stack if conditions.live([frame]))
@@ -182,53 +201,70 @@ class Expander:
                     continue
                 outer = tuple(frame for frame in outer if id(frame) not in visit.decided)
             if item.directives:
-                self._directives(visit, number, item, frames + outer, depth)
+                likely_conditions = of_likely if likely_here else None
+                self._directives(visit, number, item, frames + outer, depth, conditions, likely_conditions)
         for guard in {frame.lines[0] for guards in file.guards.values() for frame in guards}:
-            self._state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
+            for state in states:
+                state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
 
-    def _demand(self, frames: Sequence[Frame]) -> None:
-        """Have the macro defined without which the innermost branch is read."""
-        found = (
-            _NOT_DEFINED.match(frames[-1].lines[-1]) if frames and isinstance(frames[-1], Condition) else None
-        )
-        if found and not self._state.is_foreign(found.group(1)):
-            self._demanded.add(found.group(1))
+    def _demand(self, frames: Sequence[Frame], file: ParsedFile) -> None:
+        """Have a macro defined without which the innermost branch is read: of several the first for Linux."""
+        last = frames[-1] if frames else None
+        if not isinstance(last, Condition):
+            return
+        found = _NOT_DEFINED.match(last.lines[-1])
+        choices = [found] if found else [IF_DEFINED.fullmatch(line) for line in last.lines[:-1]]
+        names = [choice.group(1) if choice else b"" for choice in choices]
+        fitting = [name for name in names if not is_elsewhere(name)]
+        own = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
+        if all(names) and fitting and fitting[0] not in own | self._state.macros.keys():
+            self._demanded.add(fitting[0])
+            self._refused.update(set(names) - {fitting[0]})
 
     def _stretch(self, visit: Visit) -> None:
         visit.ranks.append(self._expansion._next_rank)
         self._expansion._next_rank += _STRETCH
 
     def _directives(
-        self, visit: Visit, number: int, item: Item, frames: tuple[Frame, ...], depth: int
+        self,
+        visit: Visit,
+        number: int,
+        item: Item,
+        frames: tuple[Frame, ...],
+        depth: int,
+        conditions: Conditions,
+        of_likely: Conditions | None,
     ) -> None:
-        """Carry out the directives of an item that is read."""
+        """Carry out the directives of an item that is read, and with `of_likely` is likely to be."""
         removed: list[Directive] = []
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         decided = not visit.own and item.kind == ItemKind.INCLUDE
-        conditions = self._conditions(visit)
         self._choose(visit.file.name, item, conditions)
         for directive, inner in nested_directives(visit.file, number):
             keyword = directive.keyword
             live = conditions.live(inner)
+            likely = of_likely is not None and of_likely.live(inner) is True
             decided = (
                 decided and live is not None and keyword not in (b"define", b"undef", b"pragma", b"error")
             )
             if live is False:
                 continue
-            if keyword == b"error" and visit.own:
-                self._demand([*item.stack, *inner])
-            if keyword in INCLUDES:
+            if keyword == b"error":
+                self._demand([*item.stack, *inner], visit.file)
+            if keyword in INCLUDE_KEYWORDS:
                 undecided = tuple(frame for frame in inner if conditions.live([frame]) is None)
                 argument = self._include_argument(directive.argument)
-                if argument and self._include(visit, number, argument, (*frames, *undecided), depth):
+                if argument and self._include(
+                    visit, number, argument, (*frames, *undecided), depth, likely=likely
+                ):
                     removed.append(directive)
                     if visit.cuts[-1:] != [number] and any(d.keyword == b"else" for d in item.directives):
-                        self._demand(inner)
+                        self._demand(inner, visit.file)
                 else:
                     external.append((undecided, directive.line))
             else:
                 unknown = live is None or any(isinstance(frame, Condition) for frame in frames)
-                self._define(directive, unknown=unknown)
+                self._define(directive, unknown=unknown, likely=likely)
         if item.kind == ItemKind.INCLUDE:
             visit.external[number] = _written(external)
         if decided:
@@ -236,13 +272,15 @@ class Expander:
         elif removed:
             visit.gone[number] = _without_directives(item, removed)
 
-    def _define(self, directive: Directive, *, unknown: bool) -> None:
+    def _define(self, directive: Directive, *, unknown: bool, likely: bool) -> None:
         """Carry out `#define` and `#undef`; `unknown`: they may not be read."""
-        if directive.keyword == b"define":
-            name, macro = parse_define(directive.argument)
-            self._state.macros[name] = UNKNOWN if unknown else macro
-        elif directive.keyword == b"undef":
-            self._state.macros[directive.macro] = UNKNOWN if unknown else None
+        if directive.keyword not in (b"define", b"undef"):
+            return
+        name, macro = parse_define(directive.argument)
+        value = macro if directive.keyword == b"define" else None
+        self._state.macros[name] = UNKNOWN if unknown else value
+        if likely:
+            self._likely.macros[name] = value
 
     def _choose(self, name: str, item: Item, conditions: Conditions) -> None:
         """Decide between headers that a build chooses from: the first one that is not for another system.
@@ -252,18 +290,18 @@ class Expander:
         group: Condition | None = None
         headers: dict[tuple[bytes, ...], bool] = {}
         for directive in item.directives:
-            if directive.keyword in OPENING:
+            if directive.keyword in IF_KEYWORDS:
                 if group is not None:
                     return  # groups within groups decide otherwise
                 group = Condition((directive.line,), directive.start)
-            elif directive.keyword in FOLLOWING and directive.keyword != b"endif" and group is not None:
+            elif directive.keyword in ELSE_KEYWORDS and directive.keyword != b"endif" and group is not None:
                 group = Condition((*group.lines, directive.line), group.group)
-            elif directive.keyword in INCLUDES and group is not None:
+            elif directive.keyword in INCLUDE_KEYWORDS and group is not None:
                 argument = directive.argument.decode("utf-8", "replace")
                 headers[group.lines] = (
                     argument[:1] in ('"', "<") and self._index.resolve(name, argument) is not None
                 )
-            elif directive.keyword not in INCLUDES and directive.keyword != b"endif":
+            elif directive.keyword not in INCLUDE_KEYWORDS and directive.keyword != b"endif":
                 return
         if group is None or len(headers) < 2 or not any(headers.values()):
             return
@@ -275,7 +313,7 @@ class Expander:
             for number in range(len(group.lines)):
                 conditions.values[group.group, number] = number == chosen
 
-    def _conditions(self, visit: Visit) -> Conditions:
+    def _conditions(self, visit: Visit, state: MacroState) -> Conditions:
         """The branches of a file, with answers to `__has_include` as far as the project can give them."""
 
         def has_include(match: re.Match[bytes]) -> bytes:
@@ -285,12 +323,12 @@ class Expander:
             return b"0" if self._index.is_build_written(argument) else match.group()
 
         def holds(line: bytes) -> bool | None:
-            return self._state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
+            return state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
 
         return Conditions(holds, visit.known)
 
     def _include_argument(self, argument: bytes) -> str:
-        """What `#include "a.h"`, `<a.h>` or `MACRO` names, in quotes; "" where that cannot be said."""
+        """The argument of `#include "a.h"`, `<a.h>` or `MACRO` in quotes; "" where it cannot be said."""
         for _ in range(_DEEPEST):
             if argument[:1] in (b'"', b"<"):
                 return argument.decode("utf-8", "replace")
@@ -301,7 +339,14 @@ class Expander:
         return ""
 
     def _include(
-        self, visit: Visit, number: int, argument: str, frames: tuple[Frame, ...], depth: int
+        self,
+        visit: Visit,
+        number: int,
+        argument: str,
+        frames: tuple[Frame, ...],
+        depth: int,
+        *,
+        likely: bool,
     ) -> bool:
         """Read what an include names; whether the line has to go."""
         target = self._index.resolve(visit.file.name, argument)
@@ -315,7 +360,7 @@ class Expander:
             return visit.file.items[number].kind == ItemKind.INCLUDE
         visit.cuts.append(number)
         if self._index.files[target].may_be_borrowed or target in self._expansion.own or _is_config(target):
-            self._visit(target, frames, depth + 1)
+            self._visit(target, frames, depth + 1, likely=likely)
         self._stretch(visit)
         return True
 
@@ -335,7 +380,7 @@ def _written(includes: Sequence[tuple[tuple[Condition, ...], bytes]]) -> bytes:
 
 
 def _without_directives(item: Item, removed: Sequence[Directive]) -> bytes:
-    """What is left of an item without some of its lines; nothing where no line says anything then."""
+    """An item's text without some of its lines; nothing where no line says anything then."""
     if len(item.directives) == len(removed) and item.kind == ItemKind.INCLUDE:
         return b""
     text = item.text
@@ -345,6 +390,6 @@ def _without_directives(item: Item, removed: Sequence[Directive]) -> bytes:
         text = text[:start] + text[end + 1 :]
     if item.kind == ItemKind.INCLUDE:
         rest = [d for d in item.directives if d not in removed]
-        if all(d.keyword in OPENING or d.keyword in FOLLOWING for d in rest):
+        if all(d.keyword in IF_KEYWORDS | ELSE_KEYWORDS for d in rest):
             return b""
     return text

@@ -16,11 +16,19 @@ from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.corpus.slicing.project_index import Key
-from cpplm.corpus.slicing.shadowing import HIDDEN_KINDS, befriended, hiding_names, qualified_names
+from cpplm.corpus.slicing.shadowing import (
+    HIDDEN_KINDS,
+    befriended,
+    hiding_names,
+    qualified_names,
+    template_parameters,
+)
+from cpplm.cpp.conditions import IF_DEFINED, is_elsewhere
 from cpplm.cpp.items import Item, ItemKind, condition_names
 from cpplm.cpp.lexer import IDENTIFIER, names_in
-from cpplm.cpp.segments import Scope
+from cpplm.cpp.segments import Condition, Scope
 
+TYPE_KINDS = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
 _OPEN_TYPEDEF = re.compile(rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*typedef\s+(?:struct|union|enum|class)\b", re.DOTALL)
 
 
@@ -45,9 +53,8 @@ class RankedPlaces(NamedTuple):
     undefined: int
 
     def visible(self, rank: Rank) -> int:
-        """How many can be seen from a rank: those before it, or all where none of those is a definition."""
-        count = bisect.bisect_right(self.ranks, rank)
-        return count if count > self.undefined else len(self.places)
+        """How many can be seen from a rank: those before it, or up to the first definition."""
+        return min(max(bisect.bisect_right(self.ranks, rank), self.undefined + 1), len(self.places))
 
 
 @dataclass
@@ -59,13 +66,13 @@ class NameLookup:
     # By name, how many of its places are visible, and whether the name is hidden.
     _candidates: dict[tuple[bytes, int, bool], Candidates] = field(default_factory=dict)
     _in_namespaces: dict[bytes, list[Place]] = field(default_factory=dict)
-    _attached: dict[tuple[bytes, ...], list[tuple[bytes, Place]]] = field(default_factory=dict)
+    _attached: dict[tuple[bytes, ...], list[tuple[bytes, Place, Set[bytes]]]] = field(default_factory=dict)
     _hidden: dict[Place, Set[bytes]] = field(default_factory=dict)
     # By identity, since an item comes in several lengths; it is kept, so that no other gets its id.
     _found: dict[tuple[Place, int], tuple[Item, list[Candidates]]] = field(default_factory=dict)
 
     def candidates(self, place: Place, item: Item) -> list[Candidates]:
-        """What each identifier of an item may stand for, in the order of the identifiers.
+        """The meanings that each identifier of an item may have, in the order of the identifiers.
 
         Args:
             place: of the item.
@@ -83,6 +90,7 @@ class NameLookup:
             mentions |= condition_names(item.stack)
         elif item.kind == ItemKind.TYPE and b"friend" in item.text:
             mentions = mentions - befriended(item.text)
+        mentions = mentions - template_parameters(self.expansion.item(place).text)
         hidden = self._hidden_at(place)
         rank = self.expansion.rank(place)
         found: list[Candidates] = []
@@ -103,6 +111,12 @@ class NameLookup:
 
     def _candidates_of(self, name: bytes, count: int, hidden: bool) -> Candidates:
         places = self._declaring(name).places[:count]
+        # A header that was read under a condition, and again in any case: the second is there for sure.
+        visits = self.expansion.visits
+        certain = {self._key(place) for place in places if not visits[place[0]].is_conditional}
+        places = [
+            each for each in places if not visits[each[0]].is_conditional or self._key(each) not in certain
+        ]
         if hidden:
             places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
         return Candidates(name, b"?" + name if hidden else name, places)
@@ -132,16 +146,22 @@ class NameLookup:
     def _key(self, place: Place) -> Key:
         return self.expansion.visits[place[0]].file.number, place[1]
 
-    def attached(self, item: Item) -> list[tuple[bytes, Place]]:
-        """The operators and specializations of the types that an item declares."""
+    def attached(self, item: Item) -> list[tuple[bytes, Place, Set[bytes]]]:
+        """The operators and specializations of the types that an item declares, each with all its types."""
         if item.names not in self._attached:
             self._attached[item.names] = [
-                (name, place)
+                (name, place, {each for each in types if self._is_type(each)})
                 for name in item.names
-                for key in self.expansion.index.attached.get(name, ())
+                for key, types in self.expansion.index.attached.get(name, ())
                 for place in self.expansion.places(key)
             ]
         return self._attached[item.names]
+
+    def _is_type(self, name: bytes) -> bool:
+        """Whether the expansion declares a type of this name."""
+        places = self._declaring(name).places if name in self.expansion.index.declared else ()
+        kinds = (self.expansion.item(place).kind for place in places)
+        return any(kind in TYPE_KINDS for kind in kinds)
 
     def is_dead(self, place: Place) -> bool:
         """True for own text in a branch that is not compiled."""
@@ -180,3 +200,30 @@ def _is_open(item: Item) -> bool:
         or (item.kind == ItemKind.ALIAS and bool(_OPEN_TYPEDEF.match(item.text)))
         or (item.kind == ItemKind.PROTOTYPE and b"constexpr" in item.text)
     )
+
+
+def hiding_options(expansion: Expansion) -> set[bytes]:
+    """The options of a build without which nothing declares a name that own text uses in any case.
+
+    Such are macros that a lone `#ifdef` around every declaration of the name asks for.
+    """
+    index = expansion.index
+    own = (item for visit in expansion.visits if visit.own for item in visit.file.items)
+    found: set[bytes] = set()
+    for name in {
+        name for item in own if not (item.directives or _conditions_of(item)) for name in item.mentions
+    }:
+        options: set[bytes] = set()
+        for key in index.declared.get(name, ()):
+            for visit in (expansion.visits[number] for number in expansion.by_file.get(key[0], ())):
+                lines = [line for frame in _conditions_of(visit.file.items[key[1]]) for line in frame.lines]
+                option = IF_DEFINED.fullmatch(lines[0]) if len(lines) == 1 else None
+                is_hidden = option is not None and not visit.is_read(key[1])
+                options.add(option.group(1) if option is not None and is_hidden else b"")
+        if all(each.isupper() and not is_elsewhere(each) for each in options):
+            found |= options
+    return found
+
+
+def _conditions_of(item: Item) -> list[Condition]:
+    return [frame for frame in item.stack if isinstance(frame, Condition)]

@@ -5,24 +5,27 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
 from cpplm.corpus.include_index import IncludeIndex
 from cpplm.corpus.ingest.discovery import TEMPLATE_ENDINGS, SourceFile, is_template, read_source
 from cpplm.corpus.slicing.build_headers import (
     SYSTEM_HEADERS,
+    BuildDefaults,
     configured,
     include_folders,
     include_target,
     is_build_written,
 )
-from cpplm.corpus.slicing.splicing import INCLUDES, Splice, source_lines, splice
-from cpplm.corpus.slicing.units import CLASS_NAME
+from cpplm.corpus.slicing.shadowing import template_parameters
+from cpplm.corpus.slicing.shortening import without_comments
+from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
+from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import FileItems, Item, ItemKind, read_items
 from cpplm.cpp.keywords import KEYWORDS
-from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource
+from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive, LexedSource, names_in
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import is_c_project, language_of
 from cpplm.cpp.segments import Condition
@@ -33,6 +36,8 @@ _FEATURE_MACROS = (
     b"_GNU_SOURCE", b"_DEFAULT_SOURCE", b"_BSD_SOURCE", b"_POSIX", b"_XOPEN", b"__STDC_",
     b"_FILE_OFFSET_BITS",
 )  # fmt: skip
+# Free functions that libraries find by the types of their arguments.
+_FOUND_BY_ARGUMENTS = (b"operator", b"intrusive_ptr_", b"hash_value", b"to_json", b"from_json", b"tag_invoke")
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(name)(void);`
 _BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
@@ -40,6 +45,10 @@ _CALL = re.compile(rb"^\s*\w+\s*\(([^{;]*)", re.MULTILINE)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
+_QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
+_SPECIALIZATION = re.compile(
+    rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
+)
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -91,10 +100,10 @@ class ProjectIndex:
     includes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each file, as in its directives
     closed: bool = True  # includes lead to files of the project
     defines_std: bool = False
-    options: frozenset[bytes] = frozenset()  # of the build, that are on by default
+    defaults: BuildDefaults = field(default_factory=BuildDefaults)  # of the build
     declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
     members: dict[bytes, list[tuple[bytes, Key]]] = field(default_factory=lambda: defaultdict(list))
-    attached: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
+    attached: dict[bytes, list[tuple[Key, Set[bytes]]]] = field(default_factory=lambda: defaultdict(list))
     _parsed: dict[str, ParsedFile] = field(default_factory=dict)
     _names: dict[bytes, bytes] = field(default_factory=dict)
     _targets: dict[tuple[str, str], str | None] = field(default_factory=dict)
@@ -113,7 +122,7 @@ class ProjectIndex:
             number = self.number[name]
             data = read_source(self.files[name])
             if is_template(name):
-                data = configured(data, self.options)
+                data = configured(data, self.defaults.options)
             source = parsed = self._parse(name, data)
             find = functools.partial(self._fragment, name)
             data, splices = splice(data, source.items, find, lambda each: read_source(self.files[each]))
@@ -162,8 +171,7 @@ class ProjectIndex:
         return read_items(
             data,
             self.macros,
-            file=self.number[name],
-            language=language_of(name, self.is_c),
+            language=language_of(name, self.is_c, data),
             defines_std=self.defines_std,
         )
 
@@ -177,7 +185,7 @@ class ProjectIndex:
     def _leads_out(self, name: str, item: Item) -> bool:
         """True for an unconditional include, or several, of what is not in the project."""
         return (item.kind == ItemKind.INCLUDE and not item.stack) and all(
-            directive.keyword in INCLUDES
+            directive.keyword in INCLUDE_KEYWORDS
             and directive.argument[:1] in (b'"', b"<")
             and self.resolve(name, argument := directive.argument.decode("utf-8", "replace")) is None
             and not self.is_build_written(argument)
@@ -191,12 +199,15 @@ class ProjectIndex:
                 self.declared[name].append(key)
             if item.qualifier and item.function_name:
                 self.members[item.function_name].append((item.qualifier, key))
-            for name in _attached_to(item):
-                self.attached[name].append(key)
+            types = _attached_to(item, self.types)
+            for name in types:
+                self.attached[name].append((key, types))
 
     def _declares(self, item: Item) -> set[bytes]:
         """The names by which an item is found; a macro call that declares is found by its arguments."""
         names = set(item.names)
+        if item.kind == ItemKind.TYPE and _attached_to(item, self.types):
+            return set()
         names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
         callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
         if item.kind == ItemKind.CALL or (
@@ -257,9 +268,15 @@ class ProjectIndex:
         found = None
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
         if argument[0] == '"':
-            found = next(
-                filter(None, (self._index.beside(name, each) for each in (target, *templates))), None
-            )
+            found = self._index.beside(name, target)
+        if (
+            found is None
+            and (template := self.defaults.template_of.get(target)) in self.files
+            and is_template(template)
+        ):
+            return template
+        if argument[0] == '"' and found is None:
+            found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
         if found is None and (argument[0] == '"' or target not in SYSTEM_HEADERS):
             found = self._index.nearest(name, target)
         return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
@@ -272,13 +289,14 @@ class ProjectIndex:
 def _whole(lexed: LexedSource, number: int) -> Item:
     """A file whose brackets close within other `#if`s than they open in, as one item."""
     functions = set(_BEFORE_BRACKET.findall(lexed.names)) - _KEYWORDS
-    types = set(CLASS_NAME.findall(lexed.names))
+    types = set(TYPE_NAME.findall(lexed.names))
     return Item(
         kind=ItemKind.REGION,
         text=lexed.data.rstrip(b"\n"),
         stack=(),
-        mentions=frozenset(IDENTIFIER.findall(lexed.names)),
-        file=number,
+        mentions=frozenset(IDENTIFIER.findall(lexed.names)).union(
+            *(names_in(directive.argument) for directive in lexed.directives)
+        ),
         line=0,
         last_line=lexed.data.rstrip(b"\n").count(b"\n"),
         names=tuple(sorted(functions | types)),
@@ -311,12 +329,19 @@ def _counts_unnamed(item: Item) -> bool:
     )
 
 
-def _attached_to(item: Item) -> Iterable[bytes]:
-    """The types whose users need an item without naming it: free operators, specializations."""
-    is_operator = item.kind in (ItemKind.FUNCTION, ItemKind.PROTOTYPE) and any(
-        name.startswith(b"operator") for name in item.names
-    )
-    if is_operator:
-        return IDENTIFIER.findall(item.text[: item.text.find(b"{") + 1 or None])
-    is_special = item.kind == ItemKind.TYPE and re.search(rb"template\s*<\s*>", item.text)
-    return item.mentions if is_special else ()
+def _attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:
+    """The names in the head of what is needed without being named, where all types among them are.
+
+    That is what libraries call, such as free operators, and specializations.
+    """
+    code = item.text[len(item.text) - (item.end - item.start) :]
+    head = without_comments(code[: code.find(b"{") + 1 or None])
+    called = [name for name in item.names if name.startswith(_FOUND_BY_ARGUMENTS)]
+    if item.kind in (ItemKind.FUNCTION, ItemKind.PROTOTYPE) and called:
+        head = head[head.find(b"operator" if called[0].startswith(b"operator") else called[0]) :]
+    elif item.kind == ItemKind.TYPE and (special := _SPECIALIZATION.search(head)):
+        head = special.group()
+    else:
+        return frozenset()
+    nested = {name for owner, name in _QUALIFIED.findall(head) if owner in types}
+    return set(IDENTIFIER.findall(head)) - _KEYWORDS - template_parameters(item.text) - nested - {*called}

@@ -1,4 +1,4 @@
-"""What a compiler says about a unit: which text it reads, and what its items refer to.
+"""The compiler's view of a unit: the text that it reads, and what its items refer to.
 
 A name of an item counts as understood where the compiler met it there; then it means what the compiler says
 and nothing else. Other names, such as those in branches and macros that are not compiled, mean whatever is
@@ -113,7 +113,7 @@ def _line_numbers(data: bytes) -> Callable[[int], int]:
 
 
 class _Meaning(NamedTuple):
-    """What one item refers to.
+    """The declarations that one item refers to.
 
     `understood`: names that mean nothing but what is in `places`; `complete`: names of types of which a
     declaration is not enough, for its expressions or its members; `members`: for its members; `places`: of
@@ -160,11 +160,11 @@ class ReferenceLookup(NameLookup):
         return found
 
     def _is_whole(self, place: Place, item: Item) -> bool:
-        """Whether no body of an item was left out."""
+        """True if no body of an item was left out."""
         return item.mentions == self.expansion.item(place).mentions
 
     def _rules_out(self, place: Place) -> bool:
-        """Whether what stands at a place cannot be meant by a name that was understood otherwise.
+        """True if what stands at a place cannot be meant by a name that was understood otherwise.
 
         Not so in files that the compiler did not read, and for what it looks through.
         """

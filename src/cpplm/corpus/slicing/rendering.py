@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cpplm.corpus.slicing.build_headers import INTEGER_HEADER
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.lexer import IDENTIFIER, IF_KEYWORDS
 from cpplm.cpp.segments import Condition, Frame, Scope
 
 # Kinds that read as one block without blank lines between them.
@@ -25,6 +27,7 @@ _TIGHT = frozenset(
         *(ItemKind.ALIAS, ItemKind.PROTOTYPE, ItemKind.VARIABLE),
     }
 )
+_INTEGER = re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
 
 
@@ -126,15 +129,27 @@ class _Writer:
             self.items = [each._replace(offset=each.offset + length) for each in self.items]
 
     def _define(self) -> None:
-        """Write before all else the macros that a build has to define, where the text asks for them."""
+        """Write before all else what a build has to define, where the text asks for it."""
         text = b"".join(self.parts)
-        lines = [
-            b"#define " + name for name in self.expansion.defined if re.search(rb"\b" + name + rb"\b", text)
+        names = set(IDENTIFIER.findall(text))
+        lines = [b"#define " + name for name in self.expansion.defined if name in names]
+        if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
+            lines.append(b"#include <stdint.h>")
+        lines += [
+            b"#define " + name + b' ""'
+            for name in sorted(self.expansion.index.defaults.texts & names)
+            if not self._is_defined(name)
         ]
         if lines:
             block = b"\n".join(lines) + b"\n\n"
             self.parts.insert(self.head_parts, block)
             self._shift(len(block))
+
+    def _is_defined(self, name: bytes) -> bool:
+        """True if a file defines a macro, not just in one of several branches."""
+        keys = self.expansion.index.declared.get(name, ())
+        items = (self.expansion.item(place) for key in keys for place in self.expansion.places(key))
+        return any(not any(each.keyword in IF_KEYWORDS for each in item.directives) for item in items)
 
     def _tail(self) -> bytes | None:
         """The end of the document's last file, if that is what its last item stands before."""
@@ -255,7 +270,7 @@ class _Writer:
         self.open = self.open[:common] + natural
 
     def _common(self, stack: tuple[Frame, ...]) -> int:
-        """How many of the frames of a stack are open."""
+        """The number of a stack's frames that are open."""
         for number, ((frame, _), wanted) in enumerate(zip(self.open, stack, strict=False)):
             if frame is not wanted and frame != wanted:
                 return number
@@ -305,7 +320,7 @@ def _conditions(item: Item) -> list[Frame]:
 
 
 def _continues(current: tuple[Frame, bool], wanted: Frame) -> bool:
-    """Whether `wanted` is a later branch of the group that is open."""
+    """True if `wanted` is a later branch of the group that is open."""
     frame, natural = current
     return (
         natural

@@ -21,6 +21,7 @@ _DECLARED = re.compile(
 )
 _CALLED = re.compile(rb"(?<!\w)(\w++)\s*+\(")
 _QUALIFIED = re.compile(rb"(?:::|->|\.)\s*(\w+)")
+_TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.\s*|\s+)(\w+)\s*(?=[,>=])")
 _FRIEND = re.compile(rb"\bfriend\s+(?:class|struct)\s+(\w+)\s*;")
 _NO_TYPE = frozenset(
     b"return else throw case new delete goto typename using namespace class struct union enum operator not "
@@ -39,6 +40,12 @@ def befriended(text: bytes) -> frozenset[bytes]:
     """The classes that a class only names as its friends, which declares them (ISO C++20 11.8.4)."""
     friends = set(_FRIEND.findall(text))
     return frozenset(friends - set(IDENTIFIER.findall(_FRIEND.sub(b"", text))) if friends else friends)
+
+
+@functools.lru_cache(maxsize=16_384)
+def template_parameters(text: bytes) -> frozenset[bytes]:
+    """The types that are parameters of the templates in a text."""
+    return frozenset(_TEMPLATE_PARAMETER.findall(text))
 
 
 def hiding_names(item: Item) -> frozenset[bytes]:

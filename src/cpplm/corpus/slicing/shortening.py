@@ -9,11 +9,11 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections import Counter
-from collections.abc import Iterable, Set
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import tree_sitter
 
@@ -28,14 +28,20 @@ _FUNCTIONS = tree_sitter.Query(
     "[(function_definition body: (compound_statement)) @definition"
     " (field_declaration_list (field_declaration declarator: (function_declarator)) @member)"
     " (field_declaration_list (field_declaration declarator: (_ declarator: (function_declarator))) @member)"
-    " (field_declaration_list (template_declaration) @member)]",
+    " (field_declaration_list (template_declaration) @member)"
+    " (field_declaration_list (field_declaration . type: (_) . declarator: [(field_identifier)"
+    '   (pointer_declarator (field_identifier)) (array_declarator (field_identifier))] . ";") @data)'
+    " (field_declaration_list [(type_definition) (alias_declaration)] @data)]",
 )
 _KEPT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype|friend)\b")
 _KEPT_BARE = re.compile(rb"\b(?:consteval|auto\b(?!.*->)|decltype\s*\(\s*auto|friend\b)", re.DOTALL)
-# Member functions that the language calls: range-based for, co_await and coroutines (ISO C++20 8.6.5, 9.5.4).
-_CALLED_UNNAMED = frozenset(
+# Members that the language or its library asks for: range-based for, co_await and coroutines (ISO C++20
+# 8.6.5, 9.5.4); types of iterators, containers and functions.
+CALLED_UNNAMED = frozenset(
     b"begin end await_ready await_suspend await_resume get_return_object initial_suspend final_suspend "
-    b"unhandled_exception return_value return_void yield_value await_transform".split()
+    b"unhandled_exception return_value return_void yield_value await_transform "
+    b"value_type difference_type pointer reference iterator_category iterator const_iterator size_type "
+    b"const_reference key_type is_transparent result_type argument_type char_type traits_type".split()
 )
 _BLANK_LINES = re.compile(rb"(?<!\\)\n(?:[ \t]*\n)+")
 _TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
@@ -59,6 +65,8 @@ _ALIGNMENT = re.compile(rb"\balignas\s*\((?:[^()]|\([^()]*\))*\)")
 _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\s*;\s*", re.DOTALL)
 _CONVERSION = re.compile(rb"::\s*operator\b")
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
+_NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
+_DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*;\s*\Z))(\w+)")
 
 
 # How many items of a project are remembered in all their lengths.
@@ -66,7 +74,7 @@ _MOST_REMEMBERED = 40_000
 
 
 class Detail(IntEnum):
-    """How much of a borrowed item is written."""
+    """Level of detail in which a borrowed item is written."""
 
     FULL = 0
     NO_COMMENTS = 1
@@ -76,19 +84,26 @@ class Detail(IntEnum):
     BARE = 5  # as before, and without the bodies of `constexpr` functions
 
 
+class _Member(NamedTuple):
+    """What may be left out of a class: where it stands, the name it declares, all identifiers in it."""
+
+    start: int
+    end: int
+    name: bytes
+    names: frozenset[bytes]
+
+
 @dataclass(frozen=True)
 class _Outline:
     """An item without comments and bodies.
 
-    `members` are (start, end, name) of the member functions that nothing else in it uses; `virtual` the names
-    of its virtual functions, which classes derived from it may override without saying so; `names` all
-    identifiers outside `members`.
+    `names` are all identifiers outside `members`.
     """
 
     text: bytes
-    members: tuple[tuple[int, int, bytes], ...] = ()
-    virtual: frozenset[bytes] = frozenset()
+    members: tuple[_Member, ...] = ()
     names: frozenset[bytes] = frozenset()
+    member_names: frozenset[bytes] = frozenset()
 
 
 @dataclass
@@ -101,13 +116,16 @@ class Shortener:
     _skeletons: dict[tuple[int, bool, tuple[tuple[int, int], ...]], tuple[Item, Item]] = field(
         default_factory=dict
     )
+    _left_out: dict[tuple[int, Set[bytes]], tuple[_Outline, tuple[_Member, ...]]] = field(
+        default_factory=dict
+    )
     _outlines: dict[tuple[int, bool], tuple[Item, _Outline]] = field(default_factory=dict)
     _shapes: dict[tuple[bytes, ItemKind, bool, bytes, bytes, bool], _Outline] = field(default_factory=dict)
 
     def begin_unit(self) -> None:
         """Forget what earlier units had, if that has become much."""
         caches: tuple[dict[Any, Any], ...] = (
-            *(self._known, self._forwards, self._skeletons, self._outlines, self._shapes),
+            *(self._known, self._forwards, self._skeletons, self._left_out, self._outlines, self._shapes),
         )
         if sum(map(len, caches)) > _MOST_REMEMBERED:
             for cache in caches:
@@ -145,18 +163,27 @@ class Shortener:
             self._forwards[id(item)] = (item, short)
         return self._forwards[id(item)][1]
 
-    def wanted(self, own: Iterable[Item], borrowed: Iterable[Item]) -> set[bytes]:
-        """The names of member functions that the items use, or that classes among them override."""
-        names = set(_CALLED_UNNAMED)
-        for item in own:
-            names |= item.mentions | item.accesses
-        for item in borrowed:
-            if item.kind == ItemKind.TYPE:
-                outline = self._outline(item)
-                names |= outline.names
-            else:
-                names |= item.mentions | item.accesses
-        return names
+    def called(self, item: Item, short: Item) -> Set[bytes]:
+        """The names by which a borrowed item, as shortened, may use members of classes."""
+        if item.kind == ItemKind.TYPE:
+            return _identifiers(short.text) if short.kind == ItemKind.TYPE else frozenset()
+        return item.mentions | item.accesses
+
+    def left_out(self, item: Item, wanted: Set[bytes], *, bare: bool) -> tuple[_Member, ...]:
+        """The members of a class that a skeleton lacks: nothing wanted and nothing left in it uses them."""
+        outline = self._outline(item, bare=bare)
+        key = (id(outline), outline.member_names & wanted)
+        if key not in self._left_out:
+            self._left_out[key] = (outline, self._unused_members(outline, wanted))
+        return self._left_out[key][1]
+
+    @staticmethod
+    def _unused_members(outline: _Outline, wanted: Set[bytes]) -> tuple[_Member, ...]:
+        names, gone = outline.names, outline.members
+        while kept := [member for member in gone if member.name in wanted or member.name in names]:
+            names = names.union(*(member.names for member in kept))
+            gone = tuple(member for member in gone if member not in kept)
+        return gone
 
     def _outline(self, item: Item, *, bare: bool = False) -> _Outline:
         if (id(item), bare) in self._outlines:
@@ -169,12 +196,17 @@ class Shortener:
 
     def _skeleton(self, item: Item, wanted: Set[bytes], *, bare: bool) -> Item:
         outline = self._outline(item, bare=bare)
-        gone = tuple((start, end) for start, end, name in outline.members if name not in wanted)
+        gone = tuple((start, end) for start, end, _, _ in self.left_out(item, wanted, bare=bare))
         key = (id(item), bare, gone)
         if key not in self._skeletons:
             text = _tidy(_without(outline.text, gone)) if gone else outline.text
             self._skeletons[key] = (item, _with_text(item, text))
         return self._skeletons[key][1]
+
+
+@functools.lru_cache(maxsize=16_384)
+def _identifiers(text: bytes) -> frozenset[bytes]:
+    return frozenset(IDENTIFIER.findall(text))
 
 
 def _with_text(item: Item, text: bytes) -> Item:
@@ -227,10 +259,12 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
     code, plain = mask(lexed, macros)
     captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_CPP.parse(plain))
     kept: list[bytes] = []
-    members: list[tuple[int, int, bytes]] = []
-    virtual: set[bytes] = set()
+    members: list[_Member] = []
     position = size = 0
     nodes = [*captures.get("definition", ()), *captures.get("member", ())]
+    # Not of what may be an aggregate, whose initialisers name no member.
+    data = set(captures.get("data", ()) if bare and _NO_AGGREGATE.search(code) else ())
+    nodes += data
     for node in sorted(nodes, key=lambda node: (node.start_byte, -node.end_byte)):
         start, end = node.start_byte, node.end_byte
         body = _body(node)
@@ -240,17 +274,16 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         if node.parent is not None and node.parent.type == "friend_declaration":
             continue  # found by its arguments only, so it has to stay what it is
         head = _ALIGNMENT.sub(b"", code[start:head_end])
-        found = _METHOD.search(head)
-        if start < position or node.has_error or b"(" not in head or kept_heads.search(head):
+        found = (_DATA if node in data else _METHOD).search(head)
+        is_other = found is None and b"(" not in head
+        if start < position or node.has_error or kept_heads.search(head) or is_other:
             continue
         if body is not None and _calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
             continue
         name = found.group(1).lstrip(b"~") if found else b""
-        if b"virtual" in head or b"override" in head:
-            virtual.add(name)
         if body is not None:
             head_end = _head_end(body)
-        elif b"=" in head:
+        elif b"=" in head and node not in data:
             continue
         last = bisect.bisect(directives, start)
         # With the macros before it that are masked.
@@ -261,25 +294,22 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         short = text[start:head_end].rstrip() + (b";" if body is not None else b"")
         is_member = item.kind == ItemKind.TYPE and name and b"operator" not in head
         if is_member and _begins_member(plain[ends[last - 1] if last else 0 : node.start_byte]):
-            members.append((size, size + len(short), name))
+            members.append(_Member(size, size + len(short), name, frozenset(IDENTIFIER.findall(short))))
         kept.append(short)
         size += len(short)
         position = end
     short = b"".join([*kept, text[position:]])
-    declared = Counter(name for _, _, name in members)
-    used = Counter(IDENTIFIER.findall(short))
-    unused = tuple(member for member in members if used[member[2]] <= declared[member[2]])
-    others = frozenset(IDENTIFIER.findall(_without(short, [(start, end) for start, end, _ in unused])))
-    return _Outline(short, unused, frozenset(virtual), others)
+    others = frozenset(IDENTIFIER.findall(_without(short, [(start, end) for start, end, _, _ in members])))
+    return _Outline(short, tuple(members), others, frozenset(member.name for member in members))
 
 
 def _begins_member(before: bytes) -> bool:
-    """Whether a member begins behind this text; not so behind `template <...> MACRO(...)`, say."""
+    """True if a member begins behind this text; not so behind `template <...> MACRO(...)`, say."""
     return before.rstrip()[-1:] in b";{}:"
 
 
 def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
-    """Whether a template calls what it is given: a lambda, say, for which its body must be there."""
+    """True if a template calls what it is given: a lambda, say, for which its body must be there."""
     parameters = before[before.rfind(b"template") :] if before.rstrip().endswith(b">") else b""
     for type_ in _TEMPLATE_PARAMETER.findall(parameters + head):
         for name in re.findall(rb"\b" + type_ + rb"\b[\s&.*]*(\w+)\s*[,)]", head):
@@ -289,7 +319,7 @@ def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
 
 
 def _head_end(body: tree_sitter.Node) -> int:
-    """Where the head of a function ends: before its member initialisers."""
+    """The offset at which the head of a function ends: before its member initialisers."""
     definition = body.parent or body
     initialisers = next((c for c in definition.children if c.type == "field_initializer_list"), body)
     return initialisers.start_byte
@@ -318,13 +348,13 @@ def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:
 
 
 @functools.lru_cache(maxsize=16_384)
-def needs_only_declared(text: bytes, kind: ItemKind) -> frozenset[bytes]:
-    """The names in an item that a declaration of a type is enough for.
+def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset[bytes]]:
+    """The names in an item that a declaration of a type is enough for, each with what is declared with it.
 
     In declarations of functions: the types of parameters and results; in classes the types that members point
     to. Not what a member is taken of (`A::b`), nor what default arguments and expressions mention.
     """
-    weak: set[bytes] = set()
+    weak: dict[bytes, set[bytes]] = defaultdict(set)
     strong: set[bytes] = set()
     if kind == ItemKind.PROTOTYPE:
         parts = [text]
@@ -333,11 +363,17 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> frozenset[bytes]:
         parts = MEMBER_END.split(members)
         strong.update(IDENTIFIER.findall(bodies))
     else:
-        return frozenset()
+        return {}
     for part in parts:
-        is_function = b"(" in part and not _EXPRESSION.search(part)
-        is_pointer = _POINTER.fullmatch(part) is not None
-        (weak if is_function or is_pointer else strong).update(IDENTIFIER.findall(part))
-        if is_function or is_pointer:
+        names = IDENTIFIER.findall(part)
+        function = _METHOD.search(part) if not _EXPRESSION.search(part) else None
+        if function is not None or _POINTER.fullmatch(part):
+            declared = function.group(1) if function is not None else part.partition(b"=")[0].split()[-1]
+            for name in names:
+                weak[name]  # parameters are not reached through the function
+            for name in IDENTIFIER.findall(part[: function.start()] if function is not None else part):
+                weak[name].add(declared.lstrip(b"*&"))
             strong.update(_SCOPE_OF.findall(part))
-    return frozenset(weak - strong)
+        else:
+            strong.update(names)
+    return {name: frozenset(declared) for name, declared in weak.items() if name not in strong}

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import lex
+from cpplm.cpp.lexer import INCLUDE_KEYWORDS, lex
 from cpplm.cpp.segments import Condition
 
-INCLUDES = (b"include", b"include_next", b"import")
 _DECLARATIONS = (
     ItemKind.TYPE,
     ItemKind.ALIAS,
@@ -57,7 +56,7 @@ def splice(
     splices: list[Splice] = []
     position = line = room = 0
     for item, directive in ((owner, each) for owner in items for each in owner.directives):
-        if directive.keyword not in INCLUDES or directive.argument[:1] not in (b'"', b"<"):
+        if directive.keyword not in INCLUDE_KEYWORDS or directive.argument[:1] not in (b'"', b"<"):
             continue
         name = find(directive.argument.decode("utf-8", "replace"))
         is_inside = item.kind in _DECLARATIONS
@@ -78,7 +77,7 @@ def splice(
 
 
 def _stands_between(item: Item, name: str) -> bool:
-    """Whether a file that is included between declarations may be a piece."""
+    """True if a file that is included between declarations may be a piece."""
     return (
         item.kind == ItemKind.INCLUDE
         and len(item.directives) == 1
@@ -88,7 +87,7 @@ def _stands_between(item: Item, name: str) -> bool:
 
 
 def _is_piece(text: bytes) -> bool:
-    """Whether a file may be included again."""
+    """True if a file may be included again."""
     return (
         len(text) <= _MOST_BETWEEN
         and b"#include" not in text
@@ -98,7 +97,7 @@ def _is_piece(text: bytes) -> bool:
 
 
 def source_lines(name: str, splices: Sequence[Splice], first: int, last: int) -> list[tuple[str, int, int]]:
-    """Where lines of a text come from: (file, first, last), counted from 1; those of the text are from 0."""
+    """The sources of lines of a text: (file, first, last), counted from 1; those of the text are from 0."""
     found: list[tuple[str, int, int]] = []
     shift = 1  # from numbers in the text to those in the file
     for each in splices:

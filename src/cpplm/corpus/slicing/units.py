@@ -1,4 +1,4 @@
-"""Which files make one document: a header, its second half (.tcc, .inl) and its source file.
+"""Units, the files that make one document: a header, its second half (.tcc, .inl) and its source file.
 
 A source belongs to the header of the same stem that it includes, or that lies beside it.
 """
@@ -13,13 +13,15 @@ from pathlib import PurePosixPath
 
 from cpplm.corpus.ingest.discovery import SourceFile, read_source
 from cpplm.cpp.file_suffixes import HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
-from cpplm.cpp.lexer import IDENTIFIER, lex
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, lex
 from cpplm.cpp.macros import macro_bodies
 
 # The second half of a header may be a header by its suffix: list-inl.h, list_impl.hpp.
 _PART_STEM = re.compile(r"(?:[-_.](?:inl|impl|tpl))$")
-_CONDITIONS = (b"if", b"ifdef", b"ifndef", b"elif", b"elifdef", b"elifndef")
-CLASS_NAME = re.compile(rb"\b(?:class|struct|union|enum)\s+(?:[A-Z_]+\s+)?(\w+)\s*(?:final\s*)?(?=[:{])")
+# Of classes and aliases.
+TYPE_NAME = re.compile(
+    rb"\b(?:(?:class|struct|union|enum)\s+(?:[A-Z_]+\s+)?(?=\w+\s*(?:final\s*)?[:{])|using\s+(?=\w+\s*=))(\w+)"
+)
 Resolve = Callable[[str, str], str | None]
 
 
@@ -41,20 +43,19 @@ def scan(file: SourceFile) -> Scan:
     includes = tuple(
         directive.argument.decode("utf-8", "replace")
         for directive in directives
-        if directive.keyword in (b"include", b"include_next", b"import")
-        and directive.argument[:1] in (b'"', b"<")
+        if directive.keyword in INCLUDE_KEYWORDS and directive.argument[:1] in (b'"', b"<")
     )
     lines = b" ".join(
         each.argument
         for each in directives
-        if each.keyword in _CONDITIONS
+        if each.keyword in IF_KEYWORDS | ELSE_KEYWORDS
         or (each.keyword == b"include" and each.argument[:1] not in (b'"', b"<"))
     )
     return Scan(
         includes,
         macro_bodies(directives),
         frozenset(IDENTIFIER.findall(lines)),
-        frozenset(CLASS_NAME.findall(data)),
+        frozenset(TYPE_NAME.findall(data)),
     )
 
 
@@ -101,8 +102,7 @@ def make_units(
             group = [name, *(roles[role] for role in ("part", "source") if role in roles)]
             units.append(Unit(tuple(by_name[member] for member in group)))
             taken.update(group)
-    alone = [name for name in by_name if name not in taken]
-    units += [Unit((by_name[name],)) for name in alone]
+    units += [Unit((by_name[name],)) for name in by_name if name not in taken]
     return sorted(units, key=lambda unit: unit.name)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from cpplm.corpus.slicing.expansion import Expansion, Place
+from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.cpp.items import Item, ItemKind, condition_names
 from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.segments import Condition, Frame, Scope
@@ -32,7 +32,7 @@ class UnnamedItems:
         self._includes: dict[tuple[Place, bytes], Item] = {}
 
     def before(self, chosen: Mapping[Place, Item]) -> dict[Place, Item]:
-        """What chosen items need to be read before them though they do not name it."""
+        """Items that chosen ones need before them though they do not name them."""
         expansion = self._expansion
         opened = self._opened(chosen)
         found: dict[Place, Item] = {}
@@ -55,18 +55,25 @@ class UnnamedItems:
             elif not is_chosen and (
                 item.kind != ItemKind.USING
                 or (name := IDENTIFIER.findall(item.text)[-1]) in opened
-                or name not in self._own_namespaces
+                or self._own_namespaces.get(name, rank) >= rank
             ):
                 found[place] = item
         return found
 
     @functools.cached_property
-    def _own_namespaces(self) -> Set[bytes]:
-        """The namespaces that the expansion opens; others are those of libraries."""
-        visits = self._expansion.visits
-        return self._opened(
-            (number, item) for number, visit in enumerate(visits) for item in range(len(visit.file.items))
-        )
+    def _own_namespaces(self) -> Mapping[bytes, Rank]:
+        """The namespaces that the expansion opens, and where first; others are those of libraries."""
+        found: dict[bytes, Rank] = {}
+        for number, visit in enumerate(self._expansion.visits):
+            stacks: dict[int, int] = {}
+            for item in range(len(visit.file.items)):
+                if visit.is_read(item):
+                    stacks.setdefault(id(visit.stack(item)), item)
+            for item in stacks.values():
+                for name in self._opened([(number, item)]):
+                    rank = self._expansion.rank((number, item))
+                    found[name] = min(found.get(name, rank), rank)
+        return found
 
     def _opened(self, places: Iterable[Place]) -> set[bytes]:
         """The names of the namespaces that items stand in."""
