@@ -27,6 +27,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 BY_TYPE: dict[Any, Any] = {
     str: "some text", Path: Path("some/path"), int: 3, tuple[str, ...]: ("some text", "more text"),
+    tuple[Path, ...]: (Path("some/path"),),
 }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ def test_list(storage: Storage, tmp_path: Path) -> None:
         len(storage.read(name)) for name in storage.list_names("step_000200") if "manifest" not in name
     )
     assert report.figures["location"] == storage.location
-    assert report.figures["checkpoints"][1] == {"step": 200, "bytes": size, "files": 4}
+    entry = {"step": 200, "bytes": size, "files": 4, "stage": "base", "parent": None}
+    assert report.figures["checkpoints"][1] == entry
     assert [row.split()[:2] for row in report.text.splitlines()[1:]] == [["step", "10"], ["step", "200"]]
 
 

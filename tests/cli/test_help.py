@@ -51,7 +51,7 @@ def run_each(commands: list[list[str]], folder: Path) -> tuple[list[tuple[int, s
 
 @pytest.fixture(scope="module")
 def helps() -> dict[str, str]:
-    """What `--help` prints of each command."""
+    """The output of `--help` of each command."""
     results = {command: cpplm(*command.split(), "--help") for command in COMMANDS}
     assert {(result.returncode, result.stderr) for result in results.values()} == {(0, "")}
     return {command: result.stdout for command, result in results.items()}
@@ -96,6 +96,7 @@ MISTYPED = {
     "tokenizer show": ["--tokenizer", "nowhere.json", "--file", "nowhere.cpp"],
     "tokenizer export": ["--tokenizer", "nowhere.json", "--out", "out"],
     "train": ["--data_dir", "nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
+    "sft": ["nowhere.jsonl", "--init_from", "nowhere", "--out", "out"],
     "evaluate": ["--run", "nowhere", "--data_dir", "nowhere"],
     "evaluate bpb": ["--hf_dir", "nowhere", "--data_dir", "nowhere"],
     "evaluate likelihood": ["--run", "nowhere"],

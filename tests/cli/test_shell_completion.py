@@ -21,7 +21,7 @@ def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def offers(script: Path, *words: str) -> list[str]:
-    """What bash offers for the last word."""
+    """The completions that bash offers for the last word."""
     ask = (
         f"source {script}; COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _cpplm; "
         'for offer in "${COMPREPLY[@]}"; do echo "$offer"; done'

@@ -26,6 +26,7 @@ class NumberedEncoder:
 
     halves: bool = False
     columns: tuple[str, ...] = ()
+    packs_whole: bool = False
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
         result = []

@@ -44,6 +44,7 @@ class Recorder:
 
     seen: tuple[list[RawDocument], ...]
     columns: tuple[str, ...] = ("spans", "docstrings")
+    packs_whole: bool = False
 
     def __hash__(self) -> int:
         return hash(self.columns)

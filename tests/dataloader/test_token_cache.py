@@ -23,7 +23,7 @@ def plain(tokenizer: Tokenizer, tokenizer_path: Path) -> PlainEncoder:
 
 
 def shards(corpus: Path) -> tuple[list[Shard], Callable[[Shard], object]]:
-    """Those to train on, and what reads them."""
+    """Shards to train on, with a function that reads them."""
     return ShardReader(corpus).shards("train"), lambda shard: read_shard(Storage(corpus), shard, ["text"])
 
 
@@ -57,7 +57,7 @@ def test_a_damaged_file_is_named_and_made_again(
     corpus: Path, plain: PlainEncoder, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [shard, *_], read = shards(corpus)
-    expected = cached_tokens(tmp_path, shard, plain, read).to_pylist()
+    expected = cached_tokens(tmp_path, shard, plain, read)
     [path] = tmp_path.glob("*.arrow")
     good = path.read_bytes()
     at = {"flip at the start": 0, "flip in the middle": len(good) // 2, "flip at the end": -1}.get(damage)
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_named_and_made_again(
     path.unlink()  # the old one is still mapped
     path.write_bytes(bad)
     token_cache.cached_tokens.cache_clear()
-    assert cached_tokens(tmp_path, shard, plain, read).to_pylist() == expected
+    assert cached_tokens(tmp_path, shard, plain, read).ids.equals(expected.ids)
     assert f"{path} is damaged" in capsys.readouterr().err
     assert path.read_bytes() == good
 
@@ -79,8 +79,8 @@ def test_ids_above_16_bits_are_kept(corpus: Path, plain: PlainEncoder, tmp_path:
 
     [_, shard, _], read = shards(corpus)
     large = Large(plain.tokenizer, plain.tokenizer_hash, plain.seq_len)
-    small = cached_tokens(tmp_path / "small", shard, plain, read)
-    found = cached_tokens(tmp_path / "large", shard, large, read)
+    small = cached_tokens(tmp_path / "small", shard, plain, read).ids
+    found = cached_tokens(tmp_path / "large", shard, large, read).ids
     assert found.values.to_numpy().tolist() == [id_ + 2**16 for id_ in small.values.to_numpy().tolist()]
     assert small.values.to_numpy().dtype == "uint16"
 

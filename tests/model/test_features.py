@@ -141,3 +141,13 @@ def test_one_graph_and_no_second_compilation() -> None:
     torch.testing.assert_close(losses, eager, atol=1e-4, rtol=1e-4)
     assert graphs[1] == graphs[-1]  # the loss compiles a kernel of its own at its first two calls
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("name", sorted(MIXED))
+@torch.no_grad()
+def test_documents_of_a_row_do_not_see_each_other(name: str) -> None:
+    model, ids = random_model(MIXED[name]), random_ids(2, 16)
+    documents = torch.tensor([0] * 5 + [1] * 4 + [2] * 7).expand_as(ids)
+    context = model.forward_context(ids, None, documents, model.embed_ngrams(ids, None, documents))
+    apart = [model.hidden_states(part) for part in ids.split([5, 4, 7], dim=1)]
+    torch.testing.assert_close(model.states(context)[0], torch.cat(apart, dim=1), atol=1e-4, rtol=1e-4)

@@ -91,7 +91,6 @@ def test_schedules() -> None:
     settings = ArchitectureSettings(mtp=True, dsa=True, dsa_warmup_ratio=0.2)
     assert [settings.multi_token_weight(progress) for progress in (0.0, 0.6, 0.7)] == [0.3, 0.3, 0.1]
     assert [settings.dense_attention(progress) for progress in (0.0, 0.19, 0.2)] == [True, True, False]
-    assert ArchitectureSettings().multi_token_weight(0.0) == 0.0
     assert not ArchitectureSettings().dense_attention(0.0)
 
 

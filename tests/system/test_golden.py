@@ -102,7 +102,7 @@ def one_line_each(values: dict[str, Any]) -> str:
 
 
 def compare(golden: Any, found: Any, path: str) -> list[str]:
-    """Where two values differ, a line each."""
+    """The differences of two values, a line each."""
     if isinstance(golden, dict) and isinstance(found, dict):
         keys = sorted({*golden, *found})
         parts = [compare(golden.get(key), found.get(key), f"{path}.{key}") for key in keys]
@@ -135,7 +135,7 @@ def nameless(value: Any) -> Any:
 
 
 def command(*arguments: object) -> str:
-    """What a command prints, once it has succeeded."""
+    """The output of a command that has succeeded."""
     done = cpplm(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -11,10 +11,15 @@ from tests.conftest import SMALL_TABLES
 
 @pytest.fixture
 def settings(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> TrainSettings:
+    return small_settings(corpus, tokenizer_path, tmp_path / "run")
+
+
+def small_settings(corpus: Path, tokenizer_path: Path, out: Path) -> TrainSettings:
+    """A run that takes a second or two."""
     return TrainSettings(
         data_dir=(str(corpus),),
         tokenizer=tokenizer_path,
-        out=tmp_path / "run",
+        out=out,
         depth=2,
         aspect_ratio=16,
         head_dim=16,

@@ -67,7 +67,7 @@ def test_other_devices_have_fixed_values() -> None:
 def test_what_is_given_stays_and_a_given_batch_is_divided() -> None:
     given = dataclasses.replace(BARE, depth=3, total_batch_size=6 * 2048, eval_tokens=7)
     chosen, reason = resolve_defaults(given, VOCAB_SIZE, cpu(4.0), shares=1)
-    assert chosen == dataclasses.replace(given, device_batch_size=2)
+    assert chosen == dataclasses.replace(given, max_seq_len=2048, device_batch_size=2)
     assert reason == ""
 
 

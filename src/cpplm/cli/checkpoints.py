@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
@@ -62,7 +62,8 @@ class ImportSettings:
 def list_checkpoints(settings: CheckpointListSettings) -> Report:
     """List the checkpoints, and check each manifest."""
     storage = checkpoint_storage(settings.run)
-    rows, figures = [], []
+    rows: list[str] = []
+    figures: list[dict[str, Any]] = []
     for step in committed_steps(storage):
         try:
             checkpoint = open_checkpoint(storage, step)
@@ -70,12 +71,25 @@ def list_checkpoints(settings: CheckpointListSettings) -> Report:
             rows.append(f"step {step:>9,}  {error}")
             figures.append({"step": step, "error": str(error)})
             continue
+        size, files, parent = checkpoint.size, len(checkpoint.files), checkpoint.parent
         rows.append(
-            f"step {step:>9,}  {checkpoint.size / 1e6:>12,.1f} MB  {pluralize(len(checkpoint.files), 'file')}"
+            f"step {step:>9,}  {size / 1e6:>12,.1f} MB  {pluralize(files, 'file')}  {_ancestry(checkpoint)}"
         )
-        figures.append({"step": step, "bytes": checkpoint.size, "files": len(checkpoint.files)})
+        figures.append(
+            {"step": step, "bytes": size, "files": files, "stage": checkpoint.stage, "parent": parent}
+        )
     text = "\n".join(rows or ["no checkpoint yet"])
     return Report(f"{storage.location}\n{text}", {"location": storage.location, "checkpoints": figures})
+
+
+def _ancestry(checkpoint: Checkpoint) -> str:
+    """The stage of a checkpoint and those of the checkpoints that it comes from, the nearest first."""
+    text: str = checkpoint.stage
+    parent = checkpoint.parent
+    while parent:
+        text += f" from {parent['stage']} ({parent['location']}, step {parent['step']:,})"
+        parent = parent["parent"]
+    return text
 
 
 def verify(settings: VerifySettings) -> Report:

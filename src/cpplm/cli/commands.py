@@ -73,6 +73,13 @@ COMMANDS: dict[str, Command] = {
         resumes=True,
         stops_at_once=True,
     ),
+    "sft": Command(
+        "post_training.settings:SftSettings",
+        "fine-tune a model on conversations",
+        "sft conversations.jsonl --init_from runs/first --out runs/chat",
+        resumes=True,
+        stops_at_once=True,
+    ),
     "evaluate": Command(
         "evaluate.settings:EvaluateCommand",
         "bits per byte, likelihood, then the C++ problems",

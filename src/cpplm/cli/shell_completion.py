@@ -11,6 +11,7 @@ import functools
 import importlib
 import io
 import operator
+import re
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -41,6 +42,8 @@ complete --command cpplm --force-files --condition 'not string match --quiet -- 
 """,
 }
 
+_BLANK = re.compile(r"('(?:flags|description|type|cascade|nargs)':) ")
+
 
 @dataclasses.dataclass(frozen=True)
 class CompletionSettings:
@@ -70,7 +73,8 @@ def completion(settings: CompletionSettings) -> Report:
             config=TYRO_CONFIG,
             registry=tyro_registry(completion=True),
         )
-    text = script.getvalue() + _FILES[settings.shell]
+    # Most of it are entries of flags; blanks within them would make it longer than fish can take.
+    text = _BLANK.sub(r"\1", script.getvalue()) + _FILES[settings.shell]
     return Report(text, {"script": text})
 
 

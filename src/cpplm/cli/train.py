@@ -11,9 +11,9 @@ from cpplm.core.progress import log_info
 from cpplm.evaluate.callback import CppEvaluationCallback
 from cpplm.generate.samples import SampleCallback
 from cpplm.generate.settings import SamplingSettings
-from cpplm.train.backend_registry import trains_with_jax
+from cpplm.train.backend_registry import BackendChoice, trains_with_jax
 from cpplm.train.estimate import estimate_run
-from cpplm.train.pretrain import pretrain
+from cpplm.train.pretrain import RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback
 
@@ -23,9 +23,7 @@ def train(settings: TrainSettings) -> Report:
     if settings.dry.dry_run:
         estimated, reason = estimate_run(settings)
         return Report("\n".join(filter(None, (reason, estimated.text()))), asdict(estimated))
-    uses_jax = trains_with_jax(settings)
-    if uses_jax:
-        _register_jax()
+    uses_jax = import_backend(settings)
     extra: list[Callback] = []
     if settings.shard:
         log_info("no samples during training, as no process has the whole model; 'cpplm generate' makes them")
@@ -35,7 +33,11 @@ def train(settings: TrainSettings) -> Report:
         extra.append(SampleCallback(settings.sample_every, SamplingSettings()))
     if settings.cpp_eval_every > 0:
         extra.append(CppEvaluationCallback(settings.cpp_eval_every, minutes=settings.cpp_eval_minutes))
-    summary = pretrain(settings, extra)
+    return summary_report(pretrain(settings, extra))
+
+
+def summary_report(summary: RunSummary) -> Report:
+    """The end of a run, for people and as figures."""
     figures = asdict(summary)
     text = (
         f"step {summary.step}: {summary.tokens:,} tokens in {summary.seconds:.0f} s, "
@@ -46,15 +48,19 @@ def train(settings: TrainSettings) -> Report:
     return Report(text, figures)
 
 
-def _register_jax() -> None:
-    """Import JAX's backend, which registers itself.
+def import_backend(settings: BackendChoice) -> bool:
+    """Import JAX's backend, which registers itself, for a run that it trains; True then.
 
     Raises:
         UserError: JAX is not installed.
     """
+    if not trains_with_jax(settings):
+        return False
     if importlib.util.find_spec("jax") is None:
         raise UserError(
             "training on a TPU, or with --backend jax, needs JAX, which is not installed",
             fix="pip install 'cpplm[tpu]', or use --backend torch.",
         )
     import cpplm.jax.backend  # noqa: F401, PLC0415  (registers itself)
+
+    return True

@@ -21,7 +21,7 @@ def training_stretches(
 ) -> list[tuple[int, int]]:
     """The tokens of a document to train on, as ranges: own text, and before it at most a quarter of a row.
 
-    All of it where it fits a row, or borrows nothing.
+    All of it where it fits a row, borrows nothing, or has nothing of its own.
 
     Args:
         borrowed: column of that name; ranges of bytes, `start` to `end` (exclusive), in order.

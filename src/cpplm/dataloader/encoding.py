@@ -48,6 +48,9 @@ class RawDocument:
 class DocumentEncoder(Protocol):
     """Turns documents into token ids: picklable, hashable, and deterministic."""
 
+    packs_whole: ClassVar[bool]
+    """Pieces are never cut, and rows may have room left. Tokens that are context alone are complements."""
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that it reads beyond the text: any of "spans", "docstrings", "borrowed"."""
@@ -90,6 +93,7 @@ class PlainEncoder:
     seq_len: int
     threads: int = 1
     columns: ClassVar[tuple[str, ...]] = (BORROWED_COLUMN,)
+    packs_whole: ClassVar[bool] = False
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
         """Per document the pieces to train on, in order."""

@@ -18,19 +18,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from cpplm.core.errors import UserError
-from cpplm.core.spans import BORROWED_COLUMN, SPANS_COLUMN, SpanTable, unpack_spans
+from cpplm.core.spans import BORROWED_COLUMN, DOCSTRINGS_COLUMN, SPANS_COLUMN, SpanTable, unpack_spans
 from cpplm.dataloader.borrowed import training_stretches
 from cpplm.dataloader.encoding import RawDocument, TokenIds, load_tokenizer, token_edges, with_bos
 from cpplm.dataloader.fim_holes import ByteRange, body_hole, cut_segments, random_hole, syntax_hole
 from cpplm.tokenizer.special_tokens import BOS, EOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 from cpplm.tokenizer.tokenizer import Tokenizer
 
-DOCSTRINGS_COLUMN = "docstrings"
 MIN_SEQ_LEN = 64
 # Of a row: five special tokens, and what a text takes more in three parts than as a whole.
 RESERVED_TOKENS = 16
@@ -156,6 +156,8 @@ class FimEncoder:
                 f"a context of {self.seq_len} tokens is too short for fill-in-the-middle",
                 fix=f"Use --max_seq_len {MIN_SEQ_LEN} or more, or --fim_rate 0 --structured_fim_rate 0.",
             )
+
+    packs_whole: ClassVar[bool] = False
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.core.workers import worker_pool
-from cpplm.dataloader.encoding import DocumentEncoder
+from cpplm.dataloader.conversations import ConversationEncoder
+from cpplm.dataloader.encoding import DocumentEncoder, RawDocument
 from cpplm.dataloader.loader_state import NUM_STREAMS, LoaderState
 from cpplm.dataloader.mixture import Mixture
 from cpplm.dataloader.pack_worker import PackSource, clear_shard_cache, pack_group
@@ -276,6 +277,28 @@ def validation_batches(
         shape = (batch_size, seq_len)
         yield torch.from_numpy(inputs.reshape(shape)), torch.from_numpy(targets.reshape(shape))
         ids = np.fromiter(chain(ids[-1:], islice(stream, per_batch)), dtype=np.int64)
+
+
+def conversation_batches(
+    reader: ShardReader, encoder: ConversationEncoder, *, batch_size: int, max_rows: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Validation conversations in stored order, one in each row: (inputs, targets) as `validation_batches`.
+
+    Raises:
+        UserError: there are none.
+    """
+    texts = chain.from_iterable(
+        reader.table(shard, ["text"])["text"].to_pylist() for shard in reader.shards("val")
+    )
+    rows = islice(texts, max_rows)
+    shape = (batch_size, encoder.max_tokens)
+    while some := list(islice(rows, batch_size)):
+        inputs, targets = np.full(shape, PAD), np.full(shape, IGNORE_INDEX)
+        pieces = encoder.encode([RawDocument(text, (0, 0, 0)) for text in some])
+        for row, [ids] in enumerate(pieces):
+            inputs[row, : len(ids)] = np.where(ids < 0, ~ids, ids)
+            targets[row, : len(ids) - 1] = np.where(ids[1:] < 0, IGNORE_INDEX, ids[1:])
+        yield torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def _validation_documents(reader: ShardReader, tokenizer: Tokenizer, threads: int) -> Iterator[list[int]]:

@@ -5,7 +5,7 @@ Nothing here has a memory that matters: the rows follow from the arguments alone
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,14 +17,13 @@ import pyarrow as pa
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import Shard, read_shard
-from cpplm.core.spans import BORROWED_COLUMN
 from cpplm.core.storage import Storage
 from cpplm.dataloader.encoding import DocumentEncoder, PlainEncoder, RawDocument, TokenIds
 from cpplm.dataloader.loader_state import DocumentRef
-from cpplm.dataloader.packing import pack_rows
+from cpplm.dataloader.packing import Segment, pack_rows, pack_whole
 from cpplm.dataloader.sampler import DocumentGroup
 from cpplm.dataloader.token_cache import cached_tokens
-from cpplm.tokenizer.special_tokens import BOS
+from cpplm.tokenizer.special_tokens import BOS, IGNORE_INDEX, PAD
 
 SHARDS_IN_MEMORY = 2  # of each data set; the streams stand in one shard, or some already in the next
 
@@ -75,7 +74,7 @@ class PackedRows:
     Attributes:
         inputs: (rows, seq_len), int32.
         targets: what follows each input in its document, <BOS> after the last token; likewise.
-        lengths: per row, the tokens of each segment in it.
+        lengths: per row, the tokens of each segment in it; the room that is left is the last one.
         leftover: what did not fill a row, for the stream's next group.
     """
 
@@ -92,25 +91,38 @@ def pack_group(source: PackSource, group: DocumentGroup, carry: tuple[Leftover, 
     for document, pieces in zip(group.documents, encoded, strict=True):
         for piece, ids in enumerate(pieces):
             ref = DocumentRef(group.epoch, group.number, document, piece, 0)
-            documents.append((ref, group.shard, np.append(ids, np.int32(BOS))))
-    layout = pack_rows([(ref.first, ref.first + len(ids) - 1) for ref, _, ids in documents], source.seq_len)
+            documents.append((ref, group.shard, np.append(ids, _end(source))))
+    if source.encoder.packs_whole:
+        layout = pack_whole([len(ids) - 1 for _, _, ids in documents], source.seq_len)
+    else:
+        lengths = [(ref.first, ref.first + len(ids) - 1) for ref, _, ids in documents]
+        layout = pack_rows(lengths, source.seq_len)
     order = np.random.default_rng(group.row_seed).permutation(len(layout.rows))
     rows = [layout.rows[i] for i in order]
-    inputs, targets = np.empty((2, len(rows), source.seq_len), dtype=np.int32)
+    inputs = np.full((len(rows), source.seq_len), PAD, dtype=np.int32)
+    targets = np.full_like(inputs, IGNORE_INDEX)
     for row, segments in enumerate(rows):
         at = 0
         for number, start, stop in segments:
             ref, _, ids = documents[number]
             begin, end = start - ref.first, stop - ref.first
-            inputs[row, at : at + end - begin] = ids[begin:end]
-            targets[row, at : at + end - begin] = ids[begin + 1 : end + 1]
+            # A complement is context: its target, one place before, counts nothing.
+            following = ids[begin + 1 : end + 1]
+            inputs[row, at : at + end - begin] = np.where(ids[begin:end] < 0, ~ids[begin:end], ids[begin:end])
+            targets[row, at : at + end - begin] = np.where(following < 0, IGNORE_INDEX, following)
             at += end - begin
     leftover = []
     for number, start, _ in layout.leftover:
         ref, shard, ids = documents[number]
         leftover.append(Leftover(ref._replace(first=start), shard, ids[start - ref.first :]))
-    lengths = tuple(tuple(segment.stop - segment.start for segment in row) for row in rows)
-    return PackedRows(inputs, targets, lengths, tuple(leftover))
+    return PackedRows(inputs, targets, tuple(_lengths(row, source.seq_len) for row in rows), tuple(leftover))
+
+
+def _lengths(row: Sequence[Segment], seq_len: int) -> tuple[int, ...]:
+    """Tokens of the segments of a row, and those of the room that is left."""
+    lengths = tuple(segment.stop - segment.start for segment in row)
+    room = seq_len - sum(lengths)
+    return (*lengths, room) if room else lengths
 
 
 def clear_shard_cache() -> None:
@@ -122,8 +134,13 @@ def _with_ids(source: PackSource, leftover: Leftover) -> tuple[DocumentRef, Shar
     ref, ids = leftover.ref, leftover.ids
     if ids is None:
         [pieces] = _encode(source, ref.epoch, ref.shard, leftover.shard, (ref.document,))
-        ids = np.append(pieces[ref.piece], np.int32(BOS))[ref.first :]
+        ids = np.append(pieces[ref.piece], _end(source))[ref.first :]
     return ref, leftover.shard, ids
+
+
+def _end(source: PackSource) -> np.int32:
+    """The target of a document's last token: that it has ended, or nothing."""
+    return np.int32(~BOS if source.encoder.packs_whole else BOS)
 
 
 def _encode(
@@ -133,14 +150,10 @@ def _encode(
     read = _shard_tables(source.location, source.encoder.columns)
     if source.token_cache is not None and isinstance(source.encoder, PlainEncoder):
         tokens = cached_tokens(source.token_cache, shard, source.encoder, read)
-        borrowed = (
-            read(shard).column(BORROWED_COLUMN)
-            if BORROWED_COLUMN in read(shard).column_names
-            else pa.nulls(len(tokens))
-        )
         return [
             source.encoder.pieces(
-                tokens[document].values.to_numpy()[1:].astype(np.int32), borrowed[document].as_py()
+                tokens.ids[document].values.to_numpy()[1:].astype(np.int32),
+                tokens.borrowed[document].as_py(),
             )
             for document in documents
         ]

@@ -7,6 +7,8 @@ of the others. Dissolved first, and moved first, is what was cut before: documen
 one piece almost always. Less than one row is left over in the end and kept for the next packing, in which it
 comes first, so that nothing is left over time and again.
 
+Conversations are packed whole instead, best-fit too, into rows that need not be full.
+
 Pure functions of lengths: nothing here knows what the tokens are.
 """
 
@@ -54,6 +56,17 @@ def pack_rows(documents: Sequence[tuple[int, int]], row_length: int) -> RowLayou
     dissolved.sort(key=lambda segment: (segment.start == 0, segment.document))
     leftover = _fill_gaps(dissolved, rows[:full], row_length)
     return RowLayout(whole + rows[:full], leftover)
+
+
+def pack_whole(lengths: Sequence[int], row_length: int) -> RowLayout:
+    """Pack documents that are no longer than a row, each in one piece; rows may have room left.
+
+    Args:
+        lengths: of the documents, in tokens.
+        row_length: tokens of a row.
+    """
+    segments = [Segment(document, 0, length) for document, length in enumerate(lengths)]
+    return RowLayout(_best_fit(segments, row_length), [])
 
 
 def _tokens(segments: Sequence[Segment]) -> int:

@@ -104,18 +104,20 @@ class Conversation:
 
 def _render(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     """Ids up to where the assistant goes on; behind a tool's answer that is in the middle of its turn."""
-    turns = _turns(messages)
+    turns = conversation_turns(messages)
+    if not messages or messages[-1]["role"] not in {"user", "tool"}:
+        raise UserError("the last message is not one to answer", fix="End with a user's or a tool's message.")
     ids = render_conversation(tokenizer, {"messages": turns}, max_tokens=2**62).ids
     if turns[-1]["role"] == "assistant":
         return ids[:-1]  # the turn has not ended
     return [*ids, tokenizer.encode_special("<|assistant_start|>")]
 
 
-def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages with the tools' answers in the assistant's turns.
+def conversation_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as those that `render_conversation` takes: tools' answers in the assistant's turns.
 
     Raises:
-        UserError: an unknown role, a call without an answer or the reverse, nothing to answer.
+        UserError: an unknown role, or a call without an answer or the reverse.
     """
     turns: list[dict[str, Any]] = []
     open_calls: list[tuple[Any, dict[str, str]]] = []  # id and part
@@ -138,8 +140,8 @@ def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
             turns[-1]["content"] += content
         else:
             turns.append({"role": role, "content": content})
-    if open_calls or not messages or messages[-1]["role"] not in {"user", "tool"}:
-        raise UserError("the last message is not one to answer", fix="End with a user's or a tool's message.")
+    if open_calls:
+        raise UserError("the last message calls a tool, and no message of the tool follows")
     return turns
 
 

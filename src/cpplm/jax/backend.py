@@ -34,6 +34,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import TrainBackend, TrainModule
 from cpplm.train.backend_registry import register_backend
 from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.parent import parent_config
 from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.defaults import resolve_defaults
 from cpplm.train.devices import Devices, local_devices
@@ -110,18 +111,18 @@ class JaxBackend(TrainBackend):
         settings: TrainSettings,
         config: ModelConfig,
         tokenizer: Tokenizer,
-        checkpoint: Checkpoint | None,
+        weights: Checkpoint | None,
+        optimizer: Checkpoint | None,
         budget: TrainingBudget,
     ) -> TrainModule:
         """Build or restore; a new model begins with the weights that PyTorch would give it."""
         step = train_step(settings, config, budget, self.mesh)
-        if checkpoint is None:
-            weights = init_params(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
-            state: dict[str, np.ndarray] = {}
+        if weights is None:
+            params = init_params(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
         else:
-            weights = stack_params(_arrays(checkpoint, "model.safetensors"), config)
-            state = _arrays(checkpoint, "optimizer.safetensors")
-        train_module = JaxTrainModule(step, self.sharder, weights, step.optimizer.stack_state(state))
+            params = stack_params(_arrays(weights, "model.safetensors"), config)
+        state = {} if optimizer is None else _arrays(optimizer, "optimizer.safetensors")
+        train_module = JaxTrainModule(step, self.sharder, params, step.optimizer.stack_state(state))
         log_info("compiling the training step, before the first one")
         rows = settings.device_batch_size * self.sharder.batch_shards
         for length in settings.data.row_lengths(settings.max_seq_len):
@@ -146,8 +147,9 @@ def resolve_step(settings: TrainSettings, devices: Devices, shares: int) -> tupl
         UserError: a given batch is not a whole number of forward passes.
     """
     vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
-    settings, _ = resolve_defaults(settings, vocab_size, devices, shares)
-    return settings, model_config(settings, vocab_size)
+    parent = parent_config(settings)
+    settings, _ = resolve_defaults(settings, vocab_size, devices, shares, parent=parent)
+    return settings, model_config(settings, vocab_size, parent)
 
 
 def check_run(settings: TrainSettings, config: ModelConfig, mesh: Mesh) -> tuple[RunSettings, str]:
@@ -212,7 +214,7 @@ def _refuse_settings_of_torch(settings: TrainSettings) -> None:
 
 
 def _refuse_batch(settings: TrainSettings, shares: int) -> None:
-    rows = max(1, settings.device_batch_size) * settings.max_seq_len * shares
+    rows = max(1, settings.device_batch_size) * max(1, settings.max_seq_len) * shares
     if settings.total_batch_size != -1 and settings.total_batch_size % rows:
         raise UserError(
             f"--mesh divides a batch among {shares} chips, and --total_batch_size "

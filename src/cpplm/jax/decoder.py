@@ -104,6 +104,7 @@ class _Ngrams:
                     params[f"blocks.{layer}.engram.table.weight"],
                     {name.removeprefix("engram."): array[number] for name, array in hashes.items()},
                     context.ids_BT,
+                    context.documents_BT,
                     context.run.dtype,
                 )
                 for number, layer in enumerate(layers)
@@ -125,13 +126,14 @@ class _Ngrams:
 
     def _add_memory(self, x: jax.Array, number: jax.Array | int) -> jax.Array:
         engram, weights = self.context.config.engram, {n: a[number] for n, a in self.weights.items()}
+        documents_BT = self.context.documents_BT
         assert engram is not None  # noqa: S101  (there is a layer that has it)
 
         def read(x_BTC: jax.Array) -> tuple[jax.Array, None]:
             own = subtree(weights, "engram.")
             if self.embedded_LBTX is None:
-                return engram_branch(own, norm(x_BTC), engram), None
-            return engram_memory(own, norm(x_BTC), self.embedded_LBTX[number], engram), None
+                return engram_branch(own, norm(x_BTC), documents_BT, engram), None
+            return engram_memory(own, norm(x_BTC), self.embedded_LBTX[number], documents_BT, engram), None
 
         return add_sublayer("engram", weights, x, read, self.context)[0]
 

@@ -44,12 +44,16 @@ def scale_by(x: jax.Array, scale: jax.Array) -> jax.Array:
     return (scale.astype(jnp.float32) * x.astype(jnp.float32)).astype(x.dtype)
 
 
-def shift_right(x: jax.Array, distance: int) -> jax.Array:
-    """Move each token so many places to the right; zeros come in at the start."""
+def shift_right(x: jax.Array, distance: int, documents_BT: jax.Array | None = None) -> jax.Array:
+    """Move each token so many places to the right; zeros come in at the start, and at that of documents."""
     if distance == 0:
         return x
     padding = [(0, 0), (distance, 0)] + [(0, 0)] * (x.ndim - 2)
-    return jax.lax.slice_in_dim(jnp.pad(x, padding), 0, x.shape[1], axis=1)
+    moved = jax.lax.slice_in_dim(jnp.pad(x, padding), 0, x.shape[1], axis=1)
+    if documents_BT is None:
+        return moved
+    same_BT = shift_right(documents_BT + 1, distance) == documents_BT + 1
+    return jnp.where(same_BT.reshape(*same_BT.shape, *[1] * (x.ndim - 2)), moved, 0)
 
 
 Angles = tuple[jax.Array, jax.Array]

@@ -40,6 +40,8 @@ class TrainBatch(TypedDict):
     """Attention stays inside the document that each token names, BT, int32."""
     multi_token_weight: NotRequired[jax.Array | float]
     """Weight of the mean loss of the heads that predict further tokens; 0 unless given."""
+    target_shares: NotRequired[jax.Array]
+    """Factors on the mean losses of the next token and of each such head, shape (1 + heads,); else 1."""
     dense_attention: NotRequired[jax.Array | bool]
     """Sparse layers attend to everything, as in the warm-up of their indexers."""
 
@@ -67,8 +69,9 @@ def loss(
         batch.get("documents"), batch.get("dense_attention", False),
     )  # fmt: skip
     hidden_BTC, indexer = hidden_states(params, context)
-    next_token = _head_loss(params, hidden_BTC, batch["targets"], context)
-    multi_token = _multi_token_loss(params, hidden_BTC, batch["targets"], context)
+    shares = batch.get("target_shares", jnp.ones(1 + _heads(config)))
+    next_token = shares[0] * _head_loss(params, hidden_BTC, batch["targets"], context)
+    multi_token = _multi_token_loss(params, hidden_BTC, batch["targets"], shares[1:], context)
     total = next_token + batch.get("multi_token_weight", 0.0) * multi_token + indexer
     return total, {"next_token": next_token, "multi_token": multi_token, "indexer": indexer}
 
@@ -122,7 +125,9 @@ def _smear(params: Params, embedded_BTC: jax.Array, context: ForwardContext) -> 
         return embedded_BTC
     weight = params["smear_gate.weight"]
     gate_BT1 = jax.nn.sigmoid(linear(embedded_BTC[..., : weight.shape[1]], weight))
-    return embedded_BTC + scale_by(gate_BT1 * shift_right(embedded_BTC, 1), params["smear_scale"])
+    return embedded_BTC + scale_by(
+        gate_BT1 * shift_right(embedded_BTC, 1, context.documents_BT), params["smear_scale"]
+    )
 
 
 def _head_loss(
@@ -137,10 +142,14 @@ def _head_loss(
 
 
 def _multi_token_loss(
-    params: Params, hidden_BTC: jax.Array, targets_BT: jax.Array, context: ForwardContext
+    params: Params,
+    hidden_BTC: jax.Array,
+    targets_BT: jax.Array,
+    shares: jax.Array,
+    context: ForwardContext,
 ) -> jax.Array:
     """Mean loss of the heads that predict further tokens, each of which goes on from the one before it."""
-    depth = context.config.mtp.depth if context.config.mtp else 0
+    depth = _heads(context.config)
     plain = replace(context, config=context.config.multi_token_block())
     (kind,) = layer_kinds(plain.config)
     total = jnp.zeros(())
@@ -152,8 +161,19 @@ def _multi_token_loss(
             run = remat(partial(block, kind=kind, context=plain), context.run, in_loop=False)
             states_BTC, _ = run(subtree(weights, "block."), merged_BTC)
             hidden_BTC = norm(states_BTC)
-            total = total + _head_loss(params, hidden_BTC, further_BT, context) / depth
+            total = total + shares[head] * _head_loss(params, hidden_BTC, further_BT, context) / depth
     return total
+
+
+def _heads(config: ModelConfig) -> int:
+    """The number of heads that predict further tokens."""
+    return config.mtp.depth if config.mtp else 0
+
+
+def count_targets(targets_BT: jax.Array, config: ModelConfig) -> jax.Array:
+    """Targets that count, for the next token and for each head that predicts further ones, float32."""
+    further = [further_BT for _, further_BT in shifted_targets(targets_BT, _heads(config))]
+    return jnp.stack([(each != IGNORE_INDEX).sum(dtype=jnp.float32) for each in (targets_BT, *further)])
 
 
 def shifted_targets(targets_BT: jax.Array, depth: int) -> Iterator[tuple[jax.Array, jax.Array]]:

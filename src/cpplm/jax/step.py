@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from cpplm.jax.engram import table_rows
 from cpplm.jax.layers import Params, subtree
 from cpplm.jax.mesh import batch_sharding, weight_spec
-from cpplm.jax.model import TrainBatch, loss
+from cpplm.jax.model import TrainBatch, count_targets, loss
 from cpplm.jax.optimizer import Optimizer, State
 from cpplm.jax.param_stacking import abstract_params, partition_params
 from cpplm.jax.settings import RunSettings
@@ -129,6 +129,12 @@ class TrainStep:
             gradients, losses = gradient(learning, batches[0])
             return losses, gradients
 
+        counts = [count_targets(tokens["targets"], self.config) for tokens in batches]
+        mean = jnp.maximum(sum(counts) / len(batches), 1e-9)
+        batches = tuple(
+            {**tokens, "target_shares": each / mean} for tokens, each in zip(batches, counts, strict=True)
+        )
+
         def add(sums: Any, tokens: Tokens) -> tuple[Any, None]:
             return jax.tree.map(lambda a, b: a + b / len(batches), sums, gradient(learning, tokens)), None
 
@@ -150,7 +156,9 @@ class TrainStep:
             hashes = {key: array[index] for key, array in own.items()}
             rows = jnp.zeros(learning[name].shape[0], bool)
             for tokens in batches:
-                rows = rows.at[table_rows(hashes, tokens["inputs"]).reshape(-1)].set(True)
+                rows = rows.at[table_rows(hashes, tokens["inputs"], tokens.get("documents")).reshape(-1)].set(
+                    True
+                )
             found[name] = rows
         return found
 

@@ -67,9 +67,11 @@ class TransformerBlock(nn.Module):
 
     def _read_ngrams(self, x_BTC: Tensor, context: ForwardContext) -> Tensor:
         if isinstance(self.engram, EngramMemory):
-            return self.engram(x_BTC, context.ngram_embeddings[self.layer], context.cache)
+            return self.engram(
+                x_BTC, context.ngram_embeddings[self.layer], context.cache, context.documents_BS
+            )
         assert self.engram is not None  # noqa: S101  (the caller asked)
-        return self.engram(x_BTC, context.cache)
+        return self.engram(x_BTC, context.cache, context.documents_BS)
 
     def _add(self, name: str, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + sublayer(x) if self.connections is None else self.connections[name](x, sublayer)

@@ -166,6 +166,8 @@ class ModelConfig:
     """Attention span per layer, tiled: L = full context, S = short. The last layer is always L."""
     short_window: Literal["half", "quarter"] = "half"
     """Span of S: half the context, or a quarter of it rounded up to 128."""
+    window_size: int = 0
+    """Span of S in tokens, whatever the context (0 = as `short_window` says)."""
     mlp: Literal["relu2", "swiglu"] = "relu2"
     """Two matrices around a squared ReLU, or SwiGLU: three, one of which gates."""
     mlp_ratio: int = 4
@@ -206,6 +208,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _at_least(self, 1, "vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "head_dim")
         _at_least(self, 1, "max_seq_len", "mlp_ratio")
+        _at_least(self, 0, "window_size")
         if self.head_dim % 2:
             raise UserError(
                 f"head_dim {self.head_dim} is odd", fix="Rotary positions turn pairs: make it even."
@@ -291,15 +294,33 @@ class ModelConfig:
 
     def windows(self) -> list[int | None]:
         """Per layer, how many earlier tokens a token sees besides itself; None is all of them."""
-        if self.short_window == "half":
-            short = max(1, self.max_seq_len // 2)
-        else:
-            short = -(-self.max_seq_len // (4 * WINDOW_MULTIPLE)) * WINDOW_MULTIPLE
+        short = self.window_size or self._share_of_context()
         full_from = min(self.num_layers - 1, self.dsa.start_layer if self.dsa else self.num_layers)
         letters = itertools.islice(itertools.cycle(self.window_pattern), self.num_layers)
         return [
             short if letter == "S" and layer < full_from else None for layer, letter in enumerate(letters)
         ]
+
+    def _share_of_context(self) -> int:
+        if self.short_window == "half":
+            return max(1, self.max_seq_len // 2)
+        return -(-self.max_seq_len // (4 * WINDOW_MULTIPLE)) * WINDOW_MULTIPLE
+
+    def with_context(self, max_seq_len: int, rope_base: float) -> ModelConfig:
+        """The same model for another context: what was a share of the old one keeps its size in tokens.
+
+        So for texts up to the old length nothing changes but what `rope_base` does.
+        """
+        window_size = self.window_size or self._share_of_context()
+        return replace(self, max_seq_len=max_seq_len, rope_base=rope_base, window_size=window_size)
+
+    def ntk_rope_base(self, max_seq_len: int) -> float:
+        """The rotary base that stretches the slowest frequency from this context to another, by NTK-aware
+        scaling: `base * (new / old) ** (d / (d - 2))` for heads of width d (Peng et al. 2023, YaRN,
+        arXiv 2309.00071, section 3.1); the same base for a context that is no longer.
+        """
+        stretch = max(1.0, max_seq_len / self.max_seq_len)
+        return float(self.rope_base * stretch ** (self.head_dim / (self.head_dim - 2)))
 
     def has_value_embedding(self, layer: int) -> bool:
         """True if the layer adds an embedding to its values: every second one, counted from the last."""

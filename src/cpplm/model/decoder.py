@@ -26,7 +26,7 @@ from cpplm.model.engram import EngramMemory, NgramBranch
 from cpplm.model.hyper_connections import HyperConnection, expand_streams, reduce_streams
 from cpplm.model.induction import Induction
 from cpplm.model.kv_cache.view import CacheView, KVCacheSpec, with_history
-from cpplm.model.layers import Linear, norm, rotary_angles
+from cpplm.model.layers import Linear, norm, rotary_angles, within_document
 
 BACKOUT_INIT = 0.2
 # Matrices that start random; those that write to the residual stream, and what is not named, start at zero.
@@ -120,10 +120,12 @@ class Decoder(nn.Module):
         ngram_embeddings = self.embed_ngrams(ids_BT, cache)
         return self.states(self.forward_context(ids_BT, cache, None, ngram_embeddings))[0]
 
-    def embed_ngrams(self, ids_BT: Tensor, cache: CacheView | None = None) -> dict[int, Tensor]:
+    def embed_ngrams(
+        self, ids_BT: Tensor, cache: CacheView | None = None, documents_BT: Tensor | None = None
+    ) -> dict[int, Tensor]:
         """Embeddings of the n-grams that end at these tokens, by layer with an n-gram memory."""
         return {
-            layer: block.engram.embed_ngrams(ids_BT, cache)
+            layer: block.engram.embed_ngrams(ids_BT, cache, documents_BT)
             for layer, block in enumerate(self.blocks)
             if isinstance(block.engram, EngramMemory)
         }
@@ -150,7 +152,7 @@ class Decoder(nn.Module):
     def states(self, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """Normalized states BTC, and the mean divergence of the indexers."""
         config, ids_BT, cache = self.config, context.ids_BT, context.cache
-        embedded_BTC = self._smear(self._embed(ids_BT), cache)
+        embedded_BTC = self._smear(self._embed(ids_BT), context)
         if self.induction is not None:
             next_ids_BT, lengths_BT = self.induction.match(ids_BT, cache, context.documents_BS)
             embedded_BTC = embedded_BTC + self.induction(self._embed(next_ids_BT), lengths_BT)
@@ -176,11 +178,12 @@ class Decoder(nn.Module):
     def _embed(self, ids_BT: Tensor) -> Tensor:
         return norm(self.embedding(ids_BT).to(self.compute_dtype))
 
-    def _smear(self, embedded_BTC: Tensor, cache: CacheView | None) -> Tensor:
+    def _smear(self, embedded_BTC: Tensor, context: ForwardContext) -> Tensor:
         """Each token's embedding with a gated share of the one before it."""
         if not self.config.smear:
             return embedded_BTC
-        before_BTC = with_history(cache, "smear", embedded_BTC, 1)[:, :-1]
+        before_BTC = with_history(context.cache, "smear", embedded_BTC, 1)[:, :-1]
+        before_BTC = within_document(before_BTC, context.documents_BS, 1)
         gate_BT1 = self.smear_gate(embedded_BTC[..., : self.smear_gate.in_features]).sigmoid()
         return embedded_BTC + self.smear_scale.to(embedded_BTC.dtype) * gate_BT1 * before_BTC
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.view import CacheView, KVCacheSpec, with_history
-from cpplm.model.layers import Linear, norm
+from cpplm.model.layers import Linear, norm, within_document
 from cpplm.model.ngram_hash import HASH_BITS, hash_multipliers, table_rows
 
 
@@ -69,10 +69,12 @@ class EngramMemory(nn.Module):
         self.multipliers_KN.copy_(torch.tensor(hash_multipliers(self.engram, self.layer)))
         self.canonical_V.copy_(torch.arange(self.canonical_V.numel()))
 
-    def addresses(self, ids_BT: Tensor, cache: CacheView | None) -> Tensor:
+    def addresses(
+        self, ids_BT: Tensor, cache: CacheView | None, documents_BT: Tensor | None = None
+    ) -> Tensor:
         """Rows of the table to read, shape BTK: products, their exclusive or, mixed, modulo the primes.
 
-        Before the start of the sequence stands id 0, which is padding.
+        Before the start of the sequence, or of the document, stands id 0, which is padding.
         """
         canonical_BT1 = self.canonical_V[ids_BT].unsqueeze(-1)
         back = self.longest - 1
@@ -81,38 +83,53 @@ class EngramMemory(nn.Module):
         hashed_BTK = torch.zeros((), dtype=torch.int64, device=ids_BT.device)
         for distance in range(self.longest):
             first = back - distance
-            ids_BT1 = ids_BS[:, first : first + length].unsqueeze(-1) + 1
+            ids_BT1 = ids_BS[:, first : first + length].unsqueeze(-1)
+            ids_BT1 = within_document(ids_BT1, documents_BT, distance) + 1
             hashed_BTK = hashed_BTK ^ ((ids_BT1 * self.multipliers_KN[:, distance]) & (2**HASH_BITS - 1))
         hashed_BTK = hashed_BTK ^ (hashed_BTK >> 15)
         return hashed_BTK % self.rows_K + self.offsets_K
 
-    def embed_ngrams(self, ids_BT: Tensor, cache: CacheView | None) -> Tensor:
+    def embed_ngrams(
+        self, ids_BT: Tensor, cache: CacheView | None, documents_BT: Tensor | None = None
+    ) -> Tensor:
         """The embeddings of the n-grams that end at each token, shape (B, T, K * E).
 
         Apart from `forward`, to stay outside of a compiled graph, which cannot give sparse gradients.
         """
-        return self.table(self.addresses(ids_BT, cache)).flatten(-2)
+        return self.table(self.addresses(ids_BT, cache, documents_BT)).flatten(-2)
 
-    def forward(self, x_BTC: Tensor, ngrams_BTX: Tensor, cache: CacheView | None) -> Tensor:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        ngrams_BTX: Tensor,
+        cache: CacheView | None,
+        documents_BT: Tensor | None = None,
+    ) -> Tensor:
         """The memory's contribution to the residual stream, shape BTC.
 
         Args:
             x_BTC: the normalized residual stream.
-            found_BTX: what `embed_ngrams` gave for these tokens.
+            ngrams_BTX: what `embed_ngrams` gave for these tokens.
             cache: what was read before, in decoding.
+            documents_BT: nothing is read of another document than the token's own.
         """
         ngrams_BTX = ngrams_BTX.to(x_BTC.dtype)
         score_BT1 = (x_BTC * norm(self.key(ngrams_BTX))).sum(-1, keepdim=True) * x_BTC.size(-1) ** -0.5
         gated_BTC = score_BT1.float().sigmoid().to(x_BTC.dtype) * self.value(ngrams_BTX)
-        return gated_BTC + F.silu(self._convolve(norm(gated_BTC), cache))
+        return gated_BTC + F.silu(self._convolve(norm(gated_BTC), cache, documents_BT))
 
-    def _convolve(self, x_BTC: Tensor, cache: CacheView | None) -> Tensor:
+    def _convolve(self, x_BTC: Tensor, cache: CacheView | None, documents_BT: Tensor | None) -> Tensor:
         """Each channel alone, over the token itself and every N-th before it (section 2.3)."""
         rows_BSC = with_history(cache, self._gated, x_BTC, self.lookback)
         taps = self.taps.to(x_BTC.dtype)
         length = x_BTC.size(1)
-        first = [self.lookback - self.longest * tap for tap in range(self.engram.kernel_size)]
-        return sum(taps[tap] * rows_BSC[:, at : at + length] for tap, at in enumerate(first))  # type: ignore[return-value]
+        spread_BTC = torch.zeros_like(x_BTC)
+        for tap in range(self.engram.kernel_size):
+            distance = self.longest * tap
+            first = self.lookback - distance
+            earlier_BTC = within_document(rows_BSC[:, first : first + length], documents_BT, distance)
+            spread_BTC = spread_BTC + taps[tap] * earlier_BTC
+        return spread_BTC
 
 
 class NgramBranch(nn.Module):
@@ -140,14 +157,16 @@ class NgramBranch(nn.Module):
         """The last states."""
         return [KVCacheSpec(self._states, (self.taps.size(1),), self.lookback)]
 
-    def forward(self, x_BTC: Tensor, cache: CacheView | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, cache: CacheView | None, documents_BT: Tensor | None = None) -> Tensor:
         """The branch's contribution to the residual stream, shape BTC."""
         lookback, length = self.lookback, x_BTC.size(1)
         rows_BSX = with_history(cache, self._states, self.reduce(x_BTC), lookback)
         total: Tensor | None = None
         for order, taps in zip(self.orders, self.taps.to(x_BTC.dtype).split(list(self.orders)), strict=True):
             window = [
-                rows_BSX[:, lookback - back : lookback - back + length] * taps[back] for back in range(order)
+                within_document(rows_BSX[:, lookback - back : lookback - back + length], documents_BT, back)
+                * taps[back]
+                for back in range(order)
             ]
             mixed_BTX = F.silu(torch.stack(window).sum(0))
             total = mixed_BTX if total is None else total + mixed_BTX

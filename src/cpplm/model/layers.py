@@ -77,3 +77,11 @@ class MLP(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """BTC to BTC, each token alone."""
         return self.down(F.relu(self.up(x_BTC)).square())
+
+
+def within_document(rows_BTX: Tensor, documents_BT: Tensor | None, distance: int) -> Tensor:
+    """Rows of the tokens `distance` places before, but zero where such a token is of another document."""
+    if documents_BT is None or distance == 0:
+        return rows_BTX
+    earlier_BT = F.pad(documents_BT, (distance, 0), value=-1)[:, : documents_BT.size(1)]
+    return rows_BTX * (earlier_BT == documents_BT).unsqueeze(-1)

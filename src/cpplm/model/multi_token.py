@@ -47,6 +47,12 @@ class MultiTokenHead(nn.Module):
         return norm(states_BTC)
 
 
+def count_targets(targets_BT: Tensor, depth: int) -> Tensor:
+    """Targets that count, for the next token and for each of `depth` heads: shape (1 + depth,), float64."""
+    targets = [targets_BT, *(further_BT for _, further_BT in mtp_targets(targets_BT, depth))]
+    return torch.stack([(each != IGNORE_INDEX).sum() for each in targets]).double()
+
+
 def mtp_targets(targets_BT: Tensor, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each head its input ids and its targets, both BT.
 

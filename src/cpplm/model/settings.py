@@ -181,8 +181,6 @@ class ArchitectureSettings:
 
     def multi_token_weight(self, progress: float) -> float:
         """Weight of the further tokens' loss: high first, low in the last third (as DeepSeek-V3)."""
-        if not self.mtp:
-            return 0.0
         return self.mtp_lambda if progress < 2 / 3 else self.mtp_final_lambda
 
     def dense_attention(self, progress: float) -> bool:

@@ -98,6 +98,7 @@ class Transformer(Decoder):
         targets_BT: Tensor,
         multi_token_weight: Tensor | float = 0.0,
         documents_BT: Tensor | None = None,
+        target_shares: Tensor | None = None,
         ngram_embeddings: dict[int, Tensor] | None = None,
     ) -> Losses:
         """The loss that training minimizes, and its parts.
@@ -108,20 +109,24 @@ class Transformer(Decoder):
             multi_token_weight: of the mean loss of the multi-token heads (lambda); a tensor, so that a
                 schedule may change it without compiling again.
             documents_BT: attention stays inside the document that each token names.
+            target_shares: factors on the mean losses of the next token and of each multi-token head, shape
+                (1 + heads,), as `target_shares` gives them; None for 1.
             ngram_embeddings: from `embed_ngrams` for these tokens, when it was called before.
         """
-        ngram_embeddings = self.embed_ngrams(ids_BT) if ngram_embeddings is None else ngram_embeddings
+        if ngram_embeddings is None:
+            ngram_embeddings = self.embed_ngrams(ids_BT, None, documents_BT)
         context = self.forward_context(ids_BT, None, documents_BT, ngram_embeddings)
         hidden_BTC, divergence = self.states(context)
-        next_token = self._cross_entropy(hidden_BTC, targets_BT, "mean")
+        shares = torch.ones(1 + len(self.multi_token), device=ids_BT.device)
+        shares = shares if target_shares is None else target_shares
+        next_token = shares[0] * self._cross_entropy(hidden_BTC, targets_BT, "mean")
         mtp_loss = torch.zeros((), device=ids_BT.device)
         head_targets = mtp_targets(targets_BT, len(self.multi_token))
         context = self.forward_context(ids_BT, documents_BT=documents_BT)
-        for head, (next_ids_BT, mtp_targets_BT) in zip(self.multi_token, head_targets, strict=True):
-            hidden_BTC = head(hidden_BTC, self._embed(next_ids_BT), context)
-            mtp_loss = mtp_loss + self._cross_entropy(hidden_BTC, mtp_targets_BT, "mean") / len(
-                self.multi_token
-            )
+        for number, (next_ids_BT, mtp_targets_BT) in enumerate(head_targets):
+            hidden_BTC = self.multi_token[number](hidden_BTC, self._embed(next_ids_BT), context)
+            head_loss = self._cross_entropy(hidden_BTC, mtp_targets_BT, "mean")
+            mtp_loss = mtp_loss + shares[1 + number] * head_loss / len(self.multi_token)
         total = next_token + multi_token_weight * mtp_loss + divergence
         return Losses(total, next_token.detach(), mtp_loss.detach(), divergence.detach())
 

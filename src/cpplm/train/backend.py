@@ -135,7 +135,8 @@ class TrainBackend(Protocol):
         settings: TrainSettings,
         config: ModelConfig,
         tokenizer: Tokenizer,
-        checkpoint: Checkpoint | None,
+        weights: Checkpoint | None,
+        optimizer: Checkpoint | None,
         budget: TrainingBudget,
     ) -> TrainModule:
-        """A module, new or as the checkpoint of either backend left it."""
+        """A module with weights and optimizer state of checkpoints of either backend, or with new ones."""

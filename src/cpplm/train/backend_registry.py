@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import count_tpus
@@ -12,6 +13,18 @@ from cpplm.train.torch_backend import TorchBackend
 
 BackendFactory = Callable[[TrainSettings], TrainBackend]
 _FACTORIES: dict[str, BackendFactory] = {"torch": TorchBackend}
+
+
+class BackendChoice(Protocol):
+    """Settings that name a library and a device."""
+
+    @property
+    def backend(self) -> str:
+        """ "auto", "torch" or "jax"."""
+
+    @property
+    def device_type(self) -> str:
+        """Empty for the best one present."""
 
 
 def register_backend(name: str, factory: BackendFactory) -> None:
@@ -34,7 +47,7 @@ def open_backend(settings: TrainSettings) -> TrainBackend:
     return _FACTORIES[name](settings)
 
 
-def trains_with_jax(settings: TrainSettings) -> bool:
+def trains_with_jax(settings: BackendChoice) -> bool:
     """True where JAX trains: if it is asked for, else where a TPU is present."""
     if settings.backend != "auto":
         return settings.backend == "jax"

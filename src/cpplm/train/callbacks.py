@@ -137,10 +137,19 @@ class ValidationCallback(Callback):
 class CheckpointCallback(Callback):
     """Saves by steps, by time, and at the end of the session. All ranks have one, and write their shares."""
 
-    def __init__(self, writer: CheckpointWriter, provenance: dict[str, str]) -> None:
-        """`provenance` names corpus and tokenizer by their hashes."""
+    def __init__(
+        self, writer: CheckpointWriter, provenance: dict[str, str], parent: dict[str, Any] | None
+    ) -> None:
+        """Save nothing yet.
+
+        Args:
+            writer: of the files.
+            provenance: hashes of corpus, tokenizer and parent, by name.
+            parent: the record of the checkpoint that the run started from.
+        """
         self._writer = writer
         self._provenance = provenance
+        self._parent = parent
         self._saved_seconds = 0.0
 
     def on_start(self, trainer: Trainer) -> None:
@@ -204,6 +213,7 @@ class CheckpointCallback(Callback):
             "settings.json": json_bytes(to_dict(trainer.settings)),
             "tokenizer.json": trainer.tokenizer.to_json(),
             "state.json": json_bytes({**asdict(state), "loader": loader.to_json(), **self._provenance}),
+            **({"parent.json": json_bytes(self._parent)} if self._parent else {}),
         }
         self._writer.save(state.step, tensors, files if dist.is_first else {}, share)
 

@@ -26,8 +26,8 @@ from cpplm.core.progress import log_info
 from cpplm.model.transformer import Losses, Transformer
 from cpplm.train.sharding import compile_blocks
 
-LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], Losses]
-"""`Transformer.training_losses`: ids, targets, weight of further tokens, documents."""
+LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Losses]
+"""`Transformer.training_losses`: ids, targets, weight of further tokens, documents, shares of targets."""
 
 
 def compiled_losses(
@@ -77,10 +77,21 @@ def _compiled(model: Transformer) -> LossFunction:
     compiled = torch.compile(model.training_losses, dynamic=False, fullgraph=True)
 
     def losses(
-        ids_BT: Tensor, targets_BT: Tensor, multi_token_weight: Tensor, documents_BT: Tensor | None = None
+        ids_BT: Tensor,
+        targets_BT: Tensor,
+        multi_token_weight: Tensor,
+        documents_BT: Tensor | None = None,
+        target_shares: Tensor | None = None,
     ) -> Losses:
+        if target_shares is None:
+            target_shares = torch.ones(1 + len(model.multi_token), device=ids_BT.device)
         return compiled(
-            ids_BT, targets_BT, multi_token_weight, documents_BT, ngram_embeddings=model.embed_ngrams(ids_BT)
+            ids_BT,
+            targets_BT,
+            multi_token_weight,
+            documents_BT,
+            target_shares,
+            ngram_embeddings=model.embed_ngrams(ids_BT, None, documents_BT),
         )
 
     return losses
@@ -96,6 +107,7 @@ def _run_once(
 ) -> None:
     """Compile now, so that no step's time contains it: for each mode that the run will be in."""
     weight = torch.zeros((), device=model.device)
+    shares = torch.ones(1 + len(model.multi_token), device=model.device)
     for shape in shapes:
         # Separate tensors: a graph compiled for one that is all of them would not do for a batch.
         ids_BT, targets_BT, documents_BT = torch.zeros(
@@ -103,7 +115,7 @@ def _run_once(
         ).unbind()
         for dense in (True, True, False, False) if model.config.dsa else (False, False):
             model.dense_attention = dense  # twice: kernels inside the loss are compiled at their second call
-            losses(ids_BT, targets_BT, weight, documents_BT if documents else None).total.backward()
+            losses(ids_BT, targets_BT, weight, documents_BT if documents else None, shares).total.backward()
             model.zero_grad(set_to_none=True)
 
 

@@ -15,9 +15,10 @@ from cpplm.core.progress import log_info
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.spans import BORROWED_COLUMN
 from cpplm.core.storage import is_bucket, sha256
+from cpplm.dataloader.conversations import ConversationEncoder
 from cpplm.dataloader.encoding import DocumentEncoder, PlainEncoder
 from cpplm.dataloader.fim import FimEncoder
-from cpplm.dataloader.loader import Batch, DataSource, TrainLoader, validation_batches
+from cpplm.dataloader.loader import Batch, DataSource, TrainLoader, conversation_batches, validation_batches
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.streaming import StreamingReader
 from cpplm.tokenizer.sanity_checks import check_batch, check_hashes, check_vocabulary
@@ -42,6 +43,12 @@ def open_readers(settings: TrainSettings) -> list[ShardReader]:
             readers.append(ShardReader(location))
         if not readers[-1].shards("train"):
             raise UserError(f"{location} has no train documents", fix="Build a corpus with more code.")
+        holds = "conversations" if readers[-1].manifest.get("kind") == "conversations" else "documents"
+        if (settings.stage == "sft") != (holds == "conversations"):
+            raise UserError(
+                f"{location} holds {holds}, which --stage {settings.stage} does not train on",
+                fix="Conversations are for 'cpplm sft', documents for 'cpplm train'.",
+            )
     if validates and not readers[0].shards("val"):
         raise UserError(f"{settings.data_dir[0]} has no val documents", fix="Or train with --eval_every -1.")
     return readers
@@ -163,6 +170,8 @@ def _encoder(settings: TrainSettings, tokenizer: Tokenizer) -> DocumentEncoder:
     path, threads = str(settings.tokenizer), settings.data.tokenizer_threads
     if settings.data.data_workers:
         threads = 1
+    if settings.stage == "sft":
+        return ConversationEncoder(path, tokenizer.hash, settings.max_seq_len)
     if settings.fim.enabled:
         return FimEncoder(path, tokenizer.hash, settings.fim, settings.max_seq_len, threads)
     return PlainEncoder(path, tokenizer.hash, settings.max_seq_len, threads)
@@ -202,10 +211,15 @@ def validation_passes(
     settings: TrainSettings, reader: ShardReader, tokenizer: Tokenizer, dist: DistContext
 ) -> Callable[[], Iterable[tuple[Tensor, Tensor]]]:
     """A function that begins a fresh pass over the validation tokens."""
+    batch_size = settings.device_batch_size * dist.local_data_parallel_size
+    if settings.stage == "sft":
+        encoder = ConversationEncoder(str(settings.tokenizer), tokenizer.hash, settings.max_seq_len)
+        max_rows = max(1, settings.eval_tokens // settings.max_seq_len)
+        return lambda: conversation_batches(reader, encoder, batch_size=batch_size, max_rows=max_rows)
     return lambda: validation_batches(
         reader,
         tokenizer,
-        batch_size=settings.device_batch_size * dist.local_data_parallel_size,
+        batch_size=batch_size,
         seq_len=settings.max_seq_len,
         max_tokens=settings.eval_tokens,
         threads=settings.data.tokenizer_threads,

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_scaling_parameters
 from cpplm.train.devices import Devices
-from cpplm.train.settings import DryRunSettings, TrainSettings, model_config
+from cpplm.train.settings import MAX_SEQ_LEN, DryRunSettings, TrainSettings, model_config
 from cpplm.train.training_length import with_batch_size
 
-RESOLVED_SETTINGS = ("depth", "total_batch_size", "eval_tokens", "device_batch_size")
+RESOLVED_SETTINGS = ("max_seq_len", "depth", "total_batch_size", "eval_tokens", "device_batch_size")
 """The settings that are chosen here."""
 DEPTH, DEVICE_BATCH_SIZE, EVAL_TOKENS = 20, 32, 20 * 524_288
 MFU = DryRunSettings.mfu  # seen on a CPU: 0.34 to 0.45 (`make demo`)
@@ -34,6 +35,7 @@ def resolve_defaults(
     devices: Devices,
     shares: int,
     earlier: Mapping[str, Any] | None = None,
+    parent: ModelConfig | None = None,
 ) -> tuple[TrainSettings, str]:
     """The settings with every one of `RESOLVED_SETTINGS`, and how the depth was chosen, if worth a line.
 
@@ -43,6 +45,7 @@ def resolve_defaults(
         devices: that train.
         shares: so many times `device_batch_size` rows all processes compute at once.
         earlier: the settings of the checkpoint that the run continues.
+        parent: the model that it starts from.
 
     Raises:
         UserError: a given batch is not a whole number of forward passes.
@@ -54,11 +57,15 @@ def resolve_defaults(
         if name in earlier and getattr(settings, name) == -1
     }
     settings, reason = replace(settings, **adopted), ""
-    if settings.depth == -1 and devices.kind == "cpu":
+    if settings.max_seq_len == -1:
+        settings = replace(settings, max_seq_len=parent.max_seq_len if parent else MAX_SEQ_LEN)
+    if settings.depth == -1 and parent is not None:
+        settings = replace(settings, depth=parent.num_layers)
+    elif settings.depth == -1 and devices.kind == "cpu":
         settings, reason = _with_depth(settings, vocab_size, devices)
     elif settings.depth == -1:
         settings = replace(settings, depth=DEPTH)
-    config = model_config(settings, vocab_size)
+    config = model_config(settings, vocab_size, parent)
     rate = devices.tokens_per_second(count_flops(config)["total"], MFU)
     pass_tokens = validation_tokens = math.inf
     if devices.kind == "cpu":  # a forward pass alone is a third of the operations of training

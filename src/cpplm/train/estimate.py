@@ -17,6 +17,7 @@ from cpplm.core.text import pluralize
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint.parent import parent_config
 from cpplm.train.defaults import MFU, resolve_defaults
 from cpplm.train.devices import Devices, data_sheet_devices, local_devices
 from cpplm.train.memory_estimate import MemoryEstimate, MemoryPlan, estimate_memory
@@ -115,8 +116,9 @@ def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
         dtype = choose_dtype(settings.precision, device)
         devices = local_devices(device, dtype, 1)
     vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
-    settings, reason = resolve_defaults(settings, vocab_size, devices, devices.count)
-    config = model_config(settings, vocab_size)
+    parent = parent_config(settings)
+    settings, reason = resolve_defaults(settings, vocab_size, devices, devices.count, parent=parent)
+    config = model_config(settings, vocab_size, parent)
     budget = training_budget(settings, config)
     plan = MemoryPlan.of(settings, config, dtype)
     return estimate(plan, devices, dry.mfu, budget), reason

@@ -17,10 +17,11 @@ from cpplm.core.hardware import enable_huge_pages, environment
 from cpplm.core.locking import exclusive_lock
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import LOG, NullLog, RunLog, read_run_log
-from cpplm.core.settings import to_dict
+from cpplm.core.settings import from_dict, to_dict
 from cpplm.core.storage import Storage
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.prefetch import Prefetcher
+from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import TrainBackend, TrainModule
@@ -28,8 +29,9 @@ from cpplm.train.backend_registry import open_backend
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import Checkpoint, open_checkpoint
+from cpplm.train.checkpoint.parent import find_parent, open_parent
 from cpplm.train.checkpoint.resume import (
-    checkpointed_settings,
+    earlier_checkpoint,
     find_checkpoint,
     open_shared_storage,
     restore_state,
@@ -57,8 +59,8 @@ from cpplm.train.training_length import training_budget
 
 # Settings that may differ between machines: where each has its copies, and what makes no batch different.
 # That all see the same checkpoints is tried out.
-PER_MACHINE_SETTINGS = ("data_dir", "tokenizer", "out", "checkpoint_dir", "upload_dir", "data.token_cache",
-                        "data.data_workers", "data.tokenizer_threads")  # fmt: skip
+PER_MACHINE_SETTINGS = ("data_dir", "tokenizer", "init_from", "out", "checkpoint_dir", "upload_dir",
+                        "data.token_cache", "data.data_workers", "data.tokenizer_threads")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,30 +123,40 @@ class PretrainRun:
             self.readers = open_readers(settings)
             self.tokenizer = Tokenizer.load(settings.tokenizer)
         self.devices = backend.devices(settings)
-        self.settings = self._resolve(settings)
-        self.config = model_config(self.settings, self.tokenizer.vocab_size)
+        self.settings, self.config, self.parent = self._resolve(settings)
         self.budget = training_budget(self.settings, self.config)
         self.facts: dict[str, Any] = {}
         self.provenance: dict[str, str] = {}
         self.checkpoint: Checkpoint | None = None
         self.state = TrainState()
 
-    def _resolve(self, settings: TrainSettings) -> TrainSettings:
-        """The settings, complete; the first rank chooses, as others may measure other speeds."""
+    def _resolve(self, settings: TrainSettings) -> tuple[TrainSettings, ModelConfig, dict[str, Any] | None]:
+        """The settings, complete, the model, and the record of its parent.
 
-        def choose() -> list[int]:
-            earlier, shares = checkpointed_settings(settings), self.dist.data_parallel_size
+        The first rank chooses, as others may measure other speeds.
+        """
+
+        def choose() -> tuple[list[int], dict[str, Any], dict[str, Any] | None]:
+            earlier = earlier_checkpoint(settings)
+            config, record = find_parent(settings, self.tokenizer, earlier) or (None, None)
+            vocab_size = self.tokenizer.vocab_size
             complete, reason = resolve_defaults(
-                settings, self.tokenizer.vocab_size, self.devices, shares, earlier
+                settings,
+                vocab_size,
+                self.devices,
+                self.dist.data_parallel_size,
+                earlier.json("settings.json") if earlier else None,
+                config,
             )
             if reason:
                 log_info(reason)
-            return [getattr(complete, name) for name in RESOLVED_SETTINGS]
+            resolved = [getattr(complete, name) for name in RESOLVED_SETTINGS]
+            return resolved, to_dict(model_config(complete, vocab_size, config)), record
 
-        chosen = zip(RESOLVED_SETTINGS, self.dist.run_on_first(choose), strict=True)
-        settings = replace(settings, **dict(chosen))
+        resolved, config, parent = self.dist.run_on_first(choose)
+        settings = replace(settings, **dict(zip(RESOLVED_SETTINGS, resolved, strict=True)))
         settings.check_batch(self.dist.data_parallel_size)
-        return settings
+        return settings, from_dict(ModelConfig, config, where="the model"), parent
 
     def prepare(self) -> None:
         """Find out whether the run is possible, before anything is written.
@@ -161,6 +173,7 @@ class PretrainRun:
             self.provenance = {
                 "corpus": corpus_fingerprint(self.readers),
                 "tokenizer": self.tokenizer.hash,
+                **({"parent": self.parent["manifest"]} if self.parent else {}),
             }
         found = {"cpplm": __version__, "hash": self.provenance, **self.facts}
         self.dist.assert_same_on_all_ranks({**to_dict(settings), "found": found}, but=PER_MACHINE_SETTINGS)
@@ -236,8 +249,13 @@ class PretrainRun:
         log_info(describe_run(settings, self.config, self.budget, self.devices, memory, self.progress))
         self._refuse_damage(verification, wait=False)
         with self._open_batches() as batches:  # the first rows are tokenized while the model is compiled
+            weights = optimizer = self.checkpoint
+            if weights is None and settings.init_from:
+                weights = open_parent(settings.init_from)
+                optimizer = weights if settings.init_optimizer else None
+                log_info(f"starting from {weights.path()}, stage {weights.stage}")
             train_module = self.backend.build(
-                settings, self.config, self.tokenizer, self.checkpoint, self.budget
+                settings, self.config, self.tokenizer, weights, optimizer, self.budget
             )
             with dist.raise_on_all_ranks():
                 log = self._open_log(train_module)
@@ -313,7 +331,7 @@ class PretrainRun:
         """The callbacks in their order: all ranks save and validate, the first has a bar and the rest too."""
         settings = self.settings
         # Saved before all else: what fails after it cannot take the step along.
-        callbacks: list[Callback] = [CheckpointCallback(writer, self.provenance)]
+        callbacks: list[Callback] = [CheckpointCallback(writer, self.provenance, self.parent)]
         if settings.eval_every > 0:
             passes = validation_passes(settings, self.readers[0], self.tokenizer, self.dist)
             callbacks.append(ValidationCallback(passes))

@@ -18,6 +18,7 @@ from cpplm.model.settings import ArchitectureSettings, KernelSettings
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
 
+MAX_SEQ_LEN = 2048  # of a model whose context nobody gives
 MESH_AXES = ("data", "fsdp", "context", "model")
 """Axes of a mesh, from the one whose chips may be far apart to the one whose chips must be near."""
 
@@ -109,6 +110,16 @@ class TrainSettings:
     out: Annotated[Path, Argument("FOLDER")]
     """Folder of the run: log, checkpoints, page. Holding a checkpoint, it is continued."""
 
+    init_from: str = ""
+    """Start from the weights of another run, RUN or RUN:STEP, whose model and tokenizer this one keeps."""
+    init_optimizer: bool = False
+    """Also with the moments of its optimizer."""
+    stage: Literal["base", "mid", "sft"] = "base"
+    """Stage of training that the checkpoints record: base; mid, which goes on from a model on other documents
+    or with a longer context; sft, on conversations (see `cpplm sft`)."""
+    rope_scaling: Literal["none", "ntk"] = "none"
+    """With a longer --max_seq_len than the parent's: its rotary base as it is, or NTK-aware."""
+
     depth: int = -1
     """The one dial: transformer layers; width and learning rates follow from it (-1 = 20; on a CPU the most
     that it can train in --max_minutes, or in four hours)."""
@@ -118,8 +129,8 @@ class TrainSettings:
     """Width of one attention head."""
     num_kv_heads: int = -1
     """Key-value heads; fewer than the query heads is grouped-query attention (-1 = as many)."""
-    max_seq_len: int = 2048
-    """Context length."""
+    max_seq_len: int = -1
+    """Context length (-1 = 2048, or that of --init_from)."""
     window_pattern: str = "SSSL"
     """Attention span per layer, tiled: L = full, S = short; the last layer is always L."""
     architecture: ArchitectureSettings = field(default_factory=ArchitectureSettings)
@@ -215,9 +226,10 @@ class TrainSettings:
                 "no corpus was given", fix="Write cpplm train CORPUS, the folder of `cpplm corpus build`."
             )
         self._check_ranges()
-        if self.total_batch_size != -1:
+        if self.total_batch_size != -1 and self.max_seq_len > 0:
             self.check_batch(ranks=1)
         self._check_horizon()
+        self._check_parent()
         if self.upload_dir and (self.upload_dir == self.checkpoint_dir or is_bucket(self.checkpoint_dir)):
             raise UserError(
                 "--upload_dir copies local checkpoints to another place",
@@ -231,7 +243,7 @@ class TrainSettings:
             raise UserError(
                 f"--resume_from_step {self.resume_from_step}", fix="Name a step, or leave it out."
             )
-        if self.max_seq_len % self.data.row_length(0.0, self.max_seq_len):
+        if self.max_seq_len > 0 and self.max_seq_len % self.data.row_length(0.0, self.max_seq_len):
             raise UserError(
                 f"--short_seq_len {self.data.short_seq_len} does not divide --max_seq_len {self.max_seq_len}"
             )
@@ -247,12 +259,14 @@ class TrainSettings:
         for location in self.data_dir:
             require_path(location)
         Tokenizer.load(self.tokenizer)
+        if self.init_from:
+            require_path(self.init_from.rpartition(":")[0] or self.init_from)
 
     def _check_ranges(self) -> None:
-        for name in ("aspect_ratio", "head_dim", "max_seq_len", "keep_last"):
+        for name in ("aspect_ratio", "head_dim", "keep_last"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
-        for name in ("depth", "device_batch_size", "eval_tokens", "eval_every", "sample_every",
+        for name in ("depth", "max_seq_len", "device_batch_size", "eval_tokens", "eval_every", "sample_every",
                      "cpp_eval_every", "memory_every", "save_every", "keep_every", "save_minutes",
                      "profile_step", "num_kv_heads", "num_iterations", "max_minutes", "target_flops",
                      "target_param_data_ratio"):  # fmt: skip
@@ -289,17 +303,50 @@ class TrainSettings:
         if not given and not self.target_param_data_ratio > 0:
             raise UserError("nothing says how long to train", fix="Give --num_iterations or --max_minutes.")
 
+    def _check_parent(self) -> None:
+        """What only a run with a parent has."""
+        for name in ("init_optimizer", "rope_scaling") if not self.init_from else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"--{name} does nothing without --init_from", fix="Leave it out.")
+        if self.stage != "base" and not self.init_from:
+            raise UserError(f"--stage {self.stage} goes on from a model", fix="Add --init_from RUN.")
+        if self.stage == "sft" and (self.fim.enabled or not self.data.document_mask):
+            raise UserError(
+                "--stage sft is without fill-in-the-middle and with --document_mask", fix="Use 'cpplm sft'."
+            )
+        if self.rope_scaling == "ntk" and self.architecture.rope_base > 0:
+            raise UserError(
+                "--rope_base and --rope_scaling both set the rotary base", fix="Give one of them."
+            )
+
     def forward_passes(self, ranks: int) -> int:
         """Forward passes of each rank per optimizer step."""
         return self.total_batch_size // (self.device_batch_size * self.max_seq_len * ranks)
 
 
-def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
-    """The model that the settings describe."""
+def model_config(settings: TrainSettings, vocab_size: int, parent: ModelConfig | None = None) -> ModelConfig:
+    """The model that the settings describe; of a run with a parent its model, for the context of this run.
+
+    Raises:
+        UserError: the parent has another depth than the settings name.
+    """
+    context = settings.max_seq_len
+    if context == -1:
+        context = parent.max_seq_len if parent is not None else MAX_SEQ_LEN
+    if parent is not None:
+        if settings.depth not in (-1, parent.num_layers):
+            raise UserError(
+                f"--depth {settings.depth}: the model of --init_from has {parent.num_layers} layers",
+                fix="Leave it out.",
+            )
+        base = settings.architecture.rope_base
+        if settings.rope_scaling == "ntk":
+            base = parent.ntk_rope_base(context)
+        return parent.with_context(context, base if base > 0 else parent.rope_base)
     return settings.architecture.config(
         settings.depth,
         vocab_size=vocab_size,
-        max_seq_len=settings.max_seq_len,
+        max_seq_len=context,
         aspect_ratio=settings.aspect_ratio,
         head_dim=settings.head_dim,
         window_pattern=settings.window_pattern,

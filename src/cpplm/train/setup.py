@@ -1,4 +1,4 @@
-"""The model, its optimizer and its loss, as the settings describe them, new or from a checkpoint."""
+"""The model and its loss, as the settings describe them, new or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.selection import select_training_kernels
 from cpplm.model.quantization import convert_to_fp8, convert_to_nvfp4, require_fp8, require_nvfp4
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import build_optimizer
-from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.token_normalization import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
@@ -20,7 +18,6 @@ from cpplm.train.compile import LossFunction, can_compile, compiled_losses
 from cpplm.train.distributed import TorchDistContext
 from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import init_weights, load_full_state_dict, shard_model
-from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 
 def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.device) -> dict[str, str]:
@@ -52,11 +49,10 @@ def build_model(
     settings: TrainSettings,
     config: ModelConfig,
     tokenizer: Tokenizer,
-    checkpoint: Checkpoint | None,
-    budget: TrainingBudget,
+    weights: Checkpoint | None,
     dist: TorchDistContext,
-) -> tuple[Transformer, MuonAdamW]:
-    """Model and optimizer, new or as the checkpoint left them, on this rank's device.
+) -> Transformer:
+    """The model, new or with the weights of a checkpoint, on this rank's device.
 
     Raises:
         UserError: number formats and division among ranks that have not been made to work together.
@@ -71,25 +67,16 @@ def build_model(
     if settings.shard:
         shard_model(model, dist)
     model.to_empty(device=dist.device)
-    if checkpoint is None:
+    if weights is None:
         init_weights(model, settings.seed)
         model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
     else:
-        load_full_state_dict(model, load_tensors(checkpoint, "model.safetensors"))
+        load_full_state_dict(model, load_tensors(weights, "model.safetensors"))
     if kernels.fp8:
         convert_to_fp8(model, kernels.fp8_recipe)
     if kernels.nvfp4:
         convert_to_nvfp4(model)
-    optimizer = build_optimizer(
-        model,
-        settings.rates,
-        batch_tokens=settings.total_batch_size,
-        budget=relative_tokens(settings, config, budget),
-        process_group=dist.process_group,
-    )
-    if checkpoint is not None:
-        optimizer.load_named_state(load_tensors(checkpoint, "optimizer.safetensors"))
-    return model, optimizer
+    return model
 
 
 def loss_function(settings: TrainSettings, model: Transformer) -> LossFunction:

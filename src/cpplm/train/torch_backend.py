@@ -17,11 +17,14 @@ from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_dtype, peak_memory_bytes
 from cpplm.dataloader.loader import Batch
 from cpplm.model.config import ModelConfig
+from cpplm.model.multi_token import count_targets
 from cpplm.model.transformer import Transformer
+from cpplm.optim.groups import build_optimizer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import Profiler, StepLosses, StepPlan, TrainBackend, TrainModule
 from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.compile import LossFunction
 from cpplm.train.devices import Devices, local_devices
 from cpplm.train.distributed import SINGLE_PROCESS, DistContext, init_distributed
@@ -30,7 +33,7 @@ from cpplm.train.settings import JaxSettings, TrainSettings
 from cpplm.train.setup import build_model, choose_kernels, loss_function
 from cpplm.train.sharding import local_state_dict, set_gradient_sync
 from cpplm.train.torch_profiler import TorchProfiler
-from cpplm.train.training_length import TrainingBudget
+from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 
 class TorchBackend(TrainBackend):
@@ -83,11 +86,21 @@ class TorchBackend(TrainBackend):
         settings: TrainSettings,
         config: ModelConfig,
         tokenizer: Tokenizer,
-        checkpoint: Checkpoint | None,
+        weights: Checkpoint | None,
+        optimizer: Checkpoint | None,
         budget: TrainingBudget,
     ) -> TrainModule:
-        model, optimizer = build_model(settings, config, tokenizer, checkpoint, budget, self._dist)
-        return TorchTrainModule(model, optimizer, loss_function(settings, model), self._dist)
+        model = build_model(settings, config, tokenizer, weights, self._dist)
+        optimizer_of_model = build_optimizer(
+            model,
+            settings.rates,
+            batch_tokens=settings.total_batch_size,
+            budget=relative_tokens(settings, config, budget),
+            process_group=self._dist.process_group,
+        )
+        if optimizer is not None:
+            optimizer_of_model.load_named_state(load_tensors(optimizer, "optimizer.safetensors"))
+        return TorchTrainModule(model, optimizer_of_model, loss_function(settings, model), self._dist)
 
 
 class TorchTrainModule(TrainModule):
@@ -125,16 +138,31 @@ class TorchTrainModule(TrainModule):
         """
         device = self.model.device
         weight, parts = torch.tensor(multi_token_weight, device=device), torch.zeros(4, device=device)
-        for number, batch in enumerate(batches, start=1):
+        passes = list(batches)
+        shares = self._target_shares(passes)
+        for number, batch in enumerate(passes, start=1):
             inputs_BT = batch.inputs.to(device, non_blocking=True)
             targets_BT = batch.targets.to(device, non_blocking=True)
             documents = batch.documents
             documents_BT = None if documents is None else documents.to(device, non_blocking=True)
             set_gradient_sync(self.model, number == count)
-            losses = self._losses(inputs_BT, targets_BT, weight, documents_BT)
+            losses = self._losses(inputs_BT, targets_BT, weight, documents_BT, shares[number - 1])
             (losses.total / count).backward()
             parts += torch.stack([part.detach() for part in losses]) / count
         return parts
+
+    def _target_shares(self, passes: list[Batch]) -> Tensor:
+        """Targets of each pass over their mean number in all passes of all ranks, shape (passes, 1 + heads).
+
+        The mean over passes and ranks of losses with these factors is the mean over all targets, wherever
+        those that do not count lie.
+        """
+        heads = len(self.model.multi_token)
+        counts = torch.stack([count_targets(batch.targets, heads) for batch in passes])
+        mean = (
+            self._dist.mean(counts.mean(0).to(self.device)) if self._dist.world_size > 1 else counts.mean(0)
+        )
+        return (counts.to(mean.device) / mean.clamp(min=1e-9)).float().to(self.device)
 
     @override
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:

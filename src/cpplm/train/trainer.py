@@ -197,11 +197,12 @@ class Trainer:
         """The values of the schedules for the next step."""
         progress, step = self.progress, self.state.step
         schedule, architecture = self.settings.schedule, self.settings.architecture
+        config = self.train_module.config
         return StepPlan(
             learning_rate=schedule.learning_rate(progress, step),
             weight_decay=schedule.weight_decay(progress),
             momentum=schedule.momentum(progress, step),
-            multi_token_weight=architecture.multi_token_weight(progress),
+            multi_token_weight=architecture.multi_token_weight(progress) if config.mtp else 0.0,
             dense_attention=architecture.dense_attention(progress),
         )
 

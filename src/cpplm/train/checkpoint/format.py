@@ -6,6 +6,7 @@
                 settings.json          TrainSettings of the run
                 tokenizer.json         the tokenizer, whole
                 state.json             step, tokens, seconds, loader position
+                parent.json            of a run that started from another one: that, and its own parents
                 imported.json          of an imported model instead of settings and state
                 manifest.json          sizes and sha256 of all of these, written last
 
@@ -133,6 +134,11 @@ class Checkpoint:
             if stage == found:
                 return stage
         raise UserError(f"{self.path(record)}: unknown stage {found!r}", fix="Read it with a newer cpplm.")
+
+    @property
+    def parent(self) -> dict[str, Any] | None:
+        """The checkpoint that its run started from, as `checkpoint.parent.parent_record` says, if any."""
+        return self.json("parent.json") if "parent.json" in self.files else None
 
     @property
     def supports_fim(self) -> bool:

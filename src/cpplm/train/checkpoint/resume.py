@@ -70,8 +70,8 @@ def find_checkpoint(
     return checkpoint
 
 
-def checkpointed_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Settings of the checkpoint that a run goes on from, as plain JSON types; empty for a new run.
+def earlier_checkpoint(settings: TrainSettings) -> Checkpoint | None:
+    """The checkpoint that a run goes on from; None for a new run.
 
     Raises:
         UserError: as `choose_checkpoint`.
@@ -81,11 +81,10 @@ def checkpointed_settings(settings: TrainSettings) -> dict[str, Any]:
         place for place in locations if is_bucket(place) or (place and Path(place).expanduser().is_dir())
     ]
     if not there:
-        return {}
+        return None
     local, remote = Storage(there[0]), Storage(there[1]) if len(there) > 1 else None
     step = settings.resume_from_step if settings.resume_from_step >= 0 else None
-    checkpoint = choose_checkpoint(local, remote, step)
-    return {} if checkpoint is None else checkpoint.json("settings.json")
+    return choose_checkpoint(local, remote, step)
 
 
 def choose_checkpoint(
@@ -124,9 +123,9 @@ def _refuse_another_run(
             for path, before, after in _changes(then_model, now_model)
         ]
     differences += [
-        f"{name} was {then_provenance[name][:12]}, is {value[:12]}"
-        for name, value in provenance.items()
-        if then_provenance[name] != value
+        f"{name} was {then_provenance.get(name, 'none')[:12]}, is {provenance.get(name, 'none')[:12]}"
+        for name in ("corpus", "tokenizer", "parent")
+        if then_provenance.get(name) != provenance.get(name)
     ]
     if differences:
         raise UserError(

@@ -1,0 +1,1 @@
+"""Training behind pre-training: on conversations."""

@@ -1,0 +1,94 @@
+"""The run that another one starts from: its checkpoint, and the chain of stages that led to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpplm.core.errors import UserError
+from cpplm.core.settings import flatten, to_dict
+from cpplm.core.storage import is_bucket, sha256
+from cpplm.model.config import ModelConfig
+from cpplm.model.settings import ArchitectureSettings
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint.format import MANIFEST, Checkpoint, open_run, step_folder
+from cpplm.train.settings import TrainSettings
+
+_SHAPE_SETTINGS = ("aspect_ratio", "head_dim", "num_kv_heads", "window_pattern")
+
+
+def open_parent(init_from: str) -> Checkpoint:
+    """The checkpoint that `--init_from RUN` or `--init_from RUN:STEP` names, of RUN the newest.
+
+    Raises:
+        UserError: no such run, or no such step in it.
+    """
+    run, colon, step = init_from.rpartition(":")
+    if not colon or not step.isdecimal() or (is_bucket(init_from) and not run.partition("://")[2]):
+        return open_run(init_from)
+    return open_run(run, int(step))
+
+
+def parent_config(settings: TrainSettings) -> ModelConfig | None:
+    """The model that a run would start from; None for a new one."""
+    return open_parent(settings.init_from).config() if settings.init_from else None
+
+
+def find_parent(
+    settings: TrainSettings, tokenizer: Tokenizer, earlier: Checkpoint | None
+) -> tuple[ModelConfig, dict[str, Any]] | None:
+    """The model that a run starts from and the record of its checkpoint; None for a run without a parent.
+
+    Args:
+        settings: of the run.
+        tokenizer: of the run.
+        earlier: the checkpoint that it goes on from; then the parent itself may be gone.
+
+    Raises:
+        UserError: there is no such checkpoint, or its model has another tokenizer.
+    """
+    if not settings.init_from:
+        return None
+    try:
+        parent = open_parent(settings.init_from)
+    except UserError:
+        if earlier is None or earlier.parent is None:
+            raise
+        return earlier.config(), earlier.parent
+    if parent.tokenizer().hash != tokenizer.hash:
+        raise UserError(
+            f"the model of --init_from {settings.init_from} was trained with another tokenizer",
+            fix=f"Use its own: --tokenizer {parent.path('tokenizer.json')}.",
+        )
+    _refuse_another_model(settings, parent)
+    return (earlier or parent).config(), parent_record(parent)
+
+
+def _refuse_another_model(settings: TrainSettings, parent: Checkpoint) -> None:
+    """What describes the model must be left out, or be what the parent was trained with."""
+    recorded = parent.json("settings.json") if "settings.json" in parent.files else {}
+    then, now = flatten(recorded), flatten(to_dict(settings))
+    default = {name: getattr(TrainSettings, name) for name in _SHAPE_SETTINGS}
+    default |= flatten({"architecture": to_dict(ArchitectureSettings())})
+    del default["architecture.rope_base"]  # it may change
+    for path, value in default.items():
+        if now[path] not in (value, then.get(path, value)):
+            raise UserError(
+                f"--{path.rpartition('.')[2]} {now[path]} is not of the model that --init_from starts from",
+                fix="Leave it out; --max_seq_len, --rope_base and --rope_scaling may change.",
+            )
+
+
+def parent_record(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as its children record it in `parent.json`.
+
+    Returns:
+        "location" and "step", "manifest" (sha256 of it), "stage", and the "parent" of its own, if any.
+    """
+    manifest = checkpoint.storage.read(f"{step_folder(checkpoint.step)}/{MANIFEST}")
+    return {
+        "location": checkpoint.storage.location,
+        "step": checkpoint.step,
+        "manifest": sha256(manifest),
+        "stage": checkpoint.stage,
+        "parent": checkpoint.parent,
+    }
