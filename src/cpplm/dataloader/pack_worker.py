@@ -106,11 +106,12 @@ def pack_group(source: PackSource, group: DocumentGroup, carry: tuple[Leftover, 
         for number, start, stop in segments:
             ref, _, ids = documents[number]
             begin, end = start - ref.first, stop - ref.first
-            # A complement is context: its target, one place before, counts nothing.
-            following = ids[begin + 1 : end + 1]
-            inputs[row, at : at + end - begin] = np.where(ids[begin:end] < 0, ~ids[begin:end], ids[begin:end])
-            targets[row, at : at + end - begin] = np.where(following < 0, IGNORE_INDEX, following)
+            inputs[row, at : at + end - begin] = ids[begin:end]
+            targets[row, at : at + end - begin] = ids[begin + 1 : end + 1]
             at += end - begin
+    if source.encoder.packs_whole:  # a complement is context: its target, one place before, counts nothing
+        inputs = np.where(inputs < 0, ~inputs, inputs)
+        targets[targets < 0] = IGNORE_INDEX
     leftover = []
     for number, start, _ in layout.leftover:
         ref, shard, ids = documents[number]

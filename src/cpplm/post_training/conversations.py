@@ -42,7 +42,7 @@ _FORMAT = 1  # raised when the same files give other shards
 
 @dataclass
 class ConversationCounts:
-    """What became of the records of some files.
+    """Counts of the records of some files, kept and dropped.
 
     Attributes:
         conversations: by split.

@@ -304,7 +304,7 @@ class TrainSettings:
             raise UserError("nothing says how long to train", fix="Give --num_iterations or --max_minutes.")
 
     def _check_parent(self) -> None:
-        """What only a run with a parent has."""
+        """Refuse what only a run with a parent may have."""
         for name in ("init_optimizer", "rope_scaling") if not self.init_from else ():
             if getattr(self, name) != getattr(type(self), name):
                 raise UserError(f"--{name} does nothing without --init_from", fix="Leave it out.")

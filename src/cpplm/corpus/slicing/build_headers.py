@@ -138,7 +138,7 @@ def export_macros(base: str) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True)
 class BuildDefaults:
-    """What the build files of a project say, without carrying them out.
+    """Options, templates and macros that the build files of a project name; nothing is carried out.
 
     Attributes:
         options: that are on by default.

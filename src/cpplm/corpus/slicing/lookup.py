@@ -53,7 +53,7 @@ class RankedPlaces(NamedTuple):
     undefined: int
 
     def visible(self, rank: Rank) -> int:
-        """How many can be seen from a rank: those before it, or up to the first definition."""
+        """The number of places seen from a rank: those before it, or up to the first definition."""
         return min(max(bisect.bisect_right(self.ranks, rank), self.undefined + 1), len(self.places))
 
 
@@ -158,7 +158,7 @@ class NameLookup:
         return self._attached[item.names]
 
     def _is_type(self, name: bytes) -> bool:
-        """Whether the expansion declares a type of this name."""
+        """True if the expansion declares a type of this name."""
         places = self._declaring(name).places if name in self.expansion.index.declared else ()
         kinds = (self.expansion.item(place).kind for place in places)
         return any(kind in TYPE_KINDS for kind in kinds)

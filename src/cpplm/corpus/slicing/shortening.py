@@ -85,7 +85,7 @@ class Detail(IntEnum):
 
 
 class _Member(NamedTuple):
-    """What may be left out of a class: where it stands, the name it declares, all identifiers in it."""
+    """A member that may be left out of a class: its place, the name it declares, all identifiers in it."""
 
     start: int
     end: int

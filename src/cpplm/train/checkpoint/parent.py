@@ -64,7 +64,7 @@ def find_parent(
 
 
 def _refuse_another_model(settings: TrainSettings, parent: Checkpoint) -> None:
-    """What describes the model must be left out, or be what the parent was trained with."""
+    """Refuse settings of the model that are neither left out nor those of the parent."""
     recorded = parent.json("settings.json") if "settings.json" in parent.files else {}
     then, now = flatten(recorded), flatten(to_dict(settings))
     default = {name: getattr(TrainSettings, name) for name in _SHAPE_SETTINGS}
