@@ -1,4 +1,4 @@
-"""`cpplm evaluate [bpb|likelihood|cpp|fim|self_test]`."""
+"""`cpplm evaluate [bpb|likelihood|cpp|fim|tasks|self_test]`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from cpplm.evaluate.settings import (
     LikelihoodSettings,
     SelfTestSettings,
 )
+from cpplm.evaluate.task_comparison import evaluate_tasks, format_comparison
+from cpplm.evaluate.task_settings import TasksCommand
 from cpplm.judge.executor import Judge
 from cpplm.sandbox.sandbox import Sandbox
 
@@ -51,6 +53,12 @@ def fim(settings: FimCommand) -> Report:
     evaluation = Evaluation(settings.target)
     result = evaluation.fim(settings.fim)
     return report_on(evaluation, result["table"], fim=result)
+
+
+def tasks(settings: TasksCommand) -> Report:
+    """Tasks from the user's own code, one model against others."""
+    result = evaluate_tasks(settings)
+    return Report(format_comparison(result), result)
 
 
 def self_test(settings: SelfTestSettings) -> Report:

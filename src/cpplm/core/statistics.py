@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import numpy as np
+
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
     """The 95 percent score interval of a success rate; it holds for few trials and rates near 0 and 1, too.
@@ -53,3 +55,35 @@ def clustered_mean(values: Sequence[float], groups: Sequence[str]) -> MeanEstima
     squares = math.fsum((value - mean) ** 2 for value in values)
     pairs = math.fsum(total**2 for total in sums.values()) - squares
     return MeanEstimate(mean, math.sqrt(max(0.0, squares / (n * (n - 1)) + pairs / n**2)), n)
+
+
+def mcnemar_p_value(gained: int, lost: int) -> float:
+    """The two-sided p-value of McNemar's exact test: are as many pairs won as lost?
+
+    Source: McNemar 1947, "Note on the sampling error of the difference between correlated proportions"; exact
+    by the binomial distribution.
+    """
+    discordant = gained + lost
+    tail = sum(math.comb(discordant, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**discordant)
+
+
+def paired_bootstrap_interval(
+    differences: Sequence[float], groups: Sequence[str], samples: int = 4000
+) -> tuple[float, float]:
+    """The 95 percent interval of a mean difference, by drawing whole groups anew (percentile bootstrap).
+
+    Source: Efron & Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
+
+    Args:
+        differences: one of each pair, at least one.
+        groups: for each the name of what it belongs to; pairs of one group are not independent.
+        samples: draws; their seed is fixed.
+    """
+    names = {name: place for place, name in enumerate(dict.fromkeys(groups))}
+    places = [names[name] for name in groups]
+    sums, sizes = np.bincount(places, weights=differences), np.bincount(places)
+    drawn = np.random.default_rng(0).integers(len(names), size=(samples, len(names)))
+    means = sums[drawn].sum(1) / sizes[drawn].sum(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)

@@ -96,6 +96,7 @@ class Judge:
         cache_dir: Path | None = None,
         limits: ResourceLimits = RUN_LIMITS,
         speed_up: bool = True,
+        show_progress: bool = True,
     ) -> None:
         """Look at the compiler, and read the verdicts that are there.
 
@@ -104,6 +105,7 @@ class Judge:
             workers: programs at the same time; 0 means one per core.
             cache_dir: the folder in which verdicts are kept; None keeps them as long as this judge.
             limits: of a run.
+            show_progress: whether judging has a progress bar.
             speed_up: take the fastest linker that works, and compile common headers beforehand.
 
         Raises:
@@ -115,6 +117,7 @@ class Judge:
         self._store = VerdictCache(cache_dir)
         self._limits = limits
         self._speed_up = speed_up
+        self._quiet = not show_progress
         self._linker = fast_linker(sandbox) if speed_up else ()
 
     def judge(self, programs: Sequence[Program]) -> Iterator[tuple[int, Verdict]]:
@@ -129,7 +132,7 @@ class Judge:
         ]
         missing = find_missing_headers({name for names in headers for name in names}, self.sandbox)
         jobs: dict[str, _PendingProgram] = {}
-        with progress_bar(len(programs), "compile and run", "program") as bar:
+        with progress_bar(len(programs), "compile and run", "program", disable=self._quiet) as bar:
             for number, (program, names) in enumerate(zip(programs, headers, strict=True)):
                 counted, link = _instrument(program), link_flags(names)
                 key = self._key(counted, link)

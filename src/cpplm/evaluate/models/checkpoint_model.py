@@ -11,10 +11,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpplm.core.storage import sha256
+from cpplm.evaluate.models.chat import answer_conversations
 from cpplm.evaluate.models.code_model import (
+    ChatAnswer,
     CodeModel,
     CodePrompt,
     Completion,
+    Conversation,
     StopCondition,
     TokenBits,
     fit_to_context,
@@ -24,6 +27,7 @@ from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
 from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import ModelSource, SamplingSettings, SchedulerLimits
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.generate.truncation import token_ends
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.train.checkpoint.format import Checkpoint
@@ -36,7 +40,7 @@ class CheckpointModel(CodeModel):
 
     def __init__(
         self, engine: Engine, *, name: str = "", identity: dict[str, Any] | None = None,
-        supports_fim: bool = False, rows: int = 8, step: int = -1,
+        supports_fim: bool = False, supports_chat: bool = False, rows: int = 8, step: int = -1,
     ) -> None:  # fmt: skip
         """Wrap an engine.
 
@@ -45,11 +49,13 @@ class CheckpointModel(CodeModel):
             name: short, for tables.
             identity: needed only where results are kept.
             supports_fim: whether it was trained on rearranged documents.
+            supports_chat: whether it was trained on conversations.
             rows: of a batch, when it scores and when it writes.
             step: of the checkpoint.
         """
         self.engine = engine
         self.name, self.identity, self.supports_fim, self.step = name, identity or {}, supports_fim, step
+        self.supports_chat = supports_chat
         self.max_context = engine.model.config.max_seq_len
         self._rows = rows
 
@@ -70,6 +76,7 @@ class CheckpointModel(CodeModel):
                 "precision": str(engine.model.compute_dtype),
             },
             supports_fim=checkpoint.supports_fim,
+            supports_chat=checkpoint.stage in ("sft", "rl"),
             rows=rows,
             step=checkpoint.step,
         )
@@ -104,6 +111,18 @@ class CheckpointModel(CodeModel):
         for answer in self.engine.complete_many(prompts, SchedulerLimits(max_batch=self._rows)):
             failed = [Completion("", answer.failed)] * num_samples
             yield answer.number, [Completion(each.text) for each in answer.completions] or failed
+
+    @override
+    def chat(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: SamplingSettings,
+        *,
+        stop: StopCondition | None = None,
+        boxes: Sequence[ToolBox | None] = (),
+    ) -> Iterator[tuple[int, ChatAnswer]]:
+        boxes = boxes or [None] * len(conversations)
+        return answer_conversations(self.engine, conversations, sampling, stop, boxes, self._rows)
 
     # ---- scoring --------------------------------------------------------------------------------------
 

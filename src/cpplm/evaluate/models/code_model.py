@@ -6,7 +6,7 @@ an OpenAI-compatible server. No score knows which one it measures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.generate.truncation import TokenEnds, fit_prompt, truncate
 
 StopCondition = Callable[[str], bool]
@@ -58,6 +59,19 @@ class Completion:
     failed: str = ""
 
 
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages in the form of OpenAI's API, a user's the last."""
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """The answer to a conversation, what its tools gave, or why there is none."""
+
+    text: str
+    tool_results: tuple[str, ...] = ()
+    failed: str = ""
+
+
 def group_samples(
     samples: Iterable[tuple[int, int, Completion]], num_samples: int
 ) -> Iterator[tuple[int, list[Completion]]]:
@@ -96,6 +110,8 @@ class CodeModel(Protocol):
     name): the key under which results are kept."""
     supports_fim: bool
     """True if it was trained to see a suffix; a model that was not gets the prefix alone."""
+    supports_chat: bool
+    """True if it was trained to answer conversations."""
     max_context: int
     """Tokens that it can have in view, <BOS> or the like included."""
 
@@ -117,6 +133,26 @@ class CodeModel(Protocol):
 
         Nothing that one request does makes the others fail. Sample i of a request depends on the request, the
         sampling and i alone.
+        """
+
+    def chat(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: SamplingSettings,
+        *,
+        stop: StopCondition | None = None,
+        boxes: Sequence[ToolBox | None] = (),
+    ) -> Iterator[tuple[int, ChatAnswer]]:
+        """Number and answer of each conversation, in any order.
+
+        Args:
+            conversations: what is to be answered.
+            sampling: how.
+            stop: ends an answer that has said all that is wanted.
+            boxes: tools for each conversation; none when empty.
+
+        Raises:
+            UserError: the model has no form for conversations, or not for tools.
         """
 
     def score(self, texts: Sequence[str], *, context: int | None = None) -> Iterator[TokenBits]:

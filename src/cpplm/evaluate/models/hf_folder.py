@@ -8,6 +8,14 @@ from pathlib import Path
 from cpplm.core.errors import UserError
 
 
+def has_chat_template(folder: Path) -> bool:
+    """True if a directory says how conversations are written."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and "chat_template" in settings.read_text(encoding="utf-8", errors="replace")
+
+
 def require_readable(folder: Path) -> None:
     """Refuse what is no directory of a model, adapters, pickled weights, and our own exports that bring code.
 
@@ -34,5 +42,5 @@ def require_readable(folder: Path) -> None:
     if isinstance(config, dict) and config.get("model_type") == "cpplm":
         raise UserError(
             f"{folder} is an export of cpplm that needs Python code of its own, which is never run here",
-            fix="Evaluate the run that it was exported from: --run RUN.",
+            fix="Evaluate the run that it was exported from: --run RUN; fine-tune it: --init_from RUN.",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,21 +23,25 @@ from typing_extensions import override
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
+from cpplm.evaluate.models.chat import chat_template_ids, refuse_tools
 from cpplm.evaluate.models.code_model import (
+    ChatAnswer,
     CodeModel,
     CodePrompt,
     Completion,
+    Conversation,
     StopCondition,
     TokenBits,
     fit_to_context,
     group_samples,
 )
-from cpplm.evaluate.models.hf_folder import require_readable
+from cpplm.evaluate.models.hf_folder import has_chat_template, require_readable
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.sequence import stop_place
 from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 # Logits held at once when scoring: 512 MiB in float32, and as much again for the loss.
@@ -64,7 +69,14 @@ class HfModel(CodeModel):
     """A model of `transformers` with the tokenizer of its directory."""
 
     def __init__(
-        self, model: Any, tokens: HfTokens, *, name: str, identity: dict[str, Any], rows: int = 8
+        self,
+        model: Any,
+        tokens: HfTokens,
+        *,
+        name: str,
+        identity: dict[str, Any],
+        rows: int = 8,
+        folder: Path | None = None,
     ) -> None:
         """Wrap a model of `transformers` that is where it shall compute.
 
@@ -74,7 +86,7 @@ class HfModel(CodeModel):
         self._model, self._tokens, self._rows = model, tokens, rows
         self.name, self.identity = name, identity
         config = model.config.get_text_config(decoder=True)
-        self.max_context, self._vocab_size = _context(config, name), config.vocab_size
+        self.max_context, self._vocab_size = context_length(config, name), config.vocab_size
         bos_ids, eos_ids = _ids(config, "bos_token_id"), _ids(config, "eos_token_id")
         named = [id_ for id_ in (tokens.bos_id, *bos_ids, tokens.eos_id, *eos_ids) if id_ is not None]
         if not named:
@@ -83,6 +95,7 @@ class HfModel(CodeModel):
         self._end_ids = tokens.end_ids.union(eos_ids)
         self._sentinels = tokens.sentinels()
         self.supports_fim = self._sentinels is not None
+        self._folder, self.supports_chat = folder, folder is not None and has_chat_template(folder)
 
     @classmethod
     def load(
@@ -95,21 +108,21 @@ class HfModel(CodeModel):
                 another kind, or would run code; names it.
         """
         folder = folder.expanduser()
-        transformers = _library()
+        transformers = import_transformers()
         require_readable(folder)
         tokens = HfTokens(folder)
         device = choose_device(device_type)
         dtype = choose_dtype(precision, device)
-        model = _read_model(transformers, folder, dtype).to(device).eval()
+        model = read_model(transformers, folder, dtype).to(device).eval()
         # What it says about sampling is not asked for here.
         model.generation_config = transformers.GenerationConfig()
         identity = {
-            "model": _files_hash(folder, "*.safetensors"),
-            "config": _files_hash(folder, "config.json"),
+            "model": files_hash(folder, "*.safetensors"),
+            "config": files_hash(folder, "config.json"),
             "tokenizer": tokens.hash,
             "precision": str(dtype),
         }
-        return cls(model, tokens, name=folder.resolve().name, identity=identity, rows=rows)
+        return cls(model, tokens, name=folder.resolve().name, identity=identity, rows=rows, folder=folder)
 
     # ---- writing --------------------------------------------------------------------------------------
 
@@ -153,6 +166,28 @@ class HfModel(CodeModel):
             return [self._start_id, *prefix.ids]
         first, second, third = self._sentinels
         return [self._start_id, first, *prefix.ids, second, *tokens.encode_inside(request.suffix), third]
+
+    @override
+    def chat(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: SamplingSettings,
+        *,
+        stop: StopCondition | None = None,
+        boxes: Sequence[ToolBox | None] = (),
+    ) -> Iterator[tuple[int, ChatAnswer]]:
+        """By the directory's own chat template, which transformers renders in Jinja's sandbox."""
+        refuse_tools(boxes)
+        assert self._folder is not None  # noqa: S101  (`supports_chat`)
+        jobs = []
+        for number, ids in enumerate(chat_template_ids(self._folder, conversations)):
+            if len(ids) < self.max_context:
+                jobs.append(_SampleJob(number, 0, ids))
+            else:
+                yield number, ChatAnswer("", failed=f"the prompt has {len(ids):,} tokens")
+        for batch in self._batches(jobs, sampling.max_new_tokens):
+            for job, text in zip(batch, self._generate(batch, sampling, stop), strict=True):
+                yield job.request, ChatAnswer(text)
 
     def _batches(self, jobs: list[_SampleJob], new_tokens: int) -> Iterator[list[_SampleJob]]:
         """Jobs by length. Those that may reach the end of the context share a batch with equal lengths only.
@@ -275,18 +310,30 @@ def _cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     return nats.view_as(targets_BT)
 
 
-def _library() -> ModuleType:
+def import_transformers() -> ModuleType:
+    """The library, quiet.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
-        raise UserError(f"--hf_dir needs a package: {error}", fix="pip install 'cpplm[hf]'") from error
+        raise UserError(
+            f"models of Hugging Face need a package: {error}", fix="pip install 'cpplm[hf]'"
+        ) from error
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
 
 
-def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> Any:
-    try:
+def read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> Any:
+    """The causal model of a directory that `require_readable` has accepted; none of its code runs.
+
+    Raises:
+        UserError: something is damaged, of another kind, or would run code; names it.
+    """
+    with refuse_what_fails(folder):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -295,16 +342,6 @@ def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> A
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # whatever a stranger's files make the library raise
-        if "trust_remote_code" in str(error):
-            raise UserError(
-                f"{folder} is loaded with Python code of its own, which is never run here",
-                fix="Serve the model with a program that you trust to run it, and name its --url.",
-            ) from error
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{folder} cannot be loaded as a causal language model: {type(error).__name__}: {reason}"
-        ) from error
     wrong = [*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])]
     if wrong:
         raise UserError(
@@ -314,13 +351,35 @@ def _read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> A
     return model
 
 
+@contextmanager
+def refuse_what_fails(folder: Path) -> Iterator[None]:
+    """Raises a UserError for whatever a stranger's files make the library raise."""
+    try:
+        yield
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{folder} is loaded with Python code of its own, which is never run here",
+                fix="Serve the model with a program that you trust to run it, and name its --url.",
+            ) from error
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{folder} cannot be loaded as a causal language model: {type(error).__name__}: {reason}"
+        ) from error
+
+
 def _ids(config: Any, name: str) -> list[int]:
     """The token ids under a name of a configuration, which may hold one, several or none."""
     value = getattr(config, name, None)
     return [id_ for id_ in (value if isinstance(value, list) else [value]) if isinstance(id_, int)]
 
 
-def _context(config: Any, name: str) -> int:
+def context_length(config: Any, name: str) -> int:
+    """The context that a configuration of `transformers` names.
+
+    Raises:
+        UserError: it names none.
+    """
     for key in _CONTEXT_NAMES:
         length = getattr(config, key, None)
         if isinstance(length, int) and length > 0:
@@ -328,7 +387,8 @@ def _context(config: Any, name: str) -> int:
     raise UserError(f"the configuration of {name} does not say how long its context is")
 
 
-def _files_hash(folder: Path, pattern: str) -> str:
+def files_hash(folder: Path, pattern: str) -> str:
+    """A hash of the names and contents of the files of a folder that match."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob(pattern)):
         with path.open("rb") as file:

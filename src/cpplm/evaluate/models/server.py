@@ -125,6 +125,23 @@ class ApiClient:
 
         return await self._tried(attempt)
 
+    async def chat(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> str:
+        """The assistant's text in answer to a conversation, with the attempts of `complete`.
+
+        Raises:
+            RequestFailed: none came, or it is of no use.
+        """
+
+        async def attempt() -> str:
+            answer = await self._once(client, "POST", "/chat/completions", body, None)
+            try:
+                return str(answer["choices"][0]["message"]["content"] or "")
+            except (KeyError, IndexError, TypeError) as error:
+                what = f"the answer holds no message: {json.dumps(answer)[:_EXCERPT]}"
+                raise RequestFailed(what, retryable=True) from error
+
+        return await self._tried(attempt)
+
     async def answer(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
         """The whole answer to a completion request, with the attempts of `complete`.
 

@@ -15,10 +15,13 @@ from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.async_jobs import run_jobs
+from cpplm.evaluate.models.chat import refuse_tools
 from cpplm.evaluate.models.code_model import (
+    ChatAnswer,
     CodeModel,
     CodePrompt,
     Completion,
+    Conversation,
     StopCondition,
     TokenBits,
     group_samples,
@@ -26,6 +29,7 @@ from cpplm.evaluate.models.code_model import (
 from cpplm.evaluate.models.prompt_logprobs import parse_prompt_logprobs
 from cpplm.evaluate.models.server import ApiClient, RequestFailed
 from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.tools.toolbox import ToolBox
 
 if TYPE_CHECKING:
     import httpx2
@@ -50,6 +54,7 @@ class UrlModel(CodeModel):
         """Name a model of a server; nothing is asked yet."""
         self._server, self._at_once = server, at_once
         self.name, self.supports_fim, self.max_context = model_name, supports_fim, context
+        self.supports_chat = True  # a server without that endpoint says so
         self.identity: dict[str, Any] = {"url": server.url, "model": model_name, "supports_fim": supports_fim}
 
     @classmethod
@@ -137,6 +142,30 @@ class UrlModel(CodeModel):
         if sampling.temperature:
             neutral |= {"top_k": 0, "min_p": 0}
         return body | {k: getattr(sampling, k) for k in neutral if getattr(sampling, k) != neutral[k]}
+
+    @override
+    def chat(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: SamplingSettings,
+        *,
+        stop: StopCondition | None = None,
+        boxes: Sequence[ToolBox | None] = (),
+    ) -> Iterator[tuple[int, ChatAnswer]]:
+        """Whole answers are asked for: what `stop` would leave out is cut by whoever reads them."""
+        refuse_tools(boxes)
+
+        async def work(client: httpx2.AsyncClient, conversation: Conversation) -> ChatAnswer:
+            body = {
+                "model": self.name, "messages": list(conversation), "max_tokens": sampling.max_new_tokens,
+                "temperature": sampling.temperature, "seed": sampling.seed,
+            }  # fmt: skip
+            try:
+                return ChatAnswer(await self._server.chat(client, body))
+            except RequestFailed as error:
+                return ChatAnswer("", failed=str(error))
+
+        return run_jobs(conversations, work, self._server.connection, at_once=self._at_once)
 
     # ---- scoring --------------------------------------------------------------------------------------
 

@@ -47,7 +47,12 @@ class ToolBox:
     """Tools on one project, for one answer; `fresh` gives the next one."""
 
     def __init__(
-        self, root: Path | None = None, limits: ToolLimits = DEFAULT_LIMITS, *, sandbox: Sandbox | None = None
+        self,
+        root: Path | None = None,
+        limits: ToolLimits = DEFAULT_LIMITS,
+        *,
+        sandbox: Sandbox | None = None,
+        runs_programs: bool = True,
     ) -> None:
         """Look at the folder and at the sandbox.
 
@@ -55,6 +60,7 @@ class ToolBox:
             root: of the project; without one there is nothing but the calculator.
             limits: of one answer.
             sandbox: where programs run; by default the strongest that works here.
+            runs_programs: False leaves only what searches, reads and calculates.
 
         Raises:
             UserError: no such folder, no sandbox or no compiler in it, or it cannot read the folder.
@@ -65,7 +71,9 @@ class ToolBox:
         }
         if root is not None:
             files = ProjectFiles(root)
-            self._tools |= _project_tools(files, Programs(sandbox or Sandbox.probe(), files.root))
+            self._tools |= _file_tools(files)
+            if runs_programs:
+                self._tools |= _program_tools(Programs(sandbox or Sandbox.probe(), files.root))
         self._left = limits.tool_calls
         self._seconds = limits.tool_seconds
 
@@ -122,7 +130,7 @@ class ToolBox:
         return text if len(text) <= limit else f"{text[:limit]}\n[{len(text) - limit:,} more characters]"
 
 
-def _project_tools(files: ProjectFiles, programs: Programs) -> dict[str, _ServerTool]:
+def _file_tools(files: ProjectFiles) -> dict[str, _ServerTool]:
     return {
         "search": _ServerTool(
             'search("text"), search("RE2", true, "folder")', (str, bool, str), 1, files.search
@@ -133,6 +141,11 @@ def _project_tools(files: ProjectFiles, programs: Programs) -> dict[str, _Server
             1,
             lambda _, *arguments: files.read(*arguments),
         ),
+    }
+
+
+def _program_tools(programs: Programs) -> dict[str, _ServerTool]:
+    return {
         "compile": _ServerTool('compile(R"(source)")', (str,), 1, programs.compile),
         "run": _ServerTool('run(R"(source)", "input")', (str, str), 1, programs.run),
         "test": _ServerTool('test(R"(source)", "assert(a); assert(b);")', (str, str), 2, programs.test),

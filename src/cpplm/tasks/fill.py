@@ -1,0 +1,127 @@
+"""`fill`: holes that matter: with nothing, or something trivial, in them the document does not compile.
+
+Most programs still compile without one of their lines, and all without a function's body, so that "it
+compiles" says something of other holes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cpplm.core.shards import Split
+from cpplm.core.spans import SpanKind
+from cpplm.cpp.lexer import lex
+from cpplm.cpp.macros import MacroTable, mask
+from cpplm.cpp.parser import grammar
+from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
+from cpplm.judge.scoring import find_forbidden, is_empty, open_braces
+from cpplm.tasks.grader import Grader
+from cpplm.tasks.item import TaskItem
+from cpplm.tasks.kind import CORRECT, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind
+from cpplm.tasks.mutations import line_tokens
+from cpplm.tasks.source import SourceDocument, TaskSource, excerpt
+
+PER_DOCUMENT = 6
+_BATCH = 24
+_HOLE_BYTES = range(12, 160)
+_BEFORE, _AFTER = 800, 400
+_NULL = {"null": "", "null statement": ";", "null block": "{}", "zero": "0", "return value": "return {};"}
+"""Fillings that say nothing: with each of them the document must not compile."""
+_KINDS = {SpanKind.STATEMENT: "statement", SpanKind.ARGUMENTS: "arguments", SpanKind.CONDITION: "condition"}
+
+
+class FillKind(TaskKind):
+    """Holes for models that were trained to fill in the middle; there is no conversation."""
+
+    name = "fill"
+    max_new_tokens = 64
+    needs = "documents"
+
+    def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
+        """Statements, arguments and conditions of documents that compile."""
+        documents, made = source.compiling(split), 0
+        while made < count and (batch := [each for _, each in zip(range(_BATCH), documents, strict=False)]):
+            items = [item for document in batch for item in _holes(document, source, split)]
+            for null in _NULL.values():
+                found = source.grader.compile(
+                    [_filled(item, null) for item in items], [item.data["language"] for item in items],
+                    "empty holes",
+                )  # fmt: skip
+                items = [item for item, each in zip(items, found, strict=True) if not each.compiles]
+            for item in items[: count - made]:
+                made += 1
+                yield item
+
+    def cut(self, text: str) -> str:
+        """All of it: the model ends it itself."""
+        return text
+
+    def is_complete(self, text: str) -> bool:
+        """True where it is far too long."""
+        return len(text) > 4 * _HOLE_BYTES.stop
+
+    def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
+        """Compile the documents with the answers in them."""
+        found = grader.compile(
+            [_filled(item, answer.text) for item, answer in answers],
+            [item.data["language"] for item, _ in answers],
+            "compile fillings",
+        )
+        grades = []
+        for (item, answer), verdict in zip(answers, found, strict=True):
+            written = answer.text
+            exact = line_tokens(written) == line_tokens(item.answer)
+            if is_empty(written) or find_forbidden(written) or open_braces(written):
+                grades.append(Grade(MALFORMED, "malformed"))
+            elif len(written) > 4 * len(item.answer) + 80:
+                grades.append(Grade(MALFORMED, "overlong"))
+            elif verdict.compiles:
+                grades.append(Grade(CORRECT, "compiles", exact))
+            else:
+                grades.append(Grade(PARSES, "compile error", exact))
+        return grades
+
+    def cheats(self, item: TaskItem) -> Mapping[str, str]:
+        """Null fillings, and those of every task."""
+        return GENERAL_CHEATS | _NULL | {
+            "endless loop": "for (;;) {}", "exit": "__builtin_exit(0);", "trap": "__builtin_trap();",
+            "comment and semicolon": "/* x */;", "overlong": (item.answer + "\n") * 8,
+        }  # fmt: skip
+
+
+def _filled(item: TaskItem, written: str) -> str:
+    return f"{item.data['before']}{written}{item.data['after']}"
+
+
+def _holes(document: SourceDocument, source: TaskSource, split: Split) -> list[TaskItem]:
+    """Some places of a document in random order, none inside another."""
+    lexed = lex(document.text.encode())
+    _, plain = mask(lexed, MacroTable())
+    rules = grammar(document.language)
+    spans = find_spans(rules.parse(plain), rules, whole=whole_groups(lexed.directives, 0)).spans
+    places = [
+        (start, end, _KINDS[SpanKind(kind)])
+        for start, end, kind in join_spans([(spans, 0)]).tolist()
+        if SpanKind(kind) in _KINDS and end - start in _HOLE_BYTES
+    ]
+    rng = source.rng(f"fill {document.id}")
+    chosen: list[TaskItem] = []
+    taken: list[tuple[int, int]] = []
+    for start, end, kind in rng.sample(places, len(places)):
+        if len(chosen) == PER_DOCUMENT:
+            break
+        if any(start < last and first < end for first, last in taken):
+            continue
+        taken.append((start, end))
+        data = document.text.encode()
+        before, middle, after = (part.decode() for part in (data[:start], data[start:end], data[end:]))
+        text, cut = before + middle + after, len(before)
+        prefix, suffix = excerpt(text, cut, cut + len(middle), _BEFORE, _AFTER)
+        chosen.append(
+            TaskItem(
+                kind=FillKind.name, level=kind, split=split, group=document.id, project=document.project,
+                license=document.license, prompt="", answer=middle, prefix=prefix, suffix=suffix,
+                data={"before": before, "after": after, "language": document.language},
+            )
+        )  # fmt: skip
+    return chosen

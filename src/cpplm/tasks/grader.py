@@ -1,0 +1,105 @@
+"""Compilers and judges for graders: what was compiled once is not compiled again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cpplm.core.jsonl import JsonlFile, read_jsonl
+from cpplm.core.progress import progress_bar
+from cpplm.core.storage import sha256
+from cpplm.core.workers import available_cores
+from cpplm.corpus.compile.compiler import STANDARDS, compile_document, require_standards
+from cpplm.cpp.parser import Language
+from cpplm.judge.executor import RUN_LIMITS, Judge
+from cpplm.sandbox.sandbox import Sandbox
+
+_FILE = "diagnostics.jsonl"
+_RUN_LIMITS = replace(RUN_LIMITS, cpu_seconds=2)  # for a few calls of one function
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """The compiler's verdict on a document: its first error, and the line that it names (0 = none)."""
+
+    compiles: bool
+    error: str = ""
+    line: int = 0
+    standard: str = ""
+
+
+class Grader:
+    """A sandbox with a compiler, and verdicts that were reached before."""
+
+    def __init__(
+        self,
+        *,
+        headers: Sequence[Path] = (),
+        cache_dir: Path | None = None,
+        workers: int = 0,
+        show_progress: bool = True,
+    ) -> None:
+        """Look at the compiler, and read the verdicts that are there.
+
+        Args:
+            headers: folders of third-party headers.
+            cache_dir: where verdicts are kept; None keeps them as long as this grader.
+            workers: programs at the same time; 0 means one per core.
+            show_progress: whether compiling and judging have progress bars.
+
+        Raises:
+            UserError: no compiler in the sandbox, or the folder cannot be used.
+        """
+        self.sandbox = Sandbox.probe()
+        self._workers = workers or available_cores()
+        self._headers = tuple(headers)
+        self._key = f"{require_standards(self.sandbox)} {self._headers}"
+        self._quiet = not show_progress
+        self.judge = Judge(
+            self.sandbox,
+            workers=workers,
+            cache_dir=cache_dir,
+            limits=_RUN_LIMITS,
+            show_progress=show_progress,
+        )
+        self._found: dict[str, Diagnostic] = {}
+        self._lock = threading.Lock()
+        self._file: JsonlFile | None = None
+        if cache_dir:
+            path = cache_dir / _FILE
+            for key, *values in read_jsonl(path, damaged="skip"):
+                self._found[key] = Diagnostic(*values)
+            self._file = JsonlFile(path)
+
+    def compile(
+        self, texts: Sequence[str], language: Language | Sequence[Language], what: str = "compile"
+    ) -> list[Diagnostic]:
+        """The verdict on each document, compiled on its own."""
+        languages = [language] * len(texts) if isinstance(language, str) else language
+        with (
+            ThreadPoolExecutor(self._workers) as pool,
+            progress_bar(len(texts), what, "text", disable=self._quiet) as bar,
+        ):
+
+            def work(text: str, language: Language) -> Diagnostic:
+                found = self._compile(text, language)
+                bar.update()
+                return found
+
+            return list(pool.map(work, texts, languages))
+
+    def _compile(self, text: str, language: Language) -> Diagnostic:
+        text = text.encode("utf-8", errors="replace").decode()
+        key = sha256(f"{self._key} {language}\n{text}".encode())[:32]
+        if key in self._found:
+            return self._found[key]
+        result = compile_document(text, language, self.sandbox, self._headers, STANDARDS)
+        found = Diagnostic(result.compiles, result.first_error, result.place[0], result.standard)
+        with self._lock:
+            self._found[key] = found
+            if self._file and (found.compiles or result.errors):  # a limit says as much about the machine
+                self._file.append([key, found.compiles, found.error, found.line, found.standard])
+        return found

@@ -1,0 +1,118 @@
+"""The interface of a kind of task, and what an answer is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cpplm.core.shards import Split
+from cpplm.judge.scoring import function_body
+from cpplm.tasks.grader import Grader
+from cpplm.tasks.item import TaskItem
+from cpplm.tasks.source import TaskSource
+
+MALFORMED, PARSES, CORRECT = 0.0, 0.1, 1.0
+"""Rewards: nothing usable was written; it has the right form; it does what was asked."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model wrote, cut, and the results of the tools that it called."""
+
+    text: str
+    tool_results: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The worth of one answer.
+
+    Attributes:
+        reward: 0 to 1; 1 alone counts as solved.
+        outcome: why, in a word or two, for counts.
+        exact: whether it is the gold answer, apart from layout.
+    """
+
+    reward: float
+    outcome: str
+    exact: bool = False
+
+    @property
+    def solved(self) -> bool:
+        """True for a right answer."""
+        return self.reward >= CORRECT
+
+
+class TaskKind(Protocol):
+    """How tasks of one kind are made, and answers to them graded; kinds derive from it."""
+
+    name: str
+    max_new_tokens: int
+    """The most that an answer may have."""
+    needs: str
+    """What it is made of: "documents" of a corpus, "projects" (folders), or "" for nothing."""
+
+    needs_tools: bool = False
+    """True for questions that tools on the project answer."""
+
+    def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
+        """Up to `count` tasks of a split; the same for the same source and seed."""
+
+    def cut(self, text: str) -> str:
+        """The answer in what a model wrote: what follows it is left out."""
+
+    def is_complete(self, text: str) -> bool:
+        """True once nothing that follows can belong to the answer."""
+
+    def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
+        """Grade answers that `cut` has cut, in their order."""
+
+    def gold(self, item: TaskItem) -> Answer:
+        """The gold answer as a model would give it."""
+        return Answer(item.answer)
+
+    def cheats(self, item: TaskItem) -> Mapping[str, str]:
+        """Answers that are worth nothing, by name; no reward of theirs may be above `PARSES`."""
+
+
+def cut_body(text: str) -> str:
+    """A function's body up to its closing brace; everything when it does not end."""
+    body = function_body(text)
+    return body.text if body.complete else text
+
+
+GENERAL_CHEATS = {
+    "empty": "",
+    "blank": " \n\t\n",
+    "comment": "// the answer",
+    "block comment": "/* the answer */",
+    "semicolon": ";",
+    "braces": "{}",
+    "if 0": "#if 0\n",
+    "define": "#define return",
+    "swallow the rest": "/*",
+    "raw string": 'R"(',
+    "asm": 'asm("");',
+    "pragma": '_Pragma("GCC poison x")',
+    "splice": "// \\",
+    "attribute": "__attribute__((constructor))",
+    "null bytes": "\0\0\0",
+    "apology": "I cannot do that.",
+}
+"""Texts that no task may reward."""
+
+BODY_CHEATS = {
+    "empty body": "}",
+    "comment body": "// done\n}",
+    "return value": "return {};\n}",
+    "return zero": "return 0;\n}",
+    "return one": "return 1;\n}",
+    "endless loop": "for (;;) {}\n}",
+    "exit": "__builtin_exit(0);\n}",
+    "abort": "__builtin_abort();\n}",
+    "throw": "throw 0;\n}",
+    "unreachable": "__builtin_unreachable();\n}",
+    "trap": "__builtin_trap();\n}",
+}
+"""Bodies that compile and do nothing."""
