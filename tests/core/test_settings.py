@@ -242,6 +242,12 @@ def test_a_positional_wins_over_the_recipe(words: list[str], runs: tuple[str, ..
     assert parsed == OfRuns(runs, ("y",) if "y" in words else ("x",))
 
 
+def test_a_list_is_given_once() -> None:
+    words = ["a", "--names", "x", "--names", "y"]
+    with pytest.raises(UserError, match=r"--names is given twice\. Write all values behind one: --names A B"):
+        from_command_line(OfRuns, words, program="cpplm try", description="")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

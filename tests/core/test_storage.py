@@ -10,7 +10,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from cpplm.core.errors import UserError
-from cpplm.core.storage import Storage
+from cpplm.core.storage import Storage, split_step
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -24,6 +24,18 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ("runs/demo", ("runs/demo", None)), ("runs/demo:200", ("runs/demo", 200)), ("a:b", ("a:b", None)),
+        (":3", (":3", None)), ("s3://bucket/run", ("s3://bucket/run", None)), ("s3://4", ("s3://4", None)),
+        ("s3://bucket/run:7", ("s3://bucket/run", 7)),
+    ],
+)  # fmt: skip
+def test_a_run_and_its_step(run: str, expected: tuple[str, int | None]) -> None:
+    assert split_step(run) == expected
 
 
 # ---- objects ----------------------------------------------------------------------------------------------
@@ -169,7 +181,7 @@ def test_a_reader_never_sees_half(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from cpplm.core.errors import UserError
-from cpplm.core.storage import Storage
+from cpplm.core.storage import Storage, split_step
 storage = Storage(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 for name in ("old", "new", "folder/new"):

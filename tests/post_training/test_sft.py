@@ -1,54 +1,30 @@
-"""Fine-tuning on conversations: what is learned, what is left out, and that it works."""
+"""Fine-tuning: that it works, goes on exactly, and says what it made."""
 
 import dataclasses
 import json
+import random
+import shutil
+import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
-from cpplm.dataloader.conversations import ConversationEncoder
-from cpplm.dataloader.loader import DataSource, TrainLoader
-from cpplm.post_training.conversations import prepare_conversations
+from cpplm.generate.load import load_engine
+from cpplm.generate.settings import ModelSource
 from cpplm.post_training.settings import SftSettings
 from cpplm.post_training.sft import fine_tune
-from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
-from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.serve.request_builder import ServedModel
+from cpplm.tokenizer.conversations import render_conversation
 from cpplm.train.checkpoint.format import open_run
-from cpplm.train.pretrain import pretrain
-from tests.train.conftest import small_settings
-from tests.train.records import records
-
-
-def question(number: int) -> dict:
-    return {
-        "messages": [
-            {"role": "user", "content": f"int f{number}"},
-            {"role": "assistant", "content": f"return {number % 7};"},
-        ]
-    }
-
-
-def write(path: Path, *records: dict | str | bytes) -> Path:
-    lines = [
-        r if isinstance(r, bytes) else (r if isinstance(r, str) else json.dumps(r)).encode() for r in records
-    ]
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return path
-
-
-@pytest.fixture(scope="module")
-def base(corpus: Path, tokenizer_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = small_settings(corpus, tokenizer_path, tmp_path_factory.mktemp("base") / "run")
-    pretrain(dataclasses.replace(settings, max_seq_len=64))
-    return settings.out
-
-
-def prepare(file: Path, tokenizer: Tokenizer, tmp_path: Path, **changes):
-    options = {"max_tokens": 64, "val_share": 0.0, "skip_bad": False, **changes}
-    return prepare_conversations([file], tmp_path / "data", tokenizer, **options)
+from cpplm.train.checkpoint.weights import load_model
+from tests.commands import assert_one_line_error, cpplm, reported, start_cpplm
+from tests.post_training.conftest import question, write
+from tests.system.test_kill import assert_same, finish, kill_at_random
+from tests.train.records import assert_same_records, records
+from tests.train.test_pretrain import StopAt, assert_same_weights
 
 
 def test_it_learns_the_answers(base: Path, tmp_path: Path) -> None:
@@ -66,112 +42,102 @@ def test_it_learns_the_answers(base: Path, tmp_path: Path) -> None:
         fine_tune(dataclasses.replace(settings, init_from=str(tmp_path / "run"), out=settings.out))
 
 
-def test_rows_hold_whole_conversations_of_which_answers_are_learned(
-    tokenizer: Tokenizer, tokenizer_path: Path, tmp_path: Path
-) -> None:
-    file = write(tmp_path / "talk.jsonl", *map(question, range(50)))
-    folder, counts = prepare(file, tokenizer, tmp_path)
-    encoder = ConversationEncoder(str(tokenizer_path), tokenizer.hash, 64)
-    source = DataSource(ShardReader(folder))
-    answers, questions = set(), set()
-    loader = TrainLoader([source], encoder, batch_size=2, seq_len=64, document_mask=True)
-    for _ in range(30):
-        batch = next(loader)
-        for inputs, targets, documents in zip(batch.inputs, batch.targets, batch.documents, strict=True):
-            for document in range(int(documents.max()) + 1):
-                ids, learned = inputs[documents == document], targets[documents == document]
-                if set(ids.tolist()) == {PAD}:
-                    assert set(learned.tolist()) == {IGNORE_INDEX}
-                    continue
-                assert ids[0] == tokenizer.bos
-                assert ids[-1] == tokenizer.encode_special("<|assistant_end|>")
-                written = learned[learned != IGNORE_INDEX].tolist()
-                assert written[-1] == ids[-1]
-                answers.add(tokenizer.decode(written[:-1]))
-                questions.add(tokenizer.decode(ids[learned == IGNORE_INDEX].tolist()))
-    loader.close()
-    assert answers == {f"return {number};" for number in range(7)}
-    assert len(questions) == counts.conversations["train"] == 50
+def test_validation_is_the_loss_of_held_out_answers(base: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "talk.jsonl", *map(question, range(60)))
+    settings = SftSettings(
+        data=(file,), init_from=str(base), out=tmp_path / "run", num_iterations=1, val_share=0.2,
+        device_batch_size=4, eval_tokens=3000, no_compile=True, precision="fp32", device_type="cpu",
+    )  # fmt: skip
+    fine_tune(settings)
+    first = records(settings.out, "validation")[0]
+    parent = open_run(base)
+    model = load_model(parent, device=torch.device("cpu"), compute_dtype=torch.float32)
+    (folder,) = (settings.out / "data").iterdir()
+    reader, losses = ShardReader(folder), []
+    for text in [text for shard in reader.shards("val") for text in reader.table(shard)["text"].to_pylist()]:
+        rendered = render_conversation(parent.tokenizer(), json.loads(text))
+        ids, learned = torch.tensor([rendered.ids]), torch.tensor(rendered.mask[1:], dtype=torch.bool)
+        with torch.no_grad():
+            logits = model(ids[:, :-1])[0]
+        losses.append(
+            torch.nn.functional.cross_entropy(logits[learned], ids[0, 1:][learned], reduction="none")
+        )
+    expected = torch.cat(losses)
+    assert first["tokens"] == len(expected) > 20
+    assert first["loss"] == pytest.approx(float(expected.mean()), rel=1e-4)
 
 
-def test_tool_results_are_context(tokenizer: Tokenizer, tokenizer_path: Path) -> None:
-    parts = [
-        {"type": "query_tool", "text": 'search("draw")'},
-        {"type": "tool_result", "text": "src/shapes.h:3"},
-        {"type": "text", "text": "Line 3."},
-    ]
-    messages = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": parts}]
-    document = type("Document", (), {"text": json.dumps({"messages": messages})})
-    [[ids]] = ConversationEncoder(str(tokenizer_path), tokenizer.hash, 200).encode([document])
-    learned = tokenizer.decode(ids[ids >= 0].tolist())
-    assert 'search("draw")' in learned
-    assert "Line 3." in learned
-    assert "shapes" not in learned
-    assert "shapes" in tokenizer.decode(np.where(ids < 0, ~ids, ids).tolist())
+def test_resume_is_exact(base: Path, tmp_path: Path) -> None:
+    """A run that died is continued by the same command, although its parent is gone."""
+    parent = shutil.copytree(base, tmp_path / "parent")
+    file = write(tmp_path / "talk.jsonl", *map(question, range(100)))
+    whole = SftSettings(
+        data=(file,), init_from=str(parent), out=tmp_path / "whole", num_iterations=8, val_share=0.1,
+        device_batch_size=2, eval_every=4, eval_tokens=500, save_every=3, no_compile=True, device_type="cpu",
+    )  # fmt: skip
+    died = dataclasses.replace(whole, out=tmp_path / "died")
+    fine_tune(whole)
+    with pytest.raises(ConnectionAbortedError):
+        fine_tune(died, [StopAt(5, die=True)])
+    assert open_run(died.out).step == 3
+    shutil.rmtree(parent)
+    reported(
+        "sft", file, "--init_from", parent, "--out", died.out, "--num_iterations", 8, "--val_share", 0.1,
+        "--device_batch_size", 2, "--eval_every", 4, "--eval_tokens", 500, "--save_every", 3, "--no_compile",
+        "--device_type", "cpu",
+    )  # fmt: skip
+    assert_same_weights(died.out, whole.out)
+    assert_same_records(died.out, whole.out, rel=0)
+    assert open_run(died.out).stage == "sft"
+    assert open_run(died.out).parent == open_run(whole.out).parent
 
 
-def test_forms_of_conversations(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    call = {"id": "1", "function": {"name": "search", "arguments": '{"pattern": "draw"}'}}
-    called = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Where?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "src/shapes.h:3"},
-        {"role": "assistant", "content": "There."},
-    ]
-    shared = [{"from": "human", "value": "int f"}, {"from": "gpt", "value": "return <|bos|>;"}]
-    file = write(
-        tmp_path / "talk.jsonl", {"messages": called}, {"conversations": shared}, question(1), question(1)
-    )
-    folder, counts = prepare(file, tokenizer, tmp_path, max_tokens=200)
-    assert counts.conversations == {"train": 3}
-    assert counts.dropped == {"the same as an earlier one": 1}
-    reader = ShardReader(folder)
-    texts = [text for shard in reader.shards("train") for text in reader.table(shard)["text"].to_pylist()]
-    assert '"type": "tool_result"' in texts[0]
-    assert json.loads(texts[1])["messages"][1]["content"] == [{"text": "return <|bos|>;", "type": "text"}]
-    again, same = prepare(file, tokenizer, tmp_path, max_tokens=200)
-    assert (again, same) == (folder, counts)
+@pytest.mark.slow
+def test_killed_runs_end_with_the_same_weights(base: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "talk.jsonl", *map(question, range(200)))
+
+    def start(out: Path) -> subprocess.Popen[str]:
+        return start_cpplm(
+            "sft", file, "--init_from", base, "--out", out, "--num_iterations", 300, "--val_share", 0.1,
+            "--device_batch_size", 2, "--eval_every", 50, "--save_every", 7, "--no_compile",
+            "--device_type", "cpu",
+        )  # fmt: skip
+
+    finish(start(tmp_path / "alone"))
+    chance = random.Random(0)
+    for _ in range(2):
+        assert kill_at_random(start(tmp_path / "killed"), tmp_path / "killed", chance)
+    finish(start(tmp_path / "killed"))
+    assert records(tmp_path / "killed", "session")[-1]["step"] > 0
+    assert_same(tmp_path / "alone", tmp_path / "killed")
+    assert_same_records(tmp_path / "killed", tmp_path / "alone", rel=0)
 
 
-USER = {"role": "user", "content": "a"}
-CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
-BAD = {
-    "role": ({"messages": [{"role": "god", "content": "x"}]}, "role 'god'"),
-    "two systems": (
-        {"messages": [{"role": "system", "content": "a"}] * 2 + question(1)["messages"]}, "system"
-    ),
-    "empty answer": ({"messages": [USER, {"role": "assistant", "content": " "}]}, "empty"),
-    "no answer": ({"messages": [USER]}, "the last message is not the assistant's"),
-    "open call": (
-        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]},
-        "no message of the tool follows",
-    ),
-    "no list": ({"text": "x"}, "neither a list of messages"),
-    "sender": ({"conversations": [{"from": "bot", "value": "x"}]}, "from 'bot'"),
-    "not JSON": ("{", "no JSON in UTF-8"),
-    "not UTF-8": (b'{"messages": "\xff"}', "no JSON in UTF-8"),
-    "no object": ("[1]", "no JSON object"),
-}  # fmt: skip
+def test_the_stage_is_said(base: Path, tmp_path: Path) -> None:
+    """By `checkpoints list`, `chat` and the server, which names the parent, too."""
+    file = write(tmp_path / "talk.jsonl", *map(question, range(20)))
+    settings = SftSettings(
+        data=(file,), init_from=str(base), out=tmp_path / "run", num_iterations=1, eval_every=-1,
+        device_batch_size=4, no_compile=True,
+    )  # fmt: skip
+    fine_tune(settings)
+    text, figures = reported("checkpoints", "list", settings.out)
+    assert f"sft from base ({base}/checkpoints, step 8)" in text
+    assert figures["checkpoints"][0]["parent"]["stage"] == "base"
+    said = cpplm("chat", settings.out, "--max_new_tokens", 4, "--device_type", "cpu")
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.startswith("sft model of step 1\n")
+    engine, checkpoint = load_engine(ModelSource(str(settings.out)))
+    served = ServedModel.from_checkpoint(engine, checkpoint, str(settings.out))
+    assert (served.stage, served.parent) == ("sft", f"{base.parent.name}/run:8")
 
 
-@pytest.mark.parametrize("name", sorted(BAD))
-def test_what_is_no_conversation_is_named_or_counted(tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
-    record, message = BAD[name]
-    file = write(tmp_path / "talk.jsonl", question(1), record)
-    with pytest.raises(UserError, match=rf"talk\.jsonl:2: .*{message}.*--skip_bad"):
-        prepare(file, tokenizer, tmp_path)
-    _, counts = prepare(file, tokenizer, tmp_path, skip_bad=True)
-    assert counts.conversations == {"train": 1}
-    assert sum(counts.dropped.values()) == 1
-    assert list(counts.examples.values()) == [f"{file}:2"]
-
-
-def test_a_long_conversation_is_left_out_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    long = {"messages": [{"role": "user", "content": "x" * 10_000_000}, question(1)["messages"][1]]}
-    file = write(tmp_path / "talk.jsonl", question(1), long)
-    _, counts = prepare(file, tokenizer, tmp_path)
-    assert counts.dropped == {"longer than --max_seq_len 64 tokens": 1}
+@pytest.mark.parametrize("setting", ["num_iterations", "max_seq_len", "device_batch_size", "eval_every"])
+def test_settings_are_checked_before_the_data(base: Path, tmp_path: Path, setting: str) -> None:
+    file = write(tmp_path / "talk.jsonl", "{")
+    refused = cpplm("sft", file, "--init_from", base, "--out", tmp_path / "run", f"--{setting}", 0)
+    assert_one_line_error(refused, f"--{setting} 0")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_refused_run_leaves_nothing(base: Path, tmp_path: Path) -> None:
@@ -187,12 +153,12 @@ def test_both_backends_learn_the_same(base: Path, tmp_path: Path) -> None:
     import cpplm.jax.backend  # noqa: F401, PLC0415  (registers itself)
 
     file = write(tmp_path / "talk.jsonl", *map(question, range(100)))
-    losses = {}
+    losses = {}  # a batch is whole passes of eight devices, too, which other tests make of the CPU
     for backend in ("torch", "jax"):
         settings = SftSettings(
             data=(file,), init_from=str(base), out=tmp_path / backend, num_iterations=4, val_share=0.1,
-            device_batch_size=4, no_compile=backend == "torch", backend=backend, precision="fp32",
-            device_type="cpu",
+            device_batch_size=4, total_batch_size=2048, no_compile=backend == "torch", backend=backend,
+            precision="fp32", device_type="cpu",
         )  # fmt: skip
         fine_tune(settings)
         losses[backend] = [record["loss"] for record in records(settings.out, "step")]

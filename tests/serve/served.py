@@ -5,7 +5,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,7 +91,8 @@ def wait_for(happened: Callable[[], bool], patience: float = PATIENCE) -> None:
 @contextmanager
 def serving(
     engine: Engine, *, supports_fim: bool = True, stage: Stage = "sft", network: NetworkSettings = NETWORK,
-    batch: BatchSettings | None = None, requests: RequestSettings | None = None, **more: Any,
+    batch: BatchSettings | None = None, requests: RequestSettings | None = None,
+    adapters: Sequence[ServedModel] = (), **more: Any,
 ) -> Iterator[Served]:  # fmt: skip
     """The server until the block ends; then nothing may be held any more."""
     settings = ServeSettings(
@@ -99,7 +100,7 @@ def serving(
         requests=requests or RequestSettings(grace=5.0), **more,
     )  # fmt: skip
     model = ServedModel(engine, NAME, supports_fim, stage, settings.model.run, created=1_700_000_000)
-    application = build(model, settings)
+    application = build(model, settings, adapters)
     bound, url = listen(network)
     server = UvicornServer(application, settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])), name="server")

@@ -36,6 +36,7 @@ def test_models(client: openai.OpenAI, engine: Engine) -> None:
     assert client.models.retrieve(NAME) == model
     shown = model.model_dump()
     assert (shown["max_model_len"], shown["stage"]) == (engine.model.config.max_seq_len, "sft")
+    assert shown["parent"] is None
     with pytest.raises(openai.NotFoundError, match="no model 'other'"):
         client.models.retrieve("other")
 

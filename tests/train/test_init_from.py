@@ -97,7 +97,9 @@ def test_it_goes_on_after_its_parent_is_gone(base: TrainSettings, tmp_path: Path
     child = child_of(base, tmp_path / "child", init_from=str(parent), num_iterations=4)
     pretrain(child)
     shutil.rmtree(parent)
-    assert pretrain(dataclasses.replace(child, num_iterations=6)).step == 6
+    longer = dataclasses.replace(child, num_iterations=6)
+    longer.check_paths()
+    assert pretrain(longer).step == 6
     assert open_run(child.out).parent is not None
 
 

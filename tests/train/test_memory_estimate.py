@@ -11,9 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
-from cpplm.model.settings import KernelSettings
+from cpplm.model.lora import add_lora
+from cpplm.model.settings import KernelSettings, LoraSettings
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import build_optimizer
+from cpplm.optim.groups import build_lora_optimizer, build_optimizer
 from cpplm.optim.schedules import LearningRates
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
 from tests.model.features import CONFIGS
@@ -30,7 +31,11 @@ def measured_peak(made: MemoryPlan, accumulation: int) -> tuple[int, int, int]:
     """Bytes of weights, of optimizer state, and the most of anything else during the second step."""
     model = Transformer(made.config, kernels=made.kernels)
     model.init_weights()
-    optimizer = build_optimizer(model, LearningRates(muon_beta2=0.9), batch_tokens=made.total_batch_size)
+    if made.lora.lora_rank:
+        add_lora(model, made.lora, seed=0)
+        optimizer = build_lora_optimizer(model, 0.001, LearningRates())
+    else:
+        optimizer = build_optimizer(model, LearningRates(muon_beta2=0.9), batch_tokens=made.total_batch_size)
     shape = (made.device_batch_size, made.config.max_seq_len)
     ids = torch.randint(made.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
@@ -71,6 +76,16 @@ def test_the_peak_of_a_real_step(depth: int, length: int, rows: int, accumulatio
     assert found.weights == weights
     assert found.optimizer_state == state
     assert found.peak - weights - state == pytest.approx(most, rel=0.15)
+
+
+def test_an_adapter_has_no_gradients_and_no_moments_of_frozen_weights() -> None:
+    config = ModelConfig.from_depth(2, vocab_size=2048, head_dim=64, max_seq_len=256)
+    made = plan(config, 2, lora=LoraSettings(lora_rank=8))
+    weights, state, most = measured_peak(made, 1)
+    found, whole = (estimate_memory(each, 1, device_type="cpu") for each in (made, plan(config, 2)))
+    assert (found.weights, found.optimizer_state) == (weights, state)
+    assert found.peak - weights - state == pytest.approx(most, rel=0.15)
+    assert found.gradients < whole.gradients / 20
 
 
 @pytest.mark.parametrize("name", ["plain", "all"])

@@ -45,6 +45,8 @@ def chat(settings: ChatSettings) -> Report:
         log_info(
             "this is a base model: it saw no conversation, and goes on writing code instead of answering"
         )
+    elif settings.prompt is None:
+        log_info(f"{checkpoint.stage} model of step {checkpoint.step:,}")
     session = ChatSession(engine, box, Conversation(engine, settings.sampling, settings.system))
     figures: dict[str, Any] = {"step": checkpoint.step, "stage": checkpoint.stage}
     if settings.prompt is None:

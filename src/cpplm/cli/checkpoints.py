@@ -87,7 +87,10 @@ def _ancestry(checkpoint: Checkpoint) -> str:
     text: str = checkpoint.stage
     parent = checkpoint.parent
     while parent:
-        text += f" from {parent['stage']} ({parent['location']}, step {parent['step']:,})"
+        place = (
+            f"step {parent['step']:,}" if parent["step"] is not None else f"sha256 {parent['manifest'][:12]}"
+        )
+        text += f" from {parent['stage']} ({parent['location']}, {place})"
         parent = parent["parent"]
     return text
 

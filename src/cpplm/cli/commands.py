@@ -111,6 +111,28 @@ COMMANDS: dict[str, Command] = {
         "evaluate cpp runs/demo/run --problems small --num_samples 10 --temperature 0.8",
         resumes=True,
     ),
+    "evaluate tasks": Command(
+        "evaluate.task_settings:TasksCommand",
+        "tasks of `cpplm tasks build`: one model against others",
+        "evaluate tasks runs/sft --tasks runs/tasks --against runs/demo/run",
+        resumes=True,
+    ),
+    "tasks build": Command(
+        "tasks.settings:TaskBuildSettings",
+        "tasks with checked answers from your own code",
+        "tasks build runs/demo/corpus --out runs/tasks",
+        resumes=True,
+    ),
+    "tasks inspect": Command(
+        "tasks.settings:TaskInspectSettings",
+        "show tasks and how many there are",
+        "tasks inspect runs/tasks",
+    ),
+    "tasks audit": Command(
+        "tasks.settings:TaskAuditSettings",
+        "gold answers must score 1, cheats nothing",
+        "tasks audit runs/tasks",
+    ),
     "evaluate self_test": Command(
         "evaluate.settings:SelfTestSettings",
         "the harness itself: right solutions must pass, buggy ones fail",

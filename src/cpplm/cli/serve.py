@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from cpplm.cli.report import Report
-from cpplm.generate.load import load_engine
+from cpplm.generate.load import load_adapter, load_engine
 from cpplm.serve.request_builder import ServedModel
 from cpplm.serve.server import listen, serve_until_stopped
 from cpplm.serve.settings import ServeSettings
@@ -17,6 +17,12 @@ def serve(settings: ServeSettings) -> Report:
     bound, url = listen(settings.network)
     with contextlib.closing(bound):
         engine, checkpoint = load_engine(settings.model)
-        model = ServedModel.from_checkpoint(engine, checkpoint, settings)
-        figures = serve_until_stopped(model, settings, bound, url, ready=lambda: print(url, flush=True))
+        model = ServedModel.from_checkpoint(engine, checkpoint, settings.model.run, settings.served_name)
+        adapters = [
+            ServedModel.from_checkpoint(*load_adapter(run, engine, checkpoint), run, name, model.name)
+            for name, run in settings.adapters().items()
+        ]
+        figures = serve_until_stopped(
+            model, settings, bound, url, ready=lambda: print(url, flush=True), adapters=adapters
+        )
     return Report("", figures)

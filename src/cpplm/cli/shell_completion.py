@@ -42,7 +42,9 @@ complete --command cpplm --force-files --condition 'not string match --quiet -- 
 """,
 }
 
-_BLANK = re.compile(r"('(?:flags|description|type|cascade|nargs)':) ")
+_BLANK = re.compile(r"('(?:flags|description|type)':) ")
+_USUAL = "'cascade': False, 'nargs': 1"  # of most flags
+_SPECIFICATION = "COMPLETION_SPEC = "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +75,9 @@ def completion(settings: CompletionSettings) -> Report:
             config=TYRO_CONFIG,
             registry=tyro_registry(completion=True),
         )
-    # Most of it are entries of flags; blanks within them would make it longer than fish can take.
-    text = _BLANK.sub(r"\1", script.getvalue()) + _FILES[settings.shell]
+    # Most of it are entries of flags in Python; written out, they are longer than fish can take.
+    text = _BLANK.sub(r"\1", script.getvalue()).replace(_USUAL, "**U")
+    text = text.replace(_SPECIFICATION, f"U = {{{_USUAL}}}\n{_SPECIFICATION}", 1) + _FILES[settings.shell]
     return Report(text, {"script": text})
 
 

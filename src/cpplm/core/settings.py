@@ -317,12 +317,14 @@ def from_command_line(
     `--max_tokens` and `--max-tokens` are the same flag. Prints help and exits with 0 when asked to.
 
     Raises:
-        UserError: an unknown flag (with the nearest known one), a missing one, a value of the wrong type, or
-            a bucket URL for a setting that is a local path.
+        UserError: an unknown flag (with the nearest known one), a missing one, a value of the wrong type, a
+            list given twice, or a bucket URL for a setting that is a local path.
     """
-    flag_words = [argument for argument in arguments if argument.startswith("--") and argument != "--"]
-    keys = [argument[2:].split("=")[0].replace("-", "_") for argument in flag_words]
+    keys = [word[2:].split("=")[0].replace("-", "_") for word in arguments if re.match("--.", word)]
     _reject_unknown([*flags(cls), "help", *flags(SharedFlags)], keys, program.removeprefix("cpplm "))
+    for key, hint in flags(cls).items():
+        if keys.count(key) > 1 and typing.get_origin(hint) is tuple:  # the first list would be dropped
+            raise UserError(f"--{key} is given twice", fix=f"Write all values behind one: --{key} A B.")
     arguments = _positional_last(cls, recipe_arguments(cls, recipe) if recipe else [], arguments)
     output, error = _StdoutCapture(), io.StringIO()
     try:

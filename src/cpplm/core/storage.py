@@ -38,6 +38,14 @@ def is_bucket(location: str | Path) -> bool:
     return "://" in str(location)
 
 
+def split_step(run: str) -> tuple[str, int | None]:
+    """The location and the step of RUN:STEP; no step for RUN."""
+    location, _, step = run.rpartition(":")
+    if not location or not step.isdecimal() or (is_bucket(run) and not is_bucket(location)):
+        return run, None
+    return location, int(step)
+
+
 def require_path(location: str | Path) -> None:
     """Refuse a local path at which nothing is; a bucket is not looked at.
 

@@ -20,6 +20,8 @@ from cpplm.tokenizer.conversations import render_conversation
 class ConversationEncoder:
     """Documents that are conversations in JSON, as `cpplm.tokenizer.conversations` reads them.
 
+    One that a tokenizer of another library has encoded already is {"ids": [...]}, with complements.
+
     Attributes:
         tokenizer: path of the file, or the name of a published tokenizer.
         tokenizer_hash: `Tokenizer.hash` of it.
@@ -34,10 +36,14 @@ class ConversationEncoder:
 
     def encode(self, documents: list[RawDocument]) -> list[list[TokenIds]]:
         """Per conversation its ids, in one piece; complements where the assistant does not write."""
-        tokenizer = load_tokenizer(self.tokenizer, self.tokenizer_hash)
         pieces: list[list[TokenIds]] = []
         for document in documents:
-            rendered = render_conversation(tokenizer, json.loads(document.text), self.max_tokens)
+            conversation = json.loads(document.text)
+            if "ids" in conversation:
+                pieces.append([np.array(conversation["ids"], dtype=np.int32)])
+                continue
+            tokenizer = load_tokenizer(self.tokenizer, self.tokenizer_hash)
+            rendered = render_conversation(tokenizer, conversation, self.max_tokens)
             ids, mask = np.array(rendered.ids, dtype=np.int32), np.array(rendered.mask, dtype=bool)
             pieces.append([np.where(mask, ids, ~ids)])
         return pieces

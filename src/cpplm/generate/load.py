@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
+from cpplm.core.storage import split_step
 from cpplm.generate.engine import Engine
 from cpplm.generate.settings import ModelSource
 from cpplm.model.attention import Attention
@@ -28,6 +30,35 @@ def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
     model = load_model(checkpoint, device=device, compute_dtype=choose_dtype(source.precision, device))
     prepare_for_inference(model)
     return Engine(model, checkpoint.tokenizer()), checkpoint
+
+
+def load_adapter(run: str, base: Engine, base_checkpoint: Checkpoint) -> tuple[Engine, Checkpoint]:
+    """The engine of an adapter, merged, for use beside that of its base, and its checkpoint.
+
+    What the adapter leaves as it is (embeddings, output head, tables) both have in the same memory.
+
+    Args:
+        run: RUN or RUN:STEP.
+        base: see `load_engine`.
+        base_checkpoint: it was loaded from.
+
+    Raises:
+        UserError: no such run, or it is no adapter of this base.
+    """
+    checkpoint = open_run(*split_step(run))
+    parent = checkpoint.parent if checkpoint.is_adapter else None
+    if parent is None or parent["manifest"] != base_checkpoint.manifest_hash:
+        raise UserError(
+            f"{checkpoint.path()} is no adapter of {base_checkpoint.path()}",
+            fix="Serve the run that --init_from of the adapter named.",
+        )
+    model = load_model(checkpoint, device=base.model.device, compute_dtype=base.model.compute_dtype)
+    prepare_for_inference(model)
+    shared = dict(base.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if name in shared and torch.equal(parameter, shared[name]):
+            parameter.data = shared[name].data
+    return Engine(model, base.tokenizer), checkpoint
 
 
 def prepare_for_inference(model: Transformer) -> None:

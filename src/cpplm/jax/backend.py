@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from cpplm.train.backend import TrainBackend, TrainModule
 from cpplm.train.backend_registry import register_backend
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.parent import parent_config
-from cpplm.train.checkpoint.weights import load_tensors
+from cpplm.train.checkpoint.weights import load_tensors, load_weights
 from cpplm.train.defaults import resolve_defaults
 from cpplm.train.devices import Devices, local_devices
 from cpplm.train.distributed import DistContext
@@ -120,8 +120,8 @@ class JaxBackend(TrainBackend):
         if weights is None:
             params = init_params(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
         else:
-            params = stack_params(_arrays(weights, "model.safetensors"), config)
-        state = {} if optimizer is None else _arrays(optimizer, "optimizer.safetensors")
+            params = stack_params(_arrays(load_weights(weights)), config)
+        state = {} if optimizer is None else _arrays(load_tensors(optimizer, "optimizer.safetensors"))
         train_module = JaxTrainModule(step, self.sharder, params, step.optimizer.stack_state(state))
         log_info("compiling the training step, before the first one")
         rows = settings.device_batch_size * self.sharder.batch_shards
@@ -225,8 +225,8 @@ def _refuse_batch(settings: TrainSettings, shares: int) -> None:
         )
 
 
-def _arrays(checkpoint: Checkpoint, name: str) -> dict[str, np.ndarray]:
-    return {key: tensor.numpy() for key, tensor in load_tensors(checkpoint, name).items()}
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {key: tensor.numpy() for key, tensor in tensors.items()}
 
 
 def _enable_compilation_cache() -> None:

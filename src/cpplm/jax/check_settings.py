@@ -34,6 +34,8 @@ class UntrainedSettings(TrainSettings):
             raise UserError(
                 "this looks at the training step of JAX", fix="Leave out --backend and --device_type."
             )
+        if self.lora.lora_rank:
+            raise UserError("--lora_rank is PyTorch's, and this is a step of JAX", fix="Leave it out.")
 
     def check_paths(self) -> None:
         """Refuse a tokenizer that is not there."""

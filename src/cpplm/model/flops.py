@@ -13,6 +13,7 @@ import re
 import torch
 
 from cpplm.model.config import ModelConfig
+from cpplm.model.hf_config import HfModelConfig
 from cpplm.model.transformer import Transformer
 
 # The first that matches a weight's name says which part it is of.
@@ -32,8 +33,10 @@ _PARTS = {
 }
 
 
-def count_parameters(config: ModelConfig) -> dict[str, int]:
+def count_parameters(config: ModelConfig | HfModelConfig) -> dict[str, int]:
     """Parameters by part; `total` is their sum."""
+    if isinstance(config, HfModelConfig):
+        return config.parameters()
     parts = dict(zip(_PARTS, _count(config), strict=True))
     return {**parts, "total": sum(parts.values())}
 
@@ -55,8 +58,10 @@ def count_scaling_parameters(config: ModelConfig) -> int:
     return parts["total"] - parts["value_embeddings"] - parts["engram_tables"]
 
 
-def count_flops(config: ModelConfig) -> dict[str, int]:
+def count_flops(config: ModelConfig | HfModelConfig) -> dict[str, int]:
     """Floating-point operations of training on one token of a whole row, by part; `total` is their sum."""
+    if isinstance(config, HfModelConfig):
+        return config.flops()
     seq_len = config.max_seq_len
     parameters = count_parameters(config)
     depth = config.mtp.depth if config.mtp else 0

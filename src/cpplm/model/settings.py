@@ -189,6 +189,32 @@ class ArchitectureSettings:
 
 
 @dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank adaptation: W + alpha / rank * B A, of which only A and B learn (see `cpplm.model.lora`)."""
+
+    lora_rank: int = 0
+    """LoRA: rank of the matrices that are trained beside the frozen ones (0 = train the whole model)."""
+    lora_alpha: float = 32.0
+    """LoRA: their product counts alpha / rank times."""
+    lora_targets: tuple[str, ...] = ()
+    """LoRA: adapted matrices by the ends of their names, such as query mlp.up (empty = all of attention and
+    MLP)."""
+    lora_lr: float = -1.0
+    """LoRA: AdamW's learning rate (-1 = 0.01 at width 256, less for wider models; of transformers 0.0002)."""
+
+    def __post_init__(self) -> None:
+        if self.lora_rank < 0:
+            raise UserError(f"--lora_rank {self.lora_rank}", fix="Use a number from 1 up, or 0 for no LoRA.")
+        for name in ("lora_alpha", "lora_lr"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf") and value != getattr(type(self), name):
+                raise UserError(f"--{name} {value}", fix="Use a positive number.")
+        for name in ("lora_alpha", "lora_targets", "lora_lr"):
+            if not self.lora_rank and getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"--{name} does nothing without --lora_rank", fix="Add --lora_rank 16.")
+
+
+@dataclass(frozen=True)
 class KernelSettings:
     """Ways to compute the model; they change nothing but rounding."""
 

@@ -21,6 +21,7 @@ from cpplm.optim.schedules import LearningRates
 REFERENCE_BATCH = 2**19  # tokens
 REFERENCE_DIM = 768
 REFERENCE_DEPTH = 12
+LORA_LR = 0.006  # at the reference width; at 256 it is 0.01 (docs/post-training.md)
 
 
 # Which rule a parameter learns by, by the first pattern that its name matches. What matches none is a matrix
@@ -126,3 +127,20 @@ def build_optimizer(
     names = (name for name, _ in model.named_parameters())
     groups = param_groups(names, model.config, rates, batch_tokens=batch_tokens, budget=budget)
     return MuonAdamW(model, groups, product_dtype=model.compute_dtype, process_group=process_group)
+
+
+def build_lora_optimizer(
+    model: Transformer,
+    learning_rate: float,
+    rates: LearningRates,
+    *,
+    process_group: ProcessGroup | None = None,
+) -> MuonAdamW:
+    """AdamW without weight decay for the adapters of a model, at one rate for all of them (-1 = by width)."""
+    names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if learning_rate == -1:
+        learning_rate = LORA_LR * (model.config.model_dim / REFERENCE_DIM) ** -0.5
+    group = ParamGroup(
+        names, muon=False, learning_rate=learning_rate, beta1=rates.adam_beta1, beta2=rates.adam_beta2
+    )
+    return MuonAdamW(model, [group], process_group=process_group)

@@ -48,7 +48,7 @@ class MuonAdamW(torch.optim.Optimizer):
         product_dtype: torch.dtype = torch.float32,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        """Every parameter of `model` must be in exactly one group.
+        """Every parameter of `model` that is not frozen must be in exactly one group.
 
         Args:
             model: whose named parameters are trained, already on their device, and sharded if they will be.
@@ -61,7 +61,7 @@ class MuonAdamW(torch.optim.Optimizer):
             ValueError: a parameter in no group or in two, or one that is not a matrix in a Muon group, or
                 sharded parameters without their ranks.
         """
-        parameters = dict(model.named_parameters())
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         groups = list(groups)
         named = [name for group in groups for name in group.names]
         if sorted(named) != sorted(parameters):

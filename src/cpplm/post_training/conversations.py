@@ -8,7 +8,8 @@ One JSON object per line:
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
                             ShareGPT's: system, human, gpt
 
-A `group` beside them (a project, a document) keeps records of one group on one side of the split.
+A `group` beside them (a project, a document) keeps records of one group on one side of the split; a `split`
+of train or val says on which. Folders of `cpplm tasks build` are read too.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import gzip
 import hashlib
 import io
 import json
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -30,7 +33,8 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.shards import COMPLETE, MANIFEST, SPLITS, Shard, Split, write_manifest, write_shard
 from cpplm.core.storage import Storage
 from cpplm.generate.conversation import conversation_turns
-from cpplm.tokenizer.conversations import render_conversation
+from cpplm.tasks.item import read_tasks, require_task_folder
+from cpplm.tokenizer.conversations import PARTS, RenderedConversation, render_conversation
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 _SCHEMA = pa.schema({"text": pa.string(), "tokens": pa.int32(), "supervised": pa.int32()})
@@ -38,6 +42,20 @@ _ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant
 _LONGEST_LINE = 64_000_000
 _SHARD_BYTES = 32_000_000
 _FORMAT = 1  # raised when the same files give other shards
+
+
+class ChatTokenizer(Protocol):
+    """A tokenizer of another library, with a template for conversations."""
+
+    hash: str
+    """Of all that decides what it encodes."""
+
+    def encode_record(self, record: Mapping[str, Any]) -> RenderedConversation:
+        """The conversation of a record.
+
+        Raises:
+            UserError: it is none, or the template cannot tell it.
+        """
 
 
 @dataclass
@@ -73,7 +91,7 @@ class ConversationCounts:
 def prepare_conversations(
     files: Sequence[Path],
     folder: Path,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | ChatTokenizer,
     *,
     max_tokens: int,
     val_share: float,
@@ -96,9 +114,14 @@ def prepare_conversations(
         UserError: a file cannot be read, a record is no conversation, or nothing is left to train on.
     """
     key = hashlib.sha256(f"{_FORMAT} {tokenizer.hash} {max_tokens} {val_share} {skip_bad}".encode())
-    for file in files:
-        with _open(file) as lines:
-            key.update(hashlib.file_digest(lines, "sha256").digest())
+    for tasks in filter(Path.is_dir, files):
+        require_task_folder(tasks)
+    for file in [part for each in files for part in (sorted(each.glob("*.parquet")) or [each])]:
+        try:
+            with _open(file) as lines:
+                key.update(hashlib.file_digest(lines, "sha256").digest())
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"cannot read {file}: {error}", fix="Check the file.") from error
     out = folder / key.hexdigest()[:16]
     storage = Storage(out, create=True)
     if storage.exists(COMPLETE):
@@ -114,11 +137,13 @@ def prepare_conversations(
             counts.drop("the same as an earlier one", where)
         elif row is not None:
             seen.add(digest)
-            split = _split(str(record["group"]).encode() if "group" in record else digest, val_share)
+            group = digest if record.get("group") is None else str(record["group"]).encode()
+            split = record["split"] if record.get("split") in SPLITS else _split(group, val_share)
             counts.add(split, row)
             writer.add(split, row)
     if not counts.conversations["train"]:
-        raise UserError(f"{files[0]} has no conversation to train on", fix=describe_dropped(counts))
+        dropped = describe_dropped(counts).replace("\n", "; ")
+        raise UserError(f"{files[0]} has no conversation to train on", fix=dropped)
     write_manifest(storage, writer.finish(), kind="conversations", counts=vars(counts))
     return out, counts
 
@@ -165,7 +190,12 @@ def _records(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The records of all files, each with its place."""
     for file in files:
-        with _open(file) as lines, progress_bar(None, f"read {file.name}", "conversation") as bar:
+        if file.is_dir():
+            yield from _tasks(file)
+            continue
+        # Short files have no bar, so that an error is one line.
+        bar = progress_bar(None, f"read {file.name}", " conversations", delay=2.0)
+        with _open(file) as lines, bar:
             for number, line in enumerate(_lines(lines), start=1):
                 record, reason = _record(line)
                 if record is not None:
@@ -175,6 +205,14 @@ def _records(
                 elif reason:
                     counts.drop(reason.partition(":")[0], f"{file}:{number}")
                 bar.update()
+
+
+def _tasks(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The conversations of a folder of tasks, in their splits."""
+    for split in SPLITS:
+        for item in read_tasks(folder, split):
+            if item.prompt:
+                yield f"{folder}: {item.key}", {"messages": item.messages, "split": split}
 
 
 def _lines(file: io.BufferedIOBase) -> Iterator[bytes]:
@@ -191,7 +229,9 @@ def _record(line: bytes) -> tuple[dict[str, Any] | None, str]:
         return None, f"longer than {_LONGEST_LINE:,} bytes"
     try:
         record = json.loads(line.decode()) if line.strip() else None
-    except ValueError as error:
+        if b"\\u" in line:  # an escape may stand for half a character, which UTF-8 does not have
+            json.dumps(record, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         return None, f"no JSON in UTF-8: {error}"
     if isinstance(record, dict):
         return record, ""
@@ -199,16 +239,13 @@ def _record(line: bytes) -> tuple[dict[str, Any] | None, str]:
 
 
 def _open(file: Path) -> io.BufferedIOBase:
-    try:
-        return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}", fix="Check the path.") from error
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
 def _row(
     record: Mapping[str, Any],
     where: str,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | ChatTokenizer,
     counts: ConversationCounts,
     *,
     max_tokens: int,
@@ -216,32 +253,49 @@ def _row(
 ) -> dict[str, Any] | None:
     """The row of a conversation; None for one that is left out."""
     try:
-        turns = _checked_turns(record)
-        rendered = render_conversation(tokenizer, {"messages": turns}, max_tokens=2**62)
+        text, rendered = _render(record, tokenizer)
     except UserError as error:
+        reason = f"{str(error).rstrip('.'):.300}"
         if not skip_bad:
-            raise UserError(f"{where}: {error}", fix="Mend the line, or add --skip_bad.") from error
-        counts.drop(str(error).partition(".")[0], where)
+            raise UserError(f"{where}: {reason}", fix="Mend the line, or add --skip_bad.") from error
+        counts.drop(re.sub(r"\bmessage \d+", "a message", reason.partition(". ")[0]), where)
         return None
     if len(rendered.ids) > max_tokens:
         counts.drop(f"longer than --max_seq_len {max_tokens:,} tokens", where)
         return None
-    text = json.dumps({"messages": turns}, ensure_ascii=False, sort_keys=True)
     return {"text": text, "tokens": len(rendered.ids), "supervised": sum(rendered.mask)}
 
 
-def _checked_turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The turns of a record that ends with an answer, and in which none is empty."""
-    turns = conversation_turns(_messages(record))
-    answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-    if not turns or turns[-1]["role"] != "assistant":
+def _render(
+    record: Mapping[str, Any], tokenizer: Tokenizer | ChatTokenizer
+) -> tuple[str, RenderedConversation]:
+    """The text of the row, as `cpplm.dataloader.conversations` reads it, and its tokens."""
+    if not isinstance(tokenizer, Tokenizer):
+        rendered = tokenizer.encode_record(record)
+        ids = [id_ if learned else ~id_ for id_, learned in zip(rendered.ids, rendered.mask, strict=True)]
+        return json.dumps({"ids": ids}), rendered
+    turns = conversation_turns(openai_messages(record))
+    rendered = render_conversation(tokenizer, {"messages": turns}, max_tokens=2**62)
+    require_answers(turns)
+    return json.dumps({"messages": turns}, ensure_ascii=False, sort_keys=True), rendered
+
+
+def require_answers(turns: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a conversation that does not end with an answer, or in which the assistant writes nothing.
+
+    Raises:
+        UserError: it is one.
+    """
+    if turns[-1]["role"] != "assistant":
         raise UserError("the last message is not the assistant's")
-    if not all(any(part["text"].strip() for part in parts) for parts in answers):
-        raise UserError("a message of the assistant is empty")
-    return turns
+    for turn in turns:
+        if turn["role"] == "assistant" and not any(
+            part["text"].strip() for part in turn["content"] if PARTS[part["type"]][2]
+        ):
+            raise UserError("a message of the assistant is empty")
 
 
-def _messages(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def openai_messages(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The messages of a record, ShareGPT's as those of OpenAI's API."""
     if isinstance(record.get("messages"), list):
         return record["messages"]

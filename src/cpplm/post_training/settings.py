@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
-from cpplm.core.storage import require_path
+from cpplm.core.storage import require_path, split_step
+from cpplm.model.settings import LoraSettings
 from cpplm.train.settings import JaxSettings
 
 
@@ -18,9 +19,9 @@ class SftSettings:
 
     data: Annotated[tuple[Path, ...], Argument("FILE", positional=True)]
     """Conversations: JSON lines with `messages` (OpenAI's form, tools and their results included) or
-    `conversations` (ShareGPT's), plain or gzip."""
+    `conversations` (ShareGPT's), plain or gzip; or folders of `cpplm tasks build`."""
     init_from: Annotated[str, Argument("RUN")]
-    """Model to start from: RUN or RUN:STEP, a folder or bucket URL."""
+    """Model to start from: RUN or RUN:STEP, a folder or bucket URL, or hf:DIR of transformers."""
     out: Annotated[Path, Argument("FOLDER")]
     """Folder of the run: log, checkpoints, data. Holding a checkpoint, it is continued."""
 
@@ -41,12 +42,15 @@ class SftSettings:
     """Rows per forward pass (-1 = 32; on a CPU about what it computes in a second)."""
     total_batch_size: int = -1
     """Tokens per optimizer step, padding included (-1 = as in the run of --init_from)."""
-    lr_scale: float = 0.8
+    lr_scale: float = 0.2
     """Learning rates, as a multiple of those in the run of --init_from."""
     warmdown_ratio: float = 0.5
     """Share of the run, at its end, in which the learning rate falls to zero."""
     init_optimizer: bool = False
     """Also start with the moments of its optimizer."""
+
+    lora: Annotated[LoraSettings, group("LoRA")] = field(default_factory=LoraSettings)
+    """Train an adapter, not the whole model."""
 
     eval_every: int = 50
     """Measure the loss on held-out conversations every so many steps, and at start and end (-1 = never)."""
@@ -80,12 +84,35 @@ class SftSettings:
         for name in ("num_epochs", "lr_scale"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number.")
+        for name in ("max_seq_len", "device_batch_size"):
+            if not (getattr(self, name) > 0 or getattr(self, name) == -1):
+                raise UserError(
+                    f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 to leave it out."
+                )
         if not 0 <= self.val_share < 1 or not 0 <= self.warmdown_ratio <= 1:
             raise UserError("--val_share and --warmdown_ratio are shares", fix="Use numbers from 0 to 1.")
+
+        if self.init_from.startswith("hf:"):
+            self._check_hf()
+        if self.lora.lora_rank:
+            for name in ("lr_scale", "init_optimizer"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise UserError(
+                        f"--{name} is of whole models, and --lora_rank trains an adapter",
+                        fix="Leave it out; --lora_lr is the adapter's learning rate.",
+                    )
+
+    def _check_hf(self) -> None:
+        """Refuse what does nothing for models of transformers."""
+        if self.backend == "jax" or self.device_type == "tpu":
+            raise UserError("models of transformers are trained with PyTorch", fix="Use --backend torch.")
+        for name in ("init_optimizer", "no_compile"):
+            if getattr(self, name):
+                raise UserError(f"--{name} does nothing for a model of transformers", fix="Leave it out.")
 
     def check_paths(self) -> None:
         """Refuse files and a run that are not there."""
         for file in self.data:
             require_path(file)
-        run, _, step = self.init_from.rpartition(":")
-        require_path(run if step.isdecimal() and run else self.init_from)
+        if not (self.out.exists() or self.upload_dir):  # a run goes on after its parent is gone
+            require_path(split_step(self.init_from.removeprefix("hf:"))[0])

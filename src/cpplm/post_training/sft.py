@@ -17,11 +17,18 @@ from cpplm.core.progress import log_info
 from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage
 from cpplm.dataloader.settings import DataSettings
+from cpplm.model.lora import check_targets
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.post_training.conversations import ConversationCounts, describe_dropped, prepare_conversations
+from cpplm.post_training.hf_folder import PREFIX, HfFolder
+from cpplm.post_training.hf_run import train_hf
+from cpplm.post_training.hf_tokenizer import HfChatTokenizer
 from cpplm.post_training.settings import SftSettings
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.backend_registry import refuse_lora_with_jax
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.parent import open_parent
+from cpplm.train.checkpoint.resume import earlier_checkpoint
 from cpplm.train.pretrain import RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback
@@ -36,56 +43,78 @@ def fine_tune(settings: SftSettings, extra_callbacks: Sequence[Callback] = ()) -
         UserError: bad settings or data, or `out` holds a run that these settings do not continue.
         KeyboardInterrupt: stopped on request; the state is saved.
     """
-    parent = open_parent(settings.init_from)
+    refuse_lora_with_jax(settings)
+    source, lr_scale = _source(settings)
+    training = train_settings(settings, source, lr_scale)
     is_new = not settings.out.exists()
     try:
-        training = train_settings(settings, parent)
+        training = _with_data(training, settings, source.tokenizer())
     except BaseException:
         if is_new:
             shutil.rmtree(settings.out, ignore_errors=True)
         raise
+    if isinstance(source, HfFolder):
+        return train_hf(training, source, extra_callbacks)
     return pretrain(training, extra_callbacks)
 
 
-def train_settings(settings: SftSettings, parent: Checkpoint) -> TrainSettings:
-    """The training run that the settings describe, on data that is checked and written here.
+def _source(settings: SftSettings) -> tuple[Checkpoint | HfFolder, float]:
+    """The checkpoint that says what the settings do not, and a factor for its learning rates.
+
+    It is the parent's; once that is gone, the last one of the run itself, whose rates are scaled already.
 
     Raises:
-        UserError: the data are no conversations, or too few.
+        UserError: there is neither.
     """
-    tokenizer = parent.tokenizer()
-    path = settings.out / "tokenizer.json"
-    Storage(settings.out, create=True).write(path.name, tokenizer.to_json())
-    context = settings.max_seq_len if settings.max_seq_len > 0 else parent.config().max_seq_len
-    folder, counts = prepare_conversations(
-        settings.data,
-        settings.out / "data",
-        tokenizer,
-        max_tokens=context,
-        val_share=settings.val_share,
-        skip_bad=settings.skip_bad,
-    )
-    _report(counts, settings)
-    record = parent.json("settings.json") if "settings.json" in parent.files else {}
+    if settings.init_from.startswith(PREFIX):
+        return HfFolder(settings.init_from, settings.lora), settings.lr_scale
+    try:
+        return open_parent(settings.init_from), settings.lr_scale
+    except UserError as error:
+        earlier = earlier_checkpoint(settings.out / "checkpoints", settings.upload_dir)
+        if earlier is None:
+            raise
+        log_info(f"going on without the parent, with the learning rates of this run ({error})")
+        return earlier, 1.0
+
+
+def train_settings(settings: SftSettings, source: Checkpoint | HfFolder, lr_scale: float) -> TrainSettings:
+    """The training run that the settings describe, but for its data, which are not looked at yet.
+
+    Args:
+        settings: of the fine-tuning.
+        source: has the tokenizer, the context and what else the settings leave open.
+        lr_scale: multiplies its learning rates.
+
+    Raises:
+        UserError: settings that are no run.
+    """
+    record: dict[str, Any] = {}
+    if isinstance(source, HfFolder):
+        context = source.row_length(settings.max_seq_len)
+        rates, lora = source.rates(lr_scale, settings.lora)
+    else:
+        check_targets(source.config(), settings.lora)
+        context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
+        record = source.json("settings.json") if "settings.json" in source.files else {}
+        rates, lora = _rates(record, settings, lr_scale, source.path("settings.json")), settings.lora
     batch = settings.total_batch_size
     if batch == -1:
         batch = _whole_rows(record.get("total_batch_size", _TOKENS_PER_BATCH), settings, context)
-    steps = settings.num_iterations
-    if steps == -1 and settings.max_minutes == -1:
-        steps = math.ceil(settings.num_epochs * counts.tokens / batch)
     return TrainSettings(
-        data_dir=(str(folder),),
-        tokenizer=path,
+        data_dir=(str(settings.out / "data"),),
+        tokenizer=settings.out / "tokenizer.json",
         out=settings.out,
         init_from=settings.init_from,
         init_optimizer=settings.init_optimizer,
         stage="sft",
+        lora=lora,
         max_seq_len=context,
-        num_iterations=steps,
+        num_iterations=settings.num_iterations,
         max_minutes=settings.max_minutes,
         device_batch_size=settings.device_batch_size,
         total_batch_size=batch,
-        rates=_rates(record, settings.lr_scale, parent.path("settings.json")),
+        rates=rates,
         schedule=Schedule(warmdown_ratio=settings.warmdown_ratio),
         data=DataSettings(document_mask=True),
         eval_every=settings.eval_every,
@@ -102,6 +131,30 @@ def train_settings(settings: SftSettings, parent: Checkpoint) -> TrainSettings:
         no_compile=settings.no_compile,
         jax=settings.jax,
     )
+
+
+def _with_data(
+    training: TrainSettings, settings: SftSettings, tokenizer: Tokenizer | HfChatTokenizer
+) -> TrainSettings:
+    """The run with its data, which are checked and written here, and with a length.
+
+    Raises:
+        UserError: the data are no conversations, or too few.
+    """
+    Storage(settings.out, create=True).write(training.tokenizer.name, tokenizer.to_json())
+    folder, counts = prepare_conversations(
+        settings.data,
+        settings.out / "data",
+        tokenizer,
+        max_tokens=training.max_seq_len,
+        val_share=settings.val_share,
+        skip_bad=settings.skip_bad,
+    )
+    _report(counts, settings)
+    steps = settings.num_iterations
+    if steps == -1 and settings.max_minutes == -1:
+        steps = math.ceil(settings.num_epochs * counts.tokens / training.total_batch_size)
+    return replace(training, data_dir=(str(folder),), num_iterations=steps)
 
 
 def _report(counts: ConversationCounts, settings: SftSettings) -> None:
@@ -124,8 +177,10 @@ def _report(counts: ConversationCounts, settings: SftSettings) -> None:
         )
 
 
-def _rates(record: Mapping[str, Any], scale: float, where: str) -> LearningRates:
-    """The parent's learning rates, scaled, without weight decay."""
+def _rates(record: Mapping[str, Any], settings: SftSettings, scale: float, where: str) -> LearningRates:
+    """Recorded learning rates, scaled, without weight decay; an adapter has its own."""
+    if settings.lora.lora_rank:
+        return LearningRates()
     rates = from_dict(LearningRates, record["rates"], where=where) if "rates" in record else LearningRates()
     return replace(
         rates,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -29,7 +29,7 @@ from cpplm.serve.metrics import CONTENT_TYPE, Metrics
 from cpplm.serve.middleware import RequestGate
 from cpplm.serve.request_builder import RequestBuilder, ServedModel
 from cpplm.serve.response_models import Health, ModelEntry, ModelList
-from cpplm.serve.service import Service
+from cpplm.serve.service import ModelRouter, Service
 from cpplm.serve.settings import ServeSettings
 
 
@@ -39,38 +39,57 @@ class Application:
 
     asgi: ASGIApp
     gate: RequestGate
-    service: Service
+    services: tuple[Service, ...]
+    """Of the model, then of each of its adapters."""
+
+    @property
+    def service(self) -> Service:
+        """Of the model."""
+        return self.services[0]
 
 
-def build(model: ServedModel, settings: ServeSettings) -> Application:
+def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[ServedModel] = ()) -> Application:
     """Put everything together; nothing runs before the server starts.
+
+    Args:
+        model: answers where a request names none.
+        settings: how.
+        adapters: other models of the same tokenizer and context.
 
     Raises:
         UserError: keys that are not there, tools that cannot work here, a model that cannot be driven so.
     """
     keys = settings.network.keys()
-    engine = AsyncEngine(model.engine, settings.batch.limits(), max_waiting=settings.batch.max_waiting)
-    metrics = Metrics(engine)
-    service = Service(model, settings.requests, engine, metrics)
-    builder = RequestBuilder(model, settings.requests)
-    box = ToolBox(settings.tools, settings.tool_limits)
-    chat = ChatEndpoint(service, builder, box)
+    batch, models = settings.batch, (model, *adapters)
+    engines = [AsyncEngine(each.engine, batch.limits(), max_waiting=batch.max_waiting) for each in models]
+    metrics = Metrics(engines)
+    services = tuple(
+        Service(each, settings.requests, engine, metrics)
+        for each, engine in zip(models, engines, strict=True)
+    )
+    router = ModelRouter(
+        [(service, RequestBuilder(service.model, settings.requests)) for service in services]
+    )
+    service, builder = router.models[0]
+    chat = ChatEndpoint(router, ToolBox(settings.tools, settings.tool_limits))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        for engine in engines:
+            engine.start()
         try:
             yield
         finally:
-            await engine.stop()
+            for engine in engines:
+                await engine.stop()
 
     app = FastAPI(
         title="cpplm", version=__version__, summary="A C++ code model behind OpenAI's API.",
         docs_url=None, redoc_url=None, lifespan=lifespan,
     )  # fmt: skip
     routes = APIRouter()
-    _add_model_routes(routes, service)
-    add_completions(routes, service, builder)
+    _add_model_routes(routes, services)
+    add_completions(routes, router)
     add_chat(routes, chat)
     add_infill(routes, service, builder)
     add_llama_cpp(routes, builder, slots=settings.batch.max_batch)
@@ -84,7 +103,7 @@ def build(model: ServedModel, settings: ServeSettings) -> Application:
         app, settings.network, keys=keys, metrics=metrics, paths=_paths(app),
         stopping=lambda: service.stopping,
     )  # fmt: skip
-    return Application(_with_cors(gate, settings.network.cors_origins), gate, service)
+    return Application(_with_cors(gate, settings.network.cors_origins), gate, services)
 
 
 def _paths(app: FastAPI) -> frozenset[str]:
@@ -101,35 +120,39 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     )  # fmt: skip
 
 
-def _add_model_routes(routes: APIRouter, service: Service) -> None:
-    entry = ModelEntry(
-        id=service.model.name, object="model", created=service.model.created, owned_by="cpplm",
-        max_model_len=service.model.context, supports_fim=service.model.supports_fim,
-        stage=service.model.stage,
-    )  # fmt: skip
+def _add_model_routes(routes: APIRouter, services: Sequence[Service]) -> None:
+    entries = {
+        model.name: ModelEntry(
+            id=model.name, object="model", created=model.created, owned_by="cpplm",
+            max_model_len=model.context, supports_fim=model.supports_fim, stage=model.stage,
+            parent=model.parent,
+        )
+        for model in (service.model for service in services)
+    }  # fmt: skip
 
-    @routes.get("/v1/models", responses=response_docs(ModelList), summary="The model that is served")
+    @routes.get("/v1/models", responses=response_docs(ModelList), summary="The models that are served")
     async def models() -> ModelList:
-        """One, by its name for requests."""
-        return ModelList(object="list", data=[entry])
+        """The model and its adapters, by their names for requests."""
+        return ModelList(object="list", data=list(entries.values()))
 
     @routes.get("/v1/models/{name:path}", responses=response_docs(ModelEntry), summary="One model")
     async def model(name: str) -> ModelEntry:
-        """The one that is served."""
-        if name != entry.id:
+        """One that is served."""
+        if name not in entries:
             raise ApiError(404, f"there is no model {name!r} here", code="model_not_found", param="model")
-        return entry
+        return entries[name]
 
     @routes.get("/health", responses={503: {"model": Health}}, summary="Whether requests are taken")
     async def health() -> JSONResponse:
         """For load balancers and editors; needs no key."""
-        status = "stopping" if service.stopping else "ok" if service.engine.alive else "failed"
+        alive = all(service.engine.alive for service in services)
+        status = "stopping" if services[0].stopping else "ok" if alive else "failed"
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     @routes.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(services[0].metrics.text(), media_type=CONTENT_TYPE)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

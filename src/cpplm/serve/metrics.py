@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -19,8 +20,8 @@ _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 
 class Metrics:
     """Counters that the server keeps, and gauges that are read when somebody asks."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        """Nothing counted yet."""
+    def __init__(self, engines: Sequence[AsyncEngine]) -> None:
+        """Nothing counted yet; figures of several engines are sums."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.requests = Counter(
@@ -43,41 +44,48 @@ class Metrics:
         self.cancelled = Counter(
             "cpplm_requests_cancelled", "Requests whose clients went away", registry=self.registry
         )
-        self.registry.register(_GeneratedTokens(engine))
-        self._look_up(engine)
+        self.registry.register(_GeneratedTokens(engines))
+        self._look_up(engines)
 
-    def _look_up(self, engine: AsyncEngine) -> None:
+    def _look_up(self, engines: Sequence[AsyncEngine]) -> None:
         """Numbers that the thread writes and this reads: they may be a step old, never half-written."""
-        for name, meaning, look in (
+        looks: tuple[tuple[str, str, Callable[[AsyncEngine], float]], ...] = (
             ("cpplm_num_requests_waiting", "Requests of which nothing was written yet",
-             lambda: engine.num_waiting),
-            ("cpplm_num_samples_running", "Completions being written", lambda: engine.scheduler.num_running),
+             lambda engine: engine.num_waiting),
+            ("cpplm_num_samples_running", "Completions being written",
+             lambda engine: engine.scheduler.num_running),
             ("cpplm_cache_blocks_used", "Blocks of the cache in use",
-             lambda: engine.scheduler.cache.num_used_blocks),
+             lambda engine: engine.scheduler.cache.num_used_blocks),
             ("cpplm_cache_blocks_reusable", "Blocks kept for requests that begin alike",
-             lambda: engine.scheduler.cache.num_cached_blocks),
-            ("cpplm_cache_bytes", "Memory of the cache", lambda: engine.scheduler.cache.bytes),
-            ("cpplm_draft_tokens", "Tokens drafted", lambda: engine.scheduler.num_drafted),
+             lambda engine: engine.scheduler.cache.num_cached_blocks),
+            ("cpplm_cache_bytes", "Memory of the cache", lambda engine: engine.scheduler.cache.bytes),
+            ("cpplm_draft_tokens", "Tokens drafted", lambda engine: engine.scheduler.num_drafted),
             ("cpplm_accepted_tokens", "Drafted tokens that were written",
-             lambda: engine.scheduler.num_accepted),
-            ("cpplm_model_failures", "Steps of the model that failed", lambda: engine.num_failures),
-            ("cpplm_model_up", "Whether the model's thread runs", lambda: float(engine.alive)),
-        ):  # fmt: skip
-            Gauge(name, meaning, registry=self.registry).set_function(look)
+             lambda engine: engine.scheduler.num_accepted),
+            ("cpplm_model_failures", "Steps of the model that failed", lambda engine: engine.num_failures),
+        )  # fmt: skip
+        for name, meaning, look in looks:
+            gauge = Gauge(name, meaning, registry=self.registry)
+            gauge.set_function(partial(_total, look, engines))
+        up = Gauge("cpplm_model_up", "Whether the model's thread runs", registry=self.registry)
+        up.set_function(lambda: float(all(engine.alive for engine in engines)))
 
     def text(self) -> bytes:
         """Return all figures in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
+def _total(look: Callable[[AsyncEngine], float], engines: Sequence[AsyncEngine]) -> float:
+    return float(sum(map(look, engines)))
+
+
 class _GeneratedTokens(Collector):
     """A counter that the model's thread keeps: nothing is lost that nobody waits for."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, engines: Sequence[AsyncEngine]) -> None:
+        self._engines = engines
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """The one counter."""
-        yield CounterMetricFamily(
-            "cpplm_generation_tokens", "Tokens generated", value=self._engine.num_generated
-        )
+        count = sum(engine.num_generated for engine in self._engines)
+        yield CounterMetricFamily("cpplm_generation_tokens", "Tokens generated", value=count)

@@ -16,7 +16,7 @@ from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import SamplingSettings
 from cpplm.serve.errors import ApiError, to_api_error, too_long
 from cpplm.serve.request_models import BasicSampling, SamplingParams
-from cpplm.serve.settings import RequestSettings, ServeSettings
+from cpplm.serve.settings import RequestSettings
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.train.checkpoint.format import Checkpoint, Stage
 
@@ -41,20 +41,29 @@ class ServedModel:
     """Location it was loaded from, as given on the command line."""
     created: int
     """When it was loaded, in seconds since 1970."""
+    parent: str | None = None
+    """Name of the model that its training started from."""
 
     @classmethod
-    def from_checkpoint(cls, engine: Engine, checkpoint: Checkpoint, settings: ServeSettings) -> ServedModel:
-        """Name the model of a checkpoint after its run and step, unless the settings name it."""
-        folder = "/".join(PurePosixPath(settings.model.run).parts[-2:])
-        name = settings.served_name or f"{folder}:{checkpoint.step}"
-        return cls(
-            engine, name, checkpoint.supports_fim, checkpoint.stage, settings.model.run, int(time.time())
-        )
+    def from_checkpoint(
+        cls, engine: Engine, checkpoint: Checkpoint, run: str, name: str = "", parent: str | None = None
+    ) -> ServedModel:
+        """Name the model of a checkpoint, and its parent, after run and step, unless they have names."""
+        record = checkpoint.parent
+        if parent is None and record:
+            parent = _name(record["location"].removesuffix("/checkpoints"), record["step"])
+        name = name or _name(run, checkpoint.step)
+        return cls(engine, name, checkpoint.supports_fim, checkpoint.stage, run, int(time.time()), parent)
 
     @property
     def context(self) -> int:
         """Tokens that it can have in view, the prompt and what it writes."""
         return self.engine.model.config.max_seq_len
+
+
+def _name(run: str, step: int) -> str:
+    """Run and step, without the folders above."""
+    return f"{'/'.join(PurePosixPath(run).parts[-2:])}:{step}"
 
 
 class RequestBuilder:
@@ -69,16 +78,11 @@ class RequestBuilder:
     # ---- limits ---------------------------------------------------------------------------------------
 
     def check(self, params: SamplingParams, *, prompts: int = 1) -> None:
-        """Refuse another model than the one served, and too many choices: prompts times completions of each.
+        """Refuse too many choices: prompts times completions of each.
 
         Raises:
             ApiError: that was asked for.
         """
-        if params.model and params.model != self.model.name:
-            raise ApiError(
-                404, f"there is no model {params.model!r} here, only {self.model.name!r}",
-                code="model_not_found", param="model",
-            )  # fmt: skip
         count = prompts * params.num_choices
         if count > self._settings.max_choices:
             raise ApiError(

@@ -179,6 +179,8 @@ class ModelEntry(BaseModel):
     """True if it takes a `suffix`."""
     stage: Stage
     """Training stage; `base` has seen no conversation and goes on with code instead of answering."""
+    parent: str | None
+    """The model that its training started from, as vLLM says it."""
 
 
 class ModelList(BaseModel):

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -83,13 +83,15 @@ class UvicornServer(uvicorn.Server):
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
-        service, gate = self._application.service, self._application.gate
-        service.stopping = True
+        services, gate = self._application.services, self._application.gate
+        for service in services:
+            service.stopping = True
         if gate.num_active:
             who = "1 request has" if gate.num_active == 1 else f"{gate.num_active} requests have"
             log_info(f"stopping: {who} {self._grace:g} s; a second signal cuts off what is left")
         await self._until(lambda: not gate.num_active or self._signals > 1, self._grace)
-        service.abort_all()
+        for service in services:
+            service.abort_all()
         await self._until(lambda: not gate.num_active, _ABORT_SECONDS)
         self.should_exit = True
 
@@ -159,7 +161,13 @@ def allow_connections(count: int) -> None:
 
 
 def serve_until_stopped(
-    model: ServedModel, settings: ServeSettings, bound: socket.socket, url: str, *, ready: Callable[[], None]
+    model: ServedModel,
+    settings: ServeSettings,
+    bound: socket.socket,
+    url: str,
+    *,
+    ready: Callable[[], None],
+    adapters: Sequence[ServedModel] = (),
 ) -> dict[str, Any]:
     """Serve in this thread until a signal comes; returns how much was written.
 
@@ -169,12 +177,13 @@ def serve_until_stopped(
         bound: see `listen`.
         url: its address.
         ready: called as soon as connections are taken.
+        adapters: of the model, served beside it.
 
     Raises:
         UserError: it cannot start.
     """
     network = settings.network
-    application = build(model, settings)
+    application = build(model, settings, adapters)
     allow_connections(network.max_connections)
     bound.listen(_BACKLOG)
     if network.access_log:
@@ -182,14 +191,15 @@ def serve_until_stopped(
     if network.host not in LOOPBACK and not network.keys():
         log_info(f"--host {network.host} lets everybody in who reaches it: --api_key_file asks for a key")
     what = f"{model.name}, {model.stage} model, context {model.context}"
+    what += "".join(f", adapter {adapter.name}" for adapter in adapters)
     log_info(f"{what}, at {url} (page), {url}/v1 (OpenAI's API); Ctrl-C stops")
     ready()
     asyncio.run(UvicornServer(application, settings).serve([bound]))
-    service = application.service
+    services = application.services
     return {
         "url": url,
-        "prompt_tokens": _value(service.metrics.prompt_tokens),
-        "generated_tokens": service.engine.num_generated,
+        "prompt_tokens": _value(services[0].metrics.prompt_tokens),
+        "generated_tokens": sum(service.engine.num_generated for service in services),
     }
 
 

@@ -19,7 +19,8 @@ from cpplm.serve.async_engine import AsyncEngine
 from cpplm.serve.errors import ApiError, ShutdownError, to_api_error
 from cpplm.serve.logprobs import LogprobBuffer
 from cpplm.serve.metrics import Metrics
-from cpplm.serve.request_builder import ServedModel
+from cpplm.serve.request_builder import RequestBuilder, ServedModel
+from cpplm.serve.request_models import SamplingParams
 from cpplm.serve.response_formatters import ChoiceBuffer, Delta, ResponseFormatter
 from cpplm.serve.response_models import FinishReason, Usage
 from cpplm.serve.settings import RequestSettings
@@ -180,6 +181,30 @@ class Service:
         except ClientDisconnected:
             self.metrics.cancelled.inc()
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+class ModelRouter:
+    """Finds the model that a request names."""
+
+    def __init__(self, models: Sequence[tuple[Service, RequestBuilder]]) -> None:
+        """Of several models the first answers where none is named."""
+        self.models = models
+        self._by_name = {service.model.name: (service, builder) for service, builder in models}
+
+    def pick(self, params: SamplingParams) -> tuple[Service, RequestBuilder]:
+        """The service and the builder of a request's model.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        if not params.model:
+            return self.models[0]
+        if params.model not in self._by_name:
+            raise ApiError(
+                404, f"there is no model {params.model!r} here, only {', '.join(map(repr, self._by_name))}",
+                code="model_not_found", param="model",
+            )  # fmt: skip
+        return self._by_name[params.model]
 
 
 async def _collect(deltas: DeltaStream) -> list[ChoiceBuffer]:

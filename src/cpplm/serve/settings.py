@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import group
-from cpplm.core.storage import require_path
+from cpplm.core.settings import Argument, group
+from cpplm.core.storage import require_path, split_step
 from cpplm.generate.settings import DraftSettings, ModelSource, SchedulerLimits, ToolLimits, require_at_least
+from cpplm.train.checkpoint.format import check_run
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -176,6 +177,8 @@ class ServeSettings:
     """The model."""
     served_name: str = ""
     """Name of the model for clients (empty = the run's folder and step)."""
+    adapter: Annotated[tuple[str, ...], Argument("NAME=RUN")] = ()
+    """LoRA adapters of the model that are served beside it, each by its name."""
     tools: Path | None = None
     """Folder in which the model may search, read and compile by itself during a chat, in the sandbox."""
     tool_limits: Annotated[ToolLimits, group("tool")] = field(default_factory=ToolLimits)
@@ -189,10 +192,29 @@ class ServeSettings:
     requests: Annotated[RequestSettings, group("request")] = field(default_factory=RequestSettings)
     """Defaults and limits of requests."""
 
+    def __post_init__(self) -> None:
+        self.adapters()
+
+    def adapters(self) -> dict[str, str]:
+        """The runs of adapters, by name.
+
+        Raises:
+            UserError: not of the form NAME=RUN, or a name twice.
+        """
+        runs: dict[str, str] = {}
+        for entry in ",".join(self.adapter).split(",") if self.adapter else ():
+            name, _, run = entry.partition("=")
+            if not name or not run or name in (*runs, self.served_name):
+                raise UserError(f"--adapter {entry}", fix="Write NAME=RUN, each name once.")
+            runs[name] = run
+        return runs
+
     def check_paths(self) -> None:
-        """Refuse a project that is not there."""
+        """Refuse a project or a run that is not there."""
         if self.tools is not None:
             require_path(self.tools)
+        for run in self.adapters().values():
+            check_run(*split_step(run))
 
 
 def _refuse_no_time(name: str, seconds: float) -> None:

@@ -58,7 +58,7 @@ def render_conversation(
     """
     rendered = RenderedConversation()
     rendered.add([tokenizer.bos], supervised=False)
-    for number, message in enumerate(_turns(conversation)):
+    for number, message in enumerate(alternating_turns(conversation)):
         if number % 2:
             rendered.add([tokenizer.encode_special("<|assistant_start|>")], supervised=False)
             _add_parts(rendered, tokenizer, message["content"], f"message {number}")
@@ -81,7 +81,7 @@ def render_for_completion(
     Raises:
         UserError: as `render_conversation`.
     """
-    messages = list(_turns(conversation))
+    messages = list(alternating_turns(conversation))
     if len(messages) % 2 == 0:
         messages.pop()
     ids = render_conversation(tokenizer, {"messages": messages}, max_tokens=2**62).ids
@@ -89,8 +89,12 @@ def render_for_completion(
     return ids if len(ids) <= max_tokens else [ids[0], *ids[len(ids) - max_tokens + 1 :]]
 
 
-def _turns(conversation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Messages of user and assistant in turn, the system's joined to the first."""
+def alternating_turns(conversation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Messages of user and assistant in turn, the system's joined to the first.
+
+    Raises:
+        UserError: they do not take turns, or are no messages.
+    """
     messages = conversation.get("messages") if isinstance(conversation, Mapping) else None
     if not isinstance(messages, list) or not messages:
         raise UserError("a conversation has a list of messages", fix='Write {"messages": [{...}, ...]}.')

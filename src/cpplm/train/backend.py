@@ -87,6 +87,8 @@ class TrainModule(Protocol):
     """The kind of device: "cpu", "cuda", "mps" or "tpu"."""
     precision: str
     """The dtype of matrix products, by name."""
+    adapter_config: dict[str, Any] | None = None
+    """Of a LoRA adapter, which is all that `state` then gives: its record in PEFT's format."""
 
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
         """One optimizer step over the gradients of the `count` batches that `batches` gives."""

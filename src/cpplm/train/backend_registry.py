@@ -7,6 +7,7 @@ from typing import Protocol
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import count_tpus
+from cpplm.model.settings import LoraSettings
 from cpplm.train.backend import TrainBackend
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchBackend
@@ -26,6 +27,10 @@ class BackendChoice(Protocol):
     def device_type(self) -> str:
         """Empty for the best one present."""
 
+    @property
+    def lora(self) -> LoraSettings:
+        """Rank 0 for none."""
+
 
 def register_backend(name: str, factory: BackendFactory) -> None:
     """Make a library known to `open_backend`; `cpplm.jax.backend` does so when it is imported."""
@@ -38,6 +43,7 @@ def open_backend(settings: TrainSettings) -> TrainBackend:
     Raises:
         UserError: it is not registered, or does not train on the device that is asked for.
     """
+    refuse_lora_with_jax(settings)
     name = "jax" if trains_with_jax(settings) else "torch"
     if name not in _FACTORIES:
         raise UserError(
@@ -45,6 +51,19 @@ def open_backend(settings: TrainSettings) -> TrainBackend:
             fix="Train with 'cpplm train', or import cpplm.jax.backend before.",
         )
     return _FACTORIES[name](settings)
+
+
+def refuse_lora_with_jax(settings: BackendChoice) -> None:
+    """Refuse an adapter where JAX would train it.
+
+    Raises:
+        UserError: so it is.
+    """
+    if settings.lora.lora_rank and trains_with_jax(settings):
+        raise UserError(
+            "--lora_rank is PyTorch's, and --backend jax does not know it",
+            fix="Use --backend torch, or leave it out to train the whole model.",
+        )
 
 
 def trains_with_jax(settings: BackendChoice) -> bool:

@@ -18,6 +18,7 @@ from cpplm.core.progress import log_info, progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.flops import count_flops
+from cpplm.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import committed_steps, json_bytes
 from cpplm.train.checkpoint.save import RankShard, count_files
@@ -191,7 +192,9 @@ class CheckpointCallback(Callback):
             if dist.is_first:
                 self._writer.clear_partial(state.step)
         weights, optimizer = train_module.state()
-        tensors = {"model.safetensors": weights, "optimizer.safetensors": optimizer}
+        adapter = train_module.adapter_config
+        weights_file = ADAPTER_WEIGHTS if adapter else "model.safetensors"
+        tensors = {weights_file: weights, "optimizer.safetensors": optimizer}
         own = {
             "files": count_files(tensors),
             "loader": state.loader.to_json(),
@@ -213,6 +216,7 @@ class CheckpointCallback(Callback):
             "settings.json": json_bytes(to_dict(trainer.settings)),
             "tokenizer.json": trainer.tokenizer.to_json(),
             "state.json": json_bytes({**asdict(state), "loader": loader.to_json(), **self._provenance}),
+            **({ADAPTER_CONFIG: json_bytes(adapter)} if adapter else {}),
             **({"parent.json": json_bytes(self._parent)} if self._parent else {}),
         }
         self._writer.save(state.step, tensors, files if dist.is_first else {}, share)

@@ -66,17 +66,42 @@ def resolve_defaults(
     elif settings.depth == -1:
         settings = replace(settings, depth=DEPTH)
     config = model_config(settings, vocab_size, parent)
+    return resolve_batch(settings, config, devices, shares, earlier), reason
+
+
+def resolve_batch(
+    settings: TrainSettings,
+    config: ModelConfig,
+    devices: Devices,
+    shares: int,
+    earlier: Mapping[str, Any],
+    max_pass_tokens: float = math.inf,
+) -> TrainSettings:
+    """The settings with batches and validation tokens, for a model that is known; see `resolve_defaults`.
+
+    Args:
+        settings: as given; what is not -1 stays.
+        config: of the model.
+        devices: that train.
+        shares: so many times `device_batch_size` rows all processes compute at once.
+        earlier: the settings of the checkpoint that the run continues; empty for none.
+        max_pass_tokens: tokens of a forward pass, if nobody says.
+
+    Raises:
+        UserError: a given batch is not a whole number of forward passes.
+    """
     rate = devices.tokens_per_second(count_flops(config)["total"], MFU)
-    pass_tokens = validation_tokens = math.inf
+    pass_tokens, validation_tokens = max_pass_tokens, math.inf
     if devices.kind == "cpu":  # a forward pass alone is a third of the operations of training
-        pass_tokens, validation_tokens = rate / devices.count * _PASS_SECONDS, 3 * rate * _VALIDATION_SECONDS
+        pass_tokens = min(pass_tokens, rate / devices.count * _PASS_SECONDS)
+        validation_tokens = 3 * rate * _VALIDATION_SECONDS
     if settings.device_batch_size == -1:
         limit = earlier.get("device_batch_size", pass_tokens / settings.max_seq_len)
         settings = replace(settings, device_batch_size=_rows(settings, shares, limit))
     settings = with_batch_size(settings, config, shares)
     if settings.eval_tokens == -1:
         settings = replace(settings, eval_tokens=_eval_tokens(validation_tokens))
-    return settings, reason
+    return settings
 
 
 def _with_depth(settings: TrainSettings, vocab_size: int, devices: Devices) -> tuple[TrainSettings, str]:

@@ -13,7 +13,7 @@ handed out, without compiling and on one rank, is within 15 percent (tests/train
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.chunked_loss import chunk_rows
-from cpplm.model.settings import KernelSettings
+from cpplm.model.lora import add_lora
+from cpplm.model.settings import KernelSettings, LoraSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.buckets import SHARDED_FROM
 from cpplm.optim.groups import MATRIX, param_role
@@ -44,6 +45,7 @@ class MemoryPlan:
     shard: bool
     normuon: bool
     """True if Muon keeps second moments."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
 
     @classmethod
     def of(cls, settings: TrainSettings, config: ModelConfig, compute_dtype: torch.dtype) -> MemoryPlan:
@@ -56,6 +58,7 @@ class MemoryPlan:
             total_batch_size=settings.total_batch_size,
             shard=settings.shard,
             normuon=settings.rates.muon_beta2 > 0,
+            lora=settings.lora,
         )
 
     def accumulation(self, world_size: int) -> int:
@@ -107,8 +110,7 @@ def estimate_memory(plan: MemoryPlan, world_size: int, *, device_type: str = "cu
         world_size: ranks.
         device_type: of the device, as torch names it.
     """
-    with torch.device("meta"):
-        model = Transformer(plan.config, compute_dtype=plan.compute_dtype, kernels=plan.kernels)
+    model = _meta_model(plan, plan.kernels)
     shares = _RankParameters(model, world_size, shard=plan.shard)
     accumulates = plan.accumulation(world_size) > 1
     activations = trace_activations(plan, device_type)
@@ -160,11 +162,19 @@ def trace_activations(plan: MemoryPlan, device_type: str = "cuda") -> Activation
     )
 
 
-def _saved_bytes(plan: MemoryPlan, kernels: KernelSettings) -> int:
-    """Bytes of all tensors that autograd saves in one forward pass, but for parameters and buffers."""
+def _meta_model(plan: MemoryPlan, kernels: KernelSettings) -> Transformer:
+    """The model that is trained, without memory, with its adapter."""
     with torch.device("meta"):
         model = Transformer(plan.config, compute_dtype=plan.compute_dtype, kernels=kernels)
-        ids = torch.zeros(plan.device_batch_size, plan.config.max_seq_len, dtype=torch.int64)
+    if plan.lora.lora_rank:
+        add_lora(model, plan.lora, seed=0)
+    return model
+
+
+def _saved_bytes(plan: MemoryPlan, kernels: KernelSettings) -> int:
+    """Bytes of all tensors that autograd saves in one forward pass, but for parameters and buffers."""
+    model = _meta_model(plan, kernels)
+    ids = torch.zeros(plan.device_batch_size, plan.config.max_seq_len, dtype=torch.int64, device="meta")
     owned = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
     saved: dict[int, torch.UntypedStorage] = {}  # held, so that no other storage gets the same identity
 
@@ -210,13 +220,13 @@ def _gradients(shares: _RankParameters, plan: MemoryPlan, *, accumulates: bool) 
     """Bytes of gradients. Those of shards are whole until a step's last pass; of tables, rows looked up."""
     total = 0
     for name, parameter in shares.parameters.items():
-        if name in shares.sparse:
+        if name in shares.sparse or not parameter.requires_grad:
             continue
         total += shares.rows(parameter) if name in shares.sharded else parameter.numel()
         total += parameter.numel() if accumulates and name in shares.sharded else 0
     total *= FULL
     engram = plan.config.engram
-    if engram is not None and shares.sparse:
+    if engram is not None and shares.sparse and not plan.lora.lora_rank:
         looked_up = plan.total_batch_size // shares.ranks * len(engram.ngram_orders) * engram.num_heads
         total += len(shares.sparse) * looked_up * (8 + FULL * engram.head_dim)
     return total
@@ -241,7 +251,9 @@ def _optimizer(shares: _RankParameters, plan: MemoryPlan) -> tuple[int, int]:
     alike: dict[tuple[bool, torch.Size], int] = {}
     for name, parameter in shares.parameters.items():
         sharded = name in shares.sharded
-        if param_role(name) == MATRIX:
+        if not parameter.requires_grad:
+            continue
+        if param_role(name) == MATRIX and not plan.lora.lora_rank:
             alike[sharded, parameter.shape] = alike.get((sharded, parameter.shape), 0) + 1
             continue
         dealt = shares.ranks > 1 and parameter.numel() >= SHARDED_FROM

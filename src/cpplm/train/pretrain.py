@@ -75,18 +75,30 @@ class RunSummary:
     validation: dict[str, Any] | None
 
 
-def pretrain(settings: TrainSettings, extra_callbacks: Sequence[Callback] = ()) -> RunSummary:
+def pretrain(
+    settings: TrainSettings,
+    extra_callbacks: Sequence[Callback] = (),
+    *,
+    backend: TrainBackend | None = None,
+    run_type: type[PretrainRun] | None = None,
+) -> RunSummary:
     """Train a model, or go on with the run that `settings.out` holds; on every rank that torchrun started.
+
+    Args:
+        settings: of the run.
+        extra_callbacks: called after our own, on the first rank only.
+        backend: what trains; None for the one that the settings name.
+        run_type: a session of the run; None for `PretrainRun`.
 
     Raises:
         UserError: bad settings or data, or `out` holds a run that these settings do not continue.
         KeyboardInterrupt: stopped on request; the state is saved.
     """
     enable_huge_pages()
-    backend = open_backend(settings)
+    backend = backend or open_backend(settings)
     try:
         with backend.init_distributed() as dist:
-            run = PretrainRun(settings, backend, dist)
+            run = (run_type or PretrainRun)(settings, backend, dist)
             run.prepare()
             with (
                 run.lock_folder(),
@@ -121,7 +133,7 @@ class PretrainRun:
         self.backend, self.dist = backend, dist
         with dist.raise_on_all_ranks():
             self.readers = open_readers(settings)
-            self.tokenizer = Tokenizer.load(settings.tokenizer)
+            self.tokenizer = self._open_tokenizer(settings)
         self.devices = backend.devices(settings)
         self.settings, self.config, self.parent = self._resolve(settings)
         self.budget = training_budget(self.settings, self.config)
@@ -130,6 +142,9 @@ class PretrainRun:
         self.checkpoint: Checkpoint | None = None
         self.state = TrainState()
 
+    def _open_tokenizer(self, settings: TrainSettings) -> Tokenizer:
+        return Tokenizer.load(settings.tokenizer)
+
     def _resolve(self, settings: TrainSettings) -> tuple[TrainSettings, ModelConfig, dict[str, Any] | None]:
         """The settings, complete, the model, and the record of its parent.
 
@@ -137,7 +152,8 @@ class PretrainRun:
         """
 
         def choose() -> tuple[list[int], dict[str, Any], dict[str, Any] | None]:
-            earlier = earlier_checkpoint(settings)
+            location = settings.checkpoint_dir or settings.out / "checkpoints"
+            earlier = earlier_checkpoint(location, settings.upload_dir, settings.resume_from_step)
             config, record = find_parent(settings, self.tokenizer, earlier) or (None, None)
             vocab_size = self.tokenizer.vocab_size
             complete, reason = resolve_defaults(
@@ -249,11 +265,7 @@ class PretrainRun:
         log_info(describe_run(settings, self.config, self.budget, self.devices, memory, self.progress))
         self._refuse_damage(verification, wait=False)
         with self._open_batches() as batches:  # the first rows are tokenized while the model is compiled
-            weights = optimizer = self.checkpoint
-            if weights is None and settings.init_from:
-                weights = open_parent(settings.init_from)
-                optimizer = weights if settings.init_optimizer else None
-                log_info(f"starting from {weights.path()}, stage {weights.stage}")
+            weights, optimizer = self._initial_state()
             train_module = self.backend.build(
                 settings, self.config, self.tokenizer, weights, optimizer, self.budget
             )
@@ -276,6 +288,14 @@ class PretrainRun:
                     self._refuse_damage(verification, wait=True)
                     trainer.run()
 
+    def _initial_state(self) -> tuple[Checkpoint | None, Checkpoint | None]:
+        """The checkpoints whose weights and whose optimizer state this session begins with."""
+        if self.checkpoint is not None or not self.settings.init_from:
+            return self.checkpoint, self.checkpoint
+        parent = open_parent(self.settings.init_from)
+        log_info(f"starting from {parent.path()}, stage {parent.stage}")
+        return parent, parent if self.settings.init_optimizer else None
+
     def _refuse_damage(self, verification: Future[None], *, wait: bool) -> None:
         """Raise on all ranks what was found by now; with `wait`, what is found at all."""
         with self.dist.raise_on_all_ranks():
@@ -292,7 +312,11 @@ class PretrainRun:
         )
         # The source is closed first: the prefetcher's thread may be waiting for it.
         with closing(Prefetcher(map(self.backend.to_device, source))) as batches, closing(source):
-            yield warn_of_mismatches(batches, self.readers, self.tokenizer)
+            yield self._check_batches(batches)
+
+    def _check_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; the first is looked at."""
+        return warn_of_mismatches(batches, self.readers, self.tokenizer)
 
     def _open_log(self, train_module: TrainModule) -> RunLog:
         """The run log of the first rank, cut where the run goes on, with a record of this session."""

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
-from cpplm.core.storage import is_bucket, require_path
+from cpplm.core.storage import is_bucket, require_path, split_step
 from cpplm.dataloader.fim import FimSettings
 from cpplm.dataloader.settings import DataSettings
 from cpplm.model.config import ModelConfig
-from cpplm.model.settings import ArchitectureSettings, KernelSettings
+from cpplm.model.settings import ArchitectureSettings, KernelSettings, LoraSettings
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -119,6 +119,9 @@ class TrainSettings:
     or with a longer context; sft, on conversations (see `cpplm sft`)."""
     rope_scaling: Literal["none", "ntk"] = "none"
     """With a longer --max_seq_len than the parent's: its rotary base as it is, or NTK-aware."""
+
+    lora: Annotated[LoraSettings, group("LoRA")] = field(default_factory=LoraSettings)
+    """Train an adapter of the model of --init_from."""
 
     depth: int = -1
     """The one dial: transformer layers; width and learning rates follow from it (-1 = 20; on a CPU the most
@@ -259,8 +262,10 @@ class TrainSettings:
         for location in self.data_dir:
             require_path(location)
         Tokenizer.load(self.tokenizer)
-        if self.init_from:
-            require_path(self.init_from.rpartition(":")[0] or self.init_from)
+        if self.init_from and not (
+            self.out.exists() or self.upload_dir
+        ):  # a run goes on after its parent is gone
+            require_path(split_step(self.init_from)[0])
 
     def _check_ranges(self) -> None:
         for name in ("aspect_ratio", "head_dim", "keep_last"):
@@ -308,6 +313,18 @@ class TrainSettings:
         for name in ("init_optimizer", "rope_scaling") if not self.init_from else ():
             if getattr(self, name) != getattr(type(self), name):
                 raise UserError(f"--{name} does nothing without --init_from", fix="Leave it out.")
+        if self.lora.lora_rank and not self.init_from:
+            raise UserError("--lora_rank adapts a model that there is", fix="Add --init_from RUN.")
+        given = [name for name in ("init_optimizer", "shard") if getattr(self, name)]
+        given += [name for name in ("fp8", "nvfp4") if getattr(self.kernels, name)]
+        for name in given if self.lora.lora_rank else ():
+            raise UserError(
+                f"--{name} is of whole models, and --lora_rank trains an adapter", fix="Leave one out."
+            )
+        if self.lora.lora_rank and self.rates != LearningRates():
+            raise UserError(
+                "learning rates are of whole models, and --lora_rank trains an adapter", fix="Use --lora_lr."
+            )
         if self.stage != "base" and not self.init_from:
             raise UserError(f"--stage {self.stage} goes on from a model", fix="Add --init_from RUN.")
         if self.stage == "sft" and (self.fim.enabled or not self.data.document_mask):

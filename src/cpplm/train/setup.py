@@ -13,7 +13,7 @@ from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.token_normalization import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
-from cpplm.train.checkpoint.weights import load_tensors
+from cpplm.train.checkpoint.weights import load_weights
 from cpplm.train.compile import LossFunction, can_compile, compiled_losses
 from cpplm.train.distributed import TorchDistContext
 from cpplm.train.settings import TrainSettings
@@ -71,7 +71,7 @@ def build_model(
         init_weights(model, settings.seed)
         model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
     else:
-        load_full_state_dict(model, load_tensors(weights, "model.safetensors"))
+        load_full_state_dict(model, load_weights(weights))
     if kernels.fp8:
         convert_to_fp8(model, kernels.fp8_recipe)
     if kernels.nvfp4:

@@ -15,15 +15,25 @@ from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_dtype, peak_memory_bytes
+from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
 from cpplm.model.config import ModelConfig
+from cpplm.model.lora import (
+    ADAPTER_WEIGHTS,
+    adapter_config,
+    adapter_tensors,
+    add_lora,
+    check_targets,
+    load_adapter,
+)
 from cpplm.model.multi_token import count_targets
 from cpplm.model.transformer import Transformer
-from cpplm.optim.groups import build_optimizer
+from cpplm.optim.groups import build_lora_optimizer, build_optimizer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import Profiler, StepLosses, StepPlan, TrainBackend, TrainModule
 from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.compile import LossFunction
 from cpplm.train.devices import Devices, local_devices
@@ -68,12 +78,14 @@ class TorchBackend(TrainBackend):
         )
 
     @override
-    def estimate_memory(self, settings: TrainSettings, config: ModelConfig) -> int:
+    def estimate_memory(self, settings: TrainSettings, config: ModelConfig) -> int | None:
         plan = MemoryPlan.of(settings, config, choose_dtype(settings.precision, self._dist.device))
         return estimate_memory(plan, self._dist.world_size, device_type=self._dist.device.type).peak
 
     @override
     def check(self, settings: TrainSettings, config: ModelConfig) -> dict[str, Any]:
+        if settings.lora.lora_rank:
+            check_targets(config, settings.lora)
         return {"kernels": choose_kernels(settings, config, self._dist.device)}
 
     @override
@@ -90,6 +102,8 @@ class TorchBackend(TrainBackend):
         optimizer: Checkpoint | None,
         budget: TrainingBudget,
     ) -> TrainModule:
+        if settings.lora.lora_rank:
+            return self._build_adapter(settings, config, tokenizer, optimizer)
         model = build_model(settings, config, tokenizer, weights, self._dist)
         optimizer_of_model = build_optimizer(
             model,
@@ -102,17 +116,41 @@ class TorchBackend(TrainBackend):
             optimizer_of_model.load_named_state(load_tensors(optimizer, "optimizer.safetensors"))
         return TorchTrainModule(model, optimizer_of_model, loss_function(settings, model), self._dist)
 
+    def _build_adapter(
+        self, settings: TrainSettings, config: ModelConfig, tokenizer: Tokenizer, earlier: Checkpoint | None
+    ) -> TrainModule:
+        """The model of --init_from with an adapter, new or from an `earlier` checkpoint of the same run."""
+        model = build_model(settings, config, tokenizer, open_parent(settings.init_from), self._dist)
+        add_lora(model, settings.lora, seed=settings.seed)
+        optimizer = build_lora_optimizer(
+            model, settings.lora.lora_lr, settings.rates, process_group=self._dist.process_group
+        )
+        if earlier is not None:
+            load_adapter(model, load_tensors(earlier, ADAPTER_WEIGHTS))
+            optimizer.load_named_state(load_tensors(earlier, "optimizer.safetensors"))
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        log_info(f"LoRA of rank {settings.lora.lora_rank}: {trained:,} parameters are trained")
+        losses, record = loss_function(settings, model), adapter_config(model, settings.lora)
+        return TorchTrainModule(model, optimizer, losses, self._dist, adapter_config=record)
+
 
 class TorchTrainModule(TrainModule):
     """A transformer with its optimizer; `losses` is `model.training_losses`, possibly compiled."""
 
     def __init__(
-        self, model: Transformer, optimizer: MuonAdamW, losses: LossFunction, dist: DistContext
+        self,
+        model: Transformer,
+        optimizer: MuonAdamW,
+        losses: LossFunction,
+        dist: DistContext,
+        *,
+        adapter_config: dict[str, Any] | None = None,
     ) -> None:
         self.model = model
         self._optimizer = optimizer
         self._losses = losses
         self._dist = dist
+        self.adapter_config = adapter_config
         self.config, self.device, self.device_type = model.config, model.device, model.device.type
         self.precision = str(model.compute_dtype).removeprefix("torch.")
 
@@ -171,7 +209,10 @@ class TorchTrainModule(TrainModule):
     @override
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gather both from all ranks."""
-        return local_state_dict(self.model, self._dist), self._optimizer.named_state(partitioned=True)
+        weights = local_state_dict(self.model, self._dist)
+        if self.adapter_config is not None:
+            weights = adapter_tensors(weights)
+        return weights, self._optimizer.named_state(partitioned=True)
 
     @override
     def peak_memory(self) -> int:

@@ -145,6 +145,16 @@ def test_no_gradient_is_computed_that_nobody_asks_for(reduction: str) -> None:
     torch.testing.assert_close(loss, reference(hidden, weight, targets, 9, 15.0, reduction).detach())
 
 
+def test_a_frozen_weight_costs_nothing() -> None:
+    hidden, weight, targets = inputs(300, 30)
+    options = {"vocab_size": 30, "softcap": 15.0, "backend": "chunked"}
+    (expected,) = gradients(linear_cross_entropy(hidden, weight, targets, **options), hidden)
+    with patch.object(chunked_module, "_accumulate", side_effect=AssertionError):
+        loss = linear_cross_entropy(hidden, weight.detach(), targets, **options)
+        (found,) = gradients(loss, hidden)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("backend", ["native", "chunked"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_compiles_in_one_graph(backend: str, reduction: str) -> None:
@@ -174,6 +184,9 @@ def test_the_operators_keep_the_rules_of_torch() -> None:
         )
     torch.library.opcheck(
         operators.chunked_mean_loss.default, (hidden, weight, targets, 7, 15.0, True, False)
+    )
+    torch.library.opcheck(
+        operators.chunked_mean_loss.default, (hidden, weight.detach(), targets, 7, 15.0, True, False, True)
     )
     torch.library.opcheck(operators.chunked_each_loss.default, (hidden, weight, targets, 7, 15.0, False))
     torch.library.opcheck(

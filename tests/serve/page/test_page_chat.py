@@ -89,6 +89,7 @@ def test_a_base_model_says_so_and_writes_code(visit: Callable[[Served], Page], e
     with serving(engine, stage="base") as base:
         page = visit(base)
         expect(page.locator("#base")).to_contain_text("This is a base model")
+        expect(page.locator("#stage")).to_have_text("base model")
         pretend(page, "/v1/chat/completions", streamed("int x;\n\n", "  int y; // `z`", chat=True))
         page.locator("#message").fill("What is `x`?")
         page.keyboard.press("Enter")

@@ -59,7 +59,8 @@ def chunked_loss(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, option
     if reduction != "mean":
         return _each_loss(hidden_NC, weight_VC, targets_N, vocab_size, softcap, fused)
     gradients = torch.is_grad_enabled() and (hidden_NC.requires_grad or weight_VC.requires_grad)
-    return _mean_loss(hidden_NC, weight_VC, targets_N, vocab_size, softcap, gradients, fused)[0]
+    frozen = not weight_VC.requires_grad
+    return _mean_loss(hidden_NC, weight_VC, targets_N, vocab_size, softcap, gradients, fused, frozen)[0]
 
 
 # Custom operators, no torch.autograd.Function: a graph that has one is not kept in torch's cache on disk.
@@ -68,21 +69,24 @@ def chunked_loss(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, option
 @torch.library.custom_op("cpplm::chunked_mean_loss", mutates_args=())
 def _mean_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float,
-    gradients: bool, fused: bool,
+    gradients: bool, fused: bool, frozen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The loss; for the backward pass, which only scales them: the gradients of the sum, how many it has."""
+    """The loss; for the backward pass, which only scales them: the gradients of the sum, how many it has.
+
+    Of a `frozen` weight there is none.
+    """
     counted = (targets != IGNORE_INDEX).to(accum_dtype(hidden.dtype))
     count = counted.sum().clamp(min=1)
     losses, of_hidden, of_weight = _chunks(
-        hidden, weight, targets, counted, vocab_size, softcap, gradients, fused
+        hidden, weight, targets, counted, vocab_size, softcap, gradients, fused, frozen
     )
     return losses.sum() / count, of_hidden, of_weight, count
 
 
 @_mean_loss.register_fake
-def _(hidden, weight, targets, vocab_size, softcap, gradients, fused):  # type: ignore[no-untyped-def]
+def _(hidden, weight, targets, vocab_size, softcap, gradients, fused, frozen=False):  # type: ignore[no-untyped-def]
     del targets, vocab_size, softcap, fused
-    losses, of_hidden, of_weight = _results(hidden, weight, gradients)
+    losses, of_hidden, of_weight = _results(hidden, weight, gradients, frozen=frozen)
     return losses.new_empty(()), of_hidden, of_weight.to(weight.dtype), losses.new_empty(())
 
 
@@ -95,7 +99,7 @@ def _remember_gradients(ctx, inputs, output) -> None:  # type: ignore[no-untyped
 def _scale_gradients(ctx, upstream, *_):  # type: ignore[no-untyped-def]
     of_hidden, of_weight, count = ctx.saved_tensors
     factor = upstream / count
-    return of_hidden * factor, of_weight * factor, *[None] * 5
+    return of_hidden * factor, of_weight * factor if of_weight.numel() else None, *[None] * 6
 
 
 _mean_loss.register_autograd(_scale_gradients, setup_context=_remember_gradients)
@@ -153,15 +157,15 @@ def _(hidden, weight, targets, scale, vocab_size, softcap, fused):  # type: igno
 
 def _chunks(
     hidden: Tensor, weight: Tensor, targets: Tensor, scale: Tensor, vocab_size: int, softcap: float,
-    gradients: bool, fused: bool,
+    gradients: bool, fused: bool, frozen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Losses (N), and the gradients of sum(scale * losses), empty unless `gradients`.
+    """Losses (N), and the gradients of sum(scale * losses), empty unless `gradients`, of the weight also if
+    that is `frozen`.
 
     `fused` has the elementwise part compiled, for calls out of a compiled graph.
     """
-    losses, of_hidden, of_weight = _results(hidden, weight, gradients)
-    if gradients:
-        of_weight.zero_()
+    losses, of_hidden, of_weight = _results(hidden, weight, gradients, frozen=frozen)
+    of_weight.zero_()
     used_weight = weight[:vocab_size].to(hidden.dtype)
     differentiate = _compiled_softmax_gradient() if fused and gradients else _softmax_gradient
     rows = chunk_rows(hidden.device.type)
@@ -180,7 +184,8 @@ def _chunks(
             of_target_M1 = scale_M1 * excess_M1 * (1.0 - capped_M1.square())
             of_product_MU.scatter_(1, target_M1, of_target_M1.to(of_product_MU.dtype))
             torch.mm(of_product_MU, used_weight, out=of_hidden[chunk])
-            _accumulate(of_weight[:vocab_size], of_product_MU.T, hidden[chunk])
+            if not frozen:
+                _accumulate(of_weight[:vocab_size], of_product_MU.T, hidden[chunk])
         losses[chunk] = torch.where(counted_M, (total_M1.log() - softcap * capped_M1).squeeze(1), 0.0)
     return losses, of_hidden, of_weight.to(weight.dtype)
 
@@ -214,10 +219,14 @@ def _accumulate(sum_UC: Tensor, left_UM: Tensor, right_MC: Tensor) -> None:
         sum_UC += left_UM @ right_MC
 
 
-def _results(hidden: Tensor, weight: Tensor, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _results(
+    hidden: Tensor, weight: Tensor, gradients: bool, *, frozen: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Room for losses, gradient of hidden states, gradient of the weight."""
     losses = hidden.new_empty(hidden.size(0), dtype=accum_dtype(hidden.dtype))
     if not gradients:
         return losses, hidden.new_empty(0), weight.new_empty(0)
-    of_weight = torch.empty(weight.shape, dtype=accum_dtype(weight.dtype), device=weight.device)
+    of_weight = torch.empty(
+        0 if frozen else weight.shape, dtype=accum_dtype(weight.dtype), device=weight.device
+    )
     return losses, hidden.new_empty(hidden.shape), of_weight

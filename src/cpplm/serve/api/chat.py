@@ -32,7 +32,7 @@ from cpplm.serve.request_builder import RequestBuilder, off_event_loop
 from cpplm.serve.request_models import ChatMessageParam, ChatRequest, FunctionTool
 from cpplm.serve.response_formatters import ChatFormatter, Delta
 from cpplm.serve.response_models import ChatCompletionResponse, FunctionCall
-from cpplm.serve.service import FINISH_REASONS, DeltaStream, Service, UsageCounter, merge_streams
+from cpplm.serve.service import FINISH_REASONS, DeltaStream, ModelRouter, Service, UsageCounter, merge_streams
 
 _MAX_TOOL_THREADS = 4  # calls of the server's tools, each with processes of its own
 
@@ -43,9 +43,9 @@ Functions = Mapping[str, FunctionTool]
 class ChatEndpoint:
     """Responses to conversations."""
 
-    def __init__(self, service: Service, builder: RequestBuilder, box: ToolBox) -> None:
+    def __init__(self, router: ModelRouter, box: ToolBox) -> None:
         """Prepare; `box` has the server's tools."""
-        self._service, self._builder, self._box = service, builder, box
+        self._router, self._box = router, box
         self._threads = ToolThreads(_MAX_TOOL_THREADS)
 
     async def respond(self, params: ChatRequest, http: HttpRequest) -> Response:
@@ -54,43 +54,27 @@ class ChatEndpoint:
         Raises:
             ApiError: it is refused, or fails before anything was sent.
         """
-        service, builder = self._service, self._builder
+        service, builder = self._router.pick(params)
         builder.check(params)
         tools = () if params.tool_choice == "none" else params.tools or ()
         functions = {tool.function.name: tool.function for tool in tools}
         characters = sum(len(message.text) for message in params.messages)
-        request = await off_event_loop(lambda: self._request(params, functions), characters)
+        request = await off_event_loop(lambda: _request(params, functions, builder), characters)
         counter = UsageCounter(prompt_tokens=len(request.ids))
         service.metrics.prompt_tokens.inc(len(request.ids))
         tokenizer, context = service.model.engine.tokenizer, service.model.context
         loops = [ToolLoop(tokenizer, request, context, sample) for sample in range(params.num_choices)]
-        deltas = merge_streams([self._deltas(n, loop, functions, counter) for n, loop in enumerate(loops)])
+        deltas = merge_streams(
+            [self._deltas(service, n, loop, functions, counter) for n, loop in enumerate(loops)]
+        )
         formatter = ChatFormatter(service.model.name, include_usage=params.include_usage)
         return await service.respond(http, deltas, formatter, counter, stream=params.stream)
 
-    def _request(self, params: ChatRequest, functions: Functions) -> GenerationRequest:
-        builder = self._builder
-        builder.check_generates(params)
-        if params.top_logprobs is not None and not params.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs", code="invalid_value", param="top_logprobs")
-        sampling = builder.sampling(params)
-        messages = conversation_messages(params.messages, functions)
-        builder.check_length(sum(len(str(message["content"] or "")) for message in messages), "messages")
-        # A conversation that is too long would lose its beginning, and with it what it was told to do.
-        request = chat_request(
-            builder.model.engine, messages, replace(sampling, max_new_tokens=1),
-            logprobs=(params.top_logprobs or 0) if params.logprobs else None,
-        )  # fmt: skip
-        context = builder.model.context
-        if len(request.ids) >= context - 1:
-            raise too_long(f"{context - 1} or more", context, "messages")
-        return replace(request, settings=sampling)
-
     async def _deltas(
-        self, index: int, loop: ToolLoop, functions: Functions, counter: UsageCounter
+        self, service: Service, index: int, loop: ToolLoop, functions: Functions, counter: UsageCounter
     ) -> DeltaStream:
         """Yield one choice: what the model says between its calls."""
-        service, box = self._service, self._box.fresh()
+        box = self._box.fresh()
         begin, since = asyncio.get_running_loop().time(), None
         while loop.finish_reason is None:
             assert loop.request is not None  # noqa: S101  (neither a call nor the end)
@@ -129,6 +113,24 @@ def add_chat(routes: APIRouter, endpoint: ChatEndpoint) -> None:
     async def completions(params: ChatRequest, http: HttpRequest) -> Response:
         """Answer the last message of a conversation."""
         return await endpoint.respond(params, http)
+
+
+def _request(params: ChatRequest, functions: Functions, builder: RequestBuilder) -> GenerationRequest:
+    builder.check_generates(params)
+    if params.top_logprobs is not None and not params.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs", code="invalid_value", param="top_logprobs")
+    sampling = builder.sampling(params)
+    messages = conversation_messages(params.messages, functions)
+    builder.check_length(sum(len(str(message["content"] or "")) for message in messages), "messages")
+    # A conversation that is too long would lose its beginning, and with it what it was told to do.
+    request = chat_request(
+        builder.model.engine, messages, replace(sampling, max_new_tokens=1),
+        logprobs=(params.top_logprobs or 0) if params.logprobs else None,
+    )  # fmt: skip
+    context = builder.model.context
+    if len(request.ids) >= context - 1:
+        raise too_long(f"{context - 1} or more", context, "messages")
+    return replace(request, settings=sampling)
 
 
 # ---- messages and calls -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from cpplm.serve.request_builder import RequestBuilder, off_event_loop
 from cpplm.serve.request_models import CompletionRequest, FimRequest
 from cpplm.serve.response_formatters import ChatFormatter, CompletionFormatter, Delta
 from cpplm.serve.response_models import ChatCompletionResponse, CompletionResponse
-from cpplm.serve.service import DeltaStream, Service, UsageCounter
+from cpplm.serve.service import DeltaStream, ModelRouter, Service, UsageCounter
 from cpplm.tokenizer.special_tokens import BOS
 
 
@@ -36,7 +36,7 @@ class CompletionPrompt:
     """None where nothing is to be generated."""
 
 
-def add_completions(routes: APIRouter, service: Service, builder: RequestBuilder) -> None:
+def add_completions(routes: APIRouter, router: ModelRouter) -> None:
     """Add both routes."""
 
     @routes.post(
@@ -44,6 +44,7 @@ def add_completions(routes: APIRouter, service: Service, builder: RequestBuilder
     )
     async def completions(params: CompletionRequest, http: HttpRequest) -> Response:
         """Continue prompts, or fill in between a prompt and a `suffix`."""
+        service, builder = router.pick(params)
         _check(params, builder)
         characters = sum(map(len, params.prompts)) + len(params.suffix or "")
         prompts = await off_event_loop(
@@ -59,6 +60,7 @@ def add_completions(routes: APIRouter, service: Service, builder: RequestBuilder
     )
     async def fill_in(params: FimRequest, http: HttpRequest) -> Response:
         """Fill in between `prompt` and `suffix`; responses look like those of a chat."""
+        service, builder = router.pick(params)
         builder.check(params)
         characters = len(params.prompt) + len(params.suffix or "")
         request = await off_event_loop(lambda: _fim_request(params, builder), characters)

@@ -42,6 +42,7 @@ async function lookUpModel() {
   try {
     model = await servedModel({ key: settings.key });
     element("model").textContent = model.supports_fim ? model.id : `${model.id} (does not fill in: completes what is before the cursor)`;
+    element("stage").textContent = `${model.stage} model`;
     element("base").hidden = model.stage !== "base";
     say("");
   } catch (error) {

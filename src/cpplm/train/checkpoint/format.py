@@ -7,6 +7,7 @@
                 tokenizer.json         the tokenizer, whole
                 state.json             step, tokens, seconds, loader position
                 parent.json            of a run that started from another one: that, and its own parents
+                adapter_model.safetensors, adapter_config.json  LoRA in PEFT's format, instead of weights
                 imported.json          of an imported model instead of settings and state
                 manifest.json          sizes and sha256 of all of these, written last
 
@@ -33,6 +34,7 @@ from cpplm.core.run_log import LOG, read_run_log
 from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.model.config import ModelConfig
+from cpplm.model.hf_config import refuse_hf_checkpoint
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 MANIFEST = "manifest.json"
@@ -141,6 +143,16 @@ class Checkpoint:
         return self.json("parent.json") if "parent.json" in self.files else None
 
     @property
+    def manifest_hash(self) -> str:
+        """The sha256 of the manifest, and so of everything."""
+        return sha256(self.storage.read(f"{step_folder(self.step)}/{MANIFEST}"))
+
+    @property
+    def is_adapter(self) -> bool:
+        """True for a LoRA adapter, whose weights are those of `open_base` and a little beside them."""
+        return "adapter_config.json" in self.files
+
+    @property
     def supports_fim(self) -> bool:
         """True if documents were rearranged for fill-in-the-middle; False for an imported model."""
         if "settings.json" not in self.files:
@@ -238,9 +250,47 @@ def check_run(run: str | Path, step: int | None = None) -> None:
     if not is_bucket(run):
         storage = checkpoint_storage(run)
         if not is_bucket(storage.location):
-            open_checkpoint(storage, step)
+            checkpoint = open_checkpoint(storage, step)
+            _refuse_hf(checkpoint)
+            if checkpoint.is_adapter and not is_bucket(checkpoint.json("parent.json")["location"]):
+                open_base(checkpoint)
 
 
 def open_run(run: str | Path, step: int | None = None) -> Checkpoint:
-    """The newest checkpoint of a run, or that of `step`; see `checkpoint_storage`."""
-    return open_checkpoint(checkpoint_storage(run), step)
+    """The newest checkpoint of a run, or that of `step`; see `checkpoint_storage`.
+
+    Raises:
+        UserError: there is none, or its model is not one of ours.
+    """
+    checkpoint = open_checkpoint(checkpoint_storage(run), step)
+    _refuse_hf(checkpoint)
+    return checkpoint
+
+
+def _refuse_hf(checkpoint: Checkpoint) -> None:
+    if "config.json" in checkpoint.files:
+        refuse_hf_checkpoint(checkpoint.json("config.json"), checkpoint.path())
+
+
+def open_base(adapter: Checkpoint) -> Checkpoint:
+    """The checkpoint that an adapter adapts, by the record of its parent.
+
+    Raises:
+        UserError: it is not there any more, or another one is.
+    """
+    record = adapter.json("parent.json")
+    where = f"{record['location']}, step {record['step']:,}"
+    try:
+        base = open_checkpoint(Storage(record["location"]), record["step"])
+    except DamagedError:
+        raise
+    except UserError as error:
+        raise UserError(
+            f"{adapter.path()} is an adapter of {where}, which is not there", fix="Put its base back."
+        ) from error
+    if base.manifest_hash != record["manifest"]:
+        raise UserError(
+            f"{adapter.path()} is an adapter of another model than the one in {where}",
+            fix="Put its base back.",
+        )
+    return base

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import flatten, to_dict
-from cpplm.core.storage import is_bucket, sha256
+from cpplm.core.storage import is_bucket, split_step
 from cpplm.model.config import ModelConfig
 from cpplm.model.settings import ArchitectureSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint.format import MANIFEST, Checkpoint, open_run, step_folder
+from cpplm.train.checkpoint.format import Checkpoint, open_run
 from cpplm.train.settings import TrainSettings
 
 _SHAPE_SETTINGS = ("aspect_ratio", "head_dim", "num_kv_heads", "window_pattern")
@@ -22,10 +23,7 @@ def open_parent(init_from: str) -> Checkpoint:
     Raises:
         UserError: no such run, or no such step in it.
     """
-    run, colon, step = init_from.rpartition(":")
-    if not colon or not step.isdecimal() or (is_bucket(init_from) and not run.partition("://")[2]):
-        return open_run(init_from)
-    return open_run(run, int(step))
+    return open_run(*split_step(init_from))
 
 
 def parent_config(settings: TrainSettings) -> ModelConfig | None:
@@ -84,11 +82,11 @@ def parent_record(checkpoint: Checkpoint) -> dict[str, Any]:
     Returns:
         "location" and "step", "manifest" (sha256 of it), "stage", and the "parent" of its own, if any.
     """
-    manifest = checkpoint.storage.read(f"{step_folder(checkpoint.step)}/{MANIFEST}")
+    location = checkpoint.storage.location
     return {
-        "location": checkpoint.storage.location,
+        "location": location if is_bucket(location) else str(Path(location).resolve()),
         "step": checkpoint.step,
-        "manifest": sha256(manifest),
+        "manifest": checkpoint.manifest_hash,
         "stage": checkpoint.stage,
         "parent": checkpoint.parent,
     }

@@ -13,6 +13,7 @@ from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.config import ModelConfig
+from cpplm.model.hf_config import HfModelConfig
 from cpplm.train.checkpoint.format import Checkpoint, committed_steps, open_checkpoint, step_folder
 from cpplm.train.checkpoint.save import copy_checkpoint, delete_files
 from cpplm.train.distributed import DistContext
@@ -29,7 +30,7 @@ MODEL_SETTINGS = (
     "window_pattern",
     "architecture",
 )
-FIXED_SETTINGS = ("total_batch_size", "seed", "fim")
+FIXED_SETTINGS = ("total_batch_size", "seed", "fim", "lora")
 
 
 def find_checkpoint(
@@ -70,21 +71,26 @@ def find_checkpoint(
     return checkpoint
 
 
-def earlier_checkpoint(settings: TrainSettings) -> Checkpoint | None:
+def earlier_checkpoint(location: str | Path, upload_dir: str = "", step: int = -1) -> Checkpoint | None:
     """The checkpoint that a run goes on from; None for a new run.
+
+    Args:
+        location: of its checkpoints.
+        upload_dir: where they are uploaded to, if anywhere.
+        step: go on from this one (-1 = from the newest).
 
     Raises:
         UserError: as `choose_checkpoint`.
     """
-    locations = [settings.checkpoint_dir or str(settings.out / "checkpoints"), settings.upload_dir]
     there = [
-        place for place in locations if is_bucket(place) or (place and Path(place).expanduser().is_dir())
+        place
+        for place in (location, upload_dir)
+        if is_bucket(place) or (place and Path(place).expanduser().is_dir())
     ]
     if not there:
         return None
     local, remote = Storage(there[0]), Storage(there[1]) if len(there) > 1 else None
-    step = settings.resume_from_step if settings.resume_from_step >= 0 else None
-    return choose_checkpoint(local, remote, step)
+    return choose_checkpoint(local, remote, step if step >= 0 else None)
 
 
 def choose_checkpoint(
@@ -111,7 +117,7 @@ def _refuse_another_run(
 ) -> None:
     then, now = checkpoint.json("settings.json"), to_dict(settings)
     then_provenance = checkpoint.json("state.json")
-    then_model, now_model = to_dict(checkpoint.config()), to_dict(config)
+    then_model, now_model = _model_record(checkpoint, config), to_dict(config)
     fixed = FIXED_SETTINGS if then_model == now_model else (*MODEL_SETTINGS, *FIXED_SETTINGS)
     differences = [
         f"--{path[-1]} was {before}, is {after}"
@@ -132,6 +138,14 @@ def _refuse_another_run(
             f"{checkpoint.storage.location} holds another run: {'; '.join(differences)}",
             fix="Name another --out, or delete the folder to start anew.",
         )
+
+
+def _model_record(checkpoint: Checkpoint, config: ModelConfig | HfModelConfig) -> dict[str, Any]:
+    """The model of a checkpoint; of ours, fields that were added since have their defaults."""
+    record: dict[str, Any] = checkpoint.json("config.json")
+    if isinstance(config, HfModelConfig) or "architecture" in record:
+        return record
+    return to_dict(checkpoint.config())
 
 
 def _changes(

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
+from cpplm.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.format import Checkpoint, open_base
 
 MAX_FILE_BYTES = 5_000_000_000  # many tools and some file systems dislike larger ones
 _CHUNK = 16 << 20  # bytes handed over at once: large enough to cost no calls, small beside the tensors
@@ -42,6 +43,21 @@ def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
     return tensors
 
 
+def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """All weights of the model; an adapter is merged into those of its base.
+
+    Raises:
+        UserError: the base is gone, or not the one that the adapter was trained on.
+    """
+    if not checkpoint.is_adapter:
+        return load_tensors(checkpoint, "model.safetensors")
+    adapter, config = load_tensors(checkpoint, ADAPTER_WEIGHTS), checkpoint.json(ADAPTER_CONFIG)
+    try:
+        return merge_adapter(load_weights(open_base(checkpoint)), adapter, config)
+    except (KeyError, RuntimeError) as error:
+        raise UserError(f"{checkpoint.path()}: the adapter does not fit its base: {error}") from error
+
+
 def load_model(
     checkpoint: Checkpoint,
     *,
@@ -58,7 +74,7 @@ def load_model(
         model = Transformer(checkpoint.config(), compute_dtype=compute_dtype, kernels=kernels)
     model.to_empty(device=device)
     try:
-        model.load_state_dict(load_tensors(checkpoint, "model.safetensors"), strict=True)
+        model.load_state_dict(load_weights(checkpoint), strict=True)
     except RuntimeError as error:
         raise UserError(f"{checkpoint.path()}: weights do not fit the configuration: {error}") from error
     return model

@@ -1,0 +1,234 @@
+"""A causal model of the transformers library as the training loop sees it, whole or with a LoRA adapter.
+
+The model computes without dropout. What is trained is float32; products are in the run's precision.
+
+Conversations that share a row do not see each other: `transformers` builds a block-diagonal mask where
+position ids begin anew. Whether a model keeps to it is tried out; one that does not, such as one with a
+recurrent state, gets each conversation as a row of its own, padded on the right.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from typing_extensions import override
+
+from cpplm.core.errors import UserError
+from cpplm.core.hardware import choose_dtype
+from cpplm.core.progress import log_info
+from cpplm.dataloader.loader import Batch
+from cpplm.model.hf_config import HfModelConfig
+from cpplm.model.lora import ADAPTER_WEIGHTS
+from cpplm.post_training.hf_adapter import adapter_record, with_adapter
+from cpplm.post_training.hf_folder import HfFolder
+from cpplm.tokenizer.special_tokens import IGNORE_INDEX
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.backend import StepLosses, StepPlan, TrainModule
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.weights import load_tensors
+from cpplm.train.distributed import TorchDistContext
+from cpplm.train.settings import TrainSettings
+from cpplm.train.torch_backend import TorchBackend, TorchTrainModule
+from cpplm.train.training_length import TrainingBudget
+
+_MAX_GRADIENT_NORM = 1.0
+_STATE = ("step", "exp_avg", "exp_avg_sq")  # of torch.optim.AdamW, by parameter
+# Input ids, targets, position ids.
+Rows = tuple[Tensor, Tensor, Tensor]
+
+
+class HfBackend(TorchBackend):
+    """Makes `HfTrainModule`s, on one device."""
+
+    def __init__(self, settings: TrainSettings, source: HfFolder) -> None:
+        """Nothing is loaded yet."""
+        super().__init__(settings)
+        self.source = source
+
+    @override
+    def estimate_memory(self, settings: TrainSettings, config: Any) -> None:
+        return None
+
+    @override
+    def check(self, settings: TrainSettings, config: Any) -> dict[str, Any]:
+        if self._dist.world_size > 1:
+            raise UserError("models of transformers are trained on one device", fix="Start without torchrun.")
+        return {}
+
+    @override
+    def build(
+        self,
+        settings: TrainSettings,
+        config: Any,
+        tokenizer: Tokenizer,
+        weights: Checkpoint | None,
+        optimizer: Checkpoint | None,
+        budget: TrainingBudget,
+    ) -> TrainModule:
+        dtype = choose_dtype(settings.precision, self._dist.device)
+        lora = settings.lora
+        model = self.source.load(dtype if lora.lora_rank else torch.float32).to(self._dist.device).eval()
+        packs = isolates_conversations(model)
+        if not packs:
+            log_info(f"{config.architecture} does not tell conversations in a row apart: one in each row")
+        if lora.lora_rank:
+            model = with_adapter(model, lora, settings.seed)
+        if weights is not None:
+            load_trained(model, weights)
+        trained = sum(weight.numel() for weight in trained_parameters(model).values())
+        log_info(f"training {trained:,} parameters of {type(model).__name__}")
+        rate = lora.lora_lr if lora.lora_rank else settings.rates.matrix_lr
+        module = HfTrainModule(model, config, rate, dtype, self._dist, packs=packs)
+        if optimizer is not None:
+            module.load_optimizer(load_tensors(optimizer, "optimizer.safetensors"))
+        return module
+
+
+class HfTrainModule(TorchTrainModule):
+    """A model of `transformers`, or a `PeftModel` around one, with AdamW."""
+
+    def __init__(
+        self, model: Any, config: HfModelConfig, rate: float, dtype: torch.dtype,
+        dist: TorchDistContext, *, packs: bool,
+    ) -> None:  # fmt: skip
+        """Take a model that is where it shall compute; `packs` as `isolates_conversations` says."""
+        self.model, self._dist, self._packs, self._dtype = model, dist, packs, dtype
+        self.config: Any = config
+        self.adapter_config = adapter_record(model) if config.lora_rank else None
+        self.device, self.device_type = dist.device, dist.device.type
+        self.precision = str(dtype).removeprefix("torch.")
+        self._parameters = trained_parameters(model)
+        self._rate = rate
+        self._optimizer: Any = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=rate,
+            weight_decay=0.0,
+            fused=self.device_type == "cuda",
+        )
+
+    @override
+    def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
+        passes = list(batches)
+        targets = max(1, sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in passes))
+        nats = torch.zeros((), device=self.device)
+        for batch in passes:
+            for rows in packed_rows(batch) if self._packs else single_rows(batch):
+                loss = self._sum_of_nats(*(tensor.to(self.device, non_blocking=True) for tensor in rows))
+                (loss / targets).backward()
+                nats += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MAX_GRADIENT_NORM)
+        self._optimizer.param_groups[0]["lr"] = self._rate * plan.learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        mean = float(nats) / targets
+        return StepLosses(mean, mean, 0.0, 0.0, float(norm))
+
+    def _sum_of_nats(self, inputs_BT: Tensor, targets_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """Cross-entropy, summed over the targets that count."""
+        positions = {"position_ids": positions_BT} if self._packs else {}
+        logits_BTV = self._logits(inputs_BT, **positions)
+        counted_BT = targets_BT != IGNORE_INDEX
+        return F.cross_entropy(logits_BTV[counted_BT].float(), targets_BT[counted_BT], reduction="sum")
+
+    def _logits(self, inputs_BT: Tensor, **positions: Tensor) -> Tensor:
+        with torch.autocast(self.device_type, self._dtype, enabled=self._dtype != torch.float32):
+            return self.model(input_ids=inputs_BT, use_cache=False, **positions).logits
+
+    @override
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
+        logits_BTV = self._logits(ids_BT)
+        return F.cross_entropy(
+            logits_BTV.transpose(1, 2).float(), targets_BT, ignore_index=IGNORE_INDEX, reduction=reduction
+        )
+
+    @override
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is trained, an adapter alone where there is one."""
+        optimizer = {
+            f"{name}.{key}": self._optimizer.state[parameter][key]
+            for name, parameter in self._parameters.items()
+            for key in _STATE
+        }
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}, optimizer
+
+    def load_optimizer(self, tensors: dict[str, Tensor]) -> None:
+        """Go on with moments that `state` gave."""
+        state = {
+            number: {key: tensors[f"{name}.{key}"] for key in _STATE}
+            for number, name in enumerate(self._parameters)
+        }
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def packed_rows(batch: Batch) -> Iterator[Rows]:
+    """The rows of a batch as they are, with positions that begin anew in each conversation."""
+    documents_BT = batch.documents
+    assert documents_BT is not None  # noqa: S101  (for mypy: `cpplm sft` asks for them)
+    places_T = torch.arange(documents_BT.shape[1])
+    begins_BT = F.pad(documents_BT[:, 1:] != documents_BT[:, :-1], (1, 0), value=True)
+    starts_BT = torch.where(begins_BT, places_T, 0).cummax(dim=1).values
+    yield batch.inputs, batch.targets, places_T - starts_BT
+
+
+def single_rows(batch: Batch) -> Iterator[Rows]:
+    """The conversations of a batch, each a row, those of similar length together."""
+    assert batch.documents is not None  # noqa: S101  (as above)
+    texts = [
+        (ids_T[documents_T == number], targets_T[documents_T == number])
+        for ids_T, targets_T, documents_T in zip(batch.inputs, batch.targets, batch.documents, strict=True)
+        for number in range(int(documents_T.max()) + 1)
+    ]
+    texts = [text for text in texts if (text[1] != IGNORE_INDEX).any()]  # the rest is padding
+    texts.sort(key=lambda text: len(text[0]))
+    while texts:
+        longest = len(texts[-1][0])
+        count = max(1, batch.inputs.numel() // longest)
+        some, texts = texts[-count:], texts[:-count]
+        inputs_BT = pad_sequence([ids_T for ids_T, _ in some], batch_first=True)
+        targets_BT = pad_sequence([targets_T for _, targets_T in some], True, IGNORE_INDEX)
+        yield inputs_BT, targets_BT, torch.arange(longest).expand_as(inputs_BT)
+
+
+@torch.no_grad()
+def isolates_conversations(model: Any) -> bool:
+    """Whether position ids that begin anew keep what stands before them out of sight, tried out."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return False
+    length, vocab_size = 8, model.get_input_embeddings().weight.shape[0]
+    first = torch.arange(length)
+    pairs = [torch.cat([first + shift, first]) for shift in (1, length)]
+    inputs_BT = (torch.stack(pairs) % vocab_size).to(model.device)
+    positions_BT = first.repeat(2).expand_as(inputs_BT).to(model.device)
+    logits = model(input_ids=inputs_BT, position_ids=positions_BT, use_cache=False).logits[:, length:]
+    return torch.allclose(logits[0], logits[1], rtol=0.0, atol=1e-5 * float(logits.abs().max()))
+
+
+def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
+    """The parameters that are trained, shared ones once, by name; an adapter's as in PEFT's files."""
+    return {
+        name.replace(".default.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def load_trained(model: Any, checkpoint: Checkpoint) -> None:
+    """Give what is trained the values of a checkpoint.
+
+    Raises:
+        UserError: the checkpoint is of other parameters.
+    """
+    name = ADAPTER_WEIGHTS if checkpoint.is_adapter else "model.safetensors"
+    tensors, parameters = load_tensors(checkpoint, name), trained_parameters(model)
+    if tensors.keys() != parameters.keys():
+        raise UserError(f"{checkpoint.path()} holds other weights than those that are trained")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
