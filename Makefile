@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPPLM := $(BIN)/cpplm
 
-.PHONY: help demo clean-demo test test-slow test-all coverage test-tpu bench lint format clean
+.PHONY: help demo demo-adapt clean-demo test test-slow test-all coverage test-tpu bench lint format clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -32,6 +32,21 @@ demo: $(VENV)/.installed  ## C++ projects to a model: corpus, tokenizer, train, 
 	$(CPPLM) generate $(DEMO)/run --examples --max_new_tokens 80 --save
 	$(CPPLM) runs page $(DEMO)/run
 	@echo 'Chat and complete C++ in a browser or an editor: $(CPPLM) serve $(DEMO)/run'
+
+# ---- demo-adapt: the demo's model to one that knows your code -----------------------------------------------
+ADAPT ?= runs/adapt
+TASKS ?= fix ask
+
+demo-adapt: $(VENV)/.installed  ## the demo's model adapted to PROJECTS="DIR ...": training on, tasks, fine-tuning, comparison
+	@test -n "$(PROJECTS)" || { echo 'make: say whose code: make demo-adapt PROJECTS="~/src/mine ~/src/other"' >&2; exit 2; }
+	@test -d $(DEMO)/run/checkpoints || $(MAKE) demo PROJECTS=
+	$(CPPLM) corpus build $(PROJECTS) --out $(ADAPT)/corpus --val_fraction 0.15
+	$(CPPLM) train $(ADAPT)/corpus --config recipes/adapt.toml --init_from $(DEMO)/run --stage mid --rope_scaling ntk --tokenizer $(DEMO)/tokenizer.json --out $(ADAPT)/mid
+	$(CPPLM) tasks build $(ADAPT)/corpus --projects $(PROJECTS) --kinds $(TASKS) --num_train 500 --num_val 150 --out $(ADAPT)/tasks
+	$(CPPLM) tasks audit $(ADAPT)/tasks --num_items 10
+	$(CPPLM) sft $(ADAPT)/tasks --init_from $(ADAPT)/mid --out $(ADAPT)/sft --max_minutes 5
+	$(CPPLM) evaluate tasks $(ADAPT)/sft --tasks $(ADAPT)/tasks --against $(ADAPT)/mid $(DEMO)/run --guards $(ADAPT)/corpus
+	@echo 'Ask it about your code in a browser: $(CPPLM) serve $(ADAPT)/sft --tools $(firstword $(PROJECTS))'
 
 clean-demo:  ## forget the demo and start over
 	@test ! -e $(DEMO) || test -d $(DEMO)/corpus || \
