@@ -26,7 +26,7 @@ from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem
 from cpplm.tasks.kind import CORRECT, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind
-from cpplm.tasks.source import TaskSource
+from cpplm.tasks.source import TaskSource, round_robin
 
 _LONGEST_RESULT = 900  # characters: a short context has to hold it
 _PER_FILE = {"function": 12, "type": 12, "value": 8, "line": 4, "count": 4}
@@ -56,18 +56,8 @@ class AskKind(TaskKind):
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Questions on the files that documents of the split were made of, projects in turn."""
-        projects = [
-            iter(self._of_project(source, split, name, root)) for name, root in source.projects.items()
-        ]
-        made = 0
-        while projects and made < count:
-            for questions in list(projects):
-                item = next(questions, None)
-                if item is None:
-                    projects.remove(questions)
-                elif made < count:
-                    made += 1
-                    yield item
+        projects = source.projects.items()
+        return round_robin((self._of_project(source, split, *project) for project in projects), count)
 
     def _of_project(self, source: TaskSource, split: Split, name: str, root: Path) -> Iterator[TaskItem]:
         files = [

@@ -24,7 +24,7 @@ from cpplm.judge.scoring import find_forbidden
 from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem
 from cpplm.tasks.kind import CORRECT, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind
-from cpplm.tasks.source import TaskSource
+from cpplm.tasks.source import TaskSource, round_robin
 
 _MAX_COMMITS = 20_000
 _CHANGED_LINES = range(1, 61)
@@ -44,20 +44,12 @@ class CommitKind(TaskKind):
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Newest commits first, projects in turn; validation has files whose documents are of validation."""
-        histories = [
+        histories = (
             _edits(name, root, source, split)
             for name, root in source.projects.items()
             if (root / ".git").exists()
-        ]
-        made = 0
-        while histories and made < count:
-            for history in list(histories):
-                item = next(history, None)
-                if item is None:
-                    histories.remove(history)
-                elif made < count:
-                    made += 1
-                    yield item
+        )
+        return round_robin(histories, count)
 
     def cut(self, text: str) -> str:
         """What stands in the block of code."""

@@ -5,7 +5,7 @@ It is there to learn from: a compiler cannot tell a good body from an empty one,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rapidfuzz.distance import Levenshtein
 
@@ -13,17 +13,7 @@ from cpplm.core.shards import Split
 from cpplm.judge.scoring import find_forbidden, function_body, is_empty
 from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem
-from cpplm.tasks.kind import (
-    BODY_CHEATS,
-    CORRECT,
-    GENERAL_CHEATS,
-    MALFORMED,
-    PARSES,
-    Answer,
-    Grade,
-    TaskKind,
-    cut_body,
-)
+from cpplm.tasks.kind import CORRECT, MALFORMED, PARSES, Answer, BodyKind, Grade
 from cpplm.tasks.mutations import line_tokens
 from cpplm.tasks.source import TaskSource
 
@@ -32,7 +22,7 @@ _DOC_BYTES = 800
 _ALIKE = 0.95  # share of tokens
 
 
-class DocKind(TaskKind):
+class DocKind(BodyKind):
     """Comment and signature to body."""
 
     name = "doc"
@@ -64,21 +54,9 @@ class DocKind(TaskKind):
                     made += 1
                     yield item
 
-    def cut(self, text: str) -> str:
-        """The body."""
-        return cut_body(text)
-
-    def is_complete(self, text: str) -> bool:
-        """True behind the closing brace."""
-        return function_body(text).complete
-
     def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
         """Compare token by token; nothing is compiled."""
         return [_compare(item, answer.text) for item, answer in answers]
-
-    def cheats(self, item: TaskItem) -> Mapping[str, str]:
-        """Those of every body."""
-        return GENERAL_CHEATS | BODY_CHEATS
 
 
 def _compare(item: TaskItem, answer: str) -> Grade:

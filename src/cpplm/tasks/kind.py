@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cpplm.core.shards import Split
-from cpplm.judge.scoring import function_body
+from cpplm.judge.executor import Program
+from cpplm.judge.scoring import function_body, is_empty
 from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem
 from cpplm.tasks.source import TaskSource
@@ -76,12 +77,6 @@ class TaskKind(Protocol):
         """Answers that are worth nothing, by name; no reward of theirs may be above `PARSES`."""
 
 
-def cut_body(text: str) -> str:
-    """A function's body up to its closing brace; everything when it does not end."""
-    body = function_body(text)
-    return body.text if body.complete else text
-
-
 GENERAL_CHEATS = {
     "empty": "",
     "blank": " \n\t\n",
@@ -116,3 +111,39 @@ BODY_CHEATS = {
     "trap": "__builtin_trap();\n}",
 }
 """Bodies that compile and do nothing."""
+
+
+class BodyKind(TaskKind):
+    """Tasks whose answers are bodies of functions, up to the closing brace."""
+
+    def cut(self, text: str) -> str:
+        """Up to the closing brace; everything when there is none."""
+        body = function_body(text)
+        return body.text if body.complete else text
+
+    def is_complete(self, text: str) -> bool:
+        """True behind the closing brace."""
+        return function_body(text).complete
+
+    def cheats(self, item: TaskItem) -> Mapping[str, str]:
+        """Those of every body."""
+        return GENERAL_CHEATS | BODY_CHEATS
+
+
+class TestedBodyKind(BodyKind):
+    """Bodies that tests judge: between `data["before"]` and `data["after"]` they make a program."""
+
+    __test__ = False  # no test of pytest's
+
+    def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
+        """All assertions hold, or there is no credit."""
+        programs = [Program(item.data["before"], answer.text, item.data["after"]) for item, answer in answers]
+        verdicts = dict(grader.judge.judge(programs))
+        grades = []
+        for number, (item, answer) in enumerate(answers):
+            outcome: str = verdicts[number].outcome
+            if is_empty(answer.text) or not function_body(answer.text).complete:
+                outcome = "not a body"
+            reward = CORRECT if outcome == "pass" else PARSES if outcome == "wrong answer" else MALFORMED
+            grades.append(Grade(reward, outcome, answer.text.split() == item.answer.split()))
+        return grades

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import tree_sitter
@@ -21,13 +21,13 @@ from cpplm.cpp.lexer import lex
 from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
 from cpplm.judge.executor import Program
-from cpplm.judge.scoring import COMPILED, function_body, is_empty
+from cpplm.judge.scoring import COMPILED
 from cpplm.sandbox.compiler import COMPILE_LIMITS
 from cpplm.sandbox.limits import MIB, ResourceLimits
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem
-from cpplm.tasks.kind import BODY_CHEATS, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind, cut_body
+from cpplm.tasks.kind import BODY_CHEATS, TestedBodyKind
 from cpplm.tasks.source import SourceDocument, TaskSource
 
 _INTEGERS = frozenset({
@@ -88,7 +88,7 @@ class _Function:
     """Where the statements of the body begin, in it."""
 
 
-class OwnKind(TaskKind):
+class OwnKind(TestedBodyKind):
     """Bodies, or their ends, of functions whose behavior is tested."""
 
     name = "own"
@@ -112,31 +112,6 @@ class OwnKind(TaskKind):
                         if made < count:
                             made += 1
                             yield item
-
-    def cut(self, text: str) -> str:
-        """Up to the closing brace."""
-        return cut_body(text)
-
-    def is_complete(self, text: str) -> bool:
-        """True behind the closing brace."""
-        return function_body(text).complete
-
-    def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
-        """By the tests: all hold, or there is no credit."""
-        programs = [Program(item.data["before"], answer.text, item.data["after"]) for item, answer in answers]
-        verdicts = dict(grader.judge.judge(programs))
-        grades = []
-        for number, (item, answer) in enumerate(answers):
-            outcome: str = verdicts[number].outcome
-            if is_empty(answer.text) or not function_body(answer.text).complete:
-                outcome = "not a body"
-            reward = 1.0 if outcome == "pass" else PARSES if outcome == "wrong answer" else MALFORMED
-            grades.append(Grade(reward, outcome, answer.text.split() == item.answer.split()))
-        return grades
-
-    def cheats(self, item: TaskItem) -> Mapping[str, str]:
-        """Those of every body."""
-        return GENERAL_CHEATS | BODY_CHEATS
 
 
 def _functions(document: SourceDocument) -> list[_Function]:

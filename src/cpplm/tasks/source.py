@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cpplm.core.shards import SPLITS, ShardReader, Split
 from cpplm.core.storage import sha256
@@ -15,6 +15,7 @@ from cpplm.corpus.compile.compiler import main_source
 from cpplm.cpp.parser import Language
 from cpplm.tasks.grader import Grader
 
+T = TypeVar("T")
 STANDALONE = ("compilable", "inlined")
 """Kinds of documents that are made to compile on their own."""
 MAX_DOCUMENT_CHARS = 40_000
@@ -107,6 +108,19 @@ class TaskSource:
     def split_of(self, project: str, file: str) -> Split | None:
         """The split of the documents that a file was made into; None if it made none."""
         return self._splits.get((project, file))
+
+
+def round_robin(sources: Iterable[Iterator[T]], count: int) -> Iterator[T]:
+    """Up to `count` values, one of each source in turn."""
+    waiting, made = list(sources), 0
+    while waiting and made < count:
+        for source in list(waiting):
+            value = next(source, None)
+            if value is None:
+                waiting.remove(source)
+            elif made < count:
+                made += 1
+                yield value
 
 
 def excerpt(text: str, start: int, end: int, before: int, after: int) -> tuple[str, str]:

@@ -8,18 +8,15 @@ templates that it does not have.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count as numbers
 from typing import Any
 
 from cpplm.core.shards import Split
 from cpplm.core.storage import sha256
-from cpplm.judge.executor import Program
-from cpplm.judge.scoring import function_body, is_empty
-from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem
-from cpplm.tasks.kind import BODY_CHEATS, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind, cut_body
+from cpplm.tasks.kind import TestedBodyKind
 from cpplm.tasks.source import TaskSource
 
 _HEADERS = "#include <cassert>\n#include <string>\n"
@@ -116,7 +113,7 @@ _WORDS = (
 )
 
 
-class TinyKind(TaskKind):
+class TinyKind(TestedBodyKind):
     """Functions that are described in a few words."""
 
     name = "tiny"
@@ -153,42 +150,9 @@ class TinyKind(TaskKind):
             kind=self.name, level="template" if template.unseen else "constants", split=split, group=group,
             project="tiny", license="Apache-2.0",
             prompt=f"Write the body of `{signature}`, which returns {says}.", answer=f"    {body}\n}}",
-            prefix=f"// Returns {says}.\n{signature} {{\n", data={"signature": signature, "tests": tests},
+            prefix=f"// Returns {says}.\n{signature} {{\n",
+            data={"before": f"{_HEADERS}{signature} {{\n", "after": f"\n{tests}"},
         )  # fmt: skip
-
-    def cut(self, text: str) -> str:
-        """The body."""
-        return cut_body(text)
-
-    def is_complete(self, text: str) -> bool:
-        """True behind the closing brace."""
-        return function_body(text).complete
-
-    def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
-        """By the tests."""
-        return grade_by_tests(answers, grader, _HEADERS)
-
-    def cheats(self, item: TaskItem) -> Mapping[str, str]:
-        """Those of every body."""
-        return GENERAL_CHEATS | BODY_CHEATS
-
-
-def grade_by_tests(answers: Sequence[tuple[TaskItem, Answer]], grader: Grader, headers: str) -> list[Grade]:
-    """Grade bodies of `data["signature"]` by `data["tests"]`: all assertions hold, or there is no credit."""
-    programs = [
-        Program(f"{headers}{item.data['signature']} {{\n", answer.text, f"\n{item.data['tests']}")
-        for item, answer in answers
-    ]
-    verdicts = dict(grader.judge.judge(programs))
-    grades = []
-    for number, (item, answer) in enumerate(answers):
-        outcome: str = "empty" if is_empty(answer.text) else verdicts[number].outcome
-        whole = function_body(answer.text)
-        if not whole.complete or whole.text != answer.text.rstrip():
-            outcome = "not a body"
-        reward = 1.0 if outcome == "pass" else PARSES if outcome == "wrong answer" else MALFORMED
-        grades.append(Grade(reward, outcome, answer.text.split() == item.answer.split()))
-    return grades
 
 
 def _tests(
