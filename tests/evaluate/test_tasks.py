@@ -9,13 +9,16 @@ from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from cpplm.core.statistics import mcnemar_p_value, paired_bootstrap_interval
+from cpplm.core.storage import Storage
 from cpplm.evaluate.models.chat import chat_template_ids
 from cpplm.evaluate.models.code_model import ChatAnswer, CodeModel, Completion
 from cpplm.evaluate.models.hf_model import HfModel
-from cpplm.evaluate.task_settings import TaskEvalSettings
+from cpplm.evaluate.settings import EvalTarget, EvaluatedModel
+from cpplm.evaluate.task_comparison import evaluate_tasks
+from cpplm.evaluate.task_settings import TaskEvalSettings, TasksCommand
 from cpplm.evaluate.task_suite import answer_tasks, compare, figures_of, grade_answers
 from cpplm.tasks.build import build_tasks, open_grader
-from cpplm.tasks.item import TaskItem, read_tasks
+from cpplm.tasks.item import TaskItem, read_tasks, write_tasks
 from cpplm.tasks.settings import TaskBuildSettings
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
@@ -136,3 +139,22 @@ def test_a_chat_template_asks_for_the_answer(tasks: Path, items: list[TaskItem],
     assert model._tokens.bytes_of(ids) == b"<user>a + b<assistant>"
     answers = answer_tasks(model, items[:2], TaskEvalSettings(tasks), {}, None)
     assert len(answers) == 2
+
+
+def test_tasks_that_need_tools_are_left_out_beside_servers(
+    small_run: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop").mkdir()
+    item = TaskItem("ask", "value", "val", "g", "shop", "MIT", "What?", "5", data={"result": "5"})
+    tiny = TaskItem(
+        "tiny", "constants", "val", "g", "tiny", "MIT", "Write.", "}", "f {", data={"before": "", "after": ""}
+    )
+    write_tasks(Storage(tmp_path / "tasks", create=True), [item, tiny], projects={}, headers=[])
+    pretrain(dataclasses.replace(small_run, out=tmp_path / "run"))
+    command = TasksCommand(
+        EvalTarget(EvaluatedModel(run=str(tmp_path / "run"), device_type="cpu")),
+        TaskEvalSettings(tmp_path / "tasks"),
+    )
+    result = evaluate_tasks(command)
+    assert result["models"][0]["tasks"].keys() == {"tiny"}
+    assert "1 tasks need tools on a project: left out" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from cpplm.evaluate.task_suite import (
 )
 from cpplm.tasks.build import open_grader
 from cpplm.tasks.item import first_of_each_kind, read_tasks
+from cpplm.tasks.kinds import KINDS
 
 FILE = "tasks.json"
 _GUARD_BYTES = 400_000
@@ -40,14 +41,18 @@ def evaluate_tasks(command: TasksCommand) -> dict[str, Any]:
     """
     settings = command.tasks
     items = first_of_each_kind(read_tasks(settings.tasks, "val", settings.kinds), settings.num_items)
-    if not items:
-        raise UserError(f"{settings.tasks} has no held-out tasks of these kinds", fix="Build more of them.")
     recorded = Storage(settings.tasks).read_json(MANIFEST)["tasks"]
-    boxes = tool_boxes(items, recorded["projects"])
-    items = [item for item in items if not item.data.get("needs_tools") or item.project in boxes]
+    targets = [command.target, *(_rival(name, command.target) for name in settings.against)]
+    boxes = tool_boxes(items, recorded["projects"]) if all(each.model.run for each in targets) else {}
+    usable = [item for item in items if not KINDS[item.kind].needs_tools or item.project in boxes]
+    if len(usable) < len(items):
+        log_info(f"{len(items) - len(usable)} tasks need tools on a project: left out")
+    items = usable
+    if not items:
+        raise UserError(f"{settings.tasks} has no held-out tasks for these models", fix="Build more kinds.")
     grader = open_grader(settings.tasks, settings.headers, settings.workers)
     models, graded = [], list[list[GradedAnswer]]()
-    for target in (command.target, *(_rival(name, command.target) for name in settings.against)):
+    for target in targets:
         evaluation = Evaluation(target)
         log_info(f"answering: {evaluation.model.name}")
         answers = answer_tasks(evaluation.model, items, settings, boxes, evaluation.folder)

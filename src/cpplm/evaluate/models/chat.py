@@ -85,4 +85,4 @@ def refuse_tools(boxes: Sequence[ToolBox | None]) -> None:
         UserError: there are some.
     """
     if any(box is not None for box in boxes):
-        raise UserError("tools are for runs of cpplm alone", fix="Leave out --kinds ask.")
+        raise UserError("tools are for runs of cpplm alone", fix="Leave out tasks that need them.")
