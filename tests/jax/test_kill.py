@@ -120,13 +120,15 @@ def start_two_hosts(
     out: Path,
     *more: str,
     of_second: tuple[str, ...] = (),
+    corpus_of_second: Path | None = None,
     program_of_second: str = SLOW_SAVES,
 ) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     return [
-        start(corpus, tokenizer, out, *more, *number * of_second, "--multi_host", chips=4,
+        start((number and corpus_of_second) or corpus, tokenizer, out, *more, *number * of_second,
+              "--multi_host", chips=4,
               program=program_of_second if number else SLOW_SAVES,
               JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(number))
         for number in range(2)
@@ -166,11 +168,13 @@ def test_hosts_with_other_settings_end_with_a_message(
     corpus: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
     """And so do those whose neighbour has no corpus: none waits for one that has ended."""
-    for wrong, message in (
-        (("--eval_every", "7"), "process 1 differs from the first one: eval_every 7, not -1"),
-        (("--data_dir", str(tmp_path / "nothing")), "nothing"),
+    for wrong, other, message in (
+        (("--eval_every", "7"), corpus, "process 1 differs from the first one: eval_every 7, not -1"),
+        ((), tmp_path / "nothing", "nothing"),
     ):
-        hosts = start_two_hosts(corpus, tokenizer_path, tmp_path / "run", of_second=wrong)
+        hosts = start_two_hosts(
+            corpus, tokenizer_path, tmp_path / "run", of_second=wrong, corpus_of_second=other
+        )
         for host in hosts:
             _, said = host.communicate(timeout=600)
             assert host.returncode == 2, said
