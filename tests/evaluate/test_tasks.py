@@ -14,7 +14,7 @@ from cpplm.evaluate.models.chat import chat_template_ids
 from cpplm.evaluate.models.code_model import ChatAnswer, CodeModel, Completion
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.settings import EvalTarget, EvaluatedModel
-from cpplm.evaluate.task_comparison import evaluate_tasks
+from cpplm.evaluate.task_comparison import evaluate_tasks, format_comparison
 from cpplm.evaluate.task_settings import TaskEvalSettings, TasksCommand
 from cpplm.evaluate.task_suite import answer_tasks, compare, figures_of, grade_answers
 from cpplm.tasks.build import build_tasks, open_grader
@@ -158,3 +158,16 @@ def test_tasks_that_need_tools_are_left_out_beside_servers(
     result = evaluate_tasks(command)
     assert result["models"][0]["tasks"].keys() == {"tiny"}
     assert "1 tasks need tools on a project: left out" in capsys.readouterr().err
+
+
+def test_guards_stand_beside_the_tasks(
+    tasks: Path, small_run: TrainSettings, corpus: Path, tmp_path: Path
+) -> None:
+    pretrain(dataclasses.replace(small_run, out=tmp_path / "run", num_iterations=1))
+    settings = TaskEvalSettings(tasks, num_items=1, guards=str(corpus))
+    target = EvalTarget(EvaluatedModel(run=str(tmp_path / "run"), device_type="cpu"))
+    result = evaluate_tasks(TasksCommand(target, settings))
+    guards = result["models"][0]["guards"]
+    assert guards["bits_per_byte"] > 1
+    assert 0 <= guards["fim_exact_match"] <= guards["fim_edit_similarity"] <= 1
+    assert "fim_exact_match: A " in format_comparison(result)

@@ -94,7 +94,8 @@ def _guards(evaluation: Evaluation, settings: TaskEvalSettings) -> dict[str, flo
     """Bits per byte and exact fillings of held-out documents: what fine-tuning must not cost."""
     bits = evaluation.bits_per_byte(BpbSettings(settings.guards, eval_bytes=_GUARD_BYTES, context_bytes=0))
     fim = evaluation.fim(FimEvalSettings(problems="", files=settings.guards, max_new_tokens=64))
-    return {"bits_per_byte": bits["bits_per_byte"], "fim_exact_match": fim["exact_match"]}
+    found = {name: fim["files"]["all"][name]["value"] for name in ("exact_match", "edit_similarity")}
+    return {"bits_per_byte": bits["bits_per_byte"], **{f"fim_{name}": each for name, each in found.items()}}
 
 
 def _shown(graded: list[list[GradedAnswer]]) -> list[dict[str, Any]]:
