@@ -92,7 +92,7 @@ def corpus(projects: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(corpus: Path, projects: Path, out: Path, **more: object) -> TaskBuildSettings:
-    kinds = ("tiny", "fix", "fill", "doc", "ask", "commit")
+    kinds = ("tiny", "fix", "denoise", "fill", "doc", "ask", "commit")
     defaults: dict = {"kinds": kinds, "num_train": 6, "num_val": 3}
     return TaskBuildSettings(data_dir=str(corpus), out=out, projects_dir=projects, **defaults | more)
 

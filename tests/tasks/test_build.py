@@ -16,7 +16,7 @@ from cpplm.tasks.kind import Answer, Grade
 from cpplm.tasks.kinds import KINDS
 from tests.tasks.conftest import settings
 
-OF_CODE = ("fix", "fill", "doc", "ask", "commit")
+OF_CODE = ("fix", "denoise", "fill", "doc", "ask", "commit")
 
 
 def test_every_kind_has_tasks_in_both_splits(tasks: Path) -> None:
@@ -92,7 +92,16 @@ def grades(tasks: Path, kind: str, *answers: str, level: str = "") -> list[float
 
 
 def test_fix_wants_the_words_of_the_line(tasks: Path) -> None:
-    assert grades(tasks, "fix", "{gold}", "\n  {gold}\nmore", "", "int unrelated = 5;") == [1, 1, 0, 0]
+    assert grades(tasks, "fix", "{gold}", "\n  {gold}\nmore", "", "x = unrelated(5, 6) + other->thing[7];") == [
+        1, 1, 0, 0,
+    ]  # fmt: skip
+
+
+def test_denoise_wants_the_line_itself_and_has_more_than_fix(tasks: Path) -> None:
+    assert grades(tasks, "denoise", "{gold}", "", "int unrelated = 5;") == [1, 0, 0]
+    items = read_tasks(tasks, "train", ["denoise"])
+    assert len({item.answer for item in items}) == len(items)
+    assert not any("error:" in item.prompt.rsplit("Line ", 1)[1] for item in items)
 
 
 def test_fix_takes_other_punctuation_that_compiles(tasks: Path) -> None:

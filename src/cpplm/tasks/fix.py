@@ -7,8 +7,9 @@ broken line (BIFI's rule, arXiv 2106.06600), and its words (names, numbers, text
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 from rapidfuzz.distance import Levenshtein
 
@@ -21,11 +22,11 @@ from cpplm.tasks.mutations import line_tokens, mutate, words_of
 from cpplm.tasks.source import SourceDocument, TaskSource, excerpt
 
 MAX_TOKEN_EDITS = 4
-PER_DOCUMENT = 8
+PER_DOCUMENT = 8  # before the next one; again, once all were used
 _FRAMED = re.compile(r"Line \d+: `(.*)`")
 _BATCH = 24  # documents whose mutants are compiled together
 _LINE_CHARS = range(8, 110)
-_BEFORE, _AFTER = 500, 250  # characters of code around the line
+_BEFORE, _AFTER = 200, 100  # characters of code around the line; what they cost is answers not learned
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,18 @@ class FixKind(TaskKind):
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Lines of documents that compile, broken so that the compiler's first error is at them."""
         made = 0
-        documents = source.compiling(split)
-        while made < count and (batch := [each for _, each in zip(range(_BATCH), documents, strict=False)]):
-            mutants = [mutant for document in batch for mutant in _mutants(document, source)]
+        of_documents = _mutants(source.compiling(split), source)
+        while made < count and (batch := list(islice(of_documents, _BATCH))):
+            mutants = [mutant for of_document in batch for mutant in of_document]
             found = source.grader.compile(
-                [each.text for each in mutants], [each.document.language for each in mutants], "break lines"
-            )
+                [each.text for each in mutants], [each.document.language for each in mutants], "break lines",
+                standards=[each.document.standard for each in mutants],
+            )  # fmt: skip
             for mutant, verdict in zip(mutants, found, strict=True):
                 late = mutant.number + (mutant.kind == "dropped punctuation")  # it is missed a line later
                 if not verdict.compiles and mutant.number <= verdict.line <= late and made < count:
                     made += 1
-                    yield _item(mutant, verdict.error, split)
+                    yield _item(self.name, mutant, f"error: {verdict.error}\n", split)
 
     def cut(self, text: str) -> str:
         """The first line that is not blank, out of its frame if it has one, without layout around it."""
@@ -90,6 +92,7 @@ class FixKind(TaskKind):
             [item.data["before"] + answer.text + item.data["after"] for item, answer in pairs],
             [item.data["language"] for item, _ in pairs],
             "compile repairs",
+            standards=[item.data["standard"] for item, _ in pairs],
         )
         for place, verdict in zip(places, found, strict=True):
             worth = (CORRECT, "repaired") if verdict.compiles else (PARSES, "compile error")
@@ -113,8 +116,49 @@ class FixKind(TaskKind):
         }
 
 
-def _mutants(document: SourceDocument, source: TaskSource) -> Iterator[_Mutant]:
-    """Broken lines of a document, each of another kind as far as there are."""
+class DenoiseKind(FixKind):
+    """Broken lines as those of `fix`, without compiling them, and so without a message: cheap, and many.
+
+    For training beside `fix`, as Yasunaga & Liang train on corrupted programs first (arXiv 2005.10636): small
+    models learn to copy all but the error from them.
+    """
+
+    name = "denoise"
+
+    def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
+        """Lines of documents, each of the same text once."""
+        made = 0
+        seen: set[str] = set()
+        for mutant in chain.from_iterable(_mutants(source.standalone(split), source)):
+            if made < count and mutant.line not in seen:
+                seen.add(mutant.line)
+                made += 1
+                yield _item(self.name, mutant, "", split)
+
+    def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
+        """The original line alone is right: whether another one compiles was not looked at."""
+        grades = [_look(item, answer.text) for item, answer in answers]
+        return [
+            Grade(CORRECT, "repaired", exact=True) if grade.exact
+            else replace(grade, outcome="another repair") if grade.outcome == "candidate" else grade
+            for grade in grades
+        ]  # fmt: skip
+
+
+def _mutants(documents: Iterable[SourceDocument], source: TaskSource) -> Iterator[list[_Mutant]]:
+    """Some broken lines of each document, then some more of each, until all lines were broken once."""
+    waiting: Iterable[Iterator[_Mutant]] = (_mutants_of(document, source) for document in documents)
+    while waiting:
+        left = []
+        for mutants in waiting:
+            if batch := list(islice(mutants, PER_DOCUMENT)):
+                left.append(mutants)
+                yield batch
+        waiting = left
+
+
+def _mutants_of(document: SourceDocument, source: TaskSource) -> Iterator[_Mutant]:
+    """The broken lines of a document, each of another kind as far as there are."""
     rng = source.rng(f"fix {document.id}")
     lines, start = [], 0
     for line in document.text.split("\n"):
@@ -128,7 +172,8 @@ def _mutants(document: SourceDocument, source: TaskSource) -> Iterator[_Mutant]:
             lines.append((start + line.index(code[0]), code))
         start += len(line) + 1
     kinds: dict[str, int] = {}
-    for at, code in rng.sample(lines, min(len(lines), PER_DOCUMENT)):
+    rng.shuffle(lines)
+    for at, code in lines:
         options = [each for each in mutate(code, rng) if each[1] != code]
         if options:
             kind, broken = min(options, key=lambda option: kinds.get(option[0], 0))
@@ -136,22 +181,22 @@ def _mutants(document: SourceDocument, source: TaskSource) -> Iterator[_Mutant]:
             yield _Mutant(document, kind, at, code, broken.strip())
 
 
-def _item(mutant: _Mutant, message: str, split: Split) -> TaskItem:
+def _item(kind: str, mutant: _Mutant, message: str, split: Split) -> TaskItem:
     document, number = mutant.document, mutant.number
     text, end = document.text, mutant.start + len(mutant.line)
     before, after = excerpt(text, mutant.start, end, _BEFORE, _AFTER)
     code = f"{before}{mutant.broken}{after}".rstrip("\n")
-    complaint = f"Line {number}: `{mutant.broken}`\nerror: {message}\nWrite it correctly, in the same form."
+    complaint = f"Line {number}: `{mutant.broken}`\n{message}Write it correctly, in the same form."
     # The answer begins like the place that it is copied from, which helps small models to find it.
     said = {"role": "assistant", "content": f"Line {number}: `{mutant.line}`"}
     return TaskItem(
-        kind=FixKind.name, level=mutant.kind, split=split, group=document.id, project=document.project,
+        kind=kind, level=mutant.kind, split=split, group=document.id, project=document.project,
         license=document.license,
         prompt=f"```cpp\n{code}\n```\n{complaint}",
         answer=mutant.line, prefix=before, suffix=after, turns=(said,),
         data={
-            "before": text[: mutant.start], "after": text[end:], "broken": mutant.broken,
-            "language": document.language,
+            "before": text[: mutant.start] if message else before, "after": text[end:] if message else after,
+            "broken": mutant.broken, "language": document.language, "standard": document.standard,
         },
     )  # fmt: skip
 

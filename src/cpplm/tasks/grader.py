@@ -75,28 +75,41 @@ class Grader:
             self._file = JsonlFile(path)
 
     def compile(
-        self, texts: Sequence[str], language: Language | Sequence[Language], what: str = "compile"
+        self,
+        texts: Sequence[str],
+        language: Language | Sequence[Language],
+        what: str = "compile",
+        *,
+        standards: Sequence[str] = (),
     ) -> list[Diagnostic]:
-        """The verdict on each document, compiled on its own."""
+        """The verdict on each document, compiled on its own.
+
+        Args:
+            texts: the documents.
+            language: of all of them, or of each.
+            what: is said beside the progress bar.
+            standards: the one that each is known to be written for; without it they are tried in turn.
+        """
         languages = [language] * len(texts) if isinstance(language, str) else language
         with (
             ThreadPoolExecutor(self._workers) as pool,
             progress_bar(len(texts), what, "text", disable=self._quiet) as bar,
         ):
 
-            def work(text: str, language: Language) -> Diagnostic:
-                found = self._compile(text, language)
+            def work(text: str, language: Language, standard: str) -> Diagnostic:
+                found = self._compile(text, language, standard)
                 bar.update()
                 return found
 
-            return list(pool.map(work, texts, languages))
+            return list(pool.map(work, texts, languages, standards or [""] * len(texts)))
 
-    def _compile(self, text: str, language: Language) -> Diagnostic:
+    def _compile(self, text: str, language: Language, standard: str) -> Diagnostic:
         text = text.encode("utf-8", errors="replace").decode()
-        key = sha256(f"{self._key} {language}\n{text}".encode())[:32]
+        key = sha256(f"{self._key} {language}{standard}\n{text}".encode())[:32]
         if key in self._found:
             return self._found[key]
-        result = compile_document(text, language, self.sandbox, self._headers, STANDARDS)
+        standards = (standard,) if standard and language == "c++" else STANDARDS
+        result = compile_document(text, language, self.sandbox, self._headers, standards)
         found = Diagnostic(result.compiles, result.first_error, result.place[0], result.standard)
         with self._lock:
             self._found[key] = found

@@ -10,7 +10,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
 from cpplm.core.storage import require_path
 
-KindName = Literal["tiny", "fix", "fill", "doc", "own", "ask", "commit"]
+KindName = Literal["tiny", "fix", "denoise", "fill", "doc", "own", "ask", "commit"]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,8 @@ class SourceDocument:
     license: str
     kind: str
     docstrings: tuple[Mapping[str, int], ...]
+    standard: str = ""
+    """Of C++, that it compiles under."""
 
     @property
     def language(self) -> Language:
@@ -71,8 +73,8 @@ class TaskSource:
             row for shard in reader.shards(split) for row in reader.table(shard, list(columns)).to_pylist()
         ]
 
-    def compiling(self, split: Split) -> Iterator[SourceDocument]:
-        """The documents of a split that compile on their own, projects in turn so that none prevails."""
+    def standalone(self, split: Split) -> list[SourceDocument]:
+        """The documents of a split that are made to compile, projects in turn so that none prevails."""
         rows = [
             row for row in self.documents(split)
             if row["kind"] in STANDALONE and len(row["text"]) <= MAX_DOCUMENT_CHARS
@@ -82,19 +84,25 @@ class TaskSource:
         for row in rows:
             turn[row["project"]] = row["turn"] = turn.get(row["project"], 0) + 1
         rows.sort(key=lambda row: row["turn"])  # stable
-        documents = [
+        return [
             SourceDocument(
                 row["text"], row["id"], row["project"], tuple(row["files"]), row["license"], row["kind"],
                 tuple(row["docstrings"] or ()),
             )
             for row in rows
         ]  # fmt: skip
+
+    def compiling(self, split: Split) -> Iterator[SourceDocument]:
+        """Those of them that do compile."""
+        documents = self.standalone(split)
         for start in range(0, len(documents), _BATCH):
             batch = documents[start : start + _BATCH]
             found = self.grader.compile(
                 [each.text for each in batch], [each.language for each in batch], "compile documents"
             )
-            yield from (each for each, verdict in zip(batch, found, strict=True) if verdict.compiles)
+            for document, verdict in zip(batch, found, strict=True):
+                if verdict.compiles:
+                    yield replace(document, standard=verdict.standard)
 
     @cached_property
     def _splits(self) -> dict[tuple[str, str], Split]:
