@@ -92,9 +92,8 @@ def grades(tasks: Path, kind: str, *answers: str, level: str = "") -> list[float
 
 
 def test_fix_wants_the_words_of_the_line(tasks: Path) -> None:
-    assert grades(tasks, "fix", "{gold}", "\n  {gold}\nmore", "", "x = unrelated(5, 6) + other->thing[7];") == [
-        1, 1, 0, 0,
-    ]  # fmt: skip
+    other = "x = unrelated(5, 6) + other->thing[7];"
+    assert grades(tasks, "fix", "{gold}", "\n  {gold}\nmore", "", other) == [1, 1, 0, 0]
 
 
 def test_denoise_wants_the_line_itself_and_has_more_than_fix(tasks: Path) -> None:

@@ -28,6 +28,7 @@ from cpplm.serve.response_models import (
     CompletionResponse,
     FinishReason,
     FunctionCall,
+    ServerToolCall,
     Usage,
 )
 from cpplm.serve.sse import DONE
@@ -44,6 +45,7 @@ class Delta:
     """With their probabilities, where these were asked for."""
     tool_call: FunctionCall | None = None
     """Call of a client's function, which the client is to make."""
+    server_tool_call: ServerToolCall | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -54,6 +56,7 @@ class ChoiceBuffer:
     text: str = ""
     tokens: list[ListedToken] | None = None
     tool_calls: list[FunctionCall] = field(default_factory=list)
+    server_tool_calls: list[ServerToolCall] = field(default_factory=list)
     finish_reason: FinishReason = "length"
 
     def append(self, delta: Delta) -> None:
@@ -61,6 +64,8 @@ class ChoiceBuffer:
         self.text += delta.text
         if delta.tool_call is not None:
             self.tool_calls.append(delta.tool_call)
+        if delta.server_tool_call is not None:
+            self.server_tool_calls.append(delta.server_tool_call)
         if delta.tokens is not None:
             self.tokens = self.tokens or []
             self.tokens += delta.tokens
@@ -176,10 +181,13 @@ class ChatFormatter(OpenAIFormatter):
     @override
     def chunk(self, delta: Delta) -> ApiResponse:
         message = ChatDelta()
-        if delta.text or not (delta.tool_call or delta.finish_reason) or not self._role_chunk:
+        says_else = delta.tool_call or delta.server_tool_call or delta.finish_reason
+        if delta.text or not says_else or not self._role_chunk:
             message.content = delta.text
         if delta.tool_call:
             message.tool_calls = [ChatToolCallDelta(index=0, **dict(_tool_call(delta.tool_call)))]
+        if delta.server_tool_call:
+            message.server_tool_calls = [delta.server_tool_call]
         return self._chunk([_chat_chunk(delta, message)], None)
 
 
@@ -195,6 +203,8 @@ def _chat_choice(index: int, choice: ChoiceBuffer) -> ChatChoice:
     message = ChatMessage(role="assistant", content=None if calls and not choice.text else choice.text)
     if calls:
         message.tool_calls = calls
+    if choice.server_tool_calls:
+        message.server_tool_calls = choice.server_tool_calls
     return ChatChoice(
         index=index, message=message, logprobs=_chat_logprobs(choice.tokens),
         finish_reason=choice.finish_reason,

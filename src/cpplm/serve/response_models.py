@@ -107,12 +107,21 @@ class ChatToolCallDelta(ChatToolCall):
     index: int
 
 
+class ServerToolCall(BaseModel):
+    """A call that the server answered itself: not in OpenAI's API, whose clients pass it by."""
+
+    call: str
+    """As the model wrote it."""
+    result: str
+
+
 class ChatMessage(BaseModel):
     """Message of the model."""
 
     role: Literal["assistant"]
     content: str | None
     tool_calls: list[ChatToolCall] | None = None
+    server_tool_calls: list[ServerToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -141,6 +150,7 @@ class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ChatToolCallDelta] | None = None
+    server_tool_calls: list[ServerToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):

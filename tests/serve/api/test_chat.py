@@ -103,6 +103,12 @@ def test_the_calculator_is_the_servers(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**asked)
     assert answer.choices[0].message.content == "It is 408."
     assert streamed(client, **asked)[0] == "It is 408."
+    called = [{"call": "12*34", "result": "408"}]
+    assert answer.choices[0].message.model_extra == {"server_tool_calls": called}
+    pieces = [
+        chunk.choices[0].delta.model_extra for chunk in client.chat.completions.create(**asked, stream=True)
+    ]
+    assert list(filter(None, pieces)) == [{"server_tool_calls": called}]
     assert answer.usage is not None
     assert answer.usage.completion_tokens > len("12*34")  # the call was written too
 

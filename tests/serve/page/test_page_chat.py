@@ -1,5 +1,6 @@
 """The chat, in a browser."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,18 @@ def test_code_of_an_answer_goes_to_the_editor(page: Page) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == "int answer() { return 42; }"
     page.get_by_role("button", name="To editor").first.click()
     assert text_of(page) == "int answer() { return 42; }"
+
+
+def test_calls_of_the_servers_tools_are_shown(page: Page) -> None:
+    delta = {"server_tool_calls": [{"call": 'search("x")', "result": HOSTILE}]}
+    called = f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n"
+    pretend(page, "/v1/chat/completions", called + streamed("a.h:1", chat=True))
+    page.locator("#message").fill("Where?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.model p")).to_have_text("a.h:1")
+    expect(page.locator(".message.model summary")).to_have_text('search("x")')
+    page.locator(".message.model summary").click()
+    expect(page.locator(".message.model .call pre")).to_have_text(HOSTILE)
 
 
 def test_what_a_model_writes_is_text(page: Page) -> None:

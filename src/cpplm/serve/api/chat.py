@@ -2,7 +2,7 @@
 
 A call that names one of the client's functions ends the response and is handed to the client, which sends the
 result with its next request. Any other call is answered here, by the calculator and the tools on the folder
-of `--tools`, and the model writes on behind the result. The client sees only what the model says.
+of `--tools`, and the model writes on behind it. The client sees what it says, and the calls beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cpplm.serve.logprobs import LogprobBuffer
 from cpplm.serve.request_builder import RequestBuilder, off_event_loop
 from cpplm.serve.request_models import ChatMessageParam, ChatRequest, FunctionTool
 from cpplm.serve.response_formatters import ChatFormatter, Delta
-from cpplm.serve.response_models import ChatCompletionResponse, FunctionCall
+from cpplm.serve.response_models import ChatCompletionResponse, FunctionCall, ServerToolCall
 from cpplm.serve.service import FINISH_REASONS, DeltaStream, ModelRouter, Service, UsageCounter, merge_streams
 
 _MAX_TOOL_THREADS = 4  # calls of the server's tools, each with processes of its own
@@ -98,6 +98,8 @@ class ChatEndpoint:
                 if result is None:
                     work = self._threads.run(partial(box.call, loop.call))
                     result = await service.run_until_shutdown(work)
+                    answered = ServerToolCall(call=loop.call.text, result=result)
+                    yield Delta(index, server_tool_call=answered)
                 loop.add_result(result)
         yield Delta(index, finish_reason=FINISH_REASONS[loop.finish_reason])
 

@@ -62,7 +62,8 @@ export async function* events(stream) {
   }
 }
 
-// {text, reason, tokens} of each piece; `pick` finds the text in a choice. `tokens`, of prompt and answer together, comes
+// {text, calls, reason, tokens} of each piece; `pick` finds the text in a choice, `calls` are those of tools of the server,
+// {call, result}. `tokens`, of prompt and answer together, comes
 // with the last one if it was asked for.
 async function* pieces(path, { body, ...options }, pick) {
   const response = await send(path, { body: { ...body, stream: true }, ...options });
@@ -71,8 +72,9 @@ async function* pieces(path, { body, ...options }, pick) {
       const chunk = JSON.parse(event);
       if (chunk.error) throw new ApiError(chunk.error.message, chunk.error);
       const choice = chunk.choices?.[0], tokens = chunk.usage?.total_tokens ?? null;
-      if (choice) yield { text: pick(choice) ?? "", reason: choice.finish_reason ?? null, tokens };
-      else if (tokens) yield { text: "", reason: null, tokens };
+      const calls = choice?.delta?.server_tool_calls ?? [];
+      if (choice) yield { text: pick(choice) ?? "", calls, reason: choice.finish_reason ?? null, tokens };
+      else if (tokens) yield { text: "", calls, reason: null, tokens };
     }
   } catch (error) {
     if (isCancel(error) || error instanceof ApiError) throw error;

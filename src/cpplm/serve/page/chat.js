@@ -50,6 +50,10 @@ function inline(text) {
 
 const paragraphs = (text) => text.trim().split(/\n\s*\n/).map((each) => made("p", {}, ...inline(each)));
 
+/** What the model called, with the result behind it: text, whatever it holds. */
+const toolCall = ({ call, result }) =>
+  made("details", { className: "call" }, made("summary", {}, made("code", { textContent: call })), made("pre", { textContent: result }));
+
 const OUTGROWN = "The chat has outgrown the model's context: its beginning was left out.";
 
 /** About how many tokens a message takes: they are longer than three bytes, and a few stand around it. */
@@ -70,7 +74,7 @@ export class Chat {
   #model;
   #say;
   #takeCode;
-  #turns = []; // {messages: [question, answer], tokens}; no number of tokens is enough for those that were dropped
+  #turns = []; // {messages: [question, answer], calls, tokens}; no number of tokens is enough for those that were dropped
   #control = null;
 
   constructor({ log, form, fresh, settings, model, say, takeCode }) {
@@ -107,7 +111,7 @@ export class Chat {
     const field = this.#form.elements.message, content = field.value.trim();
     if (!content) return;
     const asked = { role: "user", content }, answer = { role: "assistant", content: "" };
-    const turn = { messages: [asked, answer], tokens: 0 };
+    const turn = { messages: [asked, answer], calls: [], tokens: 0 };
     const turns = this.#turns, control = new AbortController();
     const shown = [this.#show("You", content), this.#show("Model", "")];
     field.value = "";
@@ -123,7 +127,7 @@ export class Chat {
     if (answer.content) {
       turn.tokens ||= guess(content) + guess(answer.content); // it was stopped
       turns.push(turn);
-      this.#fill(shown[1], answer.content);
+      this.#fill(shown[1], answer.content, turn.calls);
     } else { // without an answer it was not said
       for (const element of shown) element.remove();
       field.value ||= content;
@@ -155,13 +159,14 @@ export class Chat {
     let frame = 0, cut = false;
     this.#say(note);
     try {
-      for await (const { text, reason, tokens } of chat({ body, key: this.#settings.key, signal })) {
+      for await (const { text, calls, reason, tokens } of chat({ body, key: this.#settings.key, signal })) {
         answer.content += text;
+        turn.calls.push(...calls);
         if (tokens) turn.tokens = Math.max(1, kept.reduce((left, each) => left - each.tokens, tokens));
         cut ||= reason === "length";
         frame ||= requestAnimationFrame(() => {
           frame = 0;
-          this.#fill(shown, answer.content);
+          this.#fill(shown, answer.content, turn.calls);
         });
       }
     } finally {
@@ -180,16 +185,16 @@ export class Chat {
     const body = made("div", { className: "body" });
     const element = made("article", { className: `message ${who.toLowerCase()}` }, made("h3", { textContent: who }), body);
     this.#log.append(element);
-    this.#fill(element, content, true);
+    this.#fill(element, content, [], true);
     return element;
   }
 
   // Follows the text unless somebody has scrolled up.
-  #fill(element, content, follow = false) {
+  #fill(element, content, calls, follow = false) {
     const log = this.#log, atEnd = follow || log.scrollHeight - log.scrollTop - log.clientHeight < 40;
     const writesCode = this.#model().stage === "base" && element.matches(".model");
     const found = parts(content).flatMap(({ code, text }) => (code || writesCode ? this.#code(text) : paragraphs(text)));
-    element.querySelector(".body").replaceChildren(...found);
+    element.querySelector(".body").replaceChildren(...calls.map(toolCall), ...found);
     if (atEnd) log.scrollTop = log.scrollHeight;
   }
 
