@@ -127,12 +127,12 @@ class DenoiseKind(FixKind):
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Lines of documents, each of the same text once."""
-        made = 0
         seen: set[str] = set()
         for mutant in chain.from_iterable(_mutants(source.standalone(split), source)):
-            if made < count and mutant.line not in seen:
+            if len(seen) == count:
+                return
+            if mutant.line not in seen:
                 seen.add(mutant.line)
-                made += 1
                 yield _item(self.name, mutant, "", split)
 
     def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
