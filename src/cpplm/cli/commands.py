@@ -80,6 +80,13 @@ COMMANDS: dict[str, Command] = {
         resumes=True,
         stops_at_once=True,
     ),
+    "rl": Command(
+        "post_training.rl.settings:RlSettings",
+        "reinforcement learning: train by what compiles, passes tests or is right",
+        "rl runs/tasks --init_from runs/chat --out runs/rl --kinds fix",
+        resumes=True,
+        stops_at_once=True,
+    ),
     "evaluate": Command(
         "evaluate.settings:EvaluateCommand",
         "bits per byte, likelihood, then the C++ problems",

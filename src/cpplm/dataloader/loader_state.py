@@ -9,7 +9,7 @@ be kept.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from cpplm.core.errors import UserError
@@ -58,12 +58,14 @@ class LoaderState:
             streams that it reads; see `merge`. Empty at the start.
         seq_len: tokens per row. Cursors mean something for this row length and seed alone.
         seed: of all orders.
+        prompts: of reinforcement learning, that were asked so far by all ranks together.
     """
 
     rows: int = 0
     streams: dict[int, tuple[StreamState | None, ...]] = field(default_factory=dict)
     seq_len: int = 0
     seed: int = 0
+    prompts: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Lists and integers for a checkpoint."""
@@ -71,7 +73,8 @@ class LoaderState:
             str(stream): [s and [[*s.cursor], s.row, [[*r] for r in s.carry]] for s in states]
             for stream, states in sorted(self.streams.items())
         }
-        return {"rows": self.rows, "seq_len": self.seq_len, "seed": self.seed, "streams": streams}
+        prompts = {"prompts": self.prompts} if self.prompts else {}
+        return {"rows": self.rows, "seq_len": self.seq_len, "seed": self.seed, "streams": streams} | prompts
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> LoaderState:
@@ -81,7 +84,7 @@ class LoaderState:
             int(stream): tuple(_stream_state(*state) if state else None for state in states)
             for stream, states in entries.items()
         }
-        return cls(values["rows"], streams, values["seq_len"], values["seed"])
+        return cls(values["rows"], streams, values["seq_len"], values["seed"], values.get("prompts", 0))
 
     @classmethod
     def merge(cls, states: Iterable[LoaderState]) -> LoaderState:
@@ -93,13 +96,13 @@ class LoaderState:
         first, *others = states
         streams = dict(first.streams)
         for state in others:
-            same = (state.rows, state.seq_len, state.seed) == (first.rows, first.seq_len, first.seed)
+            same = replace(state, streams={}) == replace(first, streams={})
             if not same or any(
                 streams.get(stream, known) != known for stream, known in state.streams.items()
             ):
                 raise ValueError("loader states of different steps or runs cannot be merged")
             streams |= state.streams
-        return cls(first.rows, dict(sorted(streams.items())), first.seq_len, first.seed)
+        return replace(first, streams=dict(sorted(streams.items())))
 
     def check(self, *, seq_len: int, seed: int, num_sources: int) -> None:
         """Refuse to start a loader from the state of another kind of run.

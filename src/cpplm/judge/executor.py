@@ -182,9 +182,10 @@ class Judge:
         try:
             verdict, certain = self._compile_and_run(counted, job.link, folder)
         except SandboxError as error:
-            return Verdict("sandbox error", str(error), 0.0, len(counted.assertions), 0)
-        if certain:
-            self._store.add(key, verdict)
+            return Verdict("sandbox error", str(error), 0.0, len(counted.assertions), 0, certain=False)
+        if not certain:
+            return replace(verdict, certain=False)
+        self._store.add(key, verdict)
         return verdict
 
     def _compile_and_run(
@@ -243,7 +244,7 @@ def _refusal(
         outcome, message = "forbidden", f"{forbidden!r} is not accepted from a model"
     else:
         return None
-    return Verdict(outcome, message, 0.0, len(counted.assertions), 0)
+    return Verdict(outcome, message, 0.0, len(counted.assertions), 0, certain=not lacking)
 
 
 def _run_message(ran: RunResult, counted: InstrumentedProgram, reported: AssertionReport) -> str:

@@ -35,6 +35,8 @@ class Verdict:
     """The number of them that were reached and never failed."""
     cached: bool = False
     """True if an equal program had been judged before."""
+    certain: bool = True
+    """False if it says as much about the machine as about the program; such verdicts are not kept."""
 
     def as_empty(self) -> Verdict:
         """The verdict on an empty answer (`is_empty`): it earns nothing even where its program compiles."""
@@ -86,7 +88,7 @@ class VerdictCache:
             UserError: the disk is full or the file cannot be written.
         """
         values = asdict(verdict)
-        del values["cached"]
+        del values["cached"], values["certain"]
         with self._lock:
             self._verdicts[key] = replace(verdict, cached=True)
             if self._path:

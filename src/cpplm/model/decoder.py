@@ -110,15 +110,18 @@ class Decoder(nn.Module):
         """The device of the weights."""
         return self.embedding.weight.device
 
-    def hidden_states(self, ids_BT: Tensor, cache: CacheView | None = None) -> Tensor:
+    def hidden_states(
+        self, ids_BT: Tensor, cache: CacheView | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
         """Normalized output of the last block, shape BTC, for tokens that follow those in the cache.
 
         Args:
             ids_BT: the tokens.
             cache: what came before them; they count as read when the cache advances.
+            documents_BT: attention stays inside the document that each token names; without a cache.
         """
-        ngram_embeddings = self.embed_ngrams(ids_BT, cache)
-        return self.states(self.forward_context(ids_BT, cache, None, ngram_embeddings))[0]
+        ngram_embeddings = self.embed_ngrams(ids_BT, cache, documents_BT)
+        return self.states(self.forward_context(ids_BT, cache, documents_BT, ngram_embeddings))[0]
 
     def embed_ngrams(
         self, ids_BT: Tensor, cache: CacheView | None = None, documents_BT: Tensor | None = None

@@ -87,9 +87,16 @@ class Transformer(Decoder):
         context = self.forward_context(next_ids_BT, cache)
         return self.multi_token[head](hidden_BTC, self._embed(next_ids_BT), context)
 
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
+    def loss(
+        self,
+        ids_BT: Tensor,
+        targets_BT: Tensor,
+        reduction: Literal["mean", "none"] = "mean",
+        documents_BT: Tensor | None = None,
+    ) -> Tensor:
         """Cross-entropy of the next token in nats: a scalar, or BT, 0 where the target is `IGNORE_INDEX`."""
-        loss = self._cross_entropy(self.hidden_states(ids_BT), targets_BT, reduction)
+        hidden_BTC = self.hidden_states(ids_BT, documents_BT=documents_BT)
+        loss = self._cross_entropy(hidden_BTC, targets_BT, reduction)
         return loss if reduction == "mean" else loss.view_as(targets_BT)
 
     def training_losses(

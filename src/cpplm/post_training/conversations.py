@@ -7,6 +7,7 @@ One JSON object per line:
                             or an assistant's content in parts, as `cpplm.tokenizer.conversations` reads them
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
                             ShareGPT's: system, human, gpt
+    {"ids": [5, ~7, ...]}   tokens, complemented where they are context: what 'cpplm rl' sampled
 
 A `group` beside them (a project, a document) keeps records of one group on one side of the split; a `split`
 of train or val says on which. Folders of `cpplm tasks build` are read too.
@@ -270,6 +271,8 @@ def _render(
     record: Mapping[str, Any], tokenizer: Tokenizer | ChatTokenizer
 ) -> tuple[str, RenderedConversation]:
     """The text of the row, as `cpplm.dataloader.conversations` reads it, and its tokens."""
+    if "ids" in record:
+        return _render_ids(record["ids"], tokenizer)
     if not isinstance(tokenizer, Tokenizer):
         rendered = tokenizer.encode_record(record)
         ids = [id_ if learned else ~id_ for id_, learned in zip(rendered.ids, rendered.mask, strict=True)]
@@ -278,6 +281,21 @@ def _render(
     rendered = render_conversation(tokenizer, {"messages": turns}, max_tokens=2**62)
     require_answers(turns)
     return json.dumps({"messages": turns}, ensure_ascii=False, sort_keys=True), rendered
+
+
+def _render_ids(ids: Any, tokenizer: Tokenizer | ChatTokenizer) -> tuple[str, RenderedConversation]:
+    if not isinstance(tokenizer, Tokenizer):
+        raise UserError("rows of ids are for models of cpplm")
+    if not isinstance(ids, list) or not all(
+        type(id_) is int and -tokenizer.vocab_size <= id_ < tokenizer.vocab_size for id_ in ids
+    ):
+        raise UserError(
+            f"ids are a list of whole numbers, of which the tokenizer has {tokenizer.vocab_size:,}"
+        )
+    mask = [int(id_ >= 0) for id_ in ids]
+    if not any(mask[1:]):
+        raise UserError("no id is to be learned")
+    return json.dumps({"ids": ids}), RenderedConversation([max(id_, ~id_) for id_ in ids], mask)
 
 
 def require_answers(turns: Sequence[Mapping[str, Any]]) -> None:

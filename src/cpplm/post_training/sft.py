@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
-from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage
 from cpplm.dataloader.settings import DataSettings
 from cpplm.model.lora import check_targets
@@ -23,10 +22,11 @@ from cpplm.post_training.conversations import ConversationCounts, describe_dropp
 from cpplm.post_training.hf_folder import PREFIX, HfFolder
 from cpplm.post_training.hf_run import train_hf
 from cpplm.post_training.hf_tokenizer import HfChatTokenizer
+from cpplm.post_training.rates import scaled_rates
 from cpplm.post_training.settings import SftSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend_registry import refuse_lora_with_jax
-from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.format import Checkpoint, Stage
 from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.checkpoint.resume import earlier_checkpoint
 from cpplm.train.pretrain import RunSummary, pretrain
@@ -36,8 +36,10 @@ from cpplm.train.trainer import Callback
 _TOKENS_PER_BATCH = 16_384  # of a model that has no record of its own
 
 
-def fine_tune(settings: SftSettings, extra_callbacks: Sequence[Callback] = ()) -> RunSummary:
-    """Fine-tune a model, or go on with the run that `settings.out` holds.
+def fine_tune(
+    settings: SftSettings, extra_callbacks: Sequence[Callback] = (), *, stage: Stage = "sft"
+) -> RunSummary:
+    """Fine-tune a model, or go on with the run that `settings.out` holds; its checkpoints record `stage`.
 
     Raises:
         UserError: bad settings or data, or `out` holds a run that these settings do not continue.
@@ -45,7 +47,7 @@ def fine_tune(settings: SftSettings, extra_callbacks: Sequence[Callback] = ()) -
     """
     refuse_lora_with_jax(settings)
     source, lr_scale = _source(settings)
-    training = train_settings(settings, source, lr_scale)
+    training = replace(train_settings(settings, source, lr_scale), stage=stage)
     is_new = not settings.out.exists()
     try:
         training = _with_data(training, settings, source.tokenizer())
@@ -97,7 +99,8 @@ def train_settings(settings: SftSettings, source: Checkpoint | HfFolder, lr_scal
         check_targets(source.config(), settings.lora)
         context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
         record = source.json("settings.json") if "settings.json" in source.files else {}
-        rates, lora = _rates(record, settings, lr_scale, source.path("settings.json")), settings.lora
+        lora = settings.lora
+        rates = LearningRates() if lora.lora_rank else scaled_rates(source, lr_scale)
     batch = settings.total_batch_size
     if batch == -1:
         batch = _whole_rows(record.get("total_batch_size", _TOKENS_PER_BATCH), settings, context)
@@ -175,21 +178,6 @@ def _report(counts: ConversationCounts, settings: SftSettings) -> None:
             f"of {counts.conversations['train']} conversations none is held out",
             fix="Raise --val_share, or give --eval_every -1.",
         )
-
-
-def _rates(record: Mapping[str, Any], settings: SftSettings, scale: float, where: str) -> LearningRates:
-    """Recorded learning rates, scaled, without weight decay; an adapter has its own."""
-    if settings.lora.lora_rank:
-        return LearningRates()
-    rates = from_dict(LearningRates, record["rates"], where=where) if "rates" in record else LearningRates()
-    return replace(
-        rates,
-        matrix_lr=scale * rates.matrix_lr,
-        embedding_lr=scale * rates.embedding_lr,
-        unembedding_lr=scale * rates.unembedding_lr,
-        scalar_lr=scale * rates.scalar_lr,
-        weight_decay=0.0,
-    )
 
 
 def _whole_rows(tokens: int, settings: SftSettings, context: int) -> int:

@@ -83,7 +83,12 @@ def _items(settings: TaskBuildSettings, source: TaskSource) -> list[TaskItem]:
     return sorted(made.values(), key=lambda item: (item.kind, item.split, source.rank(item.key)))
 
 
-def open_grader(folder: Path, headers: tuple[Path, ...], workers: int) -> Grader:
+def open_grader(
+    folder: Path, headers: tuple[Path, ...], workers: int, *, show_progress: bool = True
+) -> Grader:
     """A grader that knows what was compiled for a folder of tasks."""
     recorded = Storage(folder).read_json(MANIFEST)["tasks"]["headers"]
-    return Grader(headers=headers or tuple(map(Path, recorded)), cache_dir=folder / CACHE, workers=workers)
+    return Grader(
+        headers=headers or tuple(map(Path, recorded)), cache_dir=folder / CACHE, workers=workers,
+        show_progress=show_progress,
+    )  # fmt: skip

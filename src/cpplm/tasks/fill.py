@@ -78,7 +78,7 @@ class FillKind(TaskKind):
             elif verdict.compiles:
                 grades.append(Grade(CORRECT, "compiles", exact))
             else:
-                grades.append(Grade(PARSES, "compile error", exact))
+                grades.append(Grade(PARSES, "compile error", exact, verdict.certain))
         return grades
 
     def cheats(self, item: TaskItem) -> Mapping[str, str]:

@@ -96,7 +96,7 @@ class FixKind(TaskKind):
         )
         for place, verdict in zip(places, found, strict=True):
             worth = (CORRECT, "repaired") if verdict.compiles else (PARSES, "compile error")
-            grades[place] = Grade(*worth, grades[place].exact)
+            grades[place] = Grade(*worth, grades[place].exact, verdict.certain)
         return grades
 
     def cheats(self, item: TaskItem) -> Mapping[str, str]:

@@ -29,6 +29,8 @@ class Diagnostic:
     error: str = ""
     line: int = 0
     standard: str = ""
+    certain: bool = True
+    """False if a limit ended the compiler, which says as much about the machine as about the document."""
 
 
 class Grader:
@@ -110,9 +112,11 @@ class Grader:
             return self._found[key]
         standards = (standard,) if standard and language == "c++" else STANDARDS
         result = compile_document(text, language, self.sandbox, self._headers, standards)
-        found = Diagnostic(result.compiles, result.first_error, result.place[0], result.standard)
+        certain = result.compiles or bool(result.errors)
+        found = Diagnostic(result.compiles, result.first_error, result.place[0], result.standard, certain)
         with self._lock:
-            self._found[key] = found
-            if self._file and (found.compiles or result.errors):  # a limit says as much about the machine
+            if certain:
+                self._found[key] = found
+            if self._file and certain:
                 self._file.append([key, found.compiles, found.error, found.line, found.standard])
         return found

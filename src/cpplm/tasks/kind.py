@@ -33,11 +33,13 @@ class Grade:
         reward: 0 to 1; 1 alone counts as solved.
         outcome: why, in a word or two, for counts.
         exact: whether it is the gold answer, apart from layout.
+        certain: False where the machine decided as much as the answer did: a clock, a missing header.
     """
 
     reward: float
     outcome: str
     exact: bool = False
+    certain: bool = True
 
     @property
     def solved(self) -> bool:
@@ -145,5 +147,6 @@ class TestedBodyKind(BodyKind):
             if is_empty(answer.text) or not function_body(answer.text).complete:
                 outcome = "not a body"
             reward = CORRECT if outcome == "pass" else PARSES if outcome == "wrong answer" else MALFORMED
-            grades.append(Grade(reward, outcome, answer.text.split() == item.answer.split()))
+            exact = answer.text.split() == item.answer.split()
+            grades.append(Grade(reward, outcome, exact, verdicts[number].certain))
         return grades

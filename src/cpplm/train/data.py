@@ -44,7 +44,7 @@ def open_readers(settings: TrainSettings) -> list[ShardReader]:
         if not readers[-1].shards("train"):
             raise UserError(f"{location} has no train documents", fix="Build a corpus with more code.")
         holds = "conversations" if readers[-1].manifest.get("kind") == "conversations" else "documents"
-        if (settings.stage == "sft") != (holds == "conversations"):
+        if (settings.stage in ("sft", "rl")) != (holds == "conversations"):
             raise UserError(
                 f"{location} holds {holds}, which --stage {settings.stage} does not train on",
                 fix="Conversations are for 'cpplm sft', documents for 'cpplm train'.",
@@ -170,7 +170,7 @@ def _encoder(settings: TrainSettings, tokenizer: Tokenizer) -> DocumentEncoder:
     path, threads = str(settings.tokenizer), settings.data.tokenizer_threads
     if settings.data.data_workers:
         threads = 1
-    if settings.stage == "sft":
+    if settings.stage in ("sft", "rl"):
         return ConversationEncoder(path, tokenizer.hash, settings.max_seq_len)
     if settings.fim.enabled:
         return FimEncoder(path, tokenizer.hash, settings.fim, settings.max_seq_len, threads)
@@ -212,7 +212,7 @@ def validation_passes(
 ) -> Callable[[], Iterable[tuple[Tensor, Tensor]]]:
     """A function that begins a fresh pass over the validation tokens."""
     batch_size = settings.device_batch_size * dist.local_data_parallel_size
-    if settings.stage == "sft":
+    if settings.stage in ("sft", "rl"):
         encoder = ConversationEncoder(str(settings.tokenizer), tokenizer.hash, settings.max_seq_len)
         max_rows = max(1, settings.eval_tokens // settings.max_seq_len)
         return lambda: conversation_batches(reader, encoder, batch_size=batch_size, max_rows=max_rows)

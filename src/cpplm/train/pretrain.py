@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ def pretrain(
     extra_callbacks: Sequence[Callback] = (),
     *,
     backend: TrainBackend | None = None,
-    run_type: type[PretrainRun] | None = None,
+    run_type: Callable[[TrainSettings, TrainBackend, DistContext], PretrainRun] | None = None,
 ) -> RunSummary:
     """Train a model, or go on with the run that `settings.out` holds; on every rank that torchrun started.
 
@@ -88,7 +88,7 @@ def pretrain(
         settings: of the run.
         extra_callbacks: called after our own, on the first rank only.
         backend: what trains; None for the one that the settings name.
-        run_type: a session of the run; None for `PretrainRun`.
+        run_type: makes a session of the run; None for `PretrainRun`.
 
     Raises:
         UserError: bad settings or data, or `out` holds a run that these settings do not continue.

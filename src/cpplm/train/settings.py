@@ -114,9 +114,9 @@ class TrainSettings:
     """Start from the weights of another run, RUN or RUN:STEP, whose model and tokenizer this one keeps."""
     init_optimizer: bool = False
     """Also with the moments of its optimizer."""
-    stage: Literal["base", "mid", "sft"] = "base"
+    stage: Literal["base", "mid", "sft", "rl"] = "base"
     """Stage of training that the checkpoints record: base; mid, which goes on from a model on other documents
-    or with a longer context; sft, on conversations (see `cpplm sft`)."""
+    or with a longer context; sft, on conversations (see `cpplm sft`); rl, by rewards (see `cpplm rl`)."""
     rope_scaling: Literal["none", "ntk"] = "none"
     """With a longer --max_seq_len than the parent's: its rotary base as it is, or NTK-aware."""
 
@@ -327,9 +327,10 @@ class TrainSettings:
             )
         if self.stage != "base" and not self.init_from:
             raise UserError(f"--stage {self.stage} goes on from a model", fix="Add --init_from RUN.")
-        if self.stage == "sft" and (self.fim.enabled or not self.data.document_mask):
+        if self.stage in ("sft", "rl") and (self.fim.enabled or not self.data.document_mask):
             raise UserError(
-                "--stage sft is without fill-in-the-middle and with --document_mask", fix="Use 'cpplm sft'."
+                f"--stage {self.stage} is without fill-in-the-middle and with --document_mask",
+                fix=f"Use 'cpplm {self.stage}'.",
             )
         if self.rope_scaling == "ntk" and self.architecture.rope_base > 0:
             raise UserError(

@@ -114,7 +114,10 @@ class TorchBackend(TrainBackend):
         )
         if optimizer is not None:
             optimizer_of_model.load_named_state(load_tensors(optimizer, "optimizer.safetensors"))
-        return TorchTrainModule(model, optimizer_of_model, loss_function(settings, model), self._dist)
+        return self._module(model, optimizer_of_model, settings)
+
+    def _module(self, model: Transformer, optimizer: MuonAdamW, settings: TrainSettings) -> TorchTrainModule:
+        return TorchTrainModule(model, optimizer, loss_function(settings, model), self._dist)
 
     def _build_adapter(
         self, settings: TrainSettings, config: ModelConfig, tokenizer: Tokenizer, earlier: Checkpoint | None
@@ -156,17 +159,24 @@ class TorchTrainModule(TrainModule):
 
     @override
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
+        self._set_plan(plan)
+        self.model.dense_attention = plan.dense_attention
+        parts = self._forward_backward(batches, count, plan.multi_token_weight)
+        total, next_token, multi_token, indexer = self._dist.mean(parts).tolist()
+        return StepLosses(total, next_token, multi_token, indexer, self._update())
+
+    def _set_plan(self, plan: StepPlan) -> None:
         optimizer = self._optimizer
         optimizer.lr_multiplier = plan.learning_rate
         optimizer.muon_momentum = plan.momentum
         optimizer.weight_decay_multiplier = plan.weight_decay
-        self.model.dense_attention = plan.dense_attention
-        parts = self._forward_backward(batches, count, plan.multi_token_weight)
-        total, next_token, multi_token, indexer = self._dist.mean(parts).tolist()
-        optimizer.step()
-        norm = float(optimizer.gradient_norm)
-        optimizer.zero_grad(set_to_none=True)
-        return StepLosses(total, next_token, multi_token, indexer, norm)
+
+    def _update(self) -> float:
+        """Change the weights by their gradients, which are gone then; the norm of these."""
+        self._optimizer.step()
+        norm = float(self._optimizer.gradient_norm)
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def _forward_backward(self, batches: Iterator[Batch], count: int, multi_token_weight: float) -> Tensor:
         """Gradients of this rank's share of the batch.

@@ -87,6 +87,7 @@ class Trainer:
     dist: DistContext
     stopping: bool = False
     _waited: float = 0.0
+    _taken: int = 0
     _may_give_up: bool = False
     _has_stepped: bool = False
     _announced: threading.Lock = field(default_factory=threading.Lock)
@@ -157,24 +158,26 @@ class Trainer:
                 f"at step {self.state.step + 1}",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
+        tokens = self._taken * self.dist.world_size
         self.state.step += 1
-        self.state.tokens += self.settings.total_batch_size
+        self.state.tokens += tokens
         return StepMetrics(
             losses=losses,
             lr_multiplier=plan.learning_rate,
             seconds=time.perf_counter() - begin,
             data_seconds=self._waited,
-            tokens=self.settings.total_batch_size,
+            tokens=tokens,
         )
 
     def _take(self, count: int) -> Iterator[Batch]:
         """The next `count` batches of this rank, in rows of the present length; notes the time they take."""
         length = self.settings.data.row_length(self.progress, self.settings.max_seq_len)
-        self._waited = 0.0
+        self._waited, self._taken = 0.0, 0
         for _ in range(count):
             asked = time.perf_counter()
             batch = reshape_to_seq_len(self._next_batch(), length)
             self._waited += time.perf_counter() - asked
+            self._taken += batch.inputs.numel()
             self.state.loader = batch.state
             yield batch
 

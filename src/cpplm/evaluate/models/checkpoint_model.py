@@ -76,7 +76,7 @@ class CheckpointModel(CodeModel):
                 "precision": str(engine.model.compute_dtype),
             },
             supports_fim=checkpoint.supports_fim,
-            supports_chat=checkpoint.stage in ("sft", "rl"),
+            supports_chat=checkpoint.supports_chat,
             rows=rows,
             step=checkpoint.step,
         )

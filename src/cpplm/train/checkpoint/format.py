@@ -154,11 +154,25 @@ class Checkpoint:
 
     @property
     def supports_fim(self) -> bool:
-        """True if documents were rearranged for fill-in-the-middle; False for an imported model."""
+        """True if documents were rearranged for fill-in-the-middle, in this run or before; False for an
+        imported model."""
         if "settings.json" not in self.files:
             return False
         fim = self.json("settings.json").get("fim", {})
-        return any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))
+        here = any(fim.get(rate, 0) > 0 for rate in ("fim_rate", "structured_fim_rate"))
+        return here or bool((self.parent or {}).get("supports_fim"))
+
+    @property
+    def supports_chat(self) -> bool:
+        """True if this run, or one before it, was trained on conversations; reinforcement learning may begin
+        without."""
+        stages, parent = [self.stage], self.parent
+        if self.stage == "rl" and parent is None:
+            return True  # imported: nanochat has conversations before
+        while parent is not None:
+            stages.append(parent["stage"])
+            parent = parent["parent"]
+        return "sft" in stages
 
 
 def step_folder(step: int) -> str:

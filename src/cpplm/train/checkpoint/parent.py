@@ -80,7 +80,8 @@ def parent_record(checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint as its children record it in `parent.json`.
 
     Returns:
-        "location" and "step", "manifest" (sha256 of it), "stage", and the "parent" of its own, if any.
+        "location" and "step", "manifest" (sha256 of it), "stage", "supports_fim", and the "parent" of its
+        own, if any.
     """
     location = checkpoint.storage.location
     return {
@@ -88,5 +89,6 @@ def parent_record(checkpoint: Checkpoint) -> dict[str, Any]:
         "step": checkpoint.step,
         "manifest": checkpoint.manifest_hash,
         "stage": checkpoint.stage,
+        "supports_fim": checkpoint.supports_fim,
         "parent": checkpoint.parent,
     }

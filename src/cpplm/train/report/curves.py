@@ -85,6 +85,7 @@ def run_charts(history: RunHistory) -> list[dict[str, Any]]:
     """The charts of one run: those whose figures its log has."""
     steps, validations = history.steps, history.validations
     problems = [record for record in history.events("cpp_evaluation") if "pass@1" in record]
+    rollouts = history.events("rollouts")
 
     def raw_and_average(records: Sequence[Record], values: list[float]) -> list[dict[str, Any]]:
         return [
@@ -96,6 +97,9 @@ def run_charts(history: RunHistory) -> list[dict[str, Any]]:
         records = [record for record in steps if field in record]
         return raw_and_average(records, [factor * record[field] for record in records])
 
+    def of_rollouts(field: str, factor: float = 1.0) -> list[dict[str, Any]]:
+        return raw_and_average(rollouts, [factor * record[field] for record in rollouts])
+
     def line(name: str, field: str, factor: float) -> list[dict[str, Any]]:
         return [series(history, name, "line", steps, [factor * record[field] for record in steps])]
 
@@ -104,6 +108,9 @@ def run_charts(history: RunHistory) -> list[dict[str, Any]]:
 
     waits = [100 * record["data_seconds"] / max(record["step_seconds"], 1e-9) for record in steps]
     charts = [
+        chart("Right answers", "% of those sampled", of_rollouts("solved", 100)),
+        chart("Entropy of answers", "nats per token", of_rollouts("entropy")),
+        chart("Engine and trainer", "importance weight, mean", of_rollouts("importance_weight")),
         chart("Validation", "bits per byte", [dots("validation", validations, "bits_per_byte")]),
         chart("Loss", "nats per token", [*of_steps("loss"), dots("validation", validations, "loss")]),
         chart(

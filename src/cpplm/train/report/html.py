@@ -22,6 +22,7 @@ from cpplm.core.text import short_number
 from cpplm.train.checkpoint.format import step_folder as checkpoint_folder
 from cpplm.train.report.curves import run_charts
 from cpplm.train.report.html_evaluation import evaluation_tiles, evaluation_view
+from cpplm.train.report.html_rollouts import rollouts_view
 from cpplm.train.report.log_reader import AXES, Record, RunHistory, Session, defaults, headline_figures
 
 PAGE = "page.html"
@@ -73,6 +74,8 @@ def collect_page_data(history: RunHistory) -> dict[str, Any]:
         "validation_overlap": _validation_overlap(session.record.get("validation_text", {})),
         "samples": shown[::-1],
         "samples_left_out": len(samples) - len(shown),
+        "rollouts": rollouts_view(history),
+        "most_samples": MOST_SAMPLES,
         "evaluation": evaluation_view(evaluation),
         "evaluations": history.events("cpp_evaluation"),
         "sessions": history.sessions,

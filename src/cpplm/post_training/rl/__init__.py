@@ -1,0 +1,1 @@
+"""Reinforcement learning: answers are sampled, graded, and made likelier or less likely."""

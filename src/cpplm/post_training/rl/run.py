@@ -1,0 +1,322 @@
+"""Runs of `cpplm rl`: by rewards, by rejection sampling, or their halves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from typing_extensions import override
+
+from cpplm.core.errors import UserError
+from cpplm.core.jsonl import JsonlFile, read_jsonl
+from cpplm.core.progress import log_info
+from cpplm.core.settings import flatten, to_dict
+from cpplm.core.shards import MANIFEST
+from cpplm.core.storage import Storage
+from cpplm.dataloader.loader import Batch, TrainLoader
+from cpplm.dataloader.settings import DataSettings
+from cpplm.evaluate.task_suite import tool_boxes
+from cpplm.optim.schedules import Schedule
+from cpplm.post_training.conversations import prepare_conversations
+from cpplm.post_training.rates import scaled_rates
+from cpplm.post_training.rl.batches import RolloutBatches, usable_tasks
+from cpplm.post_training.rl.policy import PolicyBackend, PolicyTrainModule, decoding_engine, refuse_jax
+from cpplm.post_training.rl.prompts import TaskPrompt, gold_ids, task_prompt
+from cpplm.post_training.rl.rollouts import RolloutSampler
+from cpplm.post_training.rl.settings import RlSettings
+from cpplm.tasks.audit import audit
+from cpplm.tasks.build import open_grader
+from cpplm.tasks.grader import Grader
+from cpplm.tasks.item import TaskItem, first_of_each_kind, read_tasks
+from cpplm.tasks.kinds import KINDS
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.backend import TrainBackend
+from cpplm.train.checkpoint.async_writer import CheckpointWriter
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.parent import open_parent
+from cpplm.train.data import train_loader
+from cpplm.train.distributed import DistContext
+from cpplm.train.pretrain import PretrainRun, RunSummary, pretrain
+from cpplm.train.report.html_rollouts import ROLLOUTS
+from cpplm.train.settings import TrainSettings
+from cpplm.train.torch_backend import torch_model
+from cpplm.train.trainer import Callback, StepMetrics, Trainer
+
+_SETTINGS = "rl.json"
+_MAY_CHANGE = ("out", "tasks", "init_from", "num_iterations", "max_minutes", "headers", "workers",
+               "audit_items", "decode_batch_size", "save_every", "save_minutes", "keep_last", "upload_dir",
+               "device_type", "train_from")  # fmt: skip
+_LR_SCALE = 0.05
+_FIRST_STEPS = 5  # whose entropy later steps are compared with
+_WARNING = 4.0  # times `min_entropy`
+
+
+def train_by_rewards(settings: RlSettings, extra_callbacks: Sequence[Callback] = ()) -> RunSummary:
+    """Train on the rewards of sampled answers, or go on with the run that `settings.out` holds.
+
+    Raises:
+        UserError: bad settings or tasks, or `out` holds a run that these settings do not continue.
+        KeyboardInterrupt: stopped on request; the state is saved.
+    """
+    refuse_jax(settings.backend, settings.device_type)
+    parent = open_parent(settings.init_from)
+    tasks = RlTasks(settings, parent)
+    training = train_settings(settings, parent, tasks.tokenizer)
+    is_new = not settings.out.exists()
+    try:
+        _keep_settings(settings)
+        training = replace(training, data_dir=(str(tasks.write_gold(training.max_seq_len)),))
+    except BaseException:
+        if is_new:
+            shutil.rmtree(settings.out, ignore_errors=True)
+        raise
+    longest = max(tasks.sampler.max_new_tokens(item) for item in tasks.items)
+    constant = settings.num_prompts * settings.num_samples * longest
+    backend = PolicyBackend(training, settings.objective, constant=constant)
+    return pretrain(training, extra_callbacks, backend=backend, run_type=partial(RlRun, settings, tasks))
+
+
+class RlTasks:
+    """The tasks of a run, what grades them and what answers them."""
+
+    def __init__(self, settings: RlSettings, parent: Checkpoint) -> None:
+        """Read and audit.
+
+        Raises:
+            UserError: no tasks to train on, or the audit fails.
+        """
+        self._settings = settings
+        self.tokenizer = parent.tokenizer()
+        self.items = read_tasks(settings.tasks, "train", settings.kinds)
+        if not self.items:
+            raise UserError(
+                f"{settings.tasks} has no tasks to train on, of --kinds {' '.join(settings.kinds) or 'any'}",
+                fix="Build some with 'cpplm tasks build --num_train 1600'; held-out ones are for evaluation.",
+            )
+        grader = open_grader(settings.tasks, settings.headers, settings.workers, show_progress=False)
+        self._audit(grader)
+        folders = Storage(settings.tasks).read_json(MANIFEST)["tasks"]["projects"]
+        boxes = tool_boxes(self.items, folders)
+        self.items = [
+            item for item in self.items if not KINDS[item.kind].needs_tools or item.project in boxes
+        ]
+        self._ask = partial(
+            task_prompt, tokenizer=self.tokenizer, chat=parent.supports_chat, fim=parent.supports_fim
+        )
+        self._gold = partial(
+            gold_ids, tokenizer=self.tokenizer, chat=parent.supports_chat, fim=parent.supports_fim
+        )
+        self.sampler = RolloutSampler(
+            grader, boxes, num_samples=settings.num_samples, max_new_tokens=settings.max_new_tokens,
+            seed=settings.seed, rows=settings.decode_batch_size,
+        )  # fmt: skip
+
+    def prompts(self, context: int) -> list[tuple[TaskItem, TaskPrompt]]:
+        """The tasks that fit into a context, with their prompts.
+
+        Raises:
+            UserError: there is none.
+        """
+        tasks = usable_tasks(self.items, self._ask, self.sampler.max_new_tokens, context)
+        if len(tasks) < len(self.items):
+            log_info(
+                f"{len(self.items) - len(tasks)} of {len(self.items)} tasks do not fit the model: left out"
+            )
+        return tasks
+
+    def write_gold(self, max_tokens: int) -> Path:
+        """Gold answers of all tasks as rows, for --anchor_weight and --eval_every; returns their folder."""
+        out = self._settings.out
+        Storage(out, create=True).write("tokenizer.json", self.tokenizer.to_json())
+        file = out / "gold.jsonl"
+        held_out = read_tasks(self._settings.tasks, "val", self._settings.kinds)
+        records = [
+            {"ids": ids, "split": item.split}
+            for item in (*self.items, *held_out)
+            if (ids := self._gold(item))
+        ]
+        JsonlFile(file, records).close()
+        folder, _ = prepare_conversations(
+            (file,), out / "data", self.tokenizer, max_tokens=max_tokens, val_share=0.0, skip_bad=True
+        )
+        return folder
+
+    def _audit(self, grader: Grader) -> None:
+        some = first_of_each_kind(self.items, self._settings.audit_items)
+        report = audit(some, grader)
+        if report.faults:
+            raise UserError(
+                f"the tasks of {self._settings.tasks} are not sound:\n" + report.table(),
+                fix="Build them anew; nothing was trained.",
+            )
+
+
+def train_settings(settings: RlSettings, parent: Checkpoint, tokenizer: Tokenizer) -> TrainSettings:
+    """The training run that the settings describe, but for its data.
+
+    A step's batch has as many rows as its answers need; what `total_batch_size` says is one forward pass.
+    """
+    context = settings.max_seq_len if settings.max_seq_len > 0 else parent.config().max_seq_len
+    by_clock = settings.max_minutes > 0
+    return TrainSettings(
+        data_dir=(str(settings.out / "data"),),
+        tokenizer=settings.out / "tokenizer.json",
+        out=settings.out,
+        init_from=settings.init_from,
+        stage="rl",
+        max_seq_len=context,
+        num_iterations=-1 if by_clock else settings.num_iterations if settings.num_iterations > 0 else 100,
+        max_minutes=settings.max_minutes,
+        device_batch_size=settings.device_batch_size,
+        total_batch_size=settings.device_batch_size * context,
+        rates=scaled_rates(parent, settings.lr_scale if settings.lr_scale > 0 else _LR_SCALE),
+        schedule=Schedule(warmdown_ratio=settings.warmdown_ratio),
+        data=DataSettings(document_mask=True),
+        eval_every=settings.eval_every,
+        sample_every=-1,
+        save_every=settings.save_every,
+        save_minutes=settings.save_minutes,
+        keep_last=settings.keep_last,
+        upload_dir=settings.upload_dir,
+        seed=settings.seed,
+        backend="torch",
+        device_type=settings.device_type,
+        precision=settings.precision,
+        no_compile=True,
+    )
+
+
+def _keep_settings(settings: RlSettings) -> None:
+    """Record what decides the answers and the updates, or refuse to go on with something else.
+
+    Raises:
+        UserError: the folder has a run of other settings.
+    """
+    storage = Storage(settings.out, create=True)
+    now = {name: value for name, value in flatten(to_dict(settings)).items() if name not in _MAY_CHANGE}
+    if not storage.exists(_SETTINGS):
+        storage.write_json(_SETTINGS, now)
+        return
+    then = storage.read_json(_SETTINGS)
+    changed = [f"{name} was {then.get(name)}, is {now[name]}" for name in now if then.get(name) != now[name]]
+    if changed:
+        raise UserError(
+            f"{settings.out} holds another run: {'; '.join(changed)}",
+            fix="Name another --out, or delete the folder to start anew.",
+        )
+
+
+class RlRun(PretrainRun):
+    """As `PretrainRun`, with batches that the model writes."""
+
+    def __init__(
+        self,
+        rl: RlSettings,
+        tasks: RlTasks,
+        settings: TrainSettings,
+        backend: TrainBackend,
+        dist: DistContext,
+    ) -> None:
+        super().__init__(settings, backend, dist)
+        self._rl, self._tasks = rl, tasks
+        self._prompts = tasks.prompts(self.settings.max_seq_len)
+        self._rollouts: RolloutBatches | None = None
+
+    @override
+    @contextmanager
+    def _open_batches(self) -> Iterator[Iterator[Batch]]:
+        """Not ahead of time: an answer needs the weights of the step before."""
+        rl, anchors = self._rl, None
+        if rl.objective.anchor_weight:
+            anchors = train_loader(
+                self.settings, self.readers, self.tokenizer, self.budget, self.dist, self.state.loader
+            )
+        self._rollouts = RolloutBatches(
+            self._prompts, self._tasks.sampler, self.dist, self.state.loader,
+            num_prompts=rl.num_prompts, seq_len=self.settings.max_seq_len, seed=rl.seed,
+            advantage=rl.objective.advantage, shuffle_rewards=rl.shuffle_rewards, anchors=anchors,
+        )  # fmt: skip
+        try:
+            yield self._rollouts
+        finally:
+            if isinstance(anchors, TrainLoader):
+                anchors.close()
+
+    @override
+    def _callbacks(
+        self, bar: tqdm[Any] | None, writer: CheckpointWriter, extra_callbacks: Sequence[Callback]
+    ) -> list[Callback]:
+        assert self._rollouts is not None  # noqa: S101  (opened before)
+        log = RolloutLog(self._rollouts, self._rl.min_entropy, self.dist)
+        return [log, *super()._callbacks(bar, writer, extra_callbacks)]
+
+
+class RolloutLog(Callback):
+    """Binds the batches to the model, and logs what the answers of each step were like."""
+
+    def __init__(self, rollouts: RolloutBatches, min_entropy: float, dist: DistContext) -> None:
+        self._rollouts, self._min_entropy, self._dist = rollouts, min_entropy, dist
+        self._entropies: list[float] = []
+        self._warned = False
+        self._file: JsonlFile | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Begin behind the last checkpoint."""
+        model = torch_model(trainer.train_module)
+        self._rollouts.make_engine = lambda: decoding_engine(model, trainer.tokenizer)
+        path = trainer.settings.out / (
+            ROLLOUTS if self._dist.is_first else f"rollouts_{self._dist.rank}.jsonl"
+        )
+        records = [each for each in read_jsonl(path, damaged="skip") if each["step"] <= trainer.state.step]
+        self._file = JsonlFile(path, records)
+        by_step: dict[int, list[float]] = {}
+        for each in records:
+            by_step.setdefault(each["step"], []).extend(-value for value in each["logprobs"])
+        own = [sum(values) / max(1, len(values)) for _, values in sorted(by_step.items())]
+        everyone = self._dist.gather_objects(own)  # all ranks must come to the same end
+        self._entropies = [sum(values) / len(values) for values in zip(*everyone, strict=False)]
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        """Log a step.
+
+        Raises:
+            UserError: the answers are nearly always the same.
+        """
+        module = trainer.train_module
+        assert isinstance(module, PolicyTrainModule)  # noqa: S101  (for mypy)
+        assert self._file is not None  # noqa: S101  (the run has begun)
+        for record in self._rollouts.records():
+            self._file.append({"step": trainer.state.step, **record})
+        figures = self._rollouts.figures.record()
+        trainer.log.write(
+            "rollouts", step=trainer.state.step, **figures, **vars(module.figures),
+            learn_seconds=metrics.seconds - metrics.data_seconds, examples=self._rollouts.examples(),
+        )  # fmt: skip
+        entropies = self._dist.gather_objects(figures["entropy"])
+        self._entropies.append(sum(entropies) / len(entropies))
+        self._watch_entropy()
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _watch_entropy(self) -> None:
+        first, last = self._entropies[:_FIRST_STEPS], self._entropies[-_FIRST_STEPS:]
+        if len(self._entropies) < 2 * _FIRST_STEPS or not sum(first):
+            return
+        share = sum(last) / sum(first)
+        if share < self._min_entropy:
+            raise UserError(
+                f"the answers are nearly always the same: their entropy is {share:.0%} of the first steps'",
+                fix="Lower --lr_scale, add --kl or --anchor_weight, or --min_entropy 0 to go on.",
+            )
+        if share < _WARNING * self._min_entropy and not self._warned:
+            self._warned = True
+            log_info(f"warning: the entropy of the answers has fallen to {share:.0%} of the first steps'")

@@ -1,0 +1,117 @@
+"""Settings of `cpplm rl`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cpplm.core.errors import UserError
+from cpplm.core.settings import Argument, Precision, group
+from cpplm.core.storage import require_path, split_step
+from cpplm.post_training.rl.objective import ObjectiveSettings
+from cpplm.tasks.settings import KindName
+
+
+@dataclass(frozen=True)
+class RlSettings:
+    """Reinforcement learning on tasks. What is not here is as the run of --init_from had it."""
+
+    tasks: Annotated[Path, Argument("TASKS", positional=True)]
+    """Folder of `cpplm tasks build`: its training tasks are asked."""
+    init_from: Annotated[str, Argument("RUN")]
+    """Model to start from: RUN or RUN:STEP, a folder or bucket URL."""
+    out: Annotated[Path, Argument("FOLDER")]
+    """Folder of the run: log, checkpoints, answers. Holding a checkpoint, it is continued."""
+    kinds: tuple[KindName, ...] = ()
+    """Only these kinds of tasks (empty = all in the folder)."""
+    method: Literal["rl", "rft"] = "rl"
+    """rl: by the rewards of all answers; rft: sample with the model as it is, then train on what was right
+    (rejection sampling fine-tuning, arXiv 2308.01825)."""
+    rollouts_only: bool = False
+    """Only sample answers with the model as it is, into OUT/rollouts.jsonl."""
+    train_from: tuple[Path, ...] = ()
+    """Only train on the right answers in these files of --rollouts_only."""
+
+    num_prompts: int = 16
+    """Tasks for each step, of which some answers are better than others."""
+    num_samples: int = 8
+    """Answers to each task."""
+    max_new_tokens: int = -1
+    """Tokens of an answer (-1 = what its kind allows); a longer one is worth nothing."""
+    decode_batch_size: int = 64
+    """Answers that are written at the same time."""
+    num_iterations: int = -1
+    """Train for this many steps (-1 = 100, or by the clock)."""
+    max_minutes: float = -1.0
+    """Train for this long instead."""
+    max_answers_per_task: int = 4
+    """Of rft: right answers to one task that are learned, all different."""
+
+    objective: Annotated[ObjectiveSettings, group("objective")] = field(default_factory=ObjectiveSettings)
+    """What is minimized."""
+    shuffle_rewards: bool = False
+    """Control: answers get each other's rewards, so nothing can be learned."""
+    min_entropy: float = 0.1
+    """End the run when the answers' entropy is below this share of the first steps' (warned at 4 times)."""
+
+    max_seq_len: int = -1
+    """Tokens of a row; longer tasks are left out (-1 = the model's context)."""
+    device_batch_size: int = 8
+    """Rows per forward pass."""
+    lr_scale: float = -1.0
+    """Learning rates, as a multiple of those in the run of --init_from (-1 = 0.05; rft 0.2)."""
+    warmdown_ratio: float = 1.0
+    """Share of the run, at its end, in which the learning rate falls to zero."""
+    eval_every: int = -1
+    """Measure the loss of gold answers held out every so many steps, and at start and end (-1 = never)."""
+    save_every: int = -1
+    """Checkpoint every so many steps (-1 = by time only)."""
+    save_minutes: float = 10.0
+    """Checkpoint at least this often; the end and an interrupt always save (-1 = not by time)."""
+    keep_last: int = 2
+    """Checkpoints to keep; older ones are deleted."""
+    upload_dir: str = ""
+    """Also upload each checkpoint there: a bucket URL or folder."""
+
+    headers: tuple[Path, ...] = ()
+    """Folders of third-party headers (empty = those that the tasks were built with)."""
+    workers: int = 0
+    """Compilers and programs at the same time (0 = one per core)."""
+    audit_items: int = 3
+    """Tasks of each kind whose gold answers and cheats are graded before the run (0 = none)."""
+    seed: int = 0
+    """Of the order of the tasks and of all answers."""
+    backend: Literal["auto", "torch", "jax"] = "auto"
+    """Library: PyTorch alone samples answers."""
+    device_type: Literal["", "cuda", "mps", "cpu", "tpu"] = ""
+    """Device (empty = the best one present)."""
+    precision: Precision = "auto"
+    """Of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
+    no_compile: bool = False
+    """Of rft: train without torch.compile, as rl always does: slower steps, instant start."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "num_samples", "device_batch_size", "decode_batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number.")
+        if self.num_samples < 2 and self.method == "rl" and not (self.rollouts_only or self.train_from):
+            raise UserError("--num_samples 1 leaves nothing to compare an answer with", fix="Use 8.")
+        for name in ("max_new_tokens", "max_seq_len", "num_iterations"):
+            if not (getattr(self, name) > 0 or getattr(self, name) == -1):
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1.")
+        if not (0 < self.lr_scale < float("inf") or self.lr_scale == -1) or not 0 <= self.min_entropy < 1:
+            raise UserError("--lr_scale is positive, --min_entropy a share", fix="Use 0.05 and 0.1.")
+        if not 0 <= self.warmdown_ratio <= 1:
+            raise UserError(f"--warmdown_ratio {self.warmdown_ratio}", fix="Use a number from 0 to 1.")
+        if self.rollouts_only and self.train_from:
+            raise UserError(
+                "--rollouts_only and --train_from are one half each", fix="Use --method rft for both."
+            )
+
+    def check_paths(self) -> None:
+        """Refuse tasks, files and a run that are not there."""
+        for path in (self.tasks, *self.train_from, *self.headers):
+            require_path(path)
+        if not (self.out.exists() or self.upload_dir):  # a run goes on after its parent is gone
+            require_path(split_step(self.init_from)[0])

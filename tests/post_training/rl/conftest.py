@@ -1,0 +1,29 @@
+"""Small tasks, and a model that answers some of them rightly."""
+
+from pathlib import Path
+
+import pytest
+
+from cpplm.post_training.settings import SftSettings
+from cpplm.post_training.sft import fine_tune
+from cpplm.tasks.build import build_tasks
+from cpplm.tasks.settings import TaskBuildSettings
+
+
+@pytest.fixture(scope="package")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tasks") / "tasks"
+    build_tasks(TaskBuildSettings(out=out, kinds=("tiny",), num_train=16, num_val=8))
+    return out
+
+
+@pytest.fixture(scope="package")
+def chat_model(base: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sft") / "run"
+    settings = SftSettings(
+        data=(tasks,), init_from=str(base), out=out, num_iterations=40, max_seq_len=160, device_batch_size=8,
+        total_batch_size=1280, eval_every=-1, no_compile=True, lr_scale=1.0, device_type="cpu",
+        precision="fp32",
+    )  # fmt: skip
+    fine_tune(settings)
+    return out
