@@ -289,7 +289,7 @@ class TrainSettings:
             UserError: it is not.
         """
         rows = max(1, self.device_batch_size) * self.max_seq_len * ranks  # chosen later, it may be one row
-        if self.total_batch_size < 1 or self.total_batch_size % rows:
+        if self.stage != "rl" and (self.total_batch_size < 1 or self.total_batch_size % rows):
             several = f" x {ranks} ranks" if ranks > 1 else ""
             raise UserError(
                 f"--total_batch_size {self.total_batch_size:,} is not a multiple of --device_batch_size x "
@@ -338,7 +338,9 @@ class TrainSettings:
             )
 
     def forward_passes(self, ranks: int) -> int:
-        """Forward passes of each rank per optimizer step."""
+        """Batches of each rank per optimizer step; of sampled answers there is one, of any number of rows."""
+        if self.stage == "rl":
+            return 1
         return self.total_batch_size // (self.device_batch_size * self.max_seq_len * ranks)
 
 

@@ -144,7 +144,7 @@ def test_killed_runs_end_with_the_same_weights(settings: RlSettings, tmp_path: P
     def start(out: Path) -> subprocess.Popen[str]:
         return start_cpplm(
             "rl", settings.tasks, "--init_from", settings.init_from, "--out", out, "--num_prompts", 2,
-            "--num_samples", 6, "--num_iterations", 30, "--save_every", 1, "--audit_items", 0,
+            "--num_samples", 6, "--num_iterations", 120, "--save_every", 1, "--audit_items", 0,
             "--device_type", "cpu", "--lr_scale", 0.2,
         )  # fmt: skip
 
@@ -153,7 +153,7 @@ def test_killed_runs_end_with_the_same_weights(settings: RlSettings, tmp_path: P
     for _ in range(20):
         process = start(tmp_path / "killed")
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(chance.uniform(2, 9))
+            process.wait(chance.uniform(2, 5))
         process.kill()
         process.communicate()
         killed += 1

@@ -234,8 +234,11 @@ class RlRun(PretrainRun):
         """Not ahead of time: an answer needs the weights of the step before."""
         rl, anchors = self._rl, None
         if rl.objective.anchor_weight:
+            # As many rows of all ranks together as one rank has at once: a step is the same for any number.
+            rows = max(1, self.settings.device_batch_size // self.dist.world_size)
+            settings = replace(self.settings, device_batch_size=rows)
             anchors = train_loader(
-                self.settings, self.readers, self.tokenizer, self.budget, self.dist, self.state.loader
+                settings, self.readers, self.tokenizer, self.budget, self.dist, self.state.loader
             )
         self._rollouts = RolloutBatches(
             self._prompts, self._tasks.sampler, self.dist, self.state.loader,
