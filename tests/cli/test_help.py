@@ -97,6 +97,7 @@ MISTYPED = {
     "tokenizer export": ["--tokenizer", "nowhere.json", "--out", "out"],
     "train": ["--data_dir", "nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
     "sft": ["nowhere.jsonl", "--init_from", "nowhere", "--out", "out"],
+    "rl": ["nowhere", "--init_from", "nowhere", "--out", "out"],
     "evaluate": ["--run", "nowhere", "--data_dir", "nowhere"],
     "evaluate bpb": ["--hf_dir", "nowhere", "--data_dir", "nowhere"],
     "evaluate likelihood": ["--run", "nowhere"],

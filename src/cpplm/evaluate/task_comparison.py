@@ -55,10 +55,14 @@ def evaluate_tasks(command: TasksCommand) -> dict[str, Any]:
     for target in targets:
         evaluation = Evaluation(target)
         log_info(f"answering: {evaluation.model.name}")
-        answers = answer_tasks(evaluation.model, items, settings, boxes, evaluation.folder)
-        graded.append(grade_answers(items, answers, grader))
+        samples = []
+        for number in range(settings.num_samples):
+            sampling = replace(settings, seed=settings.seed + number)
+            answers = answer_tasks(evaluation.model, items, sampling, boxes, evaluation.folder)
+            samples.append(grade_answers(items, answers, grader))
+        graded.append(samples[0])
         guards = _guards(evaluation, settings) if settings.guards else {}
-        models.append({**evaluation.about, "tasks": figures_of(graded[-1]), "guards": guards})
+        models.append({**evaluation.about, "tasks": figures_of(*samples), "guards": guards})
         if target is command.target:
             first = evaluation
     result = {
@@ -124,6 +128,8 @@ def format_comparison(result: dict[str, Any]) -> str:
         for level in row[0]["levels"] if len(row[0]["levels"]) > 1 else ():
             levels = [each["levels"][level] for each in row]
             lines.append(f"  {level:24} {levels[0]['n']:5}" + "".join(_cell(each) for each in levels))
+        for name in (name for name in row[0] if name.startswith("pass@")):
+            lines.append(f"  {name:30}" + "".join(f"{each[name]:22.1%}{'':8}" for each in row))
     for name, differences in zip(names[1:], result["differences"], strict=True):
         lines.append(
             f"\nA - {name}: {'difference':>12} {'95 % interval':>18} {'gained':>7} {'lost':>5} {'p':>8}"

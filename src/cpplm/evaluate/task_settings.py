@@ -30,8 +30,10 @@ class TaskEvalSettings:
     """Ask by conversations or by the code around the place (auto = as the model was trained)."""
     temperature: float = 0.0
     """0 takes the likeliest token."""
+    num_samples: int = 1
+    """Answers to each task; pass@N is the share of tasks of which any of them is right."""
     seed: int = 0
-    """Of the sampling."""
+    """Of the sampling; the first answer's, which all other figures are of."""
     guards: str = ""
     """Corpus to measure bits per byte and fill-in-the-middle on, beside the tasks (empty = none)."""
     headers: tuple[Path, ...] = ()
@@ -40,9 +42,11 @@ class TaskEvalSettings:
     """Compilers at the same time (0 = one per core)."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, num_items=1, workers=0)
+        require_at_least(self, num_items=1, workers=0, num_samples=1)
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"--temperature {self.temperature}", fix="Use 0 or more.")
+        if self.num_samples > 1 and not self.temperature:
+            raise UserError("at --temperature 0 all samples are the same", fix="Use 0.8, or --num_samples 1.")
 
     def check_paths(self) -> None:
         """Refuse what is not there."""

@@ -117,8 +117,11 @@ def grade_answers(items: Sequence[TaskItem], answers: Sequence[Answer], grader: 
     return graded
 
 
-def figures_of(graded: Sequence[GradedAnswer]) -> dict[str, Any]:
-    """The figures of one model by kind of task, with those of its levels."""
+def figures_of(graded: Sequence[GradedAnswer], *more: Sequence[GradedAnswer]) -> dict[str, Any]:
+    """The figures of one model by kind of task, with those of its levels; of several samples also pass@N."""
+    any_solved = {
+        row[0].item.key: any(each.grade.solved for each in row) for row in zip(graded, *more, strict=True)
+    }
     report = {}
     for name, group in groupby(graded, lambda each: each.item.kind):
         each = list(group)
@@ -127,6 +130,8 @@ def figures_of(graded: Sequence[GradedAnswer]) -> dict[str, Any]:
             "outcomes": dict(Counter(one.grade.outcome for one in each).most_common()),
             "levels": {level: _shares([one for one in each if one.item.level == level]) for level in levels},
         }
+        if more:
+            report[name][f"pass@{1 + len(more)}"] = fmean(any_solved[one.item.key] for one in each)
     return report
 
 

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.post_training.rl.objective import (
-    ObjectiveSettings,
-    PolicyTokens,
-    advantages,
-    k3,
-    policy_loss,
-)
+from cpplm.post_training.rl.objective import PolicyTokens, advantages, k3, policy_loss
+from cpplm.post_training.rl.settings import ObjectiveSettings
 
 VOCAB = 4
 

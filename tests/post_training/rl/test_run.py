@@ -11,12 +11,11 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.jsonl import read_jsonl
 from cpplm.core.storage import Storage
-from cpplm.post_training.rl.objective import ObjectiveSettings
 from cpplm.post_training.rl.prompts import TaskPrompt
 from cpplm.post_training.rl.rft import rejection_sampling, sample_rollouts, train_on_rollouts
 from cpplm.post_training.rl.rollouts import Group, Question, Trajectory
 from cpplm.post_training.rl.run import train_by_rewards
-from cpplm.post_training.rl.settings import RlSettings
+from cpplm.post_training.rl.settings import ObjectiveSettings, RlSettings
 from cpplm.post_training.settings import SftSettings
 from cpplm.post_training.sft import fine_tune
 from cpplm.tasks.build import open_grader

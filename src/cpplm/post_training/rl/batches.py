@@ -25,9 +25,10 @@ from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.packing import pack_whole
 from cpplm.generate.engine import Engine
-from cpplm.post_training.rl.objective import AdvantageName, advantages
+from cpplm.post_training.rl.objective import advantages
 from cpplm.post_training.rl.prompts import TaskPrompt
 from cpplm.post_training.rl.rollouts import Group, Question, RolloutSampler, Trajectory, trajectory_record
+from cpplm.post_training.rl.settings import AdvantageName
 from cpplm.tasks.item import TaskItem
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
 from cpplm.train.distributed import DistContext
@@ -68,6 +69,7 @@ class RolloutFigures:
     uninformative: int = 0
     uncertain: int = 0
     seconds: float = 0.0
+    decode_seconds: float = 0.0
 
     def add(self, group: Group) -> None:
         """Count the answers of a group."""
@@ -96,7 +98,8 @@ class RolloutFigures:
             "uninformative_groups": self.uninformative,
             "no_verdict": self.uncertain / max(1, answers + self.uncertain),
             "outcomes": dict(self.outcomes.most_common()),
-            "rollout_seconds": self.seconds,
+            "decode_seconds": self.decode_seconds,
+            "grade_seconds": self.seconds - self.decode_seconds,
         }
 
 
@@ -157,6 +160,7 @@ class RolloutBatches(Iterator[RolloutBatch]):
             groups = self._sampler.groups(
                 engine, [self.question(index) for index in asked[self._dist.rank :: self._dist.world_size]]
             )
+            self.figures.decode_seconds += self._sampler.decode_seconds
             if self._shuffle_rewards:
                 _shuffle_rewards(groups, random.Random(f"{self._seed} {cursor}"))  # noqa: S311
             for group in groups:

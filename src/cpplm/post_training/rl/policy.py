@@ -17,7 +17,8 @@ from cpplm.generate.load import prepare_for_inference
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.post_training.rl.batches import RolloutBatch
-from cpplm.post_training.rl.objective import ObjectiveSettings, PolicyTokens, k3, policy_loss
+from cpplm.post_training.rl.objective import PolicyTokens, k3, policy_loss
+from cpplm.post_training.rl.settings import ObjectiveSettings
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import StepLosses, StepPlan

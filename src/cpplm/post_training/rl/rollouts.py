@@ -7,6 +7,7 @@ noted is the one with which the token was drawn.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -110,6 +111,8 @@ class RolloutSampler:
         self.grader, self._boxes = grader, boxes
         self._num_samples, self._max_new_tokens, self._seed = num_samples, max_new_tokens, seed
         self._limits = SchedulerLimits(max_batch=rows)
+        self.decode_seconds = 0.0
+        """In which the last groups were written; what is graded meanwhile costs no time of its own."""
 
     def max_new_tokens(self, item: TaskItem) -> int:
         """The most that an answer to a task may have."""
@@ -121,7 +124,7 @@ class RolloutSampler:
         Raises:
             UserError: a verdict cannot be kept (the disk is full).
         """
-        groups = [Group(question) for question in questions]
+        groups, begin = [Group(question) for question in questions], time.perf_counter()
         # One grader at a time: it compiles on all cores itself.
         pool = ThreadPoolExecutor(1, thread_name_prefix="grading")
         try:
@@ -130,6 +133,7 @@ class RolloutSampler:
                 if len(grading) >= _WAITING_GROUPS:
                     grading[-_WAITING_GROUPS].result()
                 grading.append(pool.submit(self.grade, group))
+            self.decode_seconds = time.perf_counter() - begin
             for future in grading:
                 future.result()
         finally:

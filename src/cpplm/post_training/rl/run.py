@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tqdm import tqdm
 from typing_extensions import override
 
@@ -19,6 +20,7 @@ from cpplm.core.progress import log_info
 from cpplm.core.settings import flatten, to_dict
 from cpplm.core.shards import MANIFEST
 from cpplm.core.storage import Storage
+from cpplm.core.workers import available_cores
 from cpplm.dataloader.loader import Batch, TrainLoader
 from cpplm.dataloader.settings import DataSettings
 from cpplm.evaluate.task_suite import tool_boxes
@@ -30,6 +32,7 @@ from cpplm.post_training.rl.policy import PolicyBackend, PolicyTrainModule, deco
 from cpplm.post_training.rl.prompts import TaskPrompt, gold_ids, task_prompt
 from cpplm.post_training.rl.rollouts import RolloutSampler
 from cpplm.post_training.rl.settings import RlSettings
+from cpplm.sandbox.compiler import COMPILE_LIMITS
 from cpplm.tasks.audit import audit
 from cpplm.tasks.build import open_grader
 from cpplm.tasks.grader import Grader
@@ -99,7 +102,8 @@ class RlTasks:
                 f"{settings.tasks} has no tasks to train on, of --kinds {' '.join(settings.kinds) or 'any'}",
                 fix="Build some with 'cpplm tasks build --num_train 1600'; held-out ones are for evaluation.",
             )
-        grader = open_grader(settings.tasks, settings.headers, settings.workers, show_progress=False)
+        workers = settings.workers or min(available_cores(), _compilers_that_fit())
+        grader = open_grader(settings.tasks, settings.headers, workers, show_progress=False)
         self._audit(grader)
         folders = Storage(settings.tasks).read_json(MANIFEST)["tasks"]["projects"]
         boxes = tool_boxes(self.items, folders)
@@ -155,6 +159,11 @@ class RlTasks:
                 f"the tasks of {self._settings.tasks} are not sound:\n" + report.table(),
                 fix="Build them anew; nothing was trained.",
             )
+
+
+def _compilers_that_fit() -> int:
+    """So many compilers have memory beside this process, each as much as it is allowed."""
+    return max(1, psutil.virtual_memory().available // COMPILE_LIMITS.memory_bytes)
 
 
 def train_settings(settings: RlSettings, parent: Checkpoint, tokenizer: Tokenizer) -> TrainSettings:

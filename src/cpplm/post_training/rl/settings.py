@@ -9,8 +9,58 @@ from typing import Annotated, Literal
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
 from cpplm.core.storage import require_path, split_step
-from cpplm.post_training.rl.objective import ObjectiveSettings
 from cpplm.tasks.settings import KindName
+
+ObjectiveName = Literal["reinforce", "ppo", "gspo"]
+AdvantageName = Literal["rloo", "grpo"]
+NormalizerName = Literal["tokens", "constant"]
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """The objective of reinforcement learning."""
+
+    objective: ObjectiveName = "reinforce"
+    """reinforce: log-probabilities times advantages, importance weights truncated (arXiv 2510.13786);
+    ppo: the clipped ratio (1707.06347), clip_high as in DAPO (2503.14476); gspo: one ratio for each answer
+    (2507.18071)."""
+    advantage: AdvantageName = "rloo"
+    """rloo: reward less the mean of the group's others (2402.14740); grpo: the deviation from the mean in
+    standard deviations (2402.03300)."""
+    normalizer: NormalizerName = "tokens"
+    """Divide the sum over tokens by the step's number of them, or by a constant (Dr. GRPO, 2503.20783)."""
+    max_importance_weight: float = 2.0
+    """Of a token's probability over the one that it was sampled with."""
+    clip_low: float = -1.0
+    """A ratio may fall by this much (-1 = 0.2; gspo 0.0003)."""
+    clip_high: float = -1.0
+    """A ratio may rise by this much (-1 = 0.28; gspo 0.0004)."""
+    kl: float = 0.0
+    """Weight of the divergence from the model of --init_from, of which a copy stays in memory."""
+    anchor_weight: float = 0.0
+    """Weight of the cross-entropy of gold answers, of which each step has a batch."""
+    updates_per_rollout: int = 1
+    """Optimizer steps on each batch of rollouts."""
+
+    def __post_init__(self) -> None:
+        if self.updates_per_rollout < 1:
+            raise UserError(f"--updates_per_rollout {self.updates_per_rollout}", fix="Use 1 or more.")
+        for name in ("kl", "anchor_weight", "max_importance_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use 0 or a positive number.")
+        for name in ("clip_low", "clip_high"):
+            if getattr(self, name) < 0 and getattr(self, name) != -1:
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1.")
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """The least and the highest ratio that has a gradient."""
+        low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
+        low, high = (
+            (low if self.clip_low < 0 else self.clip_low),
+            (high if self.clip_high < 0 else self.clip_high),
+        )
+        return 1 - low, 1 + high
 
 
 @dataclass(frozen=True)
