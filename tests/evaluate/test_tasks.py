@@ -8,6 +8,7 @@ import pytest
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
+from cpplm.core.errors import UserError
 from cpplm.core.statistics import mcnemar_p_value, paired_bootstrap_interval
 from cpplm.core.storage import Storage
 from cpplm.evaluate.models.chat import chat_template_ids
@@ -82,6 +83,19 @@ def test_differences_are_paired(tasks: Path, items: list[TaskItem]) -> None:
     assert (difference["difference"], difference["gained"], difference["lost"]) == (0.5, 4, 0)
     assert difference["interval"][0] <= 0.5 <= difference["interval"][1]
     assert compare(ours, ours)["tiny"]["p"] == 1
+
+
+def test_one_right_sample_of_several_counts_once(tasks: Path, items: list[TaskItem]) -> None:
+    grader, settings = open_grader(tasks, (), 2), TaskEvalSettings(tasks)
+    samples = []
+    for known in (items[:2], items[1:4]):
+        model = Parrot({item.prompt: item.answer for item in known}, chat=True)
+        answers = answer_tasks(model, items, settings, {}, None)
+        samples.append(grade_answers(items, answers, grader))
+    figures = figures_of(*samples)["tiny"]
+    assert (figures["solved"], figures["pass@2"]) == (2 / 8, 4 / 8)
+    with pytest.raises(UserError, match="all samples are the same"):
+        TaskEvalSettings(tasks, num_samples=2)
 
 
 def test_answers_are_kept(tasks: Path, items: list[TaskItem], tmp_path: Path) -> None:

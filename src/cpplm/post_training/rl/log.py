@@ -1,0 +1,81 @@
+"""The answers of each step: into the log, into a file, and a watch on their entropy."""
+
+from __future__ import annotations
+
+from cpplm.core.errors import UserError
+from cpplm.core.jsonl import JsonlFile, read_jsonl
+from cpplm.core.progress import log_info
+from cpplm.post_training.rl.batches import RolloutBatches
+from cpplm.post_training.rl.policy import PolicyTrainModule, decoding_engine
+from cpplm.train.distributed import DistContext
+from cpplm.train.report.html_rollouts import ROLLOUTS
+from cpplm.train.torch_backend import torch_model
+from cpplm.train.trainer import Callback, StepMetrics, Trainer
+
+_FIRST_STEPS = 5  # whose entropy later steps are compared with
+_WARNING = 4.0  # times `min_entropy`
+
+
+class RolloutLog(Callback):
+    """Binds the batches to the model, and logs what the answers of each step were like."""
+
+    def __init__(self, rollouts: RolloutBatches, min_entropy: float, dist: DistContext) -> None:
+        self._rollouts, self._min_entropy, self._dist = rollouts, min_entropy, dist
+        self._entropies: list[float] = []
+        self._warned = False
+        self._file: JsonlFile | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Begin behind the last checkpoint."""
+        model = torch_model(trainer.train_module)
+        self._rollouts.make_engine = lambda: decoding_engine(model, trainer.tokenizer)
+        path = trainer.settings.out / (
+            ROLLOUTS if self._dist.is_first else f"rollouts_{self._dist.rank}.jsonl"
+        )
+        records = [each for each in read_jsonl(path, damaged="skip") if each["step"] <= trainer.state.step]
+        self._file = JsonlFile(path, records)
+        by_step: dict[int, list[float]] = {}
+        for each in records:
+            by_step.setdefault(each["step"], []).extend(-value for value in each["logprobs"])
+        own = [sum(values) / max(1, len(values)) for _, values in sorted(by_step.items())]
+        everyone = self._dist.gather_objects(own)  # all ranks must come to the same end
+        self._entropies = [sum(values) / len(values) for values in zip(*everyone, strict=False)]
+
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        """Log a step.
+
+        Raises:
+            UserError: the answers are nearly always the same.
+        """
+        module = trainer.train_module
+        assert isinstance(module, PolicyTrainModule)  # noqa: S101  (for mypy)
+        assert self._file is not None  # noqa: S101  (the run has begun)
+        for record in self._rollouts.records():
+            self._file.append({"step": trainer.state.step, **record})
+        figures = self._rollouts.figures.record()
+        trainer.log.write(
+            "rollouts", step=trainer.state.step, **figures, **vars(module.figures),
+            learn_seconds=metrics.seconds - metrics.data_seconds, examples=self._rollouts.examples(),
+        )  # fmt: skip
+        entropies = self._dist.gather_objects(figures["entropy"])
+        self._entropies.append(sum(entropies) / len(entropies))
+        self._watch_entropy()
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _watch_entropy(self) -> None:
+        first, last = self._entropies[:_FIRST_STEPS], self._entropies[-_FIRST_STEPS:]
+        if len(self._entropies) < 2 * _FIRST_STEPS or not sum(first):
+            return
+        share = sum(last) / sum(first)
+        if share < self._min_entropy:
+            raise UserError(
+                f"the answers are nearly always the same: their entropy is {share:.0%} of the first steps'",
+                fix="Lower --lr_scale, add --kl or --anchor_weight, or --min_entropy 0 to go on.",
+            )
+        if share < _WARNING * self._min_entropy and not self._warned:
+            self._warned = True
+            log_info(f"warning: the entropy of the answers has fallen to {share:.0%} of the first steps'")
