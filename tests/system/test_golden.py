@@ -37,6 +37,8 @@ TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 # Relative. One and two threads differ by less than 1e-6, AVX2 and AVX-512 by less than 2e-5, which still sees
 # another constant in Muon; SSE by 5e-5 in losses and 5e-3 in logits of what was trained.
 CLOSE = 2e-5 if torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"} else 1e-2
+# Logits of what was trained: processors with the same instructions differ by 5e-4, not by their losses.
+CLOSE_LOGITS = max(CLOSE, 2e-3)
 # Of each column its names, the present one or earlier and later ones. What is not here is no golden value.
 COLUMNS = {
     "text": ("text",), "id": ("id",), "project": ("project",), "files": ("files",), "sources": ("sources",),
@@ -75,7 +77,7 @@ ENGINE = ("--precision", "fp32", "--device_type", "cpu", "--json")
 # Comparing and recording
 
 
-def check(name: str, found: Any) -> None:
+def check(name: str, found: Any, close: float = CLOSE) -> None:
     """Compare a value with the golden one, numbers with a fraction closely; or record it."""
     found = json.loads(json.dumps(found))
     golden = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
@@ -83,7 +85,7 @@ def check(name: str, found: Any) -> None:
         GOLDEN.write_text(one_line_each({**golden, name: found}), encoding="utf-8")
         return
     assert name in golden, f"{name} was never recorded: see the head of {__file__}"
-    differences = list(compare(golden[name], found, name))
+    differences = compare(golden[name], found, name, close)
     assert not differences, "not as in golden.json:\n" + "\n".join(differences)
 
 
@@ -101,17 +103,18 @@ def one_line_each(values: dict[str, Any]) -> str:
     return lines(values, "", inner) + "\n"
 
 
-def compare(golden: Any, found: Any, path: str) -> list[str]:
+def compare(golden: Any, found: Any, path: str, close: float = CLOSE) -> list[str]:
     """The differences of two values, a line each."""
     if isinstance(golden, dict) and isinstance(found, dict):
         keys = sorted({*golden, *found})
-        parts = [compare(golden.get(key), found.get(key), f"{path}.{key}") for key in keys]
+        parts = [compare(golden.get(key), found.get(key), f"{path}.{key}", close) for key in keys]
         return [line for part in parts for line in part]
     if isinstance(golden, list) and isinstance(found, list) and len(golden) == len(found):
-        parts = [compare(*pair, f"{path}[{n}]") for n, pair in enumerate(zip(golden, found, strict=True))]
+        pairs = enumerate(zip(golden, found, strict=True))
+        parts = [compare(*pair, f"{path}[{n}]", close) for n, pair in pairs]
         return [line for part in parts for line in part]
     if isinstance(golden, float) and isinstance(found, float):
-        same = found == pytest.approx(golden, rel=CLOSE, abs=CLOSE)
+        same = found == pytest.approx(golden, rel=close, abs=close)
     else:
         same = golden == found
     return [] if same else [f"{path}: was {golden!r}, is {found!r}"]
@@ -330,4 +333,4 @@ def test_exported_logits(run: Path, tmp_path: Path) -> None:
         "likeliest": logits.argmax(-1).tolist(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-    check("logits", found)
+    check("logits", found, CLOSE_LOGITS)

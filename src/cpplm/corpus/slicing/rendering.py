@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cpplm.corpus.slicing.build_headers import INTEGER_HEADER
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import IDENTIFIER, IF_KEYWORDS
+from cpplm.cpp.lexer import IF_KEYWORDS
 from cpplm.cpp.segments import Condition, Frame, Scope
 
 # Kinds that read as one block without blank lines between them.
@@ -131,7 +131,9 @@ class _Writer:
     def _define(self) -> None:
         """Write before all else what a build has to define, where the text asks for it."""
         text = b"".join(self.parts)
-        names = set(IDENTIFIER.findall(text))
+        known = {*self.expansion.defined, *self.expansion.index.defaults.texts}
+        # Most names are in no text: looking for each is faster than finding all words of the text.
+        names = {name for name in known if name in text and re.search(rb"\b" + name + rb"\b", text)}
         lines = [b"#define " + name for name in self.expansion.defined if name in names]
         if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
             lines.append(b"#include <stdint.h>")
