@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpplm.core.errors import UserError
 from cpplm.core.jsonl import JsonlFile, read_jsonl
 from cpplm.core.progress import log_info
+from cpplm.core.run_log import LOG, read_run_log
 from cpplm.post_training.rl.batches import RolloutBatches
 from cpplm.post_training.rl.policy import PolicyTrainModule, decoding_engine
 from cpplm.train.distributed import DistContext
@@ -34,12 +35,7 @@ class RolloutLog(Callback):
         )
         records = [each for each in read_jsonl(path, damaged="skip") if each["step"] <= trainer.state.step]
         self._file = JsonlFile(path, records)
-        by_step: dict[int, list[float]] = {}
-        for each in records:
-            by_step.setdefault(each["step"], []).extend(-value for value in each["logprobs"])
-        own = [sum(values) / max(1, len(values)) for _, values in sorted(by_step.items())]
-        everyone = self._dist.gather_objects(own)  # all ranks must come to the same end
-        self._entropies = [sum(values) / len(values) for values in zip(*everyone, strict=False)]
+        self._entropies = self._dist.run_on_first(lambda: _logged_entropies(trainer))
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Log a step.
@@ -53,12 +49,13 @@ class RolloutLog(Callback):
         for record in self._rollouts.records():
             self._file.append({"step": trainer.state.step, **record})
         figures = self._rollouts.figures.record()
+        entropies = self._dist.gather_objects(figures["entropy"])  # all ranks must come to the same end
+        self._entropies.append(sum(entropies) / len(entropies))
+        figures["entropy"] = self._entropies[-1]
         trainer.log.write(
             "rollouts", step=trainer.state.step, **figures, **vars(module.figures),
             learn_seconds=metrics.seconds - metrics.data_seconds, examples=self._rollouts.examples(),
         )  # fmt: skip
-        entropies = self._dist.gather_objects(figures["entropy"])
-        self._entropies.append(sum(entropies) / len(entropies))
         self._watch_entropy()
 
     def on_end(self, trainer: Trainer) -> None:
@@ -79,3 +76,9 @@ class RolloutLog(Callback):
         if share < _WARNING * self._min_entropy and not self._warned:
             self._warned = True
             log_info(f"warning: the entropy of the answers has fallen to {share:.0%} of the first steps'")
+
+
+def _logged_entropies(trainer: Trainer) -> list[float]:
+    """Of the steps behind the checkpoint that the run goes on from."""
+    records = read_run_log(trainer.settings.out / LOG)
+    return [record["entropy"] for record in records if record["event"] == "rollouts"]

@@ -22,7 +22,7 @@ from cpplm.generate.load import load_engine
 from cpplm.generate.settings import ModelSource
 from cpplm.post_training.rl.batches import RolloutBatches
 from cpplm.post_training.rl.prompts import mark_context
-from cpplm.post_training.rl.rollouts import trajectory_record
+from cpplm.post_training.rl.rollouts import token_record, trajectory_record
 from cpplm.post_training.rl.run import RlTasks
 from cpplm.post_training.rl.settings import RlSettings
 from cpplm.post_training.settings import SftSettings
@@ -92,7 +92,7 @@ def sample_rollouts(settings: RlSettings, *, minutes: float) -> dict[str, Any]:
                 seconds = round(time.monotonic() - begin, 3)
                 for group in groups:
                     for number, each in enumerate(group.trajectories):
-                        record = trajectory_record(group.question, number, each)
+                        record = trajectory_record(group.question, number, each) | token_record(each)
                         file.append({"step": 0, "seconds": seconds, **record})
                 done = end
                 bar.update(settings.num_prompts)

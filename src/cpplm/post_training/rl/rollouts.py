@@ -246,7 +246,7 @@ def _trajectory(
 
 
 def trajectory_record(question: Question, number: int, trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory as a line of JSON: all that is needed to grade it again, or to train on it."""
+    """An answer as a line of JSON: all that is needed to look at it, and to grade it again."""
     grade = trajectory.grade
     assert grade is not None  # noqa: S101  (it is graded)
     item = question.item
@@ -254,6 +254,13 @@ def trajectory_record(question: Question, number: int, trajectory: Trajectory) -
         "index": question.index, "number": number, "key": item.key, "kind": item.kind, "group": item.group,
         "text": trajectory.answer.text, "tool_results": trajectory.answer.tool_results,
         "reward": grade.reward, "outcome": grade.outcome,
-        "ids": trajectory.ids, "written": [int(own) for own in trajectory.written],
-        "logprobs": trajectory.logprobs,
     }  # fmt: skip
+
+
+def token_record(trajectory: Trajectory) -> dict[str, Any]:
+    """Its tokens: all that is needed to train on it."""
+    return {
+        "ids": trajectory.ids,
+        "written": [int(own) for own in trajectory.written],
+        "logprobs": trajectory.logprobs,
+    }
