@@ -45,6 +45,8 @@ _GENEROUS = 2.0
 _ALWAYS = 1 / 8
 # A part of a unit is not worth repeating more than this of what it needs: the share that is its own.
 _LEAST_OWN = 0.05
+# After so many items in a row that cannot stand with what they need, the rest of a unit is not tried.
+_MOST_FAILURES = 8
 # And up to this share it gets more of the unit by borrowing in less detail.
 _ENOUGH_OWN = 0.3
 # Names that a header without includes has from the files that include it.
@@ -272,16 +274,19 @@ class _Slicer:
         """The own items that can stand with what they need, in as many parts as it takes; and the rest."""
         documents: list[Document] = []
         alone: list[Place] = []
-        waiting = self.own
-        while waiting:
+        waiting, failures = self.own, 0
+        while waiting and failures < _MOST_FAILURES:
             taken, document = self._part(waiting)
+            failures += 1
             if document is None or self._share(taken, document) < _LEAST_OWN:
                 alone += taken
-            elif any(self.expansion.item(place).kind not in _SAY_LITTLE for place in taken):
-                documents.append(document)
+            else:
+                failures = 0
+                if any(self.expansion.item(place).kind not in _SAY_LITTLE for place in taken):
+                    documents.append(document)
             gone = set(taken)
             waiting = [place for place in waiting if place not in gone]
-        return documents, alone
+        return documents, [*alone, *waiting]
 
     def _share(self, own: Sequence[Place], document: Document) -> float:
         """The share of a document that is its own."""
