@@ -22,13 +22,11 @@ from cpplm.post_training.conversations import ConversationCounts, describe_dropp
 from cpplm.post_training.hf_folder import PREFIX, HfFolder
 from cpplm.post_training.hf_run import train_hf
 from cpplm.post_training.hf_tokenizer import HfChatTokenizer
-from cpplm.post_training.rates import scaled_rates
 from cpplm.post_training.settings import SftSettings
+from cpplm.post_training.source import find_source, scaled_rates
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend_registry import refuse_lora_with_jax
 from cpplm.train.checkpoint.format import Checkpoint, Stage
-from cpplm.train.checkpoint.parent import open_parent
-from cpplm.train.checkpoint.resume import earlier_checkpoint
 from cpplm.train.pretrain import RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback
@@ -61,23 +59,10 @@ def fine_tune(
 
 
 def _source(settings: SftSettings) -> tuple[Checkpoint | HfFolder, float]:
-    """The checkpoint that says what the settings do not, and a factor for its learning rates.
-
-    It is the parent's; once that is gone, the last one of the run itself, whose rates are scaled already.
-
-    Raises:
-        UserError: there is neither.
-    """
+    """What says what the settings do not, and a factor for its learning rates; see `find_source`."""
     if settings.init_from.startswith(PREFIX):
         return HfFolder(settings.init_from, settings.lora), settings.lr_scale
-    try:
-        return open_parent(settings.init_from), settings.lr_scale
-    except UserError as error:
-        earlier = earlier_checkpoint(settings.out / "checkpoints", settings.upload_dir)
-        if earlier is None:
-            raise
-        log_info(f"going on without the parent, with the learning rates of this run ({error})")
-        return earlier, 1.0
+    return find_source(settings.init_from, settings.out, settings.upload_dir, settings.lr_scale)
 
 
 def train_settings(settings: SftSettings, source: Checkpoint | HfFolder, lr_scale: float) -> TrainSettings:

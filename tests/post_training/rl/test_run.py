@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -101,12 +102,17 @@ def test_a_bandit_is_solved(base: Path, tmp_path: Path) -> None:
 
 
 def test_resume_is_exact(settings: RlSettings, tmp_path: Path) -> None:
-    whole = dataclasses.replace(settings, objective=ObjectiveSettings(anchor_weight=0.1), save_every=1)
+    """Of a run that died twice, whose parent is gone by then."""
+    parent = shutil.copytree(settings.init_from, tmp_path / "parent")
+    whole = dataclasses.replace(
+        settings, init_from=str(parent), objective=ObjectiveSettings(anchor_weight=0.1), save_every=1
+    )
     died = dataclasses.replace(whole, out=tmp_path / "died")
     train_by_rewards(whole)
     for step in (1, 3):
         with pytest.raises(ConnectionAbortedError):
             train_by_rewards(died, [StopAt(step, die=True)])
+    shutil.rmtree(parent)
     train_by_rewards(died)
     assert_same_weights(died.out, whole.out)
     assert losses(died.out) == losses(whole.out)

@@ -26,24 +26,22 @@ from cpplm.dataloader.settings import DataSettings
 from cpplm.evaluate.task_suite import tool_boxes
 from cpplm.optim.schedules import Schedule
 from cpplm.post_training.conversations import prepare_conversations
-from cpplm.post_training.rates import scaled_rates
 from cpplm.post_training.rl.batches import RolloutBatches, usable_tasks
 from cpplm.post_training.rl.log import RolloutLog
 from cpplm.post_training.rl.policy import PolicyBackend, refuse_jax
 from cpplm.post_training.rl.prompts import TaskPrompt, gold_ids, task_prompt
 from cpplm.post_training.rl.rollouts import RolloutSampler
 from cpplm.post_training.rl.settings import RlSettings
+from cpplm.post_training.source import find_source, scaled_rates
 from cpplm.sandbox.compiler import COMPILE_LIMITS
 from cpplm.tasks.audit import audit
 from cpplm.tasks.build import open_grader
 from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem, first_of_each_kind, read_tasks
 from cpplm.tasks.kinds import KINDS
-from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import TrainBackend
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import Checkpoint
-from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.data import train_loader
 from cpplm.train.distributed import DistContext
 from cpplm.train.pretrain import PretrainRun, RunSummary, pretrain
@@ -65,9 +63,10 @@ def train_by_rewards(settings: RlSettings, extra_callbacks: Sequence[Callback] =
         KeyboardInterrupt: stopped on request; the state is saved.
     """
     refuse_jax(settings.backend, settings.device_type)
-    parent = open_parent(settings.init_from)
-    tasks = RlTasks(settings, parent)
-    training = train_settings(settings, parent, tasks.tokenizer)
+    scale = settings.lr_scale if settings.lr_scale > 0 else _LR_SCALE
+    source, scale = find_source(settings.init_from, settings.out, settings.upload_dir, scale)
+    tasks = RlTasks(settings, source)
+    training = train_settings(settings, source, scale)
     is_new = not settings.out.exists()
     try:
         _keep_settings(settings)
@@ -85,14 +84,14 @@ def train_by_rewards(settings: RlSettings, extra_callbacks: Sequence[Callback] =
 class RlTasks:
     """The tasks of a run, what grades them and what answers them."""
 
-    def __init__(self, settings: RlSettings, parent: Checkpoint) -> None:
+    def __init__(self, settings: RlSettings, source: Checkpoint) -> None:
         """Read and audit.
 
         Raises:
             UserError: no tasks to train on, or the audit fails.
         """
         self._settings = settings
-        self.tokenizer = parent.tokenizer()
+        self.tokenizer = source.tokenizer()
         self.items = read_tasks(settings.tasks, "train", settings.kinds)
         if not self.items:
             raise UserError(
@@ -108,10 +107,10 @@ class RlTasks:
             item for item in self.items if not KINDS[item.kind].needs_tools or item.project in boxes
         ]
         self._ask = partial(
-            task_prompt, tokenizer=self.tokenizer, chat=parent.supports_chat, fim=parent.supports_fim
+            task_prompt, tokenizer=self.tokenizer, chat=source.supports_chat, fim=source.supports_fim
         )
         self._gold = partial(
-            gold_ids, tokenizer=self.tokenizer, chat=parent.supports_chat, fim=parent.supports_fim
+            gold_ids, tokenizer=self.tokenizer, chat=source.supports_chat, fim=source.supports_fim
         )
         self.sampler = RolloutSampler(
             grader, boxes, num_samples=settings.num_samples, max_new_tokens=settings.max_new_tokens,
@@ -163,12 +162,12 @@ def _compilers_that_fit() -> int:
     return max(1, psutil.virtual_memory().available // COMPILE_LIMITS.memory_bytes)
 
 
-def train_settings(settings: RlSettings, parent: Checkpoint, tokenizer: Tokenizer) -> TrainSettings:
+def train_settings(settings: RlSettings, source: Checkpoint, lr_scale: float) -> TrainSettings:
     """The training run that the settings describe, but for its data.
 
     A step's batch has as many rows as its answers need; what `total_batch_size` says is one forward pass.
     """
-    context = settings.max_seq_len if settings.max_seq_len > 0 else parent.config().max_seq_len
+    context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
     by_clock = settings.max_minutes > 0
     return TrainSettings(
         data_dir=(str(settings.out / "data"),),
@@ -181,7 +180,7 @@ def train_settings(settings: RlSettings, parent: Checkpoint, tokenizer: Tokenize
         max_minutes=settings.max_minutes,
         device_batch_size=settings.device_batch_size,
         total_batch_size=settings.device_batch_size * context,
-        rates=scaled_rates(parent, settings.lr_scale if settings.lr_scale > 0 else _LR_SCALE),
+        rates=scaled_rates(source, lr_scale),
         schedule=Schedule(warmdown_ratio=settings.warmdown_ratio),
         data=DataSettings(document_mask=True),
         eval_every=settings.eval_every,
