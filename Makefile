@@ -44,8 +44,8 @@ demo-adapt: $(VENV)/.installed  ## the demo's model adapted to PROJECTS="DIR ...
 	$(CPPLM) train $(ADAPT)/corpus --config recipes/adapt.toml --init_from $(DEMO)/run --stage mid --rope_scaling ntk --tokenizer $(DEMO)/tokenizer.json --out $(ADAPT)/mid
 	$(CPPLM) tasks build $(ADAPT)/corpus --projects $(PROJECTS) --kinds $(TASKS) --num_train 500 --num_val 150 --out $(ADAPT)/tasks
 	$(CPPLM) tasks audit $(ADAPT)/tasks --num_items 10
-	$(CPPLM) tasks build $(ADAPT)/corpus --kinds denoise --num_train 4000 --num_val 0 --out $(ADAPT)/denoise
-	$(CPPLM) sft $(ADAPT)/tasks $(ADAPT)/denoise --init_from $(ADAPT)/mid --out $(ADAPT)/sft
+	$(CPPLM) tasks build $(ADAPT)/corpus --projects $(PROJECTS) --kinds denoise ask --num_train 4000 --num_val 0 --out $(ADAPT)/more
+	$(CPPLM) sft $(ADAPT)/tasks $(ADAPT)/more --init_from $(ADAPT)/mid --lr_scale 0.4 --out $(ADAPT)/sft
 	$(CPPLM) evaluate tasks $(ADAPT)/sft --tasks $(ADAPT)/tasks --against $(ADAPT)/mid $(DEMO)/run --guards $(ADAPT)/corpus
 	@echo 'Ask it about your code in a browser: $(CPPLM) serve $(ADAPT)/sft --tools $(firstword $(PROJECTS))'
 

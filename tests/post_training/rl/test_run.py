@@ -12,6 +12,7 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.jsonl import read_jsonl
 from cpplm.core.storage import Storage
+from cpplm.post_training.rl.log import EntropyWatch
 from cpplm.post_training.rl.prompts import TaskPrompt
 from cpplm.post_training.rl.rft import rejection_sampling, sample_rollouts, train_on_rollouts
 from cpplm.post_training.rl.rollouts import Group, Question, Trajectory
@@ -99,6 +100,20 @@ def test_a_bandit_is_solved(base: Path, tmp_path: Path) -> None:
     control = dataclasses.replace(settings, out=tmp_path / "control", shuffle_rewards=True)
     train_by_rewards(control)
     assert records(control.out, "rollouts")[-1]["solved"] < 0.8
+
+
+def test_a_collapse_of_entropy_is_said_and_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a run that goes on; a step that is poor by chance does nothing."""
+    watch = EntropyWatch(0.1, [1.0, 1.2, 0.8, 1.0, 1.0])
+    for entropy in (0.9, 0.02, 1.0, 0.9, 0.8):
+        watch.add(entropy)
+    assert capsys.readouterr().err == ""
+    for entropy in (0.1, 0.1, 0.1, 0.1):
+        watch.add(entropy)
+    assert "has fallen to" in capsys.readouterr().err
+    with pytest.raises(UserError, match="nearly always the same"):
+        for _ in range(6):
+            watch.add(0.05)
 
 
 def test_resume_is_exact(settings: RlSettings, tmp_path: Path) -> None:

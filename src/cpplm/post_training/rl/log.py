@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cpplm.core.errors import UserError
 from cpplm.core.jsonl import JsonlFile, read_jsonl
 from cpplm.core.progress import log_info
@@ -17,13 +19,40 @@ _FIRST_STEPS = 5  # whose entropy later steps are compared with
 _WARNING = 4.0  # times `min_entropy`
 
 
+class EntropyWatch:
+    """Compares the entropy of answers with that of the first steps; the same answer always is no policy."""
+
+    def __init__(self, min_share: float, earlier: Iterable[float] = ()) -> None:
+        """`earlier`: of the steps before, when a run goes on; `min_share` ends it."""
+        self._min_share, self._values, self._warned = min_share, list(earlier), False
+
+    def add(self, entropy: float) -> None:
+        """Take the entropy of a step.
+
+        Raises:
+            UserError: the answers are nearly always the same.
+        """
+        self._values.append(entropy)
+        first, last = self._values[:_FIRST_STEPS], self._values[-_FIRST_STEPS:]
+        if len(self._values) < 2 * _FIRST_STEPS or not sum(first):
+            return
+        share = sum(last) / sum(first)
+        if share < self._min_share:
+            raise UserError(
+                f"the answers are nearly always the same: their entropy is {share:.0%} of the first steps'",
+                fix="Lower --lr_scale, add --kl or --anchor_weight, or --min_entropy 0 to go on.",
+            )
+        if share < _WARNING * self._min_share and not self._warned:
+            self._warned = True
+            log_info(f"warning: the entropy of the answers has fallen to {share:.0%} of the first steps'")
+
+
 class RolloutLog(Callback):
     """Binds the batches to the model, and logs what the answers of each step were like."""
 
     def __init__(self, rollouts: RolloutBatches, min_entropy: float, dist: DistContext) -> None:
         self._rollouts, self._min_entropy, self._dist = rollouts, min_entropy, dist
-        self._entropies: list[float] = []
-        self._warned = False
+        self._watch = EntropyWatch(min_entropy)
         self._file: JsonlFile | None = None
 
     def on_start(self, trainer: Trainer) -> None:
@@ -35,7 +64,8 @@ class RolloutLog(Callback):
         )
         records = [each for each in read_jsonl(path, damaged="skip") if each["step"] <= trainer.state.step]
         self._file = JsonlFile(path, records)
-        self._entropies = self._dist.run_on_first(lambda: _logged_entropies(trainer))
+        earlier = self._dist.run_on_first(lambda: _logged_entropies(trainer))
+        self._watch = EntropyWatch(self._min_entropy, earlier)
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Log a step.
@@ -50,32 +80,17 @@ class RolloutLog(Callback):
             self._file.append({"step": trainer.state.step, **record})
         figures = self._rollouts.figures.record()
         entropies = self._dist.gather_objects(figures["entropy"])  # all ranks must come to the same end
-        self._entropies.append(sum(entropies) / len(entropies))
-        figures["entropy"] = self._entropies[-1]
+        figures["entropy"] = sum(entropies) / len(entropies)
         trainer.log.write(
             "rollouts", step=trainer.state.step, **figures, **vars(module.figures),
             learn_seconds=metrics.seconds - metrics.data_seconds, examples=self._rollouts.examples(),
         )  # fmt: skip
-        self._watch_entropy()
+        self._watch.add(figures["entropy"])
 
     def on_end(self, trainer: Trainer) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
-
-    def _watch_entropy(self) -> None:
-        first, last = self._entropies[:_FIRST_STEPS], self._entropies[-_FIRST_STEPS:]
-        if len(self._entropies) < 2 * _FIRST_STEPS or not sum(first):
-            return
-        share = sum(last) / sum(first)
-        if share < self._min_entropy:
-            raise UserError(
-                f"the answers are nearly always the same: their entropy is {share:.0%} of the first steps'",
-                fix="Lower --lr_scale, add --kl or --anchor_weight, or --min_entropy 0 to go on.",
-            )
-        if share < _WARNING * self._min_entropy and not self._warned:
-            self._warned = True
-            log_info(f"warning: the entropy of the answers has fallen to {share:.0%} of the first steps'")
 
 
 def _logged_entropies(trainer: Trainer) -> list[float]:
