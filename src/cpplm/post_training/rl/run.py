@@ -41,7 +41,7 @@ from cpplm.tasks.item import TaskItem, first_of_each_kind, read_tasks
 from cpplm.tasks.kinds import KINDS
 from cpplm.train.backend import TrainBackend
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
-from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.format import Checkpoint, Stage
 from cpplm.train.data import train_loader
 from cpplm.train.distributed import DistContext
 from cpplm.train.pretrain import PretrainRun, RunSummary, pretrain
@@ -52,7 +52,8 @@ _SETTINGS = "rl.json"
 _MAY_CHANGE = ("out", "tasks", "init_from", "num_iterations", "max_minutes", "headers", "workers",
                "audit_items", "decode_batch_size", "save_every", "save_minutes", "keep_last", "upload_dir",
                "device_type", "train_from")  # fmt: skip
-_LR_SCALE = 0.05
+# 0.05 of pre-training's, where fine-tuning has had 0.2 of them.
+_LR_SCALES: dict[Stage, float] = {"base": 0.05, "mid": 0.05, "sft": 0.25, "rl": 1.0}
 
 
 def train_by_rewards(settings: RlSettings, extra_callbacks: Sequence[Callback] = ()) -> RunSummary:
@@ -63,8 +64,8 @@ def train_by_rewards(settings: RlSettings, extra_callbacks: Sequence[Callback] =
         KeyboardInterrupt: stopped on request; the state is saved.
     """
     refuse_jax(settings.backend, settings.device_type)
-    scale = settings.lr_scale if settings.lr_scale > 0 else _LR_SCALE
-    source, scale = find_source(settings.init_from, settings.out, settings.upload_dir, scale)
+    source, scale = find_source(settings.init_from, settings.out, settings.upload_dir, settings.lr_scale)
+    scale = scale if scale > 0 else _LR_SCALES[source.stage]
     tasks = RlTasks(settings, source)
     training = train_settings(settings, source, scale)
     is_new = not settings.out.exists()

@@ -110,7 +110,8 @@ class RlSettings:
     device_batch_size: int = 8
     """Rows per forward pass."""
     lr_scale: float = -1.0
-    """Learning rates, as a multiple of those in the run of --init_from (-1 = 0.05; rft 0.2)."""
+    """Learning rates, as a multiple of those in the run of --init_from (-1 = 0.05, after
+    fine-tuning 0.25; rft 0.2)."""
     warmdown_ratio: float = 1.0
     """Share of the run, at its end, in which the learning rate falls to zero."""
     eval_every: int = -1
