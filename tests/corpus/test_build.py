@@ -36,6 +36,19 @@ def projects(folder: Path, count: int = 3) -> tuple[Path, ...]:
     return tuple(folder / f"project{number}" for number in range(count))
 
 
+def test_units_of_each_project_are_held_out(tmp_path):
+    result = build(
+        CorpusSettings(
+            out=str(tmp_path / "out"), projects=projects(tmp_path), val_fraction=0.3, val_split="unit"
+        )
+    )
+    reader = ShardReader(tmp_path / "out")
+    train, val = ({p for p, _ in reader.texts(split)} for split in ("train", "val"))
+    assert result["split_by"] == "unit"
+    assert train == {"project0", "project1", "project2"}
+    assert len(val) > 1
+
+
 def test_a_build_ends_with_readable_shards_and_a_manifest(tmp_path):
     result = build(CorpusSettings(out=str(tmp_path / "out"), projects=projects(tmp_path), workers=1))
     assert sorted(contents(tmp_path / "out")) == [

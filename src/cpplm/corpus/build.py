@@ -76,7 +76,7 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
         work = _prepare(settings, storage, unpacked, labels)
         if work.jobs:
             _build_parts(settings, storage, work.jobs)
-            _write_corpus(storage, work, settings.val_fraction, records)
+            _write_corpus(storage, work, settings, records)
         manifest: dict[str, Any] = storage.read_json(MANIFEST)
         _tidy(storage, manifest)
     parent, worker = peak_resident_memory()
@@ -285,12 +285,14 @@ def _build_parts(settings: CorpusSettings, storage: Storage, jobs: list[ProjectJ
 
 
 def _write_corpus(
-    storage: Storage, work: _PreparedBuild, val_fraction: float, records: list[dict[str, Any]]
+    storage: Storage, work: _PreparedBuild, settings: CorpusSettings, records: list[dict[str, Any]]
 ) -> None:
     """Parts, and the rows of the earlier corpus, to shards; then the manifest."""
     records_by_project = {job.item.project.name: storage.read_json(job.record) for job in work.jobs}
     parts = [name for record in records_by_project.values() for name in record["parts"]]
-    shards, split_by = write_splits(storage, f"{PARTS}/shuffle/", parts, val_fraction, work.earlier)
+    shards, split_by = write_splits(
+        storage, f"{PARTS}/shuffle/", parts, settings.val_fraction, settings.val_split, work.earlier
+    )
     old_manifest = work.earlier.manifest if work.earlier else {}
     write_manifest(
         storage,

@@ -77,9 +77,9 @@ def make_jobs(
         location: of the corpus; where jobs run on other machines, these see it under the same name.
         projects: the projects.
         plan: what decides their documents.
-        identity: the settings, to compare builds; `val_fraction` decides no document.
+        identity: the settings, to compare builds; how documents are split decides none.
     """
-    decisive = sorted((name, value) for name, value in identity.items() if name != "val_fraction")
+    decisive = sorted((name, value) for name, value in identity.items() if not name.startswith("val_"))
     return [
         ProjectJob(
             location,

@@ -13,6 +13,7 @@ from cpplm.core.workers import available_cores
 from cpplm.corpus.ingest.licenses import check_names
 
 Mode = Literal["compilable", "cross-file", "inlined", "file"]
+SplitBy = Literal["auto", "project", "unit"]
 # Settings that say where things are or how fast to go; two builds that differ only in them are the same.
 _WITHOUT_EFFECT = (
     *("projects", "projects_dir", "projects_list", "cxx_headers", "jsonl"),
@@ -63,7 +64,10 @@ class CorpusSettings:
     unsafe: bool = False
     """Run the compiler without isolation. Never do this with code that you do not trust."""
     val_fraction: float = 0.05
-    """Share of the bytes held out for validation: whole projects, or whole units of a single project."""
+    """Share of the bytes held out for validation."""
+    val_split: SplitBy = "auto"
+    """Hold out whole projects, which says how a model does on unknown code, or units of each (auto =
+    projects, and units of a single one)."""
     max_file_bytes: int = 500_000
     """Larger files are counted and named, but do not become documents."""
     max_include_bytes: int = 10_000_000

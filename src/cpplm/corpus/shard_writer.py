@@ -30,6 +30,7 @@ from cpplm.core.shards import (
 )
 from cpplm.core.storage import Storage, sha256
 from cpplm.core.workers import batched_by_size
+from cpplm.corpus.settings import SplitBy
 
 SHARD_BYTES = 64_000_000
 # Each shard is put together from so many ranges of ids.
@@ -60,7 +61,12 @@ class _Assignment:
 
 
 def write_splits(
-    storage: Storage, scratch: str, parts: list[str], val_fraction: float, earlier: ShardReader | None = None
+    storage: Storage,
+    scratch: str,
+    parts: list[str],
+    val_fraction: float,
+    split_by: SplitBy = "auto",
+    earlier: ShardReader | None = None,
 ) -> tuple[list[Shard], str]:
     """Write all shards; returns them and what the split was made by ("project" or "unit").
 
@@ -69,13 +75,14 @@ def write_splits(
         scratch: prefix of the names of files in between.
         parts: files of new rows.
         val_fraction: share of the bytes to hold out.
+        split_by: what is held out; see `CorpusSettings.val_split`.
         earlier: the corpus in `storage` whose rows are to be kept. Its shards are not touched: the new ones
             have other names.
 
     Raises:
         UserError: there is too little code for two splits, or a shard of `earlier` is damaged.
     """
-    assignment = _assign(storage, parts, val_fraction, earlier)
+    assignment = _assign(storage, parts, val_fraction, split_by, earlier)
     buckets = _bucket_rows(storage, scratch, _rows(storage, parts, assignment, earlier), assignment)
     shards = []
     with progress_bar(len(buckets), "shards", "piece") as bar:
@@ -115,9 +122,9 @@ def _first_number(earlier: ShardReader | None) -> int:
 
 
 def _assign(
-    storage: Storage, parts: list[str], val_fraction: float, earlier: ShardReader | None
+    storage: Storage, parts: list[str], val_fraction: float, split_by: SplitBy, earlier: ShardReader | None
 ) -> _Assignment:
-    """Decide by the bytes of each project, or of each unit where there is only one project."""
+    """Decide by the bytes of each project or of each unit."""
     projects: dict[SplitGroup, int] = defaultdict(int)
     units: dict[SplitGroup, int] = defaultdict(int)
     for name in parts:
@@ -126,10 +133,13 @@ def _assign(
         for row in table.group_by(["project", "unit"]).aggregate([("bytes", "sum")]).to_pylist():
             projects[row["project"], ""] += row["bytes_sum"]
             units[row["project"], row["unit"]] += row["bytes_sum"]
-        if len(projects) > 1:
+        if split_by != "unit" and len(projects) > 1:
             units.clear()
     split_bytes = {split: sum(s.bytes for s in earlier.shards(split)) if earlier else 0 for split in SPLITS}
-    by, groups = ("project", projects) if earlier or len(projects) > 1 else ("unit", units)
+    by: SplitBy = split_by
+    if by == "auto":
+        by = "project" if earlier or len(projects) > 1 else "unit"
+    groups = units if by == "unit" else projects
     val = choose_validation_groups(
         groups, val_fraction, train_bytes=split_bytes["train"], val_bytes=split_bytes["val"]
     )
