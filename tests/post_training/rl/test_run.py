@@ -139,13 +139,15 @@ def test_resume_is_exact(settings: RlSettings, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one(settings: RlSettings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("normalizer", ["tokens", "constant"])
+def test_two_ranks_are_one(settings: RlSettings, normalizer: str, tmp_path: Path) -> None:
     for ranks in (1, 2):
         finish(
             start_cpplm(
                 "rl", settings.tasks, "--init_from", settings.init_from, "--out", tmp_path / str(ranks),
                 "--num_prompts", 4, "--num_samples", 6, "--num_iterations", 3, "--audit_items", 0,
-                "--device_type", "cpu", "--precision", "fp32", "--anchor_weight", 0.1, ranks=ranks,
+                "--device_type", "cpu", "--precision", "fp32", "--anchor_weight", 0.1,
+                "--normalizer", normalizer, ranks=ranks,
             )
         )  # fmt: skip
     one, two = losses(tmp_path / "1"), losses(tmp_path / "2")

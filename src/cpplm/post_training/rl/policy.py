@@ -106,7 +106,8 @@ class PolicyTrainModule(TorchTrainModule):
         self.model.dense_attention = False
         passes = list(_passes(batch, self._rows, self.device))
         written = self._mean_over_ranks(sum(float(each.written_BT.sum()) for each in passes))
-        normalizer = written if self._settings.normalizer == "tokens" else self._constant
+        constant = self._constant / self._dist.world_size
+        normalizer = written if self._settings.normalizer == "tokens" else constant
         losses = StepLosses(0.0, 0.0, 0.0, 0.0, 0.0)
         for update in range(self._settings.updates_per_rollout):
             parts = torch.zeros(2, device=self.device)
