@@ -53,7 +53,7 @@ def test_it_learns_what_torch_learns_and_resumes_bit_for_bit(small: TrainSetting
     by_torch = dataclasses.replace(small, **TORCH, out=tmp_path / "torch", device_batch_size=8)
     pretrain(by_torch)
     assert pretrain(small).step == 8
-    np.testing.assert_allclose(losses(small.out)[:2], losses(by_torch.out)[:2], rtol=2e-5)
+    np.testing.assert_allclose(losses(small.out)[:2], losses(by_torch.out)[:2], rtol=1e-4)
     # The learning rates of this test are high: differences grow.
     np.testing.assert_allclose(losses(small.out), losses(by_torch.out), rtol=3e-3)
     ours, theirs = ([r["bits_per_byte"] for r in log(run.out, "validation")] for run in (small, by_torch))

@@ -24,6 +24,7 @@ from cpplm.tasks.build import open_grader
 from cpplm.tasks.item import TaskItem, read_tasks, write_tasks
 from cpplm.tasks.kind import Answer
 from cpplm.train.checkpoint.format import open_run
+from cpplm.train.report.html import write_page
 from tests.commands import assert_one_line_error, cpplm, reported, start_cpplm
 from tests.post_training.conftest import write
 from tests.post_training.rl.test_rollouts import item_of, sampler_of
@@ -66,6 +67,10 @@ def test_a_run_and_what_it_leaves(settings: RlSettings) -> None:
     answers = list(read_jsonl(settings.out / "rollouts.jsonl"))
     assert len(answers) == sum(step["answers"] for step in steps)
     assert len(records(settings.out, "validation")) == 2
+    page = write_page(settings.out).read_text()
+    assert "Best, worst and strangest answers" in page
+    assert page.count("<td>strangest</td>") == 2
+    assert answers[0]["key"][:12] in page
     refused = cpplm(*arguments[:-2], "--num_prompts", 3)
     assert_one_line_error(refused, "num_prompts was 2, is 3")
 
