@@ -21,7 +21,7 @@
 set -eu
 
 DEV="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 abseil box2d catch2 cpp-httplib double-conversion
-libyaml lz4 zlib"
+libyaml lz4"
 BLIND="bzip2 cmark glm libsndfile mbedtls rtmidi simdjson soundtouch taglib"
 # C with autotools, C++ applications, games, windows and graphics, templates in headers, databases, network, audio.
 BLIND2="btop flac gnuchess ledger libpqxx libsfml lighttpd mdds wavpack zeromq3"
