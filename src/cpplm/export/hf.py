@@ -10,22 +10,29 @@ FOLDER/config.json                     shape; names the architecture
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
+from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from cpplm.export import remote_code
 from cpplm.export.atomic_directory import atomic_directory
 from cpplm.export.card import model_card
 from cpplm.model.config import ModelConfig
+from cpplm.model.transformer import Transformer
 from cpplm.tokenizer import export as tokenizer_export
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL, PAD, SPECIAL_IDS
+from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, load_model, safetensors_file, split_tensors
 
@@ -77,31 +84,75 @@ def export_to_hf(
         UserError: `out` may not be written, the disk is full, or the checkpoint is damaged.
     """
     with atomic_directory(out, overwrite=overwrite, known=_is_ours) as folder:
-        config = checkpoint.config()
-        ours = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32).state_dict()
-        weights = {
-            name: _cast(weight, getattr(torch, dtype))
-            for name, weight in remote_code.exported_weights(config, ours).items()
-        }
+        model = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32)
+        weights = _write_model(folder, model, checkpoint.tokenizer(), dtype, max_file_bytes)
         result = ExportResult(
             folder=out,
             step=checkpoint.step,
-            left_out=_left_out(config),
+            left_out=_left_out(model.config),
             bytes=sum(weight.nbytes for weight in weights.values()),
             parameters=sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
         )
-        storage = Storage(folder)
-        _write_weights(storage, weights, max_file_bytes)
-        tokenizer_export.export_hf(checkpoint.tokenizer(), folder)
-        storage.write_json("config.json", {**remote_code.exported_config(config), **_COMMON, "dtype": dtype})
-        storage.write_json("generation_config.json", {**_TOKENS, "suppress_tokens": SUPPRESSED})
-        for name, source in remote_code.source_files().items():
-            storage.write(name, source)
         card = model_card(
             checkpoint, run, left_out=result.left_out, dtype=dtype, parameters=result.parameters
         )
-        storage.write("README.md", card.encode())
+        Storage(folder).write("README.md", card.encode())
     return result
+
+
+def export_model(model: Transformer, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the folder of a model in training, whole or not at all: float32, without a card.
+
+    Raises:
+        UserError: `out` may not be written, or the disk is full.
+    """
+    with atomic_directory(out, overwrite=True, known=_is_ours) as folder:
+        _write_model(folder, model, tokenizer, "float32", MAX_FILE_BYTES)
+
+
+def load_exported(folder: Path, like: Transformer) -> Transformer:
+    """The model in a folder of ours, on the device and in the precision of another of the same shape.
+
+    Raises:
+        UserError: no such folder, or a model of another shape.
+    """
+    config = dataclasses.replace(like.config, mtp=None)
+    try:
+        shape = json.loads((folder / "config.json").read_text()).get("shape")
+        files = [
+            safetensors.torch.load_file(file, device="cpu") for file in sorted(folder.glob("*.safetensors"))
+        ]
+    except (OSError, ValueError, AttributeError, safetensors.SafetensorError) as error:
+        raise UserError(f"{folder} is no exported model: {error}") from error
+    if shape != json.loads(json.dumps(remote_code.exported_config(config)["shape"])):
+        raise UserError(f"{folder} has a model of another shape than the one that is served")
+    with torch.device("meta"):
+        model = Transformer(config, compute_dtype=like.compute_dtype)
+    model.to_empty(device=like.device)
+    weights = {name: weight for file in files for name, weight in file.items()}
+    try:
+        model.load_state_dict(remote_code.imported_weights(config, weights))
+    except RuntimeError as error:
+        raise UserError(f"{folder}: {error}") from error
+    return model
+
+
+def _write_model(
+    folder: Path, model: Transformer, tokenizer: Tokenizer, dtype: Dtype, max_file_bytes: int
+) -> dict[str, Tensor]:
+    """Everything but the card; returns the weights as they were written."""
+    config, storage = model.config, Storage(folder)
+    weights = {
+        name: _cast(weight, getattr(torch, dtype))
+        for name, weight in remote_code.exported_weights(config, model.state_dict()).items()
+    }
+    _write_weights(storage, weights, max_file_bytes)
+    tokenizer_export.export_hf(tokenizer, folder)
+    storage.write_json("config.json", {**remote_code.exported_config(config), **_COMMON, "dtype": dtype})
+    storage.write_json("generation_config.json", {**_TOKENS, "suppress_tokens": SUPPRESSED})
+    for name, source in remote_code.source_files().items():
+        storage.write(name, source)
+    return weights
 
 
 _TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": list(ENDS), "pad_token_id": PAD}
@@ -118,7 +169,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return (weight.to(dtype) if weight.is_floating_point() else weight).contiguous()
+    return (weight.to("cpu", dtype) if weight.is_floating_point() else weight.cpu()).contiguous()
 
 
 def _write_weights(storage: Storage, weights: Mapping[str, Tensor], max_file_bytes: int) -> None:

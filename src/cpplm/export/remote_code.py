@@ -19,6 +19,7 @@ from importlib.resources import files
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from cpplm import __version__
 from cpplm.core.settings import to_dict
@@ -67,15 +68,29 @@ def _relative(line: re.Match[str]) -> str:
     return f"from .{_FILES[module]} import "
 
 
+_OF_VOCABULARY = ("embedding.weight", "lm_head.weight")
+_DECODER = "model.decoder."
+
+
 def exported_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights by the names of the modeling code, without the rows of padding that our tables have."""
     exported: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        of_vocabulary = name.endswith(("embedding.weight", "lm_head.weight"))
         if not name.startswith("multi_token."):
-            prefix = "" if name.startswith("lm_head.") else "model.decoder."
-            exported[prefix + name] = weight[: config.vocab_size] if of_vocabulary else weight
+            prefix = "" if name.startswith("lm_head.") else _DECODER
+            exported[prefix + name] = weight[: config.vocab_size] if name.endswith(_OF_VOCABULARY) else weight
     return exported
+
+
+def imported_weights(config: ModelConfig, exported: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by our names again, with rows of padding, which nothing reads."""
+    padding = config.padded_vocab_size - config.vocab_size
+    return {
+        name.removeprefix(_DECODER): pad(weight, (0, 0, 0, padding))
+        if name.endswith(_OF_VOCABULARY)
+        else weight
+        for name, weight in exported.items()
+    }
 
 
 def exported_config(config: ModelConfig) -> dict[str, Any]:

@@ -38,6 +38,10 @@ class RequestResult:
     """Number of the request, from 0."""
     completions: tuple[CompletionOutput, ...]
     failed: str = ""
+    staleness: int = 0
+    """Updates of the trainer's weights since those that wrote it, where an engine elsewhere did."""
+    refused: int = 0
+    """Answers that came before and could not be used."""
 
 
 class Engine:

@@ -23,6 +23,7 @@ from cpplm.serve.api.chat import ChatEndpoint, add_chat
 from cpplm.serve.api.completions import add_completions
 from cpplm.serve.api.infill import add_infill
 from cpplm.serve.api.llama_cpp import add_llama_cpp
+from cpplm.serve.api.weights import add_reload
 from cpplm.serve.async_engine import AsyncEngine
 from cpplm.serve.errors import ApiError, from_status, from_validation, response_docs, unknown_path
 from cpplm.serve.metrics import CONTENT_TYPE, Metrics
@@ -93,6 +94,8 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
     add_chat(routes, chat)
     add_infill(routes, service, builder)
     add_llama_cpp(routes, builder, slots=settings.batch.max_batch)
+    if settings.weights_dir is not None:
+        add_reload(routes, service.engine, settings.weights_dir)
     app.include_router(routes)
     app.include_router(page_routes.router(settings.page))
     _add_error_handlers(app)

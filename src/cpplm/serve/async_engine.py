@@ -31,6 +31,7 @@ from cpplm.generate.prompt_scoring import PromptScorer
 from cpplm.generate.scheduler import Scheduler, TokenEvent
 from cpplm.generate.sequence import GenerationRequest, TokenLogprob
 from cpplm.generate.settings import SchedulerLimits
+from cpplm.model.transformer import Transformer
 from cpplm.serve.errors import EngineError, OverloadedError, ShutdownError
 
 Result = TypeVar("Result")
@@ -163,6 +164,18 @@ class AsyncEngine:
             self._commands.put(lambda: self._cancel(stream))
             self._durations.append(time.monotonic() - begin)
 
+    async def replace_model(self, model: Transformer) -> None:
+        """Go on with another model of the same shape; what is under way ends with `EngineError`."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def replace() -> None:
+            self.engine.model = model
+            self._restart(EngineError("the model was replaced by another"))
+            self._callbacks.append(lambda: resolve(future, None))
+
+        self._commands.put(replace)
+        await future
+
     async def score(self, ids: Sequence[int], count: int) -> list[TokenLogprob]:
         """Log-probabilities of each token of a prompt but the first, with `count` likeliest ones beside it.
 
@@ -199,7 +212,8 @@ class AsyncEngine:
                 self._step()
             except Exception as error:
                 _log.exception("a step of the model failed")
-                self._reset(error)
+                self.num_failures += 1
+                self._restart(_for_clients(error))
             self._flush()
         for request_id in list(self._by_id):
             self.scheduler.cancel(request_id)
@@ -249,11 +263,10 @@ class AsyncEngine:
             if self._by_id.pop(request_id, None) is not None:
                 self.scheduler.cancel(request_id)
 
-    def _reset(self, error: Exception) -> None:
-        """Begin with a new scheduler: the old one is in no state to go on."""
-        self.num_failures += 1
+    def _restart(self, error: EngineError) -> None:
+        """Begin with a new scheduler, which remembers nothing of the old one."""
         for stream in set(self._by_id.values()):
-            self._publish(stream, _for_clients(error))
+            self._publish(stream, error)
         self._by_id.clear()
         self.scheduler = Scheduler(self.engine.model, self.engine.tokenizer, self._limits)
 

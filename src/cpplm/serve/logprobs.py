@@ -25,20 +25,24 @@ class ListedToken:
     """None for a first token, before which nothing stands."""
     likeliest: tuple[tuple[bytes, float], ...]
     """Tokens that could have stood there."""
+    id: int = -1
 
 
 class LogprobBuffer:
     """The tokens of one completion as its text becomes visible: none that a stop text will cut off."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip: int = 0, offset: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip: int = 0, offset: int = 0, has_ids: bool = False
+    ) -> None:
         """Nothing written yet.
 
         Args:
             tokenizer: the model's.
             skip: bytes at the beginning that are no part of the text (`Request.prefix`).
             offset: characters in front of the text.
+            has_ids: list every token as it comes, also what ends the text.
         """
-        self._tokenizer, self._skip = tokenizer, skip
+        self._tokenizer, self._skip, self._has_ids = tokenizer, skip, has_ids
         self._decoder = StreamDecoder(tokenizer, skip=skip)
         self._written = self._visible = offset
         self._pending: deque[tuple[int, ListedToken]] = deque()  # with where its text ends
@@ -46,6 +50,9 @@ class LogprobBuffer:
     def append(self, event: TokenEvent) -> tuple[ListedToken, ...]:
         """Take a sample's next token; returns those of the characters that became visible with it."""
         done = event.completion
+        if self._has_ids:
+            token = event.logprob
+            return (self._listed(token, self._written),) if token is not None else ()
         if event.logprob is not None and not (done and done.finish_reason == "end"):
             self._push(event.logprob)
         return self._release(len(event.text), last=done is not None)
@@ -56,9 +63,12 @@ class LogprobBuffer:
         self._skip -= skipped
         offset, self._written = self._written, self._written + len(self._decoder.push(token.token))
         if skipped < len(data):
-            likeliest = _likeliest(self._tokenizer, token)
-            listed = ListedToken(data[skipped:], offset, token.logprob, likeliest)
+            listed = self._listed(token, offset, skipped)
             self._pending.append((self._written, listed))
+
+    def _listed(self, token: TokenLogprob, offset: int, skipped: int = 0) -> ListedToken:
+        data = self._tokenizer.decode_bytes([token.token])[skipped:]
+        return ListedToken(data, offset, token.logprob, _likeliest(self._tokenizer, token), token.token)
 
     def _release(self, characters: int, *, last: bool) -> tuple[ListedToken, ...]:
         """Tokens of the next so many visible characters; with `last`, also one that is cut off inside."""

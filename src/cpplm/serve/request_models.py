@@ -128,6 +128,7 @@ class IgnoredParams(Strict):
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
+    cache_salt: Any = None
     prediction: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
@@ -255,6 +256,12 @@ class CompletionRequest(SamplingParams):
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     best_of: int | None = Field(None, ge=1, le=1024, description="Only the same as n.")
+    return_token_ids: bool | None = Field(
+        False, description="vLLM's: also the ids of the prompt and of all that was written, its end too."
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MOST_BIASES)] = Field(
+        default_factory=list, description="vLLM's: tokens that end a completion; special ones may be written."
+    )
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

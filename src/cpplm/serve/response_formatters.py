@@ -130,12 +130,20 @@ class CompletionFormatter(OpenAIFormatter):
 
     _response = staticmethod(partial(CompletionResponse, object="text_completion"))
 
-    def __init__(self, model: str, *, include_usage: bool) -> None:
+    def __init__(self, model: str, *, include_usage: bool, prompts: Sequence[Sequence[int]] = ()) -> None:
+        """Begin one response; `prompts` are the ids to repeat beside those of the completions, if any."""
         super().__init__(model, "cmpl", include_usage=include_usage)
+        self._prompts = prompts
 
     @override
     def response(self, choices: Sequence[ChoiceBuffer], usage: Usage) -> ApiResponse:
-        return self._chunk([_completion_choice(index, each) for index, each in enumerate(choices)], usage)
+        listed = [_completion_choice(index, each) for index, each in enumerate(choices)]
+        for number, ids in enumerate(self._prompts):
+            samples = len(choices) // len(self._prompts)
+            for index in range(number * samples, (number + 1) * samples):
+                listed[index].prompt_token_ids = list(ids)
+                listed[index].token_ids = [token.id for token in choices[index].tokens or ()]
+        return self._chunk(listed, usage)
 
     @override
     def chunk(self, delta: Delta) -> ApiResponse:

@@ -179,6 +179,8 @@ class ServeSettings:
     """Name of the model for clients (empty = the run's folder and step)."""
     adapter: Annotated[tuple[str, ...], Argument("NAME=RUN")] = ()
     """LoRA adapters of the model that are served beside it, each by its name."""
+    weights_dir: Path | None = None
+    """Folder of exports of which POST /collective_rpc may load the weights, for `cpplm rl --rollout_urls`."""
     tools: Path | None = None
     """Folder in which the model may search, read and compile by itself during a chat, in the sandbox."""
     tool_limits: Annotated[ToolLimits, group("tool")] = field(default_factory=ToolLimits)
@@ -193,6 +195,10 @@ class ServeSettings:
     """Defaults and limits of requests."""
 
     def __post_init__(self) -> None:
+        if self.weights_dir is not None and (self.adapters() or self.batch.draft == "heads"):
+            raise UserError(
+                "--weights_dir replaces the model, not its adapters or heads", fix="Leave them out."
+            )
         self.adapters()
 
     def adapters(self) -> dict[str, str]:

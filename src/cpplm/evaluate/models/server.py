@@ -51,13 +51,18 @@ class RequestFailed(Exception):  # noqa: N818  (an outcome to be counted, not a 
 class ApiClient:
     """An address, and how it is talked to."""
 
-    def __init__(self, url: str, *, api_key: str = "", timeout: float = 120.0) -> None:
+    def __init__(
+        self, url: str, *, api_key: str = "", timeout: float = 120.0, attempts: int = ATTEMPTS,
+        flag: str = "--url",
+    ) -> None:  # fmt: skip
         """Name a server.
 
         Args:
             url: up to and with `/v1`.
             api_key: sent as a bearer token; never shown.
             timeout: seconds without a byte after which an attempt is given up.
+            attempts: at a request.
+            flag: that named the URL.
 
         Raises:
             UserError: no such URL, or one with a password or a query in it, which results would show; or
@@ -67,15 +72,15 @@ class ApiClient:
         try:
             parsed = self._http.URL(url)
         except self._http.InvalidURL as error:
-            raise UserError(f"--url {url!r}: {error}") from error
+            raise UserError(f"{flag} {url!r}: {error}") from error
         if parsed.scheme not in ("http", "https") or not parsed.host or not 0 < (parsed.port or 80) < 2**16:
-            raise UserError(f"--url {url!r} is not an HTTP address", fix="Write http://localhost:8000/v1.")
+            raise UserError(f"{flag} {url!r} is not an HTTP address", fix="Write http://localhost:8000/v1.")
         if parsed.userinfo or parsed.query or parsed.fragment:
             raise UserError(
-                "--url may not hold a password or a query: it is stored with the results",
-                fix="Put the key into an environment variable and name that: --api_key_env NAME.",
+                f"{flag} may not hold a password or a query: it is stored with the results",
+                fix="Put the key into an environment variable, named by --api_key_env or --rollout_key_env.",
             )
-        self.url, self._key, self._timeout = url.rstrip("/"), api_key, timeout
+        self.url, self._key, self._timeout, self._attempts = url.rstrip("/"), api_key, timeout, attempts
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx2.AsyncClient]:
@@ -148,7 +153,11 @@ class ApiClient:
         Raises:
             RequestFailed: none came.
         """
-        return await self._tried(lambda: self._once(client, "POST", "/completions", body, None))
+        return await self.post(client, "/completions", body)
+
+    async def post(self, client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """As `answer`, of any path."""
+        return await self._tried(lambda: self._once(client, "POST", path, body, None))
 
     async def _tried(self, attempt: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """The result of the first attempt that has one; in between the server has time to recover."""
@@ -157,7 +166,7 @@ class ApiClient:
             try:
                 return await attempt()
             except RequestFailed as error:
-                if not error.retryable or number == ATTEMPTS:
+                if not error.retryable or number == self._attempts:
                     raise self._without_key(error) from error
                 backoff = FIRST_WAIT * 2 ** (number - 1) * random.uniform(0.5, 1.0)  # noqa: S311
                 await asyncio.sleep(max(backoff, min(error.wait, _LONGEST_WAIT)))

@@ -24,10 +24,16 @@ from cpplm.core.errors import UserError
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.packing import pack_whole
-from cpplm.generate.engine import Engine
 from cpplm.post_training.rl.objective import advantages
 from cpplm.post_training.rl.prompts import TaskPrompt
-from cpplm.post_training.rl.rollouts import Group, Question, RolloutSampler, Trajectory, trajectory_record
+from cpplm.post_training.rl.rollouts import (
+    Group,
+    Question,
+    RolloutEngine,
+    RolloutSampler,
+    Trajectory,
+    trajectory_record,
+)
 from cpplm.post_training.rl.settings import AdvantageName
 from cpplm.tasks.item import TaskItem
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
@@ -68,6 +74,8 @@ class RolloutFigures:
     groups: int = 0
     uninformative: int = 0
     uncertain: int = 0
+    refused: int = 0
+    staleness: list[int] = field(default_factory=list)
     seconds: float = 0.0
     decode_seconds: float = 0.0
 
@@ -77,6 +85,8 @@ class RolloutFigures:
         self.groups += 1
         self.uninformative += not group.is_informative
         self.uncertain += group.uncertain
+        self.refused += group.refused
+        self.staleness += [group.staleness] * len(each)
         self.rewards += [one.reward for one in each]
         self.outcomes.update(one.grade.outcome for one in each if one.grade)
         self.entropies += [-value for one in each for value in one.logprobs]
@@ -97,6 +107,9 @@ class RolloutFigures:
             "groups": self.groups,
             "uninformative_groups": self.uninformative,
             "no_verdict": self.uncertain / max(1, answers + self.uncertain),
+            "staleness": fmean(self.staleness or [0]),
+            "most_staleness": max(self.staleness, default=0),
+            "refused_answers": self.refused,
             "outcomes": dict(self.outcomes.most_common()),
             "decode_seconds": self.decode_seconds,
             "grade_seconds": self.seconds - self.decode_seconds,
@@ -137,7 +150,7 @@ class RolloutBatches(Iterator[RolloutBatch]):
         self._tasks, self._sampler, self._dist, self._state = tasks, sampler, dist, state
         self._num_prompts, self._seq_len, self._seed = num_prompts, seq_len, seed
         self._advantage, self._shuffle_rewards, self._anchors = advantage, shuffle_rewards, anchors
-        self.make_engine: Callable[[], Engine] | None = None
+        self.make_engine: Callable[[], RolloutEngine] | None = None
         self.figures = RolloutFigures()
         self.groups: list[Group] = []
         """Of the last step, of this rank."""

@@ -10,6 +10,8 @@ from cpplm.core.progress import log_info
 from cpplm.core.run_log import LOG, read_run_log
 from cpplm.post_training.rl.batches import RolloutBatches
 from cpplm.post_training.rl.policy import PolicyTrainModule, decoding_engine
+from cpplm.post_training.rl.rollouts import RolloutEngine
+from cpplm.post_training.rl.url_engine import UrlEngine
 from cpplm.train.distributed import DistContext
 from cpplm.train.report.html_rollouts import ROLLOUTS
 from cpplm.train.torch_backend import torch_model
@@ -50,15 +52,17 @@ class EntropyWatch:
 class RolloutLog(Callback):
     """Binds the batches to the model, and logs what the answers of each step were like."""
 
-    def __init__(self, rollouts: RolloutBatches, min_entropy: float, dist: DistContext) -> None:
-        self._rollouts, self._min_entropy, self._dist = rollouts, min_entropy, dist
+    def __init__(
+        self, rollouts: RolloutBatches, min_entropy: float, dist: DistContext,
+        servers: UrlEngine | None = None,
+    ) -> None:  # fmt: skip
+        self._rollouts, self._min_entropy, self._dist, self._servers = rollouts, min_entropy, dist, servers
         self._watch = EntropyWatch(min_entropy)
         self._file: JsonlFile | None = None
 
     def on_start(self, trainer: Trainer) -> None:
         """Begin behind the last checkpoint."""
-        model = torch_model(trainer.train_module)
-        self._rollouts.make_engine = lambda: decoding_engine(model, trainer.tokenizer)
+        self._rollouts.make_engine = lambda: self._engine(trainer)
         path = trainer.settings.out / (
             ROLLOUTS if self._dist.is_first else f"rollouts_{self._dist.rank}.jsonl"
         )
@@ -66,6 +70,13 @@ class RolloutLog(Callback):
         self._file = JsonlFile(path, records)
         earlier = self._dist.run_on_first(lambda: _logged_entropies(trainer))
         self._watch = EntropyWatch(self._min_entropy, earlier)
+
+    def _engine(self, trainer: Trainer) -> RolloutEngine:
+        """With the present weights."""
+        model = torch_model(trainer.train_module)
+        if self._servers is not None:
+            return self._servers.refresh(model, trainer.state.step, self._dist)
+        return decoding_engine(model, trainer.tokenizer)
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Log a step.

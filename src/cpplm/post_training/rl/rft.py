@@ -93,7 +93,8 @@ def sample_rollouts(settings: RlSettings, *, minutes: float) -> dict[str, Any]:
                 for group in groups:
                     for number, each in enumerate(group.trajectories):
                         record = trajectory_record(group.question, number, each) | token_record(each)
-                        file.append({"step": 0, "seconds": seconds, **record})
+                        head = {"step": 0, "seconds": seconds, "tokenizer": tasks.tokenizer.hash}
+                        file.append({**head, **record})
                 done = end
                 bar.update(settings.num_prompts)
         file.close()
@@ -111,7 +112,8 @@ def train_on_rollouts(
     Raises:
         UserError: there are none, or bad settings.
     """
-    rows = list(right_answers(files, settings.max_answers_per_task))
+    tokenizer = open_parent(settings.init_from).tokenizer()
+    rows = list(right_answers(files, settings.max_answers_per_task, tokenizer.hash))
     if not rows:
         raise UserError(
             f"no answer in {files[0]} is right", fix="Sample more, or start from a model of 'cpplm sft'."
@@ -143,11 +145,20 @@ def train_on_rollouts(
     return fine_tune(sft, extra_callbacks, stage="rl")
 
 
-def right_answers(files: Iterable[Path], most: int) -> Iterable[dict[str, Any]]:
-    """Rows of different right answers, `most` to each task, as `prepare_conversations` reads them."""
+def right_answers(files: Iterable[Path], most: int, tokenizer_hash: str) -> Iterable[dict[str, Any]]:
+    """Rows of different right answers, `most` to each task, as `prepare_conversations` reads them.
+
+    Raises:
+        UserError: their tokens are of another tokenizer, or none are kept with them.
+    """
     by_task: dict[str, dict[tuple[int, ...], Mapping[str, Any]]] = defaultdict(dict)
     for file in files:
         for record in read_jsonl(file):
+            if record.get("tokenizer") != tokenizer_hash:
+                raise UserError(
+                    f"{file} has no tokens of the tokenizer of --init_from",
+                    fix="Name the model that wrote them with --rollouts_only.",
+                )
             if record["reward"] >= CORRECT:
                 by_task[record["key"]].setdefault(tuple(record["ids"]), record)
     for key, answers in sorted(by_task.items()):

@@ -7,14 +7,15 @@ noted is the one with which the token was drawn.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from cpplm.core.storage import sha256
-from cpplm.generate.engine import Engine
+from cpplm.generate.engine import Engine, RequestResult
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.generate.tools.loop import ToolLoop
@@ -25,9 +26,21 @@ from cpplm.tasks.item import TaskItem
 from cpplm.tasks.kind import MALFORMED, Answer, Grade
 from cpplm.tasks.kinds import KINDS
 from cpplm.tokenizer.special_tokens import NUM_SPECIAL
+from cpplm.tokenizer.tokenizer import Tokenizer
 
 _ANY_SPECIAL = tuple(range(NUM_SPECIAL))
 _WAITING_GROUPS = 8  # answered and not graded yet; more, and sampling waits
+
+
+class RolloutEngine(Protocol):
+    """What writes answers: our own engine, or servers elsewhere (`url_engine.py`)."""
+
+    tokenizer: Tokenizer
+
+    def complete_many(
+        self, requests: Iterable[GenerationRequest], limits: SchedulerLimits | None = None
+    ) -> Iterator[RequestResult]:
+        """Answers to requests, as they are done."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,8 @@ class Group:
     question: Question
     trajectories: list[Trajectory] = field(default_factory=list)
     uncertain: int = 0
+    staleness: int = 0
+    refused: int = 0
 
     @property
     def is_informative(self) -> bool:
@@ -118,7 +133,7 @@ class RolloutSampler:
         """The most that an answer to a task may have."""
         return self._max_new_tokens if self._max_new_tokens > 0 else KINDS[item.kind].max_new_tokens
 
-    def groups(self, engine: Engine, questions: Sequence[Question]) -> list[Group]:
+    def groups(self, engine: RolloutEngine, questions: Sequence[Question]) -> list[Group]:
         """The answers to all questions, graded, in their order.
 
         Raises:
@@ -140,12 +155,13 @@ class RolloutSampler:
             pool.shutdown(cancel_futures=True)
         return groups
 
-    def answer(self, engine: Engine, groups: Sequence[Group]) -> Iterator[Group]:
+    def answer(self, engine: RolloutEngine, groups: Sequence[Group]) -> Iterator[Group]:
         """Each group, as soon as all its answers are written, which are not graded yet."""
         plain = [group for group in groups if not KINDS[group.question.item.kind].needs_tools]
         requests = (self._request(group.question) for group in plain)
         for result in engine.complete_many(requests, self._limits):
             group = plain[result.number]
+            group.staleness, group.refused = result.staleness, result.refused
             group.trajectories = [
                 _trajectory(group.question, [(group.question.prompt.ids, each)])
                 for each in result.completions
@@ -153,6 +169,7 @@ class RolloutSampler:
             yield group
         tools = [group for group in groups if KINDS[group.question.item.kind].needs_tools]
         if tools:
+            assert isinstance(engine, Engine)  # noqa: S101  (others are refused at the start)
             self._answer_with_tools(engine, tools)
             yield from tools
 
@@ -193,7 +210,7 @@ class RolloutSampler:
                 chat.group.trajectories.append(_trajectory(chat.group.question, chat.rounds, chat))
 
     def grade(self, group: Group) -> None:
-        """Grade the answers of a group; those without a certain verdict leave it."""
+        """Grade the answers of a group; those without a certain verdict, or any number for one, leave it."""
         item = group.question.item
         kind = KINDS[item.kind]
         grades = kind.grade([(item, each.answer) for each in group.trajectories], self.grader)
@@ -201,7 +218,11 @@ class RolloutSampler:
             replace(each, grade=grade if each.ended else Grade(MALFORMED, "no end"))
             for each, grade in zip(group.trajectories, grades, strict=True)
         ]
-        group.trajectories = [each for each in graded if each.grade is not None and each.grade.certain]
+        group.trajectories = [
+            each
+            for each in graded
+            if each.grade is not None and each.grade.certain and math.isfinite(each.reward)
+        ]
         group.uncertain = len(graded) - len(group.trajectories)
 
 

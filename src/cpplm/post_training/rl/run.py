@@ -32,6 +32,7 @@ from cpplm.post_training.rl.policy import PolicyBackend, refuse_jax
 from cpplm.post_training.rl.prompts import TaskPrompt, gold_ids, task_prompt
 from cpplm.post_training.rl.rollouts import RolloutSampler
 from cpplm.post_training.rl.settings import RlSettings
+from cpplm.post_training.rl.url_engine import UrlEngine
 from cpplm.post_training.source import find_source, scaled_rates
 from cpplm.sandbox.compiler import COMPILE_LIMITS
 from cpplm.tasks.audit import audit
@@ -51,7 +52,7 @@ from cpplm.train.trainer import Callback
 _SETTINGS = "rl.json"
 _MAY_CHANGE = ("out", "tasks", "init_from", "num_iterations", "max_minutes", "headers", "workers",
                "audit_items", "decode_batch_size", "save_every", "save_minutes", "keep_last", "upload_dir",
-               "device_type", "train_from")  # fmt: skip
+               "device_type", "train_from", "engines")  # fmt: skip
 # 0.05 of pre-training's, where fine-tuning has had 0.2 of them.
 _LR_SCALES: dict[Stage, float] = {"base": 0.05, "mid": 0.05, "sft": 0.25, "rl": 1.0}
 
@@ -99,6 +100,7 @@ class RlTasks:
                 f"{settings.tasks} has no tasks to train on, of --kinds {' '.join(settings.kinds) or 'any'}",
                 fix="Build some with 'cpplm tasks build --num_train 1600'; held-out ones are for evaluation.",
             )
+        self.servers = self._connect()
         workers = settings.workers or min(available_cores(), _compilers_that_fit())
         grader = open_grader(settings.tasks, settings.headers, workers, show_progress=False)
         self._audit(grader)
@@ -147,6 +149,16 @@ class RlTasks:
             (file,), out / "data", self.tokenizer, max_tokens=max_tokens, val_share=0.0, skip_bad=True
         )
         return folder
+
+    def _connect(self) -> UrlEngine | None:
+        engines = self._settings.engines
+        if not engines.rollout_urls:
+            return None
+        if any(KINDS[item.kind].needs_tools for item in self.items):
+            raise UserError(
+                "engines of --rollout_urls call no tools", fix="Name the other kinds of tasks with --kinds."
+            )
+        return UrlEngine(engines, self._settings.out / "weights", self.tokenizer)
 
     def _audit(self, grader: Grader) -> None:
         some = first_of_each_kind(self.items, self._settings.audit_items)
@@ -205,7 +217,7 @@ def _keep_settings(settings: RlSettings) -> None:
         UserError: the folder has a run of other settings.
     """
     storage = Storage(settings.out, create=True)
-    now = {name: value for name, value in flatten(to_dict(settings)).items() if name not in _MAY_CHANGE}
+    now = flatten({name: value for name, value in to_dict(settings).items() if name not in _MAY_CHANGE})
     if not storage.exists(_SETTINGS):
         storage.write_json(_SETTINGS, now)
         return
@@ -262,5 +274,5 @@ class RlRun(PretrainRun):
         self, bar: tqdm[Any] | None, writer: CheckpointWriter, extra_callbacks: Sequence[Callback]
     ) -> list[Callback]:
         assert self._rollouts is not None  # noqa: S101  (opened before)
-        log = RolloutLog(self._rollouts, self._rl.min_entropy, self.dist)
+        log = RolloutLog(self._rollouts, self._rl.min_entropy, self.dist, self._tasks.servers)
         return [log, *super()._callbacks(bar, writer, extra_callbacks)]

@@ -64,6 +64,34 @@ class ObjectiveSettings:
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """Servers that write the answers."""
+
+    rollout_urls: tuple[str, ...] = ()
+    """Servers with OpenAI's completions that return token ids, such as http://host:8000/v1; they load weights
+    from OUT/weights, which all of them must see (empty = answers are written here)."""
+    rollout_key_env: str = ""
+    """Environment variable with their key."""
+    rollout_timeout: float = 600.0
+    """Seconds without an answer after which another server is asked."""
+    sync_every: int = 1
+    """Hand over new weights every so many steps."""
+    max_staleness: int = 4
+    """A server whose weights are older by more steps is not asked."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rollout_timeout < float("inf"):
+            raise UserError(
+                f"--rollout_timeout {self.rollout_timeout}", fix="Use a positive number of seconds."
+            )
+        if self.sync_every < 1 or self.max_staleness < self.sync_every - 1:
+            raise UserError(
+                f"--sync_every {self.sync_every} --max_staleness {self.max_staleness}",
+                fix="Use 1 or more, and a staleness that is not reached between two hand-overs.",
+            )
+
+
+@dataclass(frozen=True)
 class RlSettings:
     """Reinforcement learning on tasks. What is not here is as the run of --init_from had it."""
 
@@ -100,6 +128,10 @@ class RlSettings:
 
     objective: Annotated[ObjectiveSettings, group("objective")] = field(default_factory=ObjectiveSettings)
     """What is minimized."""
+    engines: Annotated[EngineSettings, group("engines on other machines")] = field(
+        default_factory=EngineSettings
+    )
+    """Servers that write the answers."""
     shuffle_rewards: bool = False
     """Control: answers get each other's rewards, so nothing can be learned."""
     min_entropy: float = 0.1
@@ -148,6 +180,10 @@ class RlSettings:
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number.")
         if self.num_samples < 2 and self.method == "rl" and not (self.rollouts_only or self.train_from):
             raise UserError("--num_samples 1 leaves nothing to compare an answer with", fix="Use 8.")
+        if self.engines.rollout_urls and (self.method != "rl" or self.rollouts_only or self.train_from):
+            raise UserError(
+                "--rollout_urls is for --method rl", fix="Leave it out: other methods write answers here."
+            )
         for name in ("max_new_tokens", "max_seq_len", "num_iterations"):
             if not (getattr(self, name) > 0 or getattr(self, name) == -1):
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -51,7 +51,10 @@ def add_completions(routes: APIRouter, router: ModelRouter) -> None:
             lambda: [_prompt(each, params, builder) for each in params.prompts], characters
         )
         counter = UsageCounter()
-        formatter = CompletionFormatter(service.model.name, include_usage=params.include_usage)
+        formatter = CompletionFormatter(
+            service.model.name, include_usage=params.include_usage,
+            prompts=[prompt.request.ids for prompt in prompts if prompt.request and params.return_token_ids],
+        )  # fmt: skip
         deltas = _deltas(service, prompts, params, counter)
         return await service.respond(http, deltas, formatter, counter, stream=params.stream)
 
@@ -77,6 +80,12 @@ def _check(params: CompletionRequest, builder: RequestBuilder) -> None:
         raise ApiError(400, "best_of is not supported: leave it out", code="invalid_value", param="best_of")
     if params.suffix and params.echo:
         raise ApiError(400, "echo and suffix exclude each other", code="invalid_value", param="echo")
+    if params.return_token_ids and (params.logprobs is None or params.stream or params.echo):
+        raise ApiError(
+            400, "return_token_ids needs logprobs, and neither stream nor echo",
+            code="invalid_value", param="return_token_ids",
+        )  # fmt: skip
+    builder.check_ids(params.stop_token_ids, "stop_token_ids")
 
 
 def _prompt(prompt: str | list[int], params: CompletionRequest, builder: RequestBuilder) -> CompletionPrompt:
@@ -97,6 +106,7 @@ def _prompt(prompt: str | list[int], params: CompletionRequest, builder: Request
     if not generates:
         return CompletionPrompt(text, ids, list_tokens, has_bos)
     request = builder.continuation(prompt, sampling, samples=samples, logprobs=logprobs, exact=list_tokens)
+    request = replace(request, end_ids=tuple(params.stop_token_ids))
     return CompletionPrompt(text, ids, list_tokens, has_bos, request)
 
 
@@ -116,7 +126,8 @@ async def _deltas(
                 yield Delta(index, text, tokens, finish_reason=None if requests else "length")
     if requests:
         offsets = [len(prompt.text) for prompt in prompts]
-        async with contextlib.aclosing(service.deltas(requests, counter, offsets=offsets)) as deltas:
+        listed = service.deltas(requests, counter, offsets=offsets, has_ids=bool(params.return_token_ids))
+        async with contextlib.aclosing(listed) as deltas:
             async for delta in deltas:
                 yield delta
 
