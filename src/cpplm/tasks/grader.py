@@ -15,7 +15,7 @@ from cpplm.core.workers import available_cores
 from cpplm.corpus.compile.compiler import STANDARDS, compile_document, require_standards
 from cpplm.cpp.parser import Language
 from cpplm.judge.executor import RUN_LIMITS, Judge
-from cpplm.sandbox.sandbox import Sandbox, SandboxError
+from cpplm.sandbox.sandbox import Sandbox
 
 _FILE = "diagnostics.jsonl"
 _RUN_LIMITS = replace(RUN_LIMITS, cpu_seconds=2)  # for a few calls of one function
@@ -111,10 +111,7 @@ class Grader:
         if key in self._found:
             return self._found[key]
         standards = (standard,) if standard and language == "c++" else STANDARDS
-        try:
-            result = compile_document(text, language, self.sandbox, self._headers, standards)
-        except SandboxError as error:
-            return Diagnostic(compiles=False, error=str(error), certain=False)
+        result = compile_document(text, language, self.sandbox, self._headers, standards)
         certain = result.compiles or bool(result.errors)
         found = Diagnostic(result.compiles, result.first_error, result.place[0], result.standard, certain)
         with self._lock:

@@ -140,10 +140,9 @@ def test_what_does_not_pass_is_named(
 
 @pytest.mark.parametrize("fault", [STALL, faults.drip(0.05)], ids=["stall", "drip"])
 def test_silence_is_named(loopback: Loopback, fault: faults.Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "ATTEMPTS", 2)
     monkeypatch.setattr(server_module, "_WHOLE", 1.5)
     loopback.always = fault
-    model = UrlModel(ApiClient(loopback.url, timeout=0.3), "tiny")
+    model = UrlModel(ApiClient(loopback.url, timeout=0.3, attempts=2), "tiny")
     assert samples(model, [CodePrompt("int f(")], GREEDY) == [[Completion("", "no answer within 0.3 s")]]
     assert len(loopback.asked) == 2
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cpplm.post_training.rl.settings import RlSettings
 from cpplm.post_training.settings import SftSettings
 from cpplm.post_training.sft import fine_tune
 from cpplm.tasks.build import build_tasks
@@ -27,3 +28,13 @@ def chat_model(base: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory
     )  # fmt: skip
     fine_tune(settings)
     return out
+
+
+@pytest.fixture
+def settings(tasks: Path, chat_model: Path, tmp_path: Path) -> RlSettings:
+    """A run of four steps, which takes some seconds."""
+    return RlSettings(
+        tasks=tasks, init_from=str(chat_model), out=tmp_path / "run", num_prompts=2, num_samples=6,
+        num_iterations=4, device_batch_size=4, lr_scale=0.2, audit_items=0, device_type="cpu",
+        precision="fp32",
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """What is sampled is what is trained on: tokens, probabilities, ends, results of tools."""
 
+import copy
 import dataclasses
 import random
 from pathlib import Path
@@ -23,7 +24,7 @@ from cpplm.tokenizer.conversations import render_conversation
 from cpplm.tokenizer.special_tokens import BOS, EOS, IGNORE_INDEX
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.talker import HITS, PROJECT, talker
-from tests.model.features import DECODED_MIXED, random_model
+from tests.model.features import DECODED, DECODED_MIXED, MIXED, random_model
 
 CONTEXT = 96
 
@@ -54,11 +55,17 @@ def trainer_logprobs(model: Transformer, rows: PackedAnswers) -> torch.Tensor:
         return -model.loss(rows.inputs, rows.targets, "none", rows.documents)
 
 
-@pytest.mark.parametrize("name", DECODED_MIXED)
+@pytest.mark.parametrize(
+    "name",
+    [*DECODED_MIXED, *(pytest.param(name, marks=pytest.mark.slow) for name in DECODED if name not in MIXED)],
+)
 def test_engine_and_trainer_agree(name: str, tokenizer: Tokenizer) -> None:
     """In every feature, for answers that share rows, before and after an update of the weights."""
     config = dataclasses.replace(
-        DECODED_MIXED[name], vocab_size=tokenizer.vocab_size, max_seq_len=CONTEXT, short_window="half"
+        (DECODED | DECODED_MIXED)[name],
+        vocab_size=tokenizer.vocab_size,
+        max_seq_len=CONTEXT,
+        short_window="half",
     )
     model, chance = random_model(config), random.Random(name)
     prompts = [
@@ -105,22 +112,30 @@ def test_any_special_token_ends_an_answer_and_has_its_probability(tokenizer: Tok
 def test_results_of_tools_are_not_learned(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for name, text in PROJECT.items():
         (tmp_path / name).write_text(text)
-    engine = talker(tokenizer)
+    model = copy.deepcopy(talker(tokenizer).model)
     item = item_of("ask", prompt="where?", answer="shapes.h", project="shapes")
     prompt = task_prompt(item, tokenizer, chat=True, fim=False)
     box = ToolBox(tmp_path, runs_programs=False)
     sampler = sampler_of(boxes={"shapes": box}, num_samples=8, max_new_tokens=60)
-    (group,) = answered(engine, sampler, [Question(0, item, prompt)])
+    for _ in range(2):  # before and after an update
+        engine = decoding_engine(model, tokenizer)
+        (group,) = answered(engine, sampler, [Question(0, item, prompt)])
+        _assert_results_are_context(group, tokenizer)
+        rows = pack_groups([group], 256, "rloo")
+        written = rows.targets != IGNORE_INDEX
+        assert float((trainer_logprobs(model, rows) - rows.logprobs)[written].abs().max()) < 1e-4
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.001)
+
+
+def _assert_results_are_context(group: Group, tokenizer: Tokenizer) -> None:
     each = next(each for each in group.trajectories if each.answer.tool_results == (HITS,) and each.ended)
     assert each.answer.text == "shapes.h"
     result = tokenizer.encode(HITS)
     start = next(at for at in range(len(each.ids)) if list(each.ids[at : at + len(result)]) == result)
     assert not any(each.written[start - 1 : start + len(result) + 1])  # the marks around it neither
     assert sum(each.written) == len(each.logprobs)
-    rows = pack_groups([group], 256, "rloo")
-    written = rows.targets != IGNORE_INDEX
-    logprobs = trainer_logprobs(engine.model, rows)
-    assert float((logprobs - rows.logprobs)[written].abs().max()) < 1e-4
 
 
 def test_gold_answers_are_rows_in_the_form_of_the_prompt(tokenizer: Tokenizer) -> None:

@@ -33,16 +33,6 @@ from tests.train.records import records
 from tests.train.test_pretrain import StopAt, assert_same_weights, weights
 
 
-@pytest.fixture
-def settings(tasks: Path, chat_model: Path, tmp_path: Path) -> RlSettings:
-    """A run of four steps, which takes some seconds."""
-    return RlSettings(
-        tasks=tasks, init_from=str(chat_model), out=tmp_path / "run", num_prompts=2, num_samples=6,
-        num_iterations=4, device_batch_size=4, lr_scale=0.2, audit_items=0, device_type="cpu",
-        precision="fp32",
-    )  # fmt: skip
-
-
 def losses(run: Path) -> list[tuple[float, float]]:
     return [(record["loss"], record["gradient_norm"]) for record in records(run, "step")]
 
@@ -59,6 +49,9 @@ def test_a_run_and_what_it_leaves(settings: RlSettings) -> None:
     steps = records(settings.out, "rollouts")
     assert [step["step"] for step in steps] == [1, 2]
     for step in steps:
+        assert {"entropy", "importance_weight", "truncated", "mismatch", "distinct", "length", "no_verdict",
+                "decode_seconds", "grade_seconds", "learn_seconds", "staleness"} <= set(step)  # fmt: skip
+        assert 0 < step["distinct"] <= 1 < step["length"]
         assert 0 < step["reward"] < 1
         assert step["entropy"] > 0
         assert step["mismatch"] < 1e-3
@@ -71,6 +64,7 @@ def test_a_run_and_what_it_leaves(settings: RlSettings) -> None:
     assert "Best, worst and strangest answers" in page
     assert page.count("<td>strangest</td>") == 2
     assert answers[0]["key"][:12] in page
+    assert all(f"<td>{outcome}</td>" in page for step in steps for outcome in step["outcomes"])
     refused = cpplm(*arguments[:-2], "--num_prompts", 3)
     assert_one_line_error(refused, "num_prompts was 2, is 3")
 
@@ -280,20 +274,6 @@ def test_verdicts_that_are_not_certain_leave_the_group(tasks: Path) -> None:
         sampler.grade(group)
         assert (group.uncertain, len(group.trajectories)) == (uncertain, 2 - uncertain)
         assert not group.is_informative
-
-
-def test_tasks_that_are_refused(settings: RlSettings, tasks: Path, tmp_path: Path) -> None:
-    items = read_tasks(tasks, "val")
-    write_tasks(Storage(tmp_path / "held", create=True), items, projects={}, headers=[])
-    with pytest.raises(UserError, match="no tasks to train on"):
-        train_by_rewards(dataclasses.replace(settings, tasks=tmp_path / "held"))
-    wrong = [dataclasses.replace(item, split="train", answer="return 12345;\n}") for item in items]
-    write_tasks(Storage(tmp_path / "wrong", create=True), wrong, projects={}, headers=[])
-    with pytest.raises(UserError, match="not sound"):
-        train_by_rewards(dataclasses.replace(settings, tasks=tmp_path / "wrong", audit_items=2))
-    assert not settings.out.exists()
-    jax = cpplm("rl", tasks, "--init_from", settings.init_from, "--out", settings.out, "--backend", "jax")
-    assert_one_line_error(jax, "reinforcement learning needs the engine of --backend torch")
 
 
 def _right(item: TaskItem) -> Trajectory:

@@ -231,17 +231,9 @@ def test_old_weights_are_counted_and_then_not_asked(
     assert fakes[0].bodies[-1]["cache_salt"] == "step_5"
 
 
-@pytest.fixture
-def settings(tasks: Path, chat_model: Path, tmp_path: Path) -> RlSettings:
-    return RlSettings(
-        tasks=tasks, init_from=str(chat_model), out=tmp_path / "here", num_prompts=2, num_samples=6,
-        num_iterations=3, device_batch_size=4, lr_scale=0.2, audit_items=0, device_type="cpu",
-        precision="fp32",
-    )  # fmt: skip
-
-
 def test_our_own_server_writes_what_the_run_would(settings: RlSettings, tmp_path: Path) -> None:
     """A process of its own, which is handed the weights of each step: the same answers, the same losses."""
+    settings = dataclasses.replace(settings, num_iterations=3)
     train_by_rewards(settings)
     out = tmp_path / "there"
     late = dataclasses.replace(settings, out=tmp_path / "late")

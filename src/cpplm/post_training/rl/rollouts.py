@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from cpplm.core.progress import log_info
 from cpplm.core.storage import sha256
 from cpplm.generate.engine import Engine, RequestResult
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
@@ -21,6 +22,7 @@ from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.generate.tools.loop import ToolLoop
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.post_training.rl.prompts import TaskPrompt
+from cpplm.sandbox.sandbox import SandboxError
 from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem
 from cpplm.tasks.kind import MALFORMED, Answer, Grade
@@ -213,7 +215,11 @@ class RolloutSampler:
         """Grade the answers of a group; those without a certain verdict, or any number for one, leave it."""
         item = group.question.item
         kind = KINDS[item.kind]
-        grades = kind.grade([(item, each.answer) for each in group.trajectories], self.grader)
+        try:
+            grades = kind.grade([(item, each.answer) for each in group.trajectories], self.grader)
+        except SandboxError as error:
+            log_info(f"warning: no verdicts on {len(group.trajectories)} answers: {error}")
+            grades = [Grade(MALFORMED, "sandbox error", certain=False)] * len(group.trajectories)
         graded = [
             replace(each, grade=grade if each.ended else Grade(MALFORMED, "no end"))
             for each, grade in zip(group.trajectories, grades, strict=True)
