@@ -256,11 +256,9 @@ class CompletionRequest(SamplingParams):
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     best_of: int | None = Field(None, ge=1, le=1024, description="Only the same as n.")
-    return_token_ids: bool | None = Field(
-        False, description="vLLM's: also the ids of the prompt and of all that was written, its end too."
-    )
+    return_token_ids: bool | None = Field(False, description="vLLM's: all ids, the prompt's and the end's.")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=_MOST_BIASES)] = Field(
-        default_factory=list, description="vLLM's: tokens that end a completion; special ones may be written."
+        [], description="vLLM's."
     )
 
     @property

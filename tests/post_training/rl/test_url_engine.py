@@ -43,7 +43,7 @@ class FakeVllm:
         self.model, self.tokenizer = model, tokenizer
         self.change: Callable[[Choice], object] = lambda choice: None
         self.fault: Callable[[], Response] | None = None
-        self.reload_status, self.bodies, self.lock = 200, [], threading.Lock()
+        self.reload_status, self.reloads, self.bodies, self.lock = 200, 0, [], threading.Lock()
         self.http = HTTPServer(host="127.0.0.1", threaded=True)
         self.http.expect_request("/v1/completions").respond_with_handler(self.complete)
         self.http.expect_request("/collective_rpc").respond_with_handler(self.reload)
@@ -53,6 +53,7 @@ class FakeVllm:
     def reload(self, request: Request) -> Response:
         body = json.loads(request.data)
         assert body["method"] == "reload_weights"
+        self.reloads += 1
         if self.reload_status == 200:
             self.model = load_exported(Path(body["kwargs"]["weights_path"]), self.model)
         return Response('{"results": [null]}', self.reload_status, content_type="application/json")
@@ -199,6 +200,8 @@ def test_what_a_server_says_wrongly_is_not_learned(
     assert len(good.bodies) == 1
     assert f"warning: {bad.url}: " in (said := capsys.readouterr().err)
     assert reason in said
+    engine.refresh(model, 0, SINGLE_PROCESS)  # nobody knows what it has become: it loads the weights anew
+    assert (bad.reloads, good.reloads) == (2, 1)
     alone = connected([bad], model, tokenizer, tmp_path, rollout_timeout=seconds)
     with pytest.raises(UserError, match=f"no engine of --rollout_urls is left: {bad.url}: .*{reason}"):
         list(alone.complete_many([request_], LIMITS))

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,15 @@ _ROUNDING = 1e-3  # by which the logarithm of a probability may be above 0
 
 @dataclass
 class _Server:
-    """One server: where it answers, where it is told of weights, and the step of those that it has."""
+    """One server.
+
+    Attributes:
+        api: where it answers.
+        control: where it is told of new weights.
+        step: of the weights that it has; None where nobody knows.
+        failure: why not.
+        under_way: requests.
+    """
 
     api: ApiClient
     control: ApiClient
@@ -61,21 +70,16 @@ class UrlEngine:
         Raises:
             UserError: no such URL, or no key.
         """
-        key = os.environ.get(settings.rollout_key_env, "") if settings.rollout_key_env else ""
-        if settings.rollout_key_env and not key:
-            raise UserError(
-                f"the environment variable {settings.rollout_key_env} (--rollout_key_env) is not set"
-            )
-
-        def client(url: str) -> ApiClient:
-            return ApiClient(
-                url, api_key=key, timeout=settings.rollout_timeout, attempts=_ATTEMPTS, flag="--rollout_urls"
-            )
-
+        name = settings.rollout_key_env
+        if name and not os.environ.get(name):
+            raise UserError(f"the environment variable {name} (--rollout_key_env) is not set")
+        client = partial(
+            ApiClient, api_key=os.environ[name] if name else "", timeout=settings.rollout_timeout,
+            attempts=_ATTEMPTS, flag="--rollout_urls",
+        )  # fmt: skip
+        urls = [url.rstrip("/") for url in settings.rollout_urls]
         self.tokenizer = tokenizer
-        self._servers = [
-            _Server(client(url), client(url.rstrip("/").removesuffix("/v1"))) for url in settings.rollout_urls
-        ]
+        self._servers = [_Server(client(url), client(url.removesuffix("/v1"))) for url in urls]
         self._settings, self._weights = settings, weights
         self._step = 0
         self._written: int | None = None
@@ -87,8 +91,9 @@ class UrlEngine:
             UserError: the disk is full, or no server has weights that are new enough.
         """
         self._step = step
-        for server in self._servers:
-            server.failure = ""
+        known = dist.gather_objects([server.step is not None for server in self._servers])
+        for server, by_rank in zip(self._servers, zip(*known, strict=True), strict=True):
+            server.step = server.step if all(by_rank) else None
         if self._written is None or step - self._written >= self._settings.sync_every:
             folder = self._weights / f"step_{step:06d}"
             dist.run_on_first(lambda: export_model(model, self.tokenizer, folder))
@@ -130,26 +135,26 @@ class UrlEngine:
         Raises:
             UserError: no server is left.
         """
-        jobs = list(requests)
+        jobs, rows = list(requests), (limits or SchedulerLimits()).max_batch
         samples = max((request.num_samples for request in jobs), default=1)
-        rows = (limits or SchedulerLimits()).max_batch
         at_once = len(self._servers) * max(1, rows // samples)
 
         async def work(client: httpx2.AsyncClient, request: GenerationRequest) -> RequestResult:
             refused = 0
             while True:
                 server = self._require_server()
+                age = self._age(server)
                 server.under_way += 1
                 try:
                     answer = await server.api.answer(client, self._body(request, server))
                     completions = read_completions(answer, request, self.tokenizer)
                 except (RequestFailed, ValueError) as error:
                     refused += request.num_samples
-                    if not server.failure:
+                    if server.step is not None:
                         log_info(f"warning: {server.api.url}: {error}; it is asked again at the next step")
-                    server.failure = str(error)
+                    server.step, server.failure = None, str(error)  # it may be another one when it is back
                 else:
-                    return RequestResult(0, completions, staleness=self._age(server), refused=refused)
+                    return RequestResult(0, completions, staleness=age, refused=refused)
                 finally:
                     server.under_way -= 1
 
@@ -170,11 +175,7 @@ class UrlEngine:
             UserError: there is none.
         """
         most = self._settings.max_staleness
-        usable = [
-            server
-            for server in self._servers
-            if not server.failure and server.step is not None and self._age(server) <= most
-        ]
+        usable = [server for server in self._servers if server.step is not None and self._age(server) <= most]
         if not usable:
             reasons = "; ".join(
                 f"{server.api.url}: {server.failure or f'has no weights of the last {most} steps'}"
