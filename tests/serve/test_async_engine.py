@@ -14,6 +14,7 @@ from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.serve.async_engine import AsyncEngine
 from cpplm.serve.errors import EngineError, OverloadedError, ShutdownError
 from cpplm.tokenizer.special_tokens import BOS
+from tests.model.features import random_model
 from tests.serve.served import assert_nothing_held, wait_for
 
 LONG = SamplingSettings(200, 1.0, 0, seed=3)
@@ -67,6 +68,28 @@ def test_what_is_written_is_the_engines(engine: Engine) -> None:
         assert driver.num_waiting == 0
 
     driven(engine, work)
+
+
+def test_a_new_model_ends_what_is_under_way(engine: Engine) -> None:
+    """And writes what comes next, without a failure being counted."""
+    own = Engine(engine.model, engine.tokenizer)
+    other = Engine(random_model(engine.model.config), engine.tokenizer)
+    long = own.request("int f(", settings=LONG)
+    short = dataclasses.replace(long, settings=dataclasses.replace(LONG, max_new_tokens=10))
+    (expected,) = other.complete_many([short])
+
+    async def work(driver: AsyncEngine) -> None:
+        async with driver.generate([long]) as stream:
+            await anext(stream)
+            await driver.replace_model(other.model)
+            with pytest.raises(EngineError, match="replaced by another"):
+                async for _ in stream:
+                    pass
+        ((found,),) = await written(driver, short)
+        assert found == expected.completions[0]
+        assert driver.num_failures == 0
+
+    driven(own, work)
 
 
 def test_a_refused_request_takes_those_beside_it_along(engine: Engine) -> None:

@@ -285,6 +285,8 @@ REFUSED = [
     ({"stop": ["x", None]}, "stop", STOPS),
     ({"stop": ["x"] * 200}, "stop", STOPS),
     ({"best_of": 3}, "best_of", "not supported"),
+    ({"return_token_ids": True}, "return_token_ids", "needs logprobs"),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids", "has no token 1000000"),
     ({"logit_bias": {"70": 100.5}}, "logit_bias", "number from -100 to 100"),
     ({"logit_bias": {"int": 5}}, "logit_bias", "token ids, as text"),
     ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
