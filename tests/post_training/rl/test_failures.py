@@ -322,7 +322,6 @@ while True:
     child = os.fork()
     if not child:
         left = kills
-        os.close(2)
         train_by_rewards(settings)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
