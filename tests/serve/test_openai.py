@@ -10,7 +10,7 @@ from cpplm.evaluate.models.url_model import UrlModel
 from cpplm.generate.engine import Engine
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
-from cpplm.tokenizer.special_tokens import BOS
+from cpplm.tokenizer.special_tokens import BOS, NUM_SPECIAL
 from tests.serve.served import NAME, Served, chunks, error_of, serving
 from tests.texts import cpp_document
 
@@ -341,3 +341,21 @@ def test_any_temperature(client: openai.OpenAI, temperature: float) -> None:
         extra_body={"repetition_penalty": 0.01, "min_p": 5e-324},
     )  # fmt: skip
     assert answer.choices[0].text
+
+
+def test_ids_are_given_with_the_end_that_was_allowed(served: Served) -> None:
+    """Of prompts side by side, each with its completions: as vLLM gives them."""
+    prompts = [[BOS, 70, 71], [BOS, 80]]
+    answer = served.complete(
+        prompt=prompts, n=2, max_tokens=40, temperature=2.0, seed=1, logprobs=0, return_token_ids=True,
+        stop_token_ids=list(range(NUM_SPECIAL)),
+    )  # fmt: skip
+    choices = answer["choices"]
+    assert [each["prompt_token_ids"] for each in choices] == [prompts[0]] * 2 + [prompts[1]] * 2
+    for each in choices:
+        ids = each["token_ids"]
+        assert len(ids) == len(each["logprobs"]["token_logprobs"])
+        assert all(id_ >= NUM_SPECIAL for id_ in ids[:-1])
+        assert (ids[-1] < NUM_SPECIAL) == (each["finish_reason"] == "stop")
+    assert any(each["finish_reason"] == "stop" for each in choices)
+    assert "token_ids" not in served.complete(prompt=prompts[0], max_tokens=1, logprobs=0)["choices"][0]

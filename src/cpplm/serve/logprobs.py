@@ -26,6 +26,7 @@ class ListedToken:
     likeliest: tuple[tuple[bytes, float], ...]
     """Tokens that could have stood there."""
     id: int = -1
+    """-1 for tokens of a prompt."""
 
 
 class LogprobBuffer:

@@ -138,11 +138,9 @@ class CompletionFormatter(OpenAIFormatter):
     @override
     def response(self, choices: Sequence[ChoiceBuffer], usage: Usage) -> ApiResponse:
         listed = [_completion_choice(index, each) for index, each in enumerate(choices)]
-        for number, ids in enumerate(self._prompts):
-            samples = len(choices) // len(self._prompts)
-            for index in range(number * samples, (number + 1) * samples):
-                listed[index].prompt_token_ids = list(ids)
-                listed[index].token_ids = [token.id for token in choices[index].tokens or ()]
+        for choice, each in zip(listed, choices, strict=True) if self._prompts else ():
+            choice.prompt_token_ids = list(self._prompts[choice.index * len(self._prompts) // len(choices)])
+            choice.token_ids = [token.id for token in each.tokens or ()]
         return self._chunk(listed, usage)
 
     @override

@@ -28,8 +28,10 @@ from cpplm.post_training.rl.url_engine import UrlEngine
 from cpplm.tokenizer.special_tokens import BOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.distributed import SINGLE_PROCESS
+from tests.commands import start_cpplm
 from tests.model.features import random_model
 from tests.serve.test_process import serve
+from tests.system.test_kill import finish
 from tests.train.records import records
 
 Choice = dict[str, Any]
@@ -252,6 +254,23 @@ def test_our_own_server_writes_what_the_run_would(settings: RlSettings, tmp_path
     assert [step["staleness"] for step in records(late.out, "rollouts")] == [0, 1, 0]
     assert all(step["mismatch"] < 1e-3 for step in records(out, "rollouts"))
     assert [each.name for each in (out / "weights").glob("step_*")] == ["step_000002"]
+
+
+@pytest.mark.slow
+def test_ranks_share_the_servers(settings: RlSettings, tmp_path: Path) -> None:
+    """The first hands over the weights; both ask, and learn what one alone would."""
+    with serve(Path(settings.init_from), "--weights_dir", str(tmp_path)) as (_, http):
+        for ranks in (1, 2):
+            finish(
+                start_cpplm(
+                    "rl", settings.tasks, "--init_from", settings.init_from, "--out", tmp_path / str(ranks),
+                    "--num_prompts", 4, "--num_samples", 6, "--num_iterations", 3, "--audit_items", 0,
+                    "--device_type", "cpu", "--precision", "fp32", "--rollout_urls", f"{http.base_url}/v1",
+                    ranks=ranks,
+                )
+            )  # fmt: skip
+    one, two = ([step["loss"] for step in records(tmp_path / str(n), "step")] for n in (1, 2))
+    assert two == pytest.approx(one, rel=1e-4)
 
 
 def test_weights_come_from_their_folder_alone(chat_model: Path, model: Transformer, tmp_path: Path) -> None:

@@ -94,7 +94,15 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """All answers to one question; those without a certain verdict are left out once it is graded."""
+    """All answers to one question; those without a certain verdict are left out once it is graded.
+
+    Attributes:
+        question: what was asked.
+        trajectories: the answers.
+        uncertain: how many were left out.
+        staleness: see `RequestResult`.
+        refused: likewise.
+    """
 
     question: Question
     trajectories: list[Trajectory] = field(default_factory=list)
