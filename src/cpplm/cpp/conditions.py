@@ -122,6 +122,7 @@ class MacroState:
         self._predefined = {name: Macro(body) for name, body in table.items()}
 
     @staticmethod
+    @lru_cache(maxsize=65_536)
     def is_foreign(name: bytes) -> bool:
         """True for a macro of another compiler, system or processor."""
         return _ABSENT.fullmatch(name) is not None
@@ -133,7 +134,7 @@ class MacroState:
         found = self._predefined.get(name)
         if found is not None:
             return found
-        if self.closed or name in self.project or name == b"__cplusplus" or _ABSENT.fullmatch(name):
+        if self.closed or name in self.project or name == b"__cplusplus" or self.is_foreign(name):
             return None
         return UNKNOWN
 
@@ -148,11 +149,45 @@ class MacroState:
             if found is UNKNOWN:
                 return None
             return (found is None) == keyword.endswith(b"ndef")
+        known = _VALUES.get((rest, self.closed))
+        if known is not None and tuple(map(self.lookup, known[0])) == known[1]:
+            return known[2]
+        names = self._dependencies(rest)
+        value = self._value(rest)
+        if len(_VALUES) > _MOST_VALUES:
+            _VALUES.clear()
+        _VALUES[rest, self.closed] = (names, tuple(map(self.lookup, names)), value)
+        return value
+
+    def _dependencies(self, text: bytes) -> tuple[bytes, ...]:
+        """The macros that an expression may depend on, by way of others too."""
+        names = dict.fromkeys(_names_in(text))
+        waiting = list(names)
+        while waiting:
+            macro = self.lookup(waiting.pop())
+            if macro is not None and macro.body:
+                others = [name for name in _names_in(macro.body) if name not in names]
+                names.update(dict.fromkeys(others))
+                waiting += others
+        return tuple(names)
+
+    def _value(self, text: bytes) -> bool | None:
         try:
-            value = _Expression(self, rest).evaluate()
+            value = _Expression(self, text).evaluate()
         except (ValueError, IndexError, ZeroDivisionError, OverflowError, RecursionError):
             return None
         return None if value is None else value != 0
+
+
+# Of expressions, and of states that are closed or not, the last value: the macros that it may depend on, what
+# they were, and the value.
+_VALUES: dict[tuple[bytes, bool], tuple[tuple[bytes, ...], tuple[Macro | None, ...], bool | None]] = {}
+_MOST_VALUES = 65_536
+
+
+@lru_cache(maxsize=65_536)
+def _names_in(text: bytes) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(IDENTIFIER.findall(text)))
 
 
 class _Expression:

@@ -66,7 +66,8 @@ def _is_declared(name: bytes, expansion: Expansion, kinds: set[ItemKind]) -> boo
     """True if an item of such a kind that the expansion reads declares a name."""
     index: ProjectIndex = expansion.index
     return any(
-        index.item(key).kind in kinds and expansion.places(key) for key in index.declared.get(name, ())
+        index.item(key).kind in kinds and expansion.places(key)
+        for key in index.declared.find(name, expansion.by_file)
     )
 
 

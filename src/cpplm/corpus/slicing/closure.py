@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.corpus.slicing.lookup import TYPE_KINDS, NameLookup
+from cpplm.corpus.slicing.lookup import TYPE_KINDS, Meanings, NameLookup
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.shadowing import hiding_names
-from cpplm.corpus.slicing.shortening import CALLED_UNNAMED, Detail, Shortener, needs_only_declared
+from cpplm.corpus.slicing.shortening import CALLED_UNNAMED, Detail, Shortener
 from cpplm.cpp.items import Item, ItemKind
 
 # What the declaration of a function may need.
@@ -65,9 +65,13 @@ class Closure:
     # From `Detail.SKELETON` on, the members that are not left out; where one is that is not among them.
     _called: set[bytes] = field(default_factory=lambda: set(CALLED_UNNAMED))
     _left_out: dict[bytes, set[Place]] = field(default_factory=lambda: defaultdict(set))
+    _skeletons: set[Place] = field(default_factory=set)  # the classes that this was looked up for
     _types: set[bytes] = field(default_factory=set)  # the names of those that are chosen
+    # Of types, by their names: how many types were chosen when what is attached to them was looked up last.
+    _attached: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     _depth: dict[Place, int] = field(default_factory=dict)  # of borrowed items: steps from an own one
     _forward: set[Place] = field(default_factory=set)  # of the chosen those that are only declared
+    _settled: set[Place] = field(default_factory=set)  # and the others
     # The rank of the last lookup of a name; the same for those of which a declaration is enough.
     _done: dict[bytes, Rank] = field(default_factory=dict)
     _done_weakly: dict[bytes, Rank] = field(default_factory=dict)
@@ -90,6 +94,8 @@ class Closure:
                 if place in self.chosen:  # it was borrowed by what came before
                     self.size -= self.measure.item(self.chosen[place].text)
                 self.chosen[place] = item
+                if place not in self._forward:
+                    self._settled.add(place)
                 self.size += self.measure.item(item.text if gone is None else gone)
                 waiting.append((place, item))
                 self._accesses |= item.accesses
@@ -102,33 +108,38 @@ class Closure:
             return self.size <= most
         item = self.expansion.item(place)
         self.reasons.setdefault(place, Reason(item.function_name, place))
+        if place not in self._forward:
+            self._settled.add(place)
         return self._follow([(place, self._take(place, self.detail if detail is None else detail))], most)
 
     def direct_needs(self, place: Place) -> list[Place]:
         """The places that an own item itself needs, up to the first that is known to be too long."""
-        needs = self._needs(place, self.expansion.item(place), frozenset())
+        meanings = self.lookup.meanings(place, self.expansion.item(place))
+        needs = self._needs(place, meanings, frozenset())
         found = dict.fromkeys(needed for _, needed in needs if needed != place)
         return list(itertools.takewhile(lambda each: each not in self.too_long, found))
 
-    def take(self, unnamed: dict[Place, Item]) -> None:
-        """Take borrowed items that nothing names, and what they need."""
+    def take(self, unnamed: dict[Place, Item], most: float) -> bool:
+        """Take borrowed items that nothing names, and what they need; False as soon as that is too long."""
         self.chosen |= unnamed
-        self._follow([(place, item) for place, item in unnamed.items() if item.mentions], float("inf"))
+        self._settled |= unnamed.keys() - self._forward
+        return self._follow([(place, item) for place, item in unnamed.items() if item.mentions], most)
 
     def _follow(self, waiting: list[tuple[Place, Item]], most: float) -> bool:
         queue = deque(waiting)
         while (queue or self._complete(queue)) and self.size <= most:
             place, item = queue.popleft()
+            meanings = self.lookup.meanings(place, item)
             weak: Set[bytes] = frozenset()
             if place in self.reasons and self.detail >= Detail.FORWARD:
-                declared = needs_only_declared(item.text, item.kind)
-                weak = declared.keys() - self.lookup.complete(place, item)
-                for name in weak:
-                    self._reached[name] |= declared[name]
+                declared = self.lookup.declared(place, item)
+                weak = declared.keys()
+                for name, others in declared.items():
+                    self._reached[name] |= others
             if self.detail >= Detail.SKELETON:
                 queue.extend(self._call(place, item))
             depth = self._depth.get(place, 0) + 1
-            for name, found in self._needs(place, item, weak):
+            for name, found in self._needs(place, meanings, weak):
                 if found in self.too_long and name not in weak and most < float("inf"):
                     self.size = sys.maxsize
                     return False
@@ -138,6 +149,8 @@ class Closure:
                     self.reasons.setdefault(found, Reason(name, place))
                     self._depth.setdefault(found, depth)
                     queue.append((found, short))
+                    if self.size > most:  # one name may lead to thousands of overloads
+                        return False
         return self.size <= most
 
     def _complete(self, queue: deque[tuple[Place, Item]]) -> bool:
@@ -153,11 +166,9 @@ class Closure:
 
     def _call(self, place: Place, item: Item) -> list[tuple[Place, Item]]:
         """Put back the members that an item may use; the classes that they are put back into."""
-        original = self.expansion.item(place)
-        names: Set[bytes] = original.mentions | original.accesses
-        if place in self.reasons:
-            names = self.shortener.called(original, item)
-        names -= self._called
+        names = self.lookup.called(place, item, borrowed=place in self.reasons) - self._called
+        if not names:
+            return []
         self._called |= names
         places = {each for name in names & self._left_out.keys() for each in self._left_out.pop(name)}
         return [(each, self._take(each, self.detail)) for each in sorted(places - self._forward)]
@@ -167,29 +178,37 @@ class Closure:
         short = self.shortener.forward(self.expansion.item(place)) if weak else None
         if short is not None:
             self._forward.add(place)
+            self._settled.discard(place)
         else:
             self._forward.discard(place)
+            self._settled.add(place)
         return self._take(place, Detail.NO_COMMENTS if depth <= self.whole_depth else self.detail, short)
 
     def _take(self, place: Place, detail: Detail, short: Item | None = None) -> Item:
         item = self.expansion.item(place)
         if short is None:
-            short = self.shortener.shorten(item, detail, self._called)
             if detail >= Detail.SKELETON and item.kind == ItemKind.TYPE:
-                for member in self.shortener.left_out(item, self._called, bare=detail == Detail.BARE):
-                    self._left_out[member.name].add(place)
+                short, gone = self.shortener.skeleton(item, self._called, bare=detail == Detail.BARE)
+                if place not in self._skeletons:  # else fewer are gone than before
+                    self._skeletons.add(place)
+                    for member in gone:
+                        self._left_out[member.name].add(place)
+            else:
+                short = self.shortener.shorten(item, detail)
         if place in self.chosen:
             self.size -= self.measure.item(self.chosen[place].text)
         self.chosen[place] = short
         self.size += self.measure.item(short.text)
         return short
 
-    def _needs(self, place: Place, item: Item, weak: Set[bytes]) -> list[tuple[bytes, Place]]:
+    def _needs(self, place: Place, meanings: Meanings, weak: Set[bytes]) -> list[tuple[bytes, Place]]:
         """The places that an item needs and that are not there yet, each with the name that leads there."""
+        item = meanings.item
         rank = self.expansion.rank(place)
         chosen, forward = self.chosen, self._forward
         needs: list[tuple[bytes, Place]] = []
-        for name, key, places, exact in self.lookup.candidates(place, item):
+        # Most often all of them are there.
+        for name, key, places, exact in () if meanings.places <= self._settled else meanings.candidates:
             is_weak = name in weak
             if not exact:
                 done = self._done_weakly if is_weak else self._done
@@ -204,24 +223,31 @@ class Closure:
         others: list[tuple[bytes, Place]] = []
         if item.kind in TYPE_KINDS:
             self._types.update(item.names)
-            others += [
-                (name, found) for name, found, types in self.lookup.attached(item) if types <= self._types
-            ]
+            if self._attached.get(item.names) != len(self._types):
+                self._attached[item.names] = len(self._types)
+                others += [
+                    (name, found) for name, found, types in self.lookup.attached(item) if types <= self._types
+                ]
         if self.detail <= Detail.NO_COMMENTS and not self.lookup.is_dead(place):
-            others += self._member_definitions(item)
+            others += self._member_definitions(item, meanings.members - self._named)
         return needs + [(name, found) for name, found in others if found not in chosen or found in forward]
 
-    def _member_definitions(self, item: Item) -> Iterable[tuple[bytes, Place]]:
-        """Member functions that stand outside their classes, where both class and function are named."""
+    def _member_definitions(self, item: Item, names: Set[bytes]) -> Iterable[tuple[bytes, Place]]:
+        """Member functions that stand outside their classes, where both class and function are named.
+
+        Args:
+            item: that may be the class.
+            names: of such functions, in the item, that are named for the first time.
+        """
         index = self.expansion.index
         if item.kind == ItemKind.TYPE:
             for name in sorted(set(item.names) - self._classes):
                 self._classes.add(name)
                 for place in self._members.pop(name, ()):
                     yield name, place
-        for name in sorted(((item.mentions | item.accesses) & index.members.keys()) - self._named):
+        for name in sorted(names):
             self._named.add(name)
-            for owner, key in index.members[name]:
+            for owner, key in index.members.find(name, self.expansion.by_file):
                 for place in self.expansion.places(key):
                     if owner in self._classes:
                         yield name, place

@@ -14,6 +14,7 @@ Every item of the unit is written at least once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,8 @@ _MOST_INCLUDERS = 4
 # The sum over items is a little less than what their document takes.
 _SURELY_FITS = 0.95
 _SURELY_TOO_LONG = 1.1
+# How many items of a part fit is not told by the length of a text that is longer than this many budgets.
+_NO_ESTIMATE = 4
 
 
 @dataclass(frozen=True)
@@ -201,11 +204,7 @@ class _Slicer:
                 own |= hiding_names(item)
         std = used & _OF_HEADERS
         used &= self.index.macros.names | self.index.types
-        lacking = {
-            name
-            for name in used - own
-            if not any(expansion.places(key) for key in self.index.declared.get(name, ()))
-        }
+        lacking = {name for name in used - own if not expansion.declaring(name)}
         return lacking if any(visit.external for visit in expansion.visits) else lacking | std
 
     def documents(self) -> list[Document]:
@@ -263,9 +262,9 @@ class _Slicer:
             closure.borrow(place, _SURELY_TOO_LONG * limit, Detail.NO_COMMENTS) for place in callees
         ):
             return None
-        rendered = self._render(closure, self.own)
-        size = self.measure.text(rendered.text)
-        return self._document(closure, rendered, size) if size <= limit else None
+        rendered = self._render(closure, self.own, _SURELY_TOO_LONG * limit)
+        size = self.measure.text(rendered.text) if rendered is not None else sys.maxsize
+        return self._document(closure, rendered, size) if rendered is not None and size <= limit else None
 
     def _closure(self, detail: Detail, whole_depth: int = 0) -> Closure:
         return Closure(self.lookup, self.shortener, self.measure, detail, whole_depth, self.too_long)
@@ -311,20 +310,30 @@ class _Slicer:
         """The same, with borrowed items in this detail."""
         closure = self._closure(detail)
         taken: list[Place] = []
+        closed = 0  # so many of them are closed together, as if those had been tried that surely do not fit
         for place in waiting:
             if place in self.unfit:
+                continue
+            if taken and self._needs_too_long(place):
+                closed = len(taken)
                 continue
             if closure.add([place], _SURELY_FITS * self.budget):
                 taken.append(place)
                 continue
             closure = self._closed(taken, detail)  # without the names that were looked up
+            closed = 0
             if not taken or not self._never_fits(place):
                 break
         first_count = len(taken)
+        if closed:
+            closure = self._closed(taken[:closed], detail)
+            for place in taken[closed:]:
+                closure.add([place], float("inf"))
         while taken:
-            rendered = self._render(closure, taken)
-            size = self.measure.text(rendered.text)
-            if size <= self.budget:
+            most = _NO_ESTIMATE if len(taken) > 1 else _SURELY_TOO_LONG
+            rendered = self._render(closure, taken, most * self.budget)
+            size = self.measure.text(rendered.text) if rendered is not None else closure.size
+            if rendered is not None and size <= self.budget:
                 return taken, self._document(closure, rendered, size)
             if len(taken) == first_count > 1 and not self._fits(taken[:1], detail):
                 break
@@ -334,17 +343,26 @@ class _Slicer:
 
     def _never_fits(self, place: Place) -> bool:
         """True if an own item does not fit into a document with the least of what it needs."""
-        if not self._fits([place], Detail.BARE):
+        if place not in self.unfit and not self._fits([place], Detail.BARE):
             self.unfit.add(place)
+            self._find_too_long(place)
         return place in self.unfit
+
+    def _needs_too_long(self, place: Place) -> bool:
+        """True if an own item names one that is known to need too much; it is remembered as unfit."""
+        places = self.lookup.meanings(place, self.expansion.item(place)).places if self.too_long else ()
+        if self.too_long.isdisjoint(places):
+            return False
+        self.unfit.add(place)
+        return True
 
     def _fits(self, own: Sequence[Place], detail: Detail) -> bool:
         """True if items fit into one document with what they need."""
         closure = self._closure(detail)
-        return (
-            closure.add(own, _SURELY_FITS * self.budget)
-            and self.measure.text(self._render(closure, own).text) <= self.budget
-        )
+        if not closure.add(own, _SURELY_FITS * self.budget):
+            return False
+        rendered = self._render(closure, own, _SURELY_TOO_LONG * self.budget)
+        return rendered is not None and self.measure.text(rendered.text) <= self.budget
 
     def _find_too_long(self, place: Place) -> None:
         """Remember which of the items that this one needs is the one that needs too much."""
@@ -365,9 +383,10 @@ class _Slicer:
     def _document(self, closure: Closure, rendered: Rendered, size: int) -> Document:
         return document_of(self.expansion, rendered, "compilable", size, closure.reasons)
 
-    def _render(self, closure: Closure, own: Sequence[Place]) -> Rendered:
-        """The chosen items as text, with what counts without being named."""
-        closure.take(self.unnamed.before(closure.chosen))
+    def _render(self, closure: Closure, own: Sequence[Place], most: float) -> Rendered | None:
+        """The chosen items as text, with what counts without being named; None where that is above `most`."""
+        if not closure.take(self.unnamed.before(closure.chosen), most):
+            return None
         chosen = closure.chosen
         order = sorted(chosen, key=self.expansion.rank)
         whole = len(own) == len(self.own)

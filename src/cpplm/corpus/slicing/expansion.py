@@ -109,6 +109,11 @@ class Expansion:
         visit = Visit(self.visits[number].file, own=True, frames=(), ranks=[0])
         return Expansion(self.index, self.own, [visit])
 
+    def declaring(self, name: bytes) -> list[Place]:
+        """The places that declare a name, in no order."""
+        keys = self.index.declared.find(name, self.by_file)
+        return [place for key in keys for place in self.places(key)]
+
     def places(self, key: Key) -> list[Place]:
         """The places of an item that is read, in every visit of its file."""
         numbers = self.by_file.get(key[0], ())

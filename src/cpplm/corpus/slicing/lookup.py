@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from cpplm.corpus.slicing.shadowing import (
     qualified_names,
     template_parameters,
 )
+from cpplm.corpus.slicing.shortening import called_in, needs_only_declared
 from cpplm.cpp.conditions import IF_DEFINED, is_elsewhere
 from cpplm.cpp.items import Item, ItemKind, condition_names
 from cpplm.cpp.lexer import IDENTIFIER, names_in
@@ -43,6 +44,19 @@ class Candidates(NamedTuple):
     key: bytes
     places: list[Place]
     exact: bool = False
+
+
+@dataclass(slots=True)
+class Meanings:
+    """What the identifiers of an item may stand for, in their order, and all places among these.
+
+    `members`: the identifiers that member functions outside their classes have, too.
+    """
+
+    item: Item
+    candidates: list[Candidates]
+    places: frozenset[Place]
+    members: frozenset[bytes]
 
 
 class RankedPlaces(NamedTuple):
@@ -69,19 +83,46 @@ class NameLookup:
     _attached: dict[tuple[bytes, ...], list[tuple[bytes, Place, Set[bytes]]]] = field(default_factory=dict)
     _hidden: dict[Place, Set[bytes]] = field(default_factory=dict)
     # By identity, since an item comes in several lengths; it is kept, so that no other gets its id.
-    _found: dict[tuple[Place, int], tuple[Item, list[Candidates]]] = field(default_factory=dict)
+    _found: dict[tuple[Place, int], Meanings] = field(default_factory=dict)
+    _declared: dict[tuple[Place, int], Mapping[bytes, Set[bytes]]] = field(default_factory=dict)
+    _called: dict[tuple[Place, int, bool], Set[bytes]] = field(default_factory=dict)
 
-    def candidates(self, place: Place, item: Item) -> list[Candidates]:
-        """The meanings that each identifier of an item may have, in the order of the identifiers.
+    def meanings(self, place: Place, item: Item) -> Meanings:
+        """What the identifiers of an item may stand for.
 
         Args:
             place: of the item.
             item: as it is written there, perhaps shortened.
         """
         key = (place, id(item))
-        if key not in self._found:
-            self._found[key] = (item, self._look_up(place, item))
-        return self._found[key][1]
+        found = self._found.get(key)
+        if found is None:
+            candidates = self._look_up(place, item)
+            places = frozenset().union(*(each.places for each in candidates))
+            names = (item.mentions | item.accesses) & self.expansion.index.members.names()
+            found = self._found[key] = Meanings(item, candidates, places, names)
+        return found
+
+    def declared(self, place: Place, item: Item) -> Mapping[bytes, Set[bytes]]:
+        """The names in a borrowed item that a declaration is enough for, see `needs_only_declared`."""
+        key = (place, id(item))
+        found = self._declared.get(key)
+        if found is None:
+            names = needs_only_declared(item.text, item.kind)
+            complete = self.complete(place, item)
+            found = {name: declared for name, declared in names.items() if name not in complete}
+            self._declared[key] = found
+        return found
+
+    def called(self, place: Place, item: Item, *, borrowed: bool) -> Set[bytes]:
+        """The names by which an item may use members of classes."""
+        key = (place, id(item), borrowed)
+        found = self._called.get(key)
+        if found is None:
+            original = self.expansion.item(place)
+            found = called_in(original, item) if borrowed else original.mentions | original.accesses
+            self._called[key] = found
+        return found
 
     def _look_up(self, place: Place, item: Item) -> list[Candidates]:
         mentions: Set[bytes] = item.mentions
@@ -94,7 +135,7 @@ class NameLookup:
         hidden = self._hidden_at(place)
         rank = self.expansion.rank(place)
         found: list[Candidates] = []
-        for name in sorted(mentions & self.expansion.index.declared.keys()):
+        for name in sorted(mentions & self.expansion.index.declared.names()):
             declaring = self._ranked.get(name) or self._declaring(name)
             key = (name, declaring.visible(rank), name in hidden)
             candidates = self._candidates.get(key)
@@ -152,7 +193,7 @@ class NameLookup:
             self._attached[item.names] = [
                 (name, place, {each for each in types if self._is_type(each)})
                 for name in item.names
-                for key, types in self.expansion.index.attached.get(name, ())
+                for key, types in self.expansion.index.attached.find(name, self.expansion.by_file)
                 for place in self.expansion.places(key)
             ]
         return self._attached[item.names]
@@ -171,8 +212,7 @@ class NameLookup:
         """All places that declare a name."""
         if name not in self._ranked:
             expansion = self.expansion
-            places = [place for key in expansion.index.declared[name] for place in expansion.places(key)]
-            self._ranked[name] = self._rank(sorted(places, key=expansion.rank))
+            self._ranked[name] = self._rank(sorted(expansion.declaring(name), key=expansion.rank))
         return self._ranked[name]
 
     def _rank(self, places: list[Place]) -> RankedPlaces:
@@ -214,7 +254,7 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
         name for item in own if not (item.directives or _conditions_of(item)) for name in item.mentions
     }:
         options: set[bytes] = set()
-        for key in index.declared.get(name, ()):
+        for key in index.declared.find(name, expansion.by_file):
             for visit in (expansion.visits[number] for number in expansion.by_file.get(key[0], ())):
                 lines = [line for frame in _conditions_of(visit.file.items[key[1]]) for line in frame.lines]
                 option = IF_DEFINED.fullmatch(lines[0]) if len(lines) == 1 else None

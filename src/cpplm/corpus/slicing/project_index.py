@@ -18,6 +18,7 @@ from cpplm.corpus.slicing.build_headers import (
     include_target,
     is_build_written,
 )
+from cpplm.corpus.slicing.entries import EntriesByName
 from cpplm.corpus.slicing.shadowing import template_parameters
 from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
@@ -101,9 +102,9 @@ class ProjectIndex:
     closed: bool = True  # includes lead to files of the project
     defines_std: bool = False
     defaults: BuildDefaults = field(default_factory=BuildDefaults)  # of the build
-    declared: dict[bytes, list[Key]] = field(default_factory=lambda: defaultdict(list))
-    members: dict[bytes, list[tuple[bytes, Key]]] = field(default_factory=lambda: defaultdict(list))
-    attached: dict[bytes, list[tuple[Key, Set[bytes]]]] = field(default_factory=lambda: defaultdict(list))
+    declared: EntriesByName[Key] = field(default_factory=EntriesByName)
+    members: EntriesByName[tuple[bytes, Key]] = field(default_factory=EntriesByName)
+    attached: EntriesByName[tuple[Key, Set[bytes]]] = field(default_factory=EntriesByName)
     _parsed: dict[str, ParsedFile] = field(default_factory=dict)
     _names: dict[bytes, bytes] = field(default_factory=dict)
     _targets: dict[tuple[str, str], str | None] = field(default_factory=dict)
@@ -196,12 +197,12 @@ class ProjectIndex:
         for position, item in enumerate(file.items):
             key = (file.number, position)
             for name in self._declares(item):
-                self.declared[name].append(key)
+                self.declared.add(name, file.number, key)
             if item.qualifier and item.function_name:
-                self.members[item.function_name].append((item.qualifier, key))
+                self.members.add(item.function_name, file.number, (item.qualifier, key))
             types = _attached_to(item, self.types)
             for name in types:
-                self.attached[name].append((key, types))
+                self.attached.add(name, file.number, (key, types))
 
     def _declares(self, item: Item) -> set[bytes]:
         """The names by which an item is found; a macro call that declares is found by its arguments."""

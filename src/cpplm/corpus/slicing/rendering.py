@@ -149,8 +149,7 @@ class _Writer:
 
     def _is_defined(self, name: bytes) -> bool:
         """True if a file defines a macro, not just in one of several branches."""
-        keys = self.expansion.index.declared.get(name, ())
-        items = (self.expansion.item(place) for key in keys for place in self.expansion.places(key))
+        items = map(self.expansion.item, self.expansion.declaring(name))
         return any(not any(each.keyword in IF_KEYWORDS for each in item.directives) for item in items)
 
     def _tail(self) -> bytes | None:

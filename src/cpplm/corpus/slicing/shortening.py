@@ -116,7 +116,7 @@ class Shortener:
     _skeletons: dict[tuple[int, bool, tuple[tuple[int, int], ...]], tuple[Item, Item]] = field(
         default_factory=dict
     )
-    _left_out: dict[tuple[int, Set[bytes]], tuple[_Outline, tuple[_Member, ...]]] = field(
+    _wanted: dict[tuple[int, bool, Set[bytes]], tuple[Item, tuple[_Member, ...]]] = field(
         default_factory=dict
     )
     _outlines: dict[tuple[int, bool], tuple[Item, _Outline]] = field(default_factory=dict)
@@ -125,18 +125,16 @@ class Shortener:
     def begin_unit(self) -> None:
         """Forget what earlier units had, if that has become much."""
         caches: tuple[dict[Any, Any], ...] = (
-            *(self._known, self._forwards, self._skeletons, self._left_out, self._outlines, self._shapes),
+            *(self._known, self._forwards, self._skeletons, self._wanted, self._outlines, self._shapes),
         )
         if sum(map(len, caches)) > _MOST_REMEMBERED:
             for cache in caches:
                 cache.clear()
 
-    def shorten(self, item: Item, detail: Detail, wanted: Set[bytes] = frozenset()) -> Item:
-        """The item with that much detail; a skeleton keeps the member functions that are `wanted`."""
+    def shorten(self, item: Item, detail: Detail) -> Item:
+        """The item with that much detail; of a class see `skeleton`."""
         if detail == Detail.FULL or item.kind in (ItemKind.INCLUDE, ItemKind.COMMENT):
             return item
-        if detail >= Detail.SKELETON and item.kind == ItemKind.TYPE:
-            return self._skeleton(item, wanted, bare=detail == Detail.BARE)
         key = (id(item), Detail.DECLARATIONS if Detail.DECLARATIONS <= detail <= Detail.FORWARD else detail)
         if key not in self._known:  # the item itself is kept too, so that no other gets its id
             bare = detail == Detail.BARE
@@ -163,19 +161,19 @@ class Shortener:
             self._forwards[id(item)] = (item, short)
         return self._forwards[id(item)][1]
 
-    def called(self, item: Item, short: Item) -> Set[bytes]:
-        """The names by which a borrowed item, as shortened, may use members of classes."""
-        if item.kind == ItemKind.TYPE:
-            return _identifiers(short.text) if short.kind == ItemKind.TYPE else frozenset()
-        return item.mentions | item.accesses
-
-    def left_out(self, item: Item, wanted: Set[bytes], *, bare: bool) -> tuple[_Member, ...]:
-        """The members of a class that a skeleton lacks: nothing wanted and nothing left in it uses them."""
+    def skeleton(self, item: Item, wanted: Set[bytes], *, bare: bool) -> tuple[Item, tuple[_Member, ...]]:
+        """A class without the members that nothing wanted and nothing left in it uses; and these members."""
         outline = self._outline(item, bare=bare)
-        key = (id(outline), outline.member_names & wanted)
-        if key not in self._left_out:
-            self._left_out[key] = (outline, self._unused_members(outline, wanted))
-        return self._left_out[key][1]
+        key = (id(item), bare, outline.member_names & wanted)
+        found = self._wanted.get(key)
+        if found is None:
+            gone = self._unused_members(outline, wanted)
+            spans = tuple((member.start, member.end) for member in gone)
+            if (id(item), bare, spans) not in self._skeletons:
+                text = _tidy(_without(outline.text, spans)) if spans else outline.text
+                self._skeletons[id(item), bare, spans] = (item, _with_text(item, text))
+            found = self._wanted[key] = (self._skeletons[id(item), bare, spans][1], gone)
+        return found
 
     @staticmethod
     def _unused_members(outline: _Outline, wanted: Set[bytes]) -> tuple[_Member, ...]:
@@ -186,22 +184,22 @@ class Shortener:
         return gone
 
     def _outline(self, item: Item, *, bare: bool = False) -> _Outline:
-        if (id(item), bare) in self._outlines:
-            return self._outlines[id(item), bare][1]
+        known = self._outlines.get((id(item), bare))
+        if known is not None:
+            return known[1]
         # By content, since an item of a file that is included under conditions is a new one in each unit.
         shape = (item.text, item.kind, item.body_required, item.qualifier, item.function_name, bare)
         if shape not in self._shapes:
             self._shapes[shape] = _outline(item, self.macros, bare=bare)
+        self._outlines[id(item), bare] = (item, self._shapes[shape])
         return self._shapes[shape]
 
-    def _skeleton(self, item: Item, wanted: Set[bytes], *, bare: bool) -> Item:
-        outline = self._outline(item, bare=bare)
-        gone = tuple((start, end) for start, end, _, _ in self.left_out(item, wanted, bare=bare))
-        key = (id(item), bare, gone)
-        if key not in self._skeletons:
-            text = _tidy(_without(outline.text, gone)) if gone else outline.text
-            self._skeletons[key] = (item, _with_text(item, text))
-        return self._skeletons[key][1]
+
+def called_in(item: Item, short: Item) -> Set[bytes]:
+    """The names by which a borrowed item, as shortened, may use members of classes."""
+    if item.kind == ItemKind.TYPE:
+        return _identifiers(short.text) if short.kind == ItemKind.TYPE else frozenset()
+    return item.mentions | item.accesses
 
 
 @functools.lru_cache(maxsize=16_384)
