@@ -104,7 +104,7 @@ BAD_INPUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_INPUT)
+@pytest.mark.parametrize("case", BAD_INPUT, ids=lambda name: name.replace(" ", "_"))
 def test_bad_input_is_one_line_and_nothing_is_trained(
     case: str, tasks: Path, chat_model: Path, tmp_path: Path
 ) -> None:
@@ -130,7 +130,7 @@ def _lose_the_launcher(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tiny", "fill"])
-@pytest.mark.parametrize("fault", ["the judge dies", "a reward is no number"])
+@pytest.mark.parametrize("fault", ["dead_judge", "no_number"])
 def test_what_is_no_verdict_leaves_the_group(
     fault: str, kind: str, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +140,7 @@ def test_what_is_no_verdict_leaves_the_group(
         item = item_of("fill", answer="1", data={"before": "int x = ", "after": ";", "language": "c++"})
     group = Group(Question(0, item, PROMPT), [answer("x + 12345;\n}"), answer("y")])
     sampler = sampler_of(open_grader(tasks, (), 1, show_progress=False), num_samples=2)
-    if fault == "the judge dies":
+    if fault == "dead_judge":
         monkeypatch.setattr(Sandbox, "run", _lose_the_launcher)
     else:
         grades = [Grade(math.nan, "?"), Grade(math.inf, "?")]

@@ -182,7 +182,7 @@ FAULTS: dict[str, tuple[Callable[[Choice], object] | Callable[[], Response], str
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda name: name.replace(" ", "_"))
 def test_what_a_server_says_wrongly_is_not_learned(
     fault: str, fakes: list[FakeVllm], model: Transformer, tokenizer: Tokenizer, request_: GenerationRequest,
     tmp_path: Path, capsys: pytest.CaptureFixture[str],
