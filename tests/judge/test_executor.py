@@ -331,6 +331,10 @@ def test_headers_compiled_beforehand_change_no_verdict(sandbox: Sandbox, runs: l
     assert {n: v.outcome for n, v in fast.items()} == {n: v.outcome for n, v in slow.items()}
     assert [fast[n].outcome for n in range(3)] == ["compile error", "pass", "pass"]
     assert {fast[n].outcome for n in range(3, len(programs))} == {"pass"}
+    one_by_one = Judge(sandbox)
+    for program in with_both[::3]:  # all different
+        assert [verdict.outcome for _, verdict in one_by_one.judge([program])] == [fast[3].outcome]
+    assert sum("headers/all.h" in argv for argv in runs) == len(with_both) + 1  # the last of them
 
 
 def test_a_function_that_owes_a_value_never_passes_by_luck(judge) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from cpplm.judge.headers import (
@@ -69,6 +71,6 @@ def test_missing_headers_are_named_with_their_package() -> None:
 
 
 def test_groups_that_are_common_enough() -> None:
-    groups = [("a",), ("a", "b"), (), ("a",), (), (), ("a", "b"), ("a",), ("c",)]
+    groups = Counter([("a",), ("a", "b"), (), ("a",), (), (), ("a", "b"), ("a",), ("c",)])
     assert common_headers(groups, 2) == [("a",), ("a", "b")]
     assert common_headers(groups, 3) == [("a",)]

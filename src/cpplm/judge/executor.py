@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -119,6 +120,8 @@ class Judge:
         self._speed_up = speed_up
         self._quiet = not show_progress
         self._linker = fast_linker(sandbox) if speed_up else ()
+        self._header_counts: Counter[tuple[str, ...]] = Counter()
+        self._precompiled: dict[tuple[str, ...], Path | None] = {}
 
     def judge(self, programs: Sequence[Program]) -> Iterator[tuple[int, Verdict]]:
         """Number and verdict of each program, as soon as there is one.
@@ -157,10 +160,11 @@ class Judge:
         """Compile and run in any order; leaving early drops what has not begun."""
         pool = ThreadPoolExecutor(self._workers)
         try:
-            groups = [job.headers for job in jobs.values()] if self._speed_up else []
+            if self._speed_up:  # counted over all calls, of which each may have few programs
+                self._header_counts.update(job.headers for job in jobs.values())
             headers = {
                 group: pool.submit(self._precompile, group)
-                for group in common_headers(groups, MIN_PROGRAMS_TO_PRECOMPILE)
+                for group in common_headers(self._header_counts, MIN_PROGRAMS_TO_PRECOMPILE)
             }  # before the programs, which wait for them
             futures = {pool.submit(self._verdict, key, job, headers): job for key, job in jobs.items()}
             for future in as_completed(futures):
@@ -169,10 +173,14 @@ class Judge:
             pool.shutdown(cancel_futures=True)
 
     def _precompile(self, group: tuple[str, ...]) -> Path | None:
-        try:
-            return precompiled.precompile(self.sandbox, group, COMPILER, self.compiler)
-        except (SandboxError, OSError):
-            return None  # it would only have been faster
+        known = self._precompiled.get(group)
+        if group not in self._precompiled or (known and not known.is_dir()):
+            try:
+                known = precompiled.precompile(self.sandbox, group, COMPILER, self.compiler)
+            except (SandboxError, OSError):
+                known = None  # it would only have been faster
+            self._precompiled[group] = known
+        return known
 
     def _verdict(self, key: str, job: _PendingProgram, headers: _PrecompiledHeaders) -> Verdict:
         """Compile and run one program, and keep the verdict where it is one on the program alone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 from cpplm.judge.scoring import TOKEN
@@ -63,6 +63,6 @@ def _package(header: str) -> str:
     return f"{package} " if package else "the header "
 
 
-def common_headers(groups: Sequence[tuple[str, ...]], least: int) -> list[tuple[str, ...]]:
+def common_headers(counts: Counter[tuple[str, ...]], least: int) -> list[tuple[str, ...]]:
     """The groups of headers that at least so many programs have, the most frequent first."""
-    return [group for group, count in Counter(filter(None, groups)).most_common() if count >= least]
+    return [group for group, count in counts.most_common() if group and count >= least]
