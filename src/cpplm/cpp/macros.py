@@ -77,6 +77,11 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
     return bodies
 
 
+@lru_cache(maxsize=4_096)
+def _calls_of(macro: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"\b" + macro + rb"\s*\(([^()]*)")
+
+
 @lru_cache(maxsize=65_536)
 def _well_known(name: bytes) -> Mask | None:
     return next((mask for pattern, mask in _WELL_KNOWN if pattern.match(name)), None)
@@ -117,7 +122,7 @@ class MacroTable:
         """Names that macros of the project make of their arguments by `##`."""
         names: set[bytes] = set()
         for macro in mentions & self.pastes.keys():
-            for call in re.finditer(rb"\b" + macro + rb"\s*\(([^()]*)", text):
+            for call in _calls_of(macro).finditer(text):
                 words = re.findall(rb"\w+", call.group(1))
                 names.update(before + word + after for before, after in self.pastes[macro] for word in words)
         return names

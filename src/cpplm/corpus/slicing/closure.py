@@ -123,6 +123,7 @@ class Closure:
         """Take borrowed items that nothing names, and what they need; False as soon as that is too long."""
         self.chosen |= unnamed
         self._settled |= unnamed.keys() - self._forward
+        self.too_long = frozenset()  # that is said of what items name
         return self._follow([(place, item) for place, item in unnamed.items() if item.mentions], most)
 
     def _follow(self, waiting: list[tuple[Place, Item]], most: float) -> bool:

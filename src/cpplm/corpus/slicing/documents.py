@@ -314,7 +314,7 @@ class _Slicer:
         for place in waiting:
             if place in self.unfit:
                 continue
-            if taken and self._needs_too_long(place):
+            if taken and self._needs_too_long(place, closure):
                 closed = len(taken)
                 continue
             if closure.add([place], _SURELY_FITS * self.budget):
@@ -348,10 +348,10 @@ class _Slicer:
             self._find_too_long(place)
         return place in self.unfit
 
-    def _needs_too_long(self, place: Place) -> bool:
+    def _needs_too_long(self, place: Place, closure: Closure) -> bool:
         """True if an own item names one that is known to need too much; it is remembered as unfit."""
         places = self.lookup.meanings(place, self.expansion.item(place)).places if self.too_long else ()
-        if self.too_long.isdisjoint(places):
+        if all(each == place or each in closure.chosen for each in self.too_long.intersection(places)):
             return False
         self.unfit.add(place)
         return True

@@ -79,6 +79,7 @@ class NameLookup:
     _ranked: dict[bytes, RankedPlaces] = field(default_factory=dict)
     # By name, how many of its places are visible, and whether the name is hidden.
     _candidates: dict[tuple[bytes, int, bool], Candidates] = field(default_factory=dict)
+    _at_place: dict[Place, dict[bytes, Candidates]] = field(default_factory=dict)  # by the item that asks
     _in_namespaces: dict[bytes, list[Place]] = field(default_factory=dict)
     _attached: dict[tuple[bytes, ...], list[tuple[bytes, Place, Set[bytes]]]] = field(default_factory=dict)
     _hidden: dict[Place, Set[bytes]] = field(default_factory=dict)
@@ -135,12 +136,13 @@ class NameLookup:
         hidden = self._hidden_at(place)
         rank = self.expansion.rank(place)
         found: list[Candidates] = []
+        known = self._at_place.setdefault(place, {})
         for name in sorted(mentions & self.expansion.index.declared.names()):
-            declaring = self._ranked.get(name) or self._declaring(name)
-            key = (name, declaring.visible(rank), name in hidden)
-            candidates = self._candidates.get(key)
+            candidates = known.get(name)
             if candidates is None:
-                candidates = self._candidates[key] = self._candidates_of(*key)
+                key = (name, self._declaring(name).visible(rank), name in hidden)
+                candidates = known[name] = self._candidates.get(key) or self._candidates_of(*key)
+                self._candidates[key] = candidates
             if candidates.places:
                 found.append(candidates)
         if item.kind == ItemKind.USING and b"namespace" in mentions:
