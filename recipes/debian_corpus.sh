@@ -5,7 +5,9 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh headers FOLDER   third-party headers                       -> FOLDER/headers; prints
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5; known: looked at all along)
+#   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
+#                                             are built with                            -> FOLDER/headers; prints
 #                                             the folders for `corpus check --headers`
 #   recipes/debian_corpus.sh large FOLDER     60 MB and more, permissive licenses       -> FOLDER/large, and
 #                                             a corpus built from them                  -> FOLDER/corpus
@@ -26,6 +28,11 @@ BLIND="bzip2 cmark glm libsndfile mbedtls rtmidi simdjson soundtouch taglib"
 # C with autotools, C++ applications, games, windows and graphics, templates in headers, databases, network, audio.
 BLIND2="btop flac gnuchess ledger libpqxx libsfml lighttpd mdds wavpack zeromq3"
 BLIND3="chocolate-doom glfw3 hunspell libevent lmdb mosquitto opus pybind11 task tmux"
+# Measured once, on 2026-11-25.
+BLIND4="chrony clipper galculator glpk jsonnet lame libzip qbittorrent speex"
+BLIND5="angelscript dash flex libconfig libcork libqalculate mpg123 nano socat"
+# The failures of these were looked at, beside those of blind3.
+KNOWN="cli11 cppcheck gdbm kyotocabinet lcms2 libmodbus mawk nghttp2 pugixml qhull rtorrent tcc tidy-html5 xterm"
 # What such projects commonly include, chosen without looking at them; nothing of the blind projects themselves.
 HEADERS="libgtest-dev libgmock-dev libbenchmark-dev catch2 doctest-dev libfmt-dev
 libboost1.74-dev libasio-dev libeigen3-dev libtbb-dev rapidjson-dev nlohmann-json3-dev libutfcpp-dev libcjson-dev
@@ -36,11 +43,16 @@ libncurses-dev libreadline-dev libedit-dev
 libx11-dev x11proto-dev libxext-dev libxft-dev libxrender-dev libxrandr-dev libxcursor-dev libxinerama-dev libxfixes-dev
 libgl-dev libegl-dev libglu1-mesa-dev libglew-dev libsdl1.2-dev libsdl2-dev libsdl2-image-dev libsdl2-mixer-dev
 libsdl2-ttf-dev libpng-dev libjpeg62-turbo-dev libfreetype-dev libfontconfig-dev libcairo2-dev
-libopenal-dev libalut-dev libasound2-dev libpulse-dev libjack-jackd2-dev libogg-dev libvorbis-dev"
+libopenal-dev libalut-dev libasound2-dev libpulse-dev libjack-jackd2-dev libogg-dev libvorbis-dev
+libice-dev libsm-dev libxt-dev libxi-dev libxmu-dev libxpm-dev libxaw7-dev libxkbcommon-dev libtiff-dev libevent-dev
+libgtk-3-dev libpango1.0-dev libgdk-pixbuf-2.0-dev libatk1.0-dev libharfbuzz-dev qtbase5-dev"
 # The folders of them that pkg-config would name.
 HEADER_FOLDERS="include include/*-linux-gnu include/AL include/SDL2 include/cairo include/dbus-1.0 include/eigen3 include/freetype2
 include/glib-2.0 include/libxml2 include/lua5.4 include/postgresql include/utf8cpp lib/*-linux-gnu/dbus-1.0/include
-lib/*-linux-gnu/glib-2.0/include include/python3.11"
+lib/*-linux-gnu/glib-2.0/include include/python3.11
+include/gtk-3.0 include/pango-1.0 include/gdk-pixbuf-2.0 include/atk-1.0 include/harfbuzz include/*-linux-gnu/qt5
+include/*-linux-gnu/qt5/QtCore include/*-linux-gnu/qt5/QtGui include/*-linux-gnu/qt5/QtWidgets
+include/*-linux-gnu/qt5/QtNetwork include/*-linux-gnu/qt5/QtTest include/*-linux-gnu/qt5/QtXml"
 # BSD, MIT, Apache-2.0, BSL, zlib. None of the blind ones.
 LARGE="fmtlib leveldb re2 snappy libjsoncpp spdlog tinyxml2 protobuf grpc abseil rocksdb flatbuffers capnproto bullet
 onetbb openexr imath catch2 double-conversion google-glog gflags benchmark rapidjson box2d"
@@ -57,7 +69,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|blind3|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|blind3|blind4|blind5|known|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -118,20 +130,37 @@ sources() { # SET PACKAGE...: unpack source packages as FOLDER/SET/PACKAGE
     done
 }
 
+depends() { # the -dev packages that the projects of all sets are built with, and what those need, but their own
+    awk '/^Package:/ { print $2 }' "$folder"/*/*/debian/control | sort -u >"$folder/own.txt"
+    # shellcheck disable=SC2046  # several packages
+    our_apt apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+        --no-enhances $(awk '/^Build-Depends/ { on = 1; $1 = "" } /^[A-Z]/ { on = 0 } on' "$folder"/*/*/debian/control |
+        tr -s ' ,|()\t' '\n' | grep -E '^[a-z0-9][a-z0-9.+-]*-dev$' | sort -u | grep -vxFf "$folder/own.txt") |
+        grep -E '^[a-z0-9][a-z0-9.+-]*-dev$' | sort -u | grep -vxFf "$folder/own.txt"
+}
+
 headers() { # unpack, not install, binary packages; print their folders
-    for package in $HEADERS; do
+    prepare
+    for package in $HEADERS $(depends); do
         [ -e "$folder/headers/.$package" ] && continue
-        prepare
         echo "headers: $package" >&2
         mkdir -p "$folder/unpacking" "$folder/headers"
-        (cd "$folder/unpacking" && our_apt apt-get download "$package") || fail "cannot fetch the package $package"
+        if ! (cd "$folder/unpacking" && our_apt apt-get download "$package"); then
+            echo "debian_corpus.sh: there is no package $package: its headers will be missing" >&2
+            touch "$folder/headers/.$package"
+            continue
+        fi
         dpkg -x "$folder"/unpacking/*.deb "$folder/headers"
         echo "headers $package $(dpkg-deb -f "$folder"/unpacking/*.deb Version)" >>"$folder/versions.txt"
         touch "$folder/headers/.$package"
         rm -rf "$folder/unpacking"
     done
     for path in $HEADER_FOLDERS; do
-        echo "$folder"/headers/usr/$path
+        ls -d "$folder"/headers/usr/$path 2>/dev/null || true
+    done
+    cat "$folder"/headers/usr/*/pkgconfig/*.pc "$folder"/headers/usr/lib/*/pkgconfig/*.pc 2>/dev/null |
+        sed -n 's/^Cflags.*-I\${includedir}\/\([A-Za-z0-9._+/-]*\).*/\1/p' | sort -u | while read -r path; do
+        ls -d "$folder/headers/usr/include/$path" "$folder"/headers/usr/include/*-linux-gnu/"$path" 2>/dev/null || true
     done
 }
 
@@ -151,6 +180,12 @@ blind) sources blind $BLIND ;;
 blind2) sources blind2 $BLIND2 ;;
 # shellcheck disable=SC2086
 blind3) sources blind3 $BLIND3 ;;
+# shellcheck disable=SC2086
+blind4) sources blind4 $BLIND4 ;;
+# shellcheck disable=SC2086
+blind5) sources blind5 $BLIND5 ;;
+# shellcheck disable=SC2086
+known) sources known $KNOWN ;;
 headers) headers ;;
 large)
     # shellcheck disable=SC2086
@@ -174,7 +209,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name"
         # shellcheck disable=SC2046  # several folders

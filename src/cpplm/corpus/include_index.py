@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import itertools
 import posixpath
+import re
 from collections import defaultdict
 from collections.abc import Iterable
+
+# Folders and files for other systems.
+_FOREIGN = re.compile(
+    r"(?i)(?<![a-z])(?:win(?:32|64|dows)?|msvc|vs\d*|nmake|mac(?:os\w*)?|osx|ios|android|os2|vms|(?:ms)?dos)(?![a-z])"
+)
 
 
 class IncludeIndex:
@@ -34,8 +40,11 @@ class IncludeIndex:
             name for name in self._by_base.get(posixpath.basename(target), ())
             if name == target or (name.endswith("/" + target) and name != includer)
         ]  # fmt: skip
+        # A project may have one for each system.
         return max(
-            candidates, key=lambda name: (shared_folders(includer, name), -len(name), name), default=None
+            candidates,
+            key=lambda name: (shared_folders(includer, name), not _FOREIGN.search(name), -len(name), name),
+            default=None,
         )
 
 

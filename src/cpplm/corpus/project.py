@@ -295,6 +295,7 @@ def unread_index(project: DiscoveredProject, scans: dict[str, Scan]) -> ProjectI
         MacroTable.from_bodies(bodies),
         deciding_macros(scans.values()),
         frozenset().union(*(each.types for each in scans.values())),
+        frozenset().union(*(each.aliases for each in scans.values())),
         {name: each.includes for name, each in scans.items()},
         closed=project.project.has_paths and not project.project.bare_headers,
         defines_std=project.project.bare_headers,

@@ -67,7 +67,7 @@ _OPERATIONS: Final[dict[bytes, Callable[[int, int], int]]] = {
 }  # fmt: skip
 # Choices of a build that are not for Linux, by a part of the macro's name.
 _ELSEWHERE = re.compile(
-    rb"KQUEUE|WIN|DEVPOLL|POLLSET|SOLARIS|VXWORKS|DARWIN|MAC|BSD|ANDROID|IOS|NONE|ARM|NEON"
+    rb"KQUEUE|WIN|DEVPOLL|POLLSET|SOLARIS|VXWORKS|DARWIN|MAC|COCOA|BSD|ANDROID|IOS|NONE|ARM|NEON"
 )
 # `#ifdef X` and `#if defined X`, alone.
 IF_DEFINED = re.compile(rb"#\s*(?:ifdef\s+|(?:el)?if\s+defined\s*\(?\s*|elifdef\s+)(\w+)\s*\)?\s*")

@@ -50,6 +50,8 @@ _LONGEST_BODY = 300
 _ARGUMENT = b"\x03"
 _DOUBLED = re.compile(rb"\s*\(\s*\(")
 _CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
+_NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
+_WITH_ARGUMENTS = ("blank_call", "open", "close")
 _DEEPEST_PASTE = 3
 Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
 _PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
@@ -165,7 +167,7 @@ def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[by
     The macros in `absent` are taken as empty.
     """
     expanded = [_expand(body[1:], masks, absent) for body in sorted(bodies)]
-    written = [body.strip() for body in expanded if body.strip()]
+    written = [body for body in (_ATTRIBUTE.sub(b" ", body).strip() for body in expanded) if body]
     if any(_OPENS.match(body) for body in written) and all(body.endswith(b"{") for body in written):
         return "open"
     if any(_CLOSES.match(body) for body in written) and all(body.startswith(b"}") for body in written):
@@ -177,13 +179,17 @@ def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[by
 
 def _expand(body: bytes, masks: dict[bytes, Mask], absent: frozenset[bytes]) -> bytes:
     """The body with the macros classified so far replaced by what they stand for."""
-    words = {b"blank": b" ", b"blank_call": b" ", b"open": b" namespace x { ", b"close": b" } "}
+    words: dict[str | None, bytes] = {
+        "blank": b" ", "blank_call": b" ", "open": b" namespace x { ", "close": b" } "
+    }  # fmt: skip
 
     def replacement(match: re.Match[bytes]) -> bytes:
-        name = match.group()
-        return b" " if name in absent else words.get(masks.get(name, "").encode(), name)
+        name, arguments = match.groups(b"")
+        mask = masks.get(name)
+        written = b" " if name in absent else words.get(mask, name)
+        return written + (b"" if mask in _WITH_ARGUMENTS else _expand(arguments, masks, absent))
 
-    return IDENTIFIER.sub(replacement, body)
+    return _NAME_OR_CALL.sub(replacement, body)
 
 
 def _only_specifiers(body: bytes) -> bool:
@@ -206,8 +212,8 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
         if kind == "unwrap":
             spans += _wrapping(lexed.names, start, end)
             continue
-        if kind == "blank_call" and lexed.names[end : end + 64].lstrip().startswith(b"("):
-            end = _closing(lexed.names, end)
+        if kind in _WITH_ARGUMENTS and lexed.names[end : end + 64].lstrip().startswith(b"("):
+            end = closing(lexed.names, end)
         marker = {"open": OPEN, "close": CLOSE}.get(kind or "", b" ")
         spans.append((start, end, marker))
         done = end
@@ -222,13 +228,13 @@ def _wrapping(text: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]
     doubled = _DOUBLED.match(text, end)
     if doubled is None:
         return []
-    inner, outer = _closing(text, doubled.end() - 1), _closing(text, end)
+    inner, outer = closing(text, doubled.end() - 1), closing(text, end)
     if outer == end or inner == doubled.end() - 1 or text[inner : outer - 1].strip():
         return []
     return [(start, doubled.end() - 1, b" "), (outer - 1, outer, b" ")]
 
 
-def _closing(text: bytes, start: int) -> int:
+def closing(text: bytes, start: int) -> int:
     """Offset after the bracket that closes the first one from `start` on; `start` when none does."""
     depth = 0
     for position in range(text.index(b"(", start), len(text)):

@@ -14,7 +14,7 @@ import bisect
 import re
 
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, defined_in
-from cpplm.cpp.macros import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, mask
+from cpplm.cpp.macros import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, closing, mask
 from cpplm.cpp.segments import Condition, Frame, Scope, SegmentCategory, SegmentedFile, SourceSegment
 
 # An `#if` group of directives only is one item, unless it is longer than this: parts of it may do then.
@@ -26,6 +26,7 @@ _BRACKET = re.compile(rb"[{}()\[\];\x02]")
 _NAMESPACE = re.compile(rb"(?:inline\s+)?namespace\b[^;{}=()]*\{")
 _INLINE_MACRO = re.compile(rb"inline\s+\x01")
 _EXTERN_C = re.compile(rb'extern\s*"\s*"\s*\{')
+_ARGUMENTS = re.compile(rb"\s*\(")
 _CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum)\b[^()=;]*\Z")
 # `int f(a, b) int a; char *b; {`: C before 1989, and allowed until 2023.
@@ -278,15 +279,14 @@ class _Segmenter:
         return self._add(start, end, "code", tuple(inside))
 
     def _word_end(self, start: int) -> int:
-        """Offset after the macro name that starts here."""
+        """Offset after the macro that starts here: `BEGIN_NAMESPACE`, `NAMESPACE_BEGIN(detail)`."""
         match = IDENTIFIER.match(self.lexed.names, start)
-        return match.end() if match else start + 1
+        end = match.end() if match else start + 1
+        return closing(self.lexed.names, end) if _ARGUMENTS.match(self.lexed.names, end) else end
 
     def _scope_macro(self, start: int) -> int:
-        end = self._word_end(start)
-        if self.code[start : start + 1] == OPEN:
-            return self._push(start, end)
-        return self._pop(start, end)
+        move = self._push if self.code[start : start + 1] == OPEN else self._pop
+        return move(start, self._word_end(start))
 
     def _item_end(self, start: int) -> int:
         """Offset after the item that starts at `start`, never inside an `#if` group that it opened."""

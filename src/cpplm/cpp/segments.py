@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from cpplm.cpp.lexer import Directive
 
 SegmentCategory = Literal["code", "directive", "directives", "region"]
+# `BEGIN_NAMESPACE`, `NAMESPACE_BEGIN(detail)`
+_MACRO = re.compile(rb"(\w+)\s*((?:\([^()]*\))?)")
 
 
 class Scope:
@@ -22,8 +25,12 @@ class Scope:
 
     @property
     def macros(self) -> tuple[bytes, ...]:
-        """The macros that open and close it, where macros do."""
-        return tuple(text for text in (self.opener, self.closer) if text.replace(b"_", b"a").isalnum())
+        """The macros that open and close it, where macros do, and those that name it."""
+        found = [match for text in (self.opener, self.closer) if (match := _MACRO.fullmatch(text))]
+        arguments = (
+            name for match in found for name in re.findall(rb"\w+", match.group(2)) if name.isupper()
+        )
+        return (*(match.group(1) for match in found), *arguments)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Scope) and self.key == other.key

@@ -194,7 +194,7 @@ def test_borrowed_text_gets_shorter_as_the_budget_does(tmp_path):
 
 
 def test_what_needs_too_much_is_a_chunk_with_the_includes_of_its_file(tmp_path):
-    members = "".join(f"  int a_long_name_of_a_member_{number};\n" for number in range(60))
+    members = "".join(f"  int a_name_of_a_member_that_is_quite_long_{number};\n" for number in range(30))
     files = {
         "big.h": f"#pragma once\nstruct Big {{\n{members}}};\n",
         "use.cc": '#include <vector>\n#include "big.h"\nBig everything[2];\nint small() { return 1; }\n',

@@ -26,7 +26,7 @@ def built(files: dict[str, str], **options: object) -> list[Document]:
 def awkward(seed: int) -> dict[str, str]:
     """A project with an unsound file, a very long item and a very long line besides."""
     files = random_project(random.Random(seed), headers=3, sources=2)
-    long = "".join(f"  x += {number};  // m{90_000 + number}\n" for number in range(60))
+    long = "".join(f"  x += {number};  // m{90_000 + number}\n" for number in range(160))
     table = ", ".join(f'"面{number}"' for number in range(400))
     files["unsound.cc"] = "int a() { return 1; }  // m91000\n#if X\nvoid broken() {\n" + long
     function = f'#include "h0.h"\nint longest(int x) {{\n{long}  return x;\n}}\n'

@@ -40,6 +40,7 @@ TEMPLATE_ENDINGS = (
     ".in.cmake",
     ".cmakein",
     ".meson",
+    "in",  # config.hin
 )  # of headers that a build writes
 _LONGEST_FORWARD = 10_000
 # Comments and directives.
@@ -284,7 +285,8 @@ def _forwards(path: Path) -> bool:
 def is_template(name: str) -> bool:
     """True if a build makes a header of this file."""
     stems = (name.removesuffix(ending) for ending in TEMPLATE_ENDINGS if name.endswith(ending))
-    return any(Path(stem).suffix.lower() in HEADER_SUFFIXES for stem in stems)
+    # config_h.in becomes config.h
+    return any(Path(stem).suffix.lower() in HEADER_SUFFIXES or stem.endswith("_h") for stem in stems)
 
 
 def _read(path: Path, root: Path, name: str, max_bytes: int, skips: SkipCounts) -> bytes | None:

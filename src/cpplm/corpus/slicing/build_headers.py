@@ -22,9 +22,13 @@ ulimit unistd utime utmpx wordexp alloca malloc memory getopt execinfo features 
 arpa/inet net/if netinet/in netinet/tcp sys/ipc sys/mman sys/msg sys/param sys/resource sys/select
 sys/sem  sys/shm sys/socket sys/stat sys/statvfs sys/time sys/times sys/types sys/uio sys/un sys/utsname
 sys/wait
+sys/random sys/file sys/sysinfo sys/epoll sys/eventfd sys/inotify sys/sendfile sys/syscall sys/vfs
+sys/xattr sys/prctl sys/poll sys/signalfd sys/timerfd sys/ioctl sys/statfs sys/mount netinet/ip
+netinet/ip6 net/ethernet ifaddrs resolv arpa/nameser pty utmp shadow mntent err error fts paths sysexits
 """
 SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _SYSTEM_NAMES.split())
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
+_TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+\w+\s*;)")
 _SIZES = {
     b"CHAR": b"1", b"SHORT": b"2", b"INT": b"4", b"LONG": b"8", b"LONG_LONG": b"8", b"FLOAT": b"4",
     b"DOUBLE": b"8", b"VOID_P": b"8", b"VOIDP": b"8", b"INT_P": b"8", b"SIZE_T": b"8", b"SSIZE_T": b"8",
@@ -64,6 +68,10 @@ TIMERADD TIMERCLEAR TIMERCMP TIMERISSET TIMERSUB TIMES TRUNC TRUNCATE UNAME
 UNSETENV USLEEP UTIME UTIMENSAT UTIMES VASPRINTF VFORK VPRINTF VSNPRINTF WAITPID WCSLEN WCSWIDTH WCWIDTH
 WRITEV
 """.split()
+)
+# Types and keywords, for which a build defines something else where they are not there: EVENT__size_t.
+_C_WORD = re.compile(
+    rb"(?:\A|_)((?:u?int\d+|s?size|pid|off|socklen|uid|gid|mode|time)_t|inline|const|volatile)\Z"
 )
 _STRINGS = (b"PACKAGE", b"VERSION")  # which autoconf always defines, with PACKAGE_NAME and so on
 # A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
@@ -218,13 +226,18 @@ def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
             return b"#define " + match.group(2) + b" " + (value or b"0")
         return b"#define " + match.group(2) + b" " + value if value else b""
 
-    text = re.sub(rb"(?m)^@(?:(SIZEOF_\w+)_CODE|\w+)@$", size, template)
+    text = _TYPEDEF.sub(rb"\1long", template)  # `typedef @COUNT_T@ count_t;`
+    text = re.sub(rb"(?m)^@(?:(SIZEOF_\w+)_CODE|\w+)@$", size, text)
     text = re.sub(rb"(?m)^[ \t]*#[ \t]*(undef|cmakedefine(?:01)?)[ \t]+(\w+)[^\n]*$", choice, text)
     return _PLACEHOLDER.sub(lambda match: _configured_value(match.group(1) or match.group(2)) or b"0", text)
 
 
 def _configured_value(name: bytes) -> bytes | None:
     """The value of a macro of a configuration on Linux, whatever the project puts before its name."""
+    if word := _C_WORD.search(name):
+        return word.group(1) if name != word.group(1) else None
+    if name == b"RETSIGTYPE":
+        return b"void"
     size = name.find(b"SIZEOF_")
     if size >= 0:
         return _SIZES.get(name[size + len(b"SIZEOF_") :].rstrip(b"_"))

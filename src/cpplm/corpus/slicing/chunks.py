@@ -12,6 +12,9 @@ from cpplm.corpus.slicing.provenance import document_of
 from cpplm.corpus.slicing.rendering import render
 from cpplm.cpp.items import FileItems, ItemKind, Syntax
 
+# Above this share of unreadable bytes the order of items means little.
+_MOST_ERRORS = 0.2
+
 
 def chunks(expansion: Expansion, alone: Sequence[Place], budget: int, measure: Measure) -> list[Document]:
     """Own items with the includes of their files instead of what they need."""
@@ -114,3 +117,11 @@ def whole_file(name: str, part: FileItems, budget: int, measure: Measure) -> lis
         previous = max(previous, end)
     cut_before(len(lines))
     return found
+
+
+def can_be_sliced(parts: Sequence[FileItems]) -> bool:
+    """True if files can be taken apart."""
+    size = sum(len(part.lexed.data) for part in parts)
+    return (
+        all(part.sound for part in parts) and sum(part.error_bytes for part in parts) <= _MOST_ERRORS * size
+    )

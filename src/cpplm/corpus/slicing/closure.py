@@ -84,11 +84,11 @@ class Closure:
         """The unit as a compiler reads it."""
         return self.lookup.expansion
 
-    def add(self, places: Iterable[Place], most: float) -> bool:
-        """Take own items and what they need; False as soon as all together is longer than `most`."""
+    def add(self, places: Iterable[Place], most: float, piece: Item | None = None) -> bool:
+        """Take own items, or a piece of one, and what they need; False once all is longer than `most`."""
         waiting: list[tuple[Place, Item]] = []
         for place in places:
-            item = self.expansion.item(place)
+            item = piece or self.expansion.item(place)
             gone = self.expansion.visits[place[0]].gone.get(place[1])
             if place not in self.chosen or self.reasons.pop(place, None) is not None:
                 if place in self.chosen:  # it was borrowed by what came before
@@ -205,7 +205,7 @@ class Closure:
     def _needs(self, place: Place, meanings: Meanings, weak: Set[bytes]) -> list[tuple[bytes, Place]]:
         """The places that an item needs and that are not there yet, each with the name that leads there."""
         item = meanings.item
-        rank = self.expansion.rank(place)
+        rank = self.lookup.rank(place, item)
         chosen, forward = self.chosen, self._forward
         needs: list[tuple[bytes, Place]] = []
         # Most often all of them are there.

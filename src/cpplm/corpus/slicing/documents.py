@@ -22,24 +22,22 @@ from cpplm.corpus.document import Document
 from cpplm.corpus.settings import Mode
 from cpplm.corpus.slicing.bottom_up import callees_first
 from cpplm.corpus.slicing.callees import find_callees
-from cpplm.corpus.slicing.chunks import chunks, whole_file
+from cpplm.corpus.slicing.chunks import can_be_sliced, chunks, whole_file
 from cpplm.corpus.slicing.closure import Closure
 from cpplm.corpus.slicing.expansion import Expander, Expansion, Place
-from cpplm.corpus.slicing.lookup import NameLookup, hiding_options
+from cpplm.corpus.slicing.lookup import NameLookup, hiding_options, lacking_names
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import Key, ProjectIndex
 from cpplm.corpus.slicing.provenance import document_of
 from cpplm.corpus.slicing.references import Parse, ReferenceLookup
 from cpplm.corpus.slicing.rendering import Rendered, render
-from cpplm.corpus.slicing.shadowing import hiding_names
 from cpplm.corpus.slicing.shortening import Detail, Shortener
+from cpplm.corpus.slicing.tables import table_pieces
 from cpplm.corpus.slicing.units import Unit
 from cpplm.corpus.slicing.unnamed import UnnamedItems
 from cpplm.cpp.file_suffixes import is_source
-from cpplm.cpp.items import FileItems, ItemKind, condition_names
+from cpplm.cpp.items import ItemKind
 
-# Above this share of unreadable bytes the order of items means little.
-_MOST_ERRORS = 0.2
 # Of what costs more than this times the unit itself, less is borrowed.
 _GENEROUS = 2.0
 # But this share of the budget may always be filled.
@@ -50,11 +48,6 @@ _LEAST_OWN = 0.05
 _MOST_FAILURES = 8
 # And up to this share it gets more of the unit by borrowing in less detail.
 _ENOUGH_OWN = 0.3
-# Names that a header without includes has from the files that include it.
-_OF_HEADERS = frozenset(
-    b"size_t FILE NULL bool time_t va_list "
-    b"int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t".split()
-)
 # Of a header that does not stand alone, so many of the files that include it are tried.
 _MOST_INCLUDERS = 4
 # The sum over items is a little less than what their document takes.
@@ -84,7 +77,7 @@ def build_unit(
 ) -> list[Document]:
     """The documents of a unit; `parse` asks a compiler what names mean and which text is read."""
     parts = [index.read(file.name).source for file in unit.files]
-    if options.mode == "file" or options.apart or not _can_be_sliced(parts):
+    if options.mode == "file" or options.apart or not can_be_sliced(parts):
         documents: list[Document] = []
         for file, part in zip(unit.files, parts, strict=True):
             documents += whole_file(file.name, part, options.budget, options.measure)
@@ -113,13 +106,6 @@ def _with_callees(slicer: _Slicer) -> Document | None:
             if document is not None:
                 return document
     return None
-
-
-def _can_be_sliced(parts: Sequence[FileItems]) -> bool:
-    size = sum(len(part.lexed.data) for part in parts)
-    return (
-        all(part.sound for part in parts) and sum(part.error_bytes for part in parts) <= _MOST_ERRORS * size
-    )
 
 
 class _Slicer:
@@ -182,30 +168,16 @@ class _Slicer:
         options = hiding_options(expansion)
         if options:
             expansion = Expander(self.index, self.own_names, defined=options).expand(expansion.roots)
-        lacking = set() if is_source(root) else self._lacking(expansion)
-        for includer in self.index.includers.get(self.own_names[0], ())[:_MOST_INCLUDERS] if lacking else ():
+        # Of a source file those that include it as a piece of theirs.
+        includers = self.index.includers.get(root if is_source(root) else self.own_names[0], ())
+        lacking = lacking_names(expansion) if includers or not is_source(root) else set()
+        for includer in includers[:_MOST_INCLUDERS] if lacking else ():
             other = Expander(self.index, self.own_names).expand([includer])
             if all(self.index.number[name] in other.by_file for name in self.own_names):
-                still = self._lacking(other)
+                still = lacking_names(other)
                 if still < lacking:
                     expansion, lacking = other, still
         return expansion
-
-    def _lacking(self, expansion: Expansion) -> set[bytes]:
-        """The names that a header uses and that nothing before it declares.
-
-        Macros and classes of the project; names of the standard library where no header of it is included.
-        """
-        used: set[bytes] = set()
-        own: set[bytes] = set()
-        for visit in expansion.visits:
-            for item in visit.file.items if visit.own else ():
-                used |= item.mentions - condition_names(item.stack) if not item.directives else set()
-                own |= hiding_names(item)
-        std = used & _OF_HEADERS
-        used &= self.index.macros.names | self.index.types
-        lacking = {name for name in used - own if not expansion.declaring(name)}
-        return lacking if any(visit.external for visit in expansion.visits) else lacking | std
 
     def documents(self) -> list[Document]:
         """Down the ladder until the unit fits into one document, or into parts."""
@@ -215,7 +187,34 @@ class _Slicer:
         if document is not None:
             return [document]
         documents, alone = self._parts()
+        for place in list(alone):
+            pieces = self._pieces(place)
+            if pieces:
+                documents += pieces
+                alone.remove(place)
         return documents + chunks(self.expansion, alone, self.budget, self.measure)
+
+    def _pieces(self, place: Place) -> list[Document]:
+        """A table or an enumeration in pieces with what they need; nothing where that does not fit."""
+        item = self.expansion.item(place)
+        count = 2 * self.measure.item(item.text) // self.budget
+        if item.kind not in (ItemKind.VARIABLE, ItemKind.TYPE) or not count:
+            return []
+        for number in (count + 1, 2 * count + 2):
+            documents: list[Document] = []
+            pieces = table_pieces(item, number)
+            for piece in pieces:
+                closure = self._closure(Detail.BARE)
+                if not closure.add([place], self.budget, piece):
+                    break
+                rendered = self._render(closure, [place], _SURELY_TOO_LONG * self.budget)
+                size = self.measure.text(rendered.text) if rendered is not None else 0
+                if rendered is None or size > self.budget:
+                    break
+                documents.append(self._document(closure, rendered, size))
+            if documents and len(documents) == len(pieces):
+                return documents
+        return []
 
     def whole(self) -> Document | None:
         """The unit in one document, with as much of what it borrows as the budget allows."""

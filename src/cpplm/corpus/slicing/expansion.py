@@ -288,7 +288,7 @@ class Expander:
             self._likely.macros[name] = value
 
     def _choose(self, name: str, item: Item, conditions: Conditions) -> None:
-        """Decide between headers that a build chooses from: the first one that is not for another system.
+        """Decide between headers that a build chooses from: that of the `#else`, or else the first one.
 
         `#if A`, `#include "a.h"`, `#elif B`, `#include "b.h"`, where nothing in the project defines A or B.
         """
@@ -314,9 +314,9 @@ class Expander:
             return
         values = [self._state.holds(line) for line in group.lines]
         if all(value is None or line == b"#else" for value, line in zip(values, group.lines, strict=True)):
-            chosen = next(len(lines) for lines, found in headers.items() if found) - 1
-            for number in range(len(group.lines)):
-                conditions.values[group.group, number] = number == chosen
+            found = [lines for lines, is_there in headers.items() if is_there]
+            chosen = len(found[-1] if found[-1][-1] == b"#else" else found[0]) - 1
+            conditions.values |= {(group.group, n): n == chosen for n in range(len(group.lines))}
 
     def _conditions(self, visit: Visit, state: MacroState) -> Conditions:
         """The branches of a file, with answers to `__has_include` as far as the project can give them."""

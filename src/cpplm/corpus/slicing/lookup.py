@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,6 +30,12 @@ from cpplm.cpp.items import Item, ItemKind, condition_names
 from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.segments import Condition, Scope
 
+# Names that a header without includes has from the files that include it.
+_OF_HEADERS = frozenset(
+    b"size_t FILE NULL bool time_t va_list "
+    b"int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t".split()
+)
+_AFTER_ALL: Rank = sys.maxsize
 TYPE_KINDS = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
 _OPEN_TYPEDEF = re.compile(rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*typedef\s+(?:struct|union|enum|class)\b", re.DOTALL)
 
@@ -81,6 +88,7 @@ class NameLookup:
     _candidates: dict[tuple[bytes, int, bool], Candidates] = field(default_factory=dict)
     _at_place: dict[Place, dict[bytes, Candidates]] = field(default_factory=dict)  # by the item that asks
     _in_namespaces: dict[bytes, list[Place]] = field(default_factory=dict)
+    _openers: dict[bytes, Set[bytes]] = field(default_factory=dict)
     _attached: dict[tuple[bytes, ...], list[tuple[bytes, Place, Set[bytes]]]] = field(default_factory=dict)
     _hidden: dict[Place, Set[bytes]] = field(default_factory=dict)
     # By identity, since an item comes in several lengths; it is kept, so that no other gets its id.
@@ -125,6 +133,10 @@ class NameLookup:
             self._called[key] = found
         return found
 
+    def rank(self, place: Place, item: Item) -> Rank:
+        """The rank from which an item sees names: what a macro stands for is looked up where it is used."""
+        return _AFTER_ALL if item.kind == ItemKind.MACRO else self.expansion.rank(place)
+
     def _look_up(self, place: Place, item: Item) -> list[Candidates]:
         mentions: Set[bytes] = item.mentions
         if self.is_dead(place):  # but what decides that is not, nor are the scopes that it stands in
@@ -134,7 +146,7 @@ class NameLookup:
             mentions = mentions - befriended(item.text)
         mentions = mentions - template_parameters(self.expansion.item(place).text)
         hidden = self._hidden_at(place)
-        rank = self.expansion.rank(place)
+        rank = self.rank(place, item)
         found: list[Candidates] = []
         known = self._at_place.setdefault(place, {})
         for name in sorted(mentions & self.expansion.index.declared.names()):
@@ -176,7 +188,7 @@ class NameLookup:
                 for number, visit in enumerate(self.expansion.visits)
                 for position in range(len(visit.file.items))
                 if any(
-                    name in names_in(scope.opener)
+                    name in self._opened_by(scope.opener)
                     for scope in visit.stack(position)
                     if isinstance(scope, Scope)
                 )
@@ -185,6 +197,16 @@ class NameLookup:
             places.sort(key=lambda place: (len(self.expansion.item(place).text), place))
             self._in_namespaces[name] = places
         return [place for place in self._in_namespaces[name] if self.expansion.rank(place) < rank][:1]
+
+    def _opened_by(self, opener: bytes) -> Set[bytes]:
+        """The names in what opens a scope, and in the macros there."""
+        if opener not in self._openers:
+            names = names_in(opener)
+            items = (self.expansion.item(place) for name in names for place in self.expansion.declaring(name))
+            self._openers[opener] = names.union(
+                *(item.mentions for item in items if item.kind == ItemKind.MACRO)
+            )
+        return self._openers[opener]
 
     def _key(self, place: Place) -> Key:
         return self.expansion.visits[place[0]].file.number, place[1]
@@ -265,6 +287,24 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
         if all(each.isupper() and not is_elsewhere(each) for each in options):
             found |= options
     return found
+
+
+def lacking_names(expansion: Expansion) -> set[bytes]:
+    """The names that a header uses and that nothing before it declares.
+
+    Macros and classes of the project; names of the standard library where no header of it is included.
+    """
+    index = expansion.index
+    used: set[bytes] = set()
+    own: set[bytes] = set()
+    for visit in expansion.visits:
+        for item in visit.file.items if visit.own else ():
+            used |= item.mentions - condition_names(item.stack) if not item.directives else set()
+            own |= hiding_names(item)
+    std = used & _OF_HEADERS
+    used &= index.macros.names | index.types | index.aliases
+    lacking = {name for name in used - own if not expansion.declaring(name)}
+    return lacking if any(visit.external for visit in expansion.visits) else lacking | std
 
 
 def _conditions_of(item: Item) -> list[Condition]:

@@ -98,6 +98,7 @@ class ProjectIndex:
     macros: MacroTable
     deciding: frozenset[bytes]  # macros that conditions depend on
     types: frozenset[bytes] = frozenset()  # classes that some file may define
+    aliases: frozenset[bytes] = frozenset()  # typedefs that some file may have
     includes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each file, as in its directives
     closed: bool = True  # includes lead to files of the project
     defines_std: bool = False
@@ -227,6 +228,9 @@ class ProjectIndex:
             names.update(_BEHIND_CALL.findall(code))
         if item.qualifier and item.body_required and item.function_name:
             names.add(item.function_name)
+        if callee in self.macros.pastes and item.kind != ItemKind.MACRO:  # `int NAME(f)(void);` declares my_f
+            head = item.text[: item.text.find(b"{") + 1 or None]
+            names = (names - {callee}) | self.macros.pasted(frozenset((callee,)), head)
         names.discard(b"")
         return names
 
@@ -270,11 +274,8 @@ class ProjectIndex:
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
         if argument[0] == '"':
             found = self._index.beside(name, target)
-        if (
-            found is None
-            and (template := self.defaults.template_of.get(target)) in self.files
-            and is_template(template)
-        ):
+        template = self.defaults.template_of.get(target.rpartition("/")[2])
+        if found is None and template in self.files and is_template(template):
             return template
         if argument[0] == '"' and found is None:
             found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)

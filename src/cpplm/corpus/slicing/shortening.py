@@ -31,7 +31,8 @@ _FUNCTIONS = tree_sitter.Query(
     " (field_declaration_list (template_declaration) @member)"
     " (field_declaration_list (field_declaration . type: (_) . declarator: [(field_identifier)"
     '   (pointer_declarator (field_identifier)) (array_declarator (field_identifier))] . ";") @data)'
-    " (field_declaration_list [(type_definition) (alias_declaration)] @data)]",
+    " (field_declaration_list [(type_definition) (alias_declaration)] @data)"
+    " (enumerator_list (enumerator) @enumerator)]",
 )
 _KEPT = re.compile(rb"\b(?:constexpr|consteval|auto|decltype|friend)\b")
 _KEPT_BARE = re.compile(rb"\b(?:consteval|auto\b(?!.*->)|decltype\s*\(\s*auto|friend\b)", re.DOTALL)
@@ -53,6 +54,8 @@ _POINTER = re.compile(
     rb"\s*(?:(?:const|mutable|struct|class)\s+)*[\w:]+\s*(?:const\s*)?[*&]+\s*(?:const\s+)?\w+\s*"
     rb"(?:=\s*(?:nullptr|NULL|0)\s*)?"
 )
+_COMMA = re.compile(rb"\s*,")
+_LARGE = 32  # members of a class
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 # `template <...> class MACRO Name`, not a specialization.
@@ -64,6 +67,7 @@ MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
 _ALIGNMENT = re.compile(rb"\balignas\s*\((?:[^()]|\([^()]*\))*\)")
 _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\s*;\s*", re.DOTALL)
 _CONVERSION = re.compile(rb"::\s*operator\b")
+_FUNCTION_POINTER = re.compile(rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(")  # `int (*f)(int)`, `int (C::*f)(int)`
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
 _DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*;\s*\Z))(\w+)")
@@ -250,20 +254,17 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         or item.function_name.isupper()
         or _CONVERSION.search(text) is not None
     )
-    if item.kind not in (ItemKind.TYPE, ItemKind.FUNCTION) or is_method or b"(" not in text:
+    if item.kind not in (ItemKind.TYPE, ItemKind.FUNCTION) or is_method or not (bare or b"(" in text):
         return _Outline(text, names=frozenset(IDENTIFIER.findall(text)))
     lexed = lex(text)
     directives, ends = [each.start for each in lexed.directives], [each.end for each in lexed.directives]
     code, plain = mask(lexed, macros)
-    captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_CPP.parse(plain))
+    functions, data = _droppable(code, plain)
+    unnamed = set(data if bare else ())
     kept: list[bytes] = []
     members: list[_Member] = []
     position = size = 0
-    nodes = [*captures.get("definition", ()), *captures.get("member", ())]
-    # Not of what may be an aggregate, whose initialisers name no member.
-    data = set(captures.get("data", ()) if bare and _NO_AGGREGATE.search(code) else ())
-    nodes += data
-    for node in sorted(nodes, key=lambda node: (node.start_byte, -node.end_byte)):
+    for node in sorted([*functions, *unnamed], key=lambda node: (node.start_byte, -node.end_byte)):
         start, end = node.start_byte, node.end_byte
         body = _body(node)
         head_end = body.start_byte if body is not None else end
@@ -272,16 +273,19 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         if node.parent is not None and node.parent.type == "friend_declaration":
             continue  # found by its arguments only, so it has to stay what it is
         head = _ALIGNMENT.sub(b"", code[start:head_end])
-        found = (_DATA if node in data else _METHOD).search(head)
-        is_other = found is None and b"(" not in head
+        pattern = IDENTIFIER if node.type == "enumerator" else _DATA if node in unnamed else _METHOD
+        found = pattern.search(head)
+        is_other = (found is None and b"(" not in head) or _FUNCTION_POINTER.match(head) is not None
         if start < position or node.has_error or kept_heads.search(head) or is_other:
             continue
         if body is not None and _calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
             continue
-        name = found.group(1).lstrip(b"~") if found else b""
+        name = found.group(pattern.groups).lstrip(b"~") if found else b""
         if body is not None:
             head_end = _head_end(body)
-        elif b"=" in head and node not in data:
+        elif node.type == "enumerator" and (comma := _COMMA.match(code, end)):
+            head_end = end = comma.end()
+        elif b"=" in head and node not in unnamed:
             continue
         last = bisect.bisect(directives, start)
         # With the macros before it that are masked.
@@ -301,9 +305,24 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
     return _Outline(short, tuple(members), others, frozenset(member.name for member in members))
 
 
+def _droppable(code: bytes, plain: bytes) -> tuple[list[tree_sitter.Node], list[tree_sitter.Node]]:
+    """The functions in an item, and the data members and enumerators that may be left out of it."""
+    captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_CPP.parse(plain))
+    data = captures.get("data", [])
+    # Not of what may be an aggregate, whose initialisers name no member: large ones rarely are.
+    if len(data) < _LARGE and not _NO_AGGREGATE.search(code):
+        data = []
+    data += [  # not beside macros that make enumerators, nor the first: there is no empty enumeration in C
+        node
+        for node in captures.get("enumerator", ())
+        if node.parent and not node.parent.has_error and not plain[: node.start_byte].rstrip().endswith(b"{")
+    ]
+    return [*captures.get("definition", ()), *captures.get("member", ())], data
+
+
 def _begins_member(before: bytes) -> bool:
     """True if a member begins behind this text; not so behind `template <...> MACRO(...)`, say."""
-    return before.rstrip()[-1:] in b";{}:"
+    return before.rstrip()[-1:] in b";{}:,"
 
 
 def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:

@@ -22,6 +22,7 @@ _PART_STEM = re.compile(r"(?:[-_.](?:inl|impl|tpl))$")
 TYPE_NAME = re.compile(
     rb"\b(?:(?:class|struct|union|enum)\s+(?:[A-Z_]+\s+)?(?=\w+\s*(?:final\s*)?[:{])|using\s+(?=\w+\s*=))(\w+)"
 )
+_TYPEDEF = re.compile(rb"(?m)^[ \t]*(?:typedef\b[^;{}()]*?\b|\}[ \t]*)(\w+)[ \t]*;")
 Resolve = Callable[[str, str], str | None]
 
 
@@ -34,6 +35,7 @@ class Scan:
     bodies: dict[bytes, set[bytes]]
     conditions: frozenset[bytes]
     types: frozenset[bytes]
+    aliases: frozenset[bytes] = frozenset()  # names that it gives types by `typedef`
 
 
 def scan(file: SourceFile) -> Scan:
@@ -56,6 +58,7 @@ def scan(file: SourceFile) -> Scan:
         macro_bodies(directives),
         frozenset(IDENTIFIER.findall(lines)),
         frozenset(TYPE_NAME.findall(data)),
+        frozenset(_TYPEDEF.findall(data)),
     )
 
 
