@@ -40,7 +40,7 @@ TASKS ?= fix ask
 demo-adapt: $(VENV)/.installed  ## the demo's model adapted to PROJECTS="DIR ...": training on, tasks, fine-tuning, comparison
 	@test -n "$(PROJECTS)" || { echo 'make: say whose code: make demo-adapt PROJECTS="~/src/mine ~/src/other"' >&2; exit 2; }
 	@test -d $(DEMO)/run/checkpoints || $(MAKE) demo PROJECTS=
-	$(CPPLM) corpus build $(PROJECTS) --out $(ADAPT)/corpus --val_fraction 0.15 --val_split unit
+	$(CPPLM) corpus build $(PROJECTS) --mode compilable --out $(ADAPT)/corpus --val_fraction 0.15 --val_split unit
 	$(CPPLM) train $(ADAPT)/corpus --config recipes/adapt.toml --init_from $(DEMO)/run --stage mid --rope_scaling ntk --tokenizer $(DEMO)/tokenizer.json --out $(ADAPT)/mid
 	$(CPPLM) tasks build $(ADAPT)/corpus --projects $(PROJECTS) --kinds $(TASKS) --num_train 500 --num_val 150 --out $(ADAPT)/tasks
 	$(CPPLM) tasks audit $(ADAPT)/tasks --num_items 10

@@ -241,11 +241,13 @@ def parse_arguments() -> argparse.Namespace:
 def prepare(arguments: argparse.Namespace, scratch: Path) -> Bench:
     """Choose the sources, and train a tokenizer where none is given."""
     out = str(scratch / "first")
-    sources = CorpusSettings(out=out, projects_dir=arguments.folder, cxx_headers=arguments.folder is None)
+    sources = CorpusSettings(
+        out=out, projects_dir=arguments.folder, cxx_headers=arguments.folder is None, mode="compilable"
+    )
     if arguments.quick:
         files = list(find_sources(sources))
         folder = cut(files[: prefix(files, _QUICK_MB)], _QUICK_MB / 2, scratch / "quick")
-        sources = CorpusSettings(out=out, projects_dir=folder)
+        sources = replace(sources, projects_dir=folder, cxx_headers=False)
     tokenizer = arguments.tokenizer
     if tokenizer is None:
         tokenizer = scratch / "tokenizer.json"

@@ -211,7 +211,7 @@ tokenizer)
 measure)
     for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5}; do
         sh "$0" "$set_name" "$folder"
-        build "$set_name" "$folder/corpus-$set_name"
+        build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders
         "$CPPLM" corpus check "$folder/corpus-$set_name" --sample 200 --seed 1 --headers $(headers) --json |
             tee "$folder/check-$set_name.txt"

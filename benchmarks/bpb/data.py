@@ -187,7 +187,7 @@ def choose_held_out(projects: Sequence[str], sample: Sample) -> list[str]:
 def make_corpus(data: Data, held_out: Sequence[str]) -> dict[str, int]:
     """`cpplm corpus build` over all projects, then its documents split anew; returns documents by split."""
     built = data.work / "built"
-    build(CorpusSettings(out=str(built), projects_dir=data.work / "files"))
+    build(CorpusSettings(out=str(built), projects_dir=data.work / "files", mode="compilable"))
     out = Storage(data.corpus, create=True)
     reader = ShardReader(built)
     tables = [reader.table(shard) for split in SPLITS for shard in reader.shards(split)]

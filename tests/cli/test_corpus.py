@@ -7,7 +7,9 @@ TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 
 def test_build_then_inspect(tmp_path):
     out = str(tmp_path / "out")
-    built, figures = reported("corpus", "build", "--projects", TINYLIB, "--out", out, "--workers", "1")
+    built, figures = reported(
+        "corpus", "build", "--projects", TINYLIB, "--mode", "compilable", "--out", out, "--workers", "1"
+    )
     assert figures["functions"] == 37
     assert figures["kinds"] == {"compilable": 6}
     assert "1 project, 9 files" in built

@@ -17,11 +17,12 @@ from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, write_files
 from tests.corpus.killing import build_killed_at_change, contents
 from tests.corpus.random_projects import random_project
+from tests.corpus.settings import compilable
 from tests.corpus.test_build import documents, projects
 
 
 def settings(out, *given, **options) -> CorpusSettings:
-    return CorpusSettings(out=str(out), projects=given, workers=1, **options)
+    return compilable(out=str(out), projects=given, workers=1, **options)
 
 
 def test_documents_keep_their_split_and_new_ones_are_added(tmp_path):

@@ -13,9 +13,9 @@ from cpplm.corpus import project_cache, shard_writer
 from cpplm.corpus.build import build
 from cpplm.corpus.reports.inspect_corpus import InspectSettings, inspect_corpus
 from cpplm.corpus.reports.stats import build_figures, describe, format_summary
-from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, utf8_bytes, write_files
 from tests.corpus.killing import build_killed_at_change, build_with_kills, contents
+from tests.corpus.settings import compilable
 
 
 def projects(folder: Path, count: int = 3) -> tuple[Path, ...]:
@@ -38,9 +38,7 @@ def projects(folder: Path, count: int = 3) -> tuple[Path, ...]:
 
 def test_units_of_each_project_are_held_out(tmp_path):
     result = build(
-        CorpusSettings(
-            out=str(tmp_path / "out"), projects=projects(tmp_path), val_fraction=0.3, val_split="unit"
-        )
+        compilable(out=str(tmp_path / "out"), projects=projects(tmp_path), val_fraction=0.3, val_split="unit")
     )
     reader = ShardReader(tmp_path / "out")
     train, val = ({p for p, _ in reader.texts(split)} for split in ("train", "val"))
@@ -50,7 +48,7 @@ def test_units_of_each_project_are_held_out(tmp_path):
 
 
 def test_a_build_ends_with_readable_shards_and_a_manifest(tmp_path):
-    result = build(CorpusSettings(out=str(tmp_path / "out"), projects=projects(tmp_path), workers=1))
+    result = build(compilable(out=str(tmp_path / "out"), projects=projects(tmp_path), workers=1))
     assert sorted(contents(tmp_path / "out")) == [
         "_COMPLETE",
         "fingerprints_00000.parquet",
@@ -75,7 +73,7 @@ def test_a_build_ends_with_readable_shards_and_a_manifest(tmp_path):
 
 def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(tmp_path):
     given = projects(tmp_path)
-    build(CorpusSettings(out=str(tmp_path / "one"), projects=given, workers=1, max_bytes=600))
+    build(compilable(out=str(tmp_path / "one"), projects=given, workers=1, max_bytes=600))
     script = (
         "import sys\nfrom pathlib import Path\nfrom cpplm.corpus import build as b, project, project_cache\n"
         "from cpplm.corpus.settings import CorpusSettings\n"
@@ -83,7 +81,8 @@ def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(tmp_path):
         # some projects go to a worker whole, some in batches
         "    project_cache._SMALL_PROJECT = 30_000\n    project.BATCH_BYTES = 7_000\n"
         "    paths = tuple(map(Path, sys.argv[2:]))\n"
-        "    b.build(CorpusSettings(out=sys.argv[1], projects=paths, workers=3, max_bytes=600))\n"
+        "    common = {'workers': 3, 'max_bytes': 600, 'mode': 'compilable'}\n"
+        "    b.build(CorpusSettings(out=sys.argv[1], projects=paths, **common))\n"
     )
     subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "two"), *map(str, reversed(given))],
@@ -99,9 +98,9 @@ def documents(out: Path) -> dict[str, list[tuple[str, str]]]:
 
 def test_a_build_killed_at_any_change_continues_and_ends_the_same(tmp_path, monkeypatch):
     given = projects(tmp_path, 2)
-    build(CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1))
+    build(compilable(out=str(tmp_path / "whole"), projects=given, workers=1))
     expected = contents(tmp_path / "whole")
-    settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1)
+    settings = compilable(out=str(tmp_path / "out"), projects=given, workers=1)
     killed = 0
     while build_killed_at_change(settings, killed):  # a little further each time
         killed += 1
@@ -118,8 +117,8 @@ def test_a_build_killed_at_any_change_continues_and_ends_the_same(tmp_path, monk
 @pytest.mark.parametrize(("workers", "within"), [(1, 0.8), (2, 2.5)])
 def test_a_build_killed_at_random_moments_ends_the_same(tmp_path, workers, within):
     given = projects(tmp_path, 4)
-    build(CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1))
-    settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=workers)
+    build(compilable(out=str(tmp_path / "whole"), projects=given, workers=1))
+    settings = compilable(out=str(tmp_path / "out"), projects=given, workers=workers)
     assert build_with_kills(settings, kills=5, within=within, seed=workers) > 1
     assert not (tmp_path / "out" / "_parts").exists()
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
@@ -127,7 +126,7 @@ def test_a_build_killed_at_random_moments_ends_the_same(tmp_path, workers, withi
 
 def test_finished_projects_are_not_built_again(tmp_path, monkeypatch):
     given = projects(tmp_path)
-    settings = CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1)
+    settings = compilable(out=str(tmp_path / "out"), projects=given, workers=1)
     write_parts = project_cache.write_parts
     built: list[str] = []
 
@@ -150,32 +149,32 @@ def test_finished_projects_are_not_built_again(tmp_path, monkeypatch):
 def test_running_again_does_nothing_and_another_corpus_is_refused(tmp_path):
     given = projects(tmp_path, 2)
     out = str(tmp_path / "out")
-    build(CorpusSettings(out=out, projects=given, workers=1))
+    build(compilable(out=out, projects=given, workers=1))
     before = contents(tmp_path / "out")
-    again = build(CorpusSettings(out=out, projects=given, workers=2))
+    again = build(compilable(out=out, projects=given, workers=2))
     assert again["already_complete"]
     assert "nothing to do" in format_summary(again, out)
     with pytest.raises(UserError, match=r"max_bytes was 49152, now 1000.*Choose another --out"):
-        build(CorpusSettings(out=out, projects=given, max_bytes=1000))
+        build(compilable(out=out, projects=given, max_bytes=1000))
     with pytest.raises(UserError, match="project project1 is no longer given"):
-        build(CorpusSettings(out=out, projects=given[:1]))
+        build(compilable(out=out, projects=given[:1]))
     with pytest.raises(UserError, match=r"project tinylib is new.*Add --append to keep that corpus"):
-        build(CorpusSettings(out=out, projects=(*given, TINYLIB)))
+        build(compilable(out=out, projects=(*given, TINYLIB)))
     (given[0] / "p0.cc").write_text("int changed;\n")
     with pytest.raises(UserError, match="the files of project project0 changed"):
-        build(CorpusSettings(out=out, projects=given))
+        build(compilable(out=out, projects=given))
     assert contents(tmp_path / "out") == before
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     write_files(tmp_path / "out", {"thesis.tex": "years of work"})
     with pytest.raises(UserError, match=r"holds other files, such as thesis\.tex"):
-        build(CorpusSettings(out=str(tmp_path / "out"), projects=(TINYLIB,), workers=1))
+        build(compilable(out=str(tmp_path / "out"), projects=(TINYLIB,), workers=1))
     assert sorted(contents(tmp_path / "out")) == ["thesis.tex"]
     (tmp_path / "out" / "empty").mkdir()
     (tmp_path / "out" / "draft#1").touch()  # named like what a killed write leaves
     with pytest.raises(UserError, match="holds other files"):
-        build(CorpusSettings(out=str(tmp_path / "out"), projects=(TINYLIB,), workers=1))
+        build(compilable(out=str(tmp_path / "out"), projects=(TINYLIB,), workers=1))
     assert (tmp_path / "out" / "empty").exists() and (tmp_path / "out" / "draft#1").exists()
 
 
@@ -183,9 +182,9 @@ def test_too_little_code_and_no_code(tmp_path):
     write_files(tmp_path / "tiny", {"a.cc": "int a;\n"})
     write_files(tmp_path / "none", {"a.py": "pass\n", "b.cc": ""})
     with pytest.raises(UserError, match="too little code"):
-        build(CorpusSettings(out=str(tmp_path / "out"), projects=(tmp_path / "tiny",), workers=1))
+        build(compilable(out=str(tmp_path / "out"), projects=(tmp_path / "tiny",), workers=1))
     with pytest.raises(UserError, match=r"project none .* has no C or C\+\+ files .*1 empty"):
-        build(CorpusSettings(out=str(tmp_path / "out2"), projects=(tmp_path / "none",), workers=1))
+        build(compilable(out=str(tmp_path / "out2"), projects=(tmp_path / "none",), workers=1))
     assert not (tmp_path / "out2").exists()
 
 
@@ -197,7 +196,8 @@ from cpplm.corpus import build, settings
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 try:
-    build.build(settings.CorpusSettings(out=sys.argv[2], projects=tuple(map(Path, sys.argv[3:])), workers=1))
+    paths = tuple(map(Path, sys.argv[3:]))
+    build.build(settings.CorpusSettings(out=sys.argv[2], projects=paths, workers=1, mode="compilable"))
 except UserError as error:
     sys.exit(str(error))
 """
@@ -206,7 +206,7 @@ except UserError as error:
 @pytest.mark.slow
 def test_a_full_disk_is_one_message_and_a_later_run_ends_the_build(tmp_path):
     given = projects(tmp_path)
-    build(CorpusSettings(out=str(tmp_path / "whole"), projects=given, workers=1))
+    build(compilable(out=str(tmp_path / "whole"), projects=given, workers=1))
     largest = max(map(len, contents(tmp_path / "whole").values()))
     for room in (10, largest - 1):  # for nothing at all; for all but the largest shard
         command = [sys.executable, "-c", FULL_DISK, str(room), str(tmp_path / "out"), *map(str, given)]
@@ -218,13 +218,13 @@ def test_a_full_disk_is_one_message_and_a_later_run_ends_the_build(tmp_path):
         assert not (tmp_path / "out" / "_COMPLETE").exists()
         with pytest.raises(UserError, match=r"no such folder|no finished documents"):
             ShardReader(tmp_path / "out")
-    build(CorpusSettings(out=str(tmp_path / "out"), projects=given, workers=1))
+    build(compilable(out=str(tmp_path / "out"), projects=given, workers=1))
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_the_tokenizer_counts_the_budget(tmp_path, tokenizer, tokenizer_path):
     common = {"projects": projects(tmp_path, 2), "max_tokens": 256, "workers": 1}
-    settings = CorpusSettings(out=str(tmp_path / "out"), tokenizer=tokenizer_path, **common)
+    settings = compilable(out=str(tmp_path / "out"), tokenizer=tokenizer_path, **common)
     result = build(settings)
     reader = ShardReader(tmp_path / "out")
     table = reader.table(reader.shards("train")[0])
@@ -232,16 +232,16 @@ def test_the_tokenizer_counts_the_budget(tmp_path, tokenizer, tokenizer_path):
         assert len(tokenizer.encode(text)) == tokens <= 256
     assert result["identity"]["tokenizer_hash"] == tokenizer.hash
     shutil.copy(tokenizer_path, tmp_path / "moved.json")  # the same tokenizer elsewhere is the same corpus
-    moved = CorpusSettings(out=settings.out, tokenizer=tmp_path / "moved.json", **common)
+    moved = compilable(out=settings.out, tokenizer=tmp_path / "moved.json", **common)
     assert build(moved)["already_complete"]
 
 
 def test_many_shards_hold_every_document_once(tmp_path, monkeypatch):
     given = projects(tmp_path)
-    build(CorpusSettings(out=str(tmp_path / "one"), projects=given, workers=1))
+    build(compilable(out=str(tmp_path / "one"), projects=given, workers=1))
     monkeypatch.setattr(shard_writer, "SHARD_BYTES", 20_000)
     monkeypatch.setattr(project_cache, "PART_BYTES", 10_000)
-    build(CorpusSettings(out=str(tmp_path / "many"), projects=given, workers=1))
+    build(compilable(out=str(tmp_path / "many"), projects=given, workers=1))
     one, many = ShardReader(tmp_path / "one"), ShardReader(tmp_path / "many")
     assert len(many.shards("train")) > 3
     assert list(one.texts("train")) == list(many.texts("train"))
@@ -260,7 +260,7 @@ def test_choose_val_never_takes_all_and_is_close_to_the_fraction():
 def test_inspect_shows_what_was_asked_for(tmp_path):
     out = str(tmp_path / "out")
     write_files(tmp_path / "broken", {"b.cc": "#if X\nint f() { return 1; }\n", "c.cc": "int c;\n"})
-    build(CorpusSettings(out=out, projects=(TINYLIB, tmp_path / "broken"), workers=1))
+    build(compilable(out=out, projects=(TINYLIB, tmp_path / "broken"), workers=1))
     manifest, documents = inspect_corpus(InspectSettings(out, kind="file", num=5))
     assert [document["files"] for document in documents] == [["b.cc"]]
     assert "broken | file |" in describe(documents[0])
@@ -283,7 +283,7 @@ def test_units_that_borrow_too_much_become_plain_files(tmp_path):
     given = write_files(tmp_path / "p", {"rows.h": header, **users})
     kinds, sizes = {}, {}
     for max_repeat in (8.0, 1.5):
-        settings = CorpusSettings(
+        settings = compilable(
             out=str(tmp_path / str(max_repeat)),
             projects=(given,),
             workers=1,

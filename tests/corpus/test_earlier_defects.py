@@ -10,9 +10,9 @@ import pytest
 
 from cpplm.core.shards import ShardReader
 from cpplm.corpus.build import build
-from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import compile_errors, in_order, needs_gxx, utf8_bytes, write_files
 from tests.corpus.random_projects import marks
+from tests.corpus.settings import compilable
 
 Row = dict[str, Any]
 
@@ -89,7 +89,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(out: Path, project: Path, **settings: Any) -> list[Row]:
-    build(CorpusSettings(out=str(out), projects=(project,), workers=1, near_duplicates=0, **settings))
+    build(compilable(out=str(out), projects=(project,), workers=1, near_duplicates=0, **settings))
     reader = ShardReader(out)
     return [
         row for split in ("train", "val") for s in reader.shards(split) for row in reader.table(s).to_pylist()

@@ -5,13 +5,13 @@ import time
 
 from cpplm.core.shards import ShardReader
 from cpplm.corpus.build import build
-from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, write_files
+from tests.corpus.settings import compilable
 
 
 def built(tmp_path, *projects, **options):
     """The figures of the first project, and all text by project."""
-    settings = CorpusSettings(out=str(tmp_path / "out"), projects=(*projects, TINYLIB), workers=1, **options)
+    settings = compilable(out=str(tmp_path / "out"), projects=(*projects, TINYLIB), workers=1, **options)
     result = build(settings)
     texts: dict[str, str] = {}
     for split in ("train", "val"):

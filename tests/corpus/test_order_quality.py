@@ -7,8 +7,8 @@ import order
 import pytest
 
 from cpplm.corpus.build import build
-from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, compile_errors, documents_of, needs_gxx, write_files
+from tests.corpus.settings import compilable
 
 pytestmark = needs_gxx
 
@@ -58,7 +58,7 @@ def test_code_in_no_order_is_put_in_order(tmp_path, seed):
 
 
 def test_the_benchmark_reads_a_corpus(tmp_path, monkeypatch, capsys):
-    build(CorpusSettings(out=str(tmp_path / "corpus"), projects=(TINYLIB,), workers=1))
+    build(compilable(out=str(tmp_path / "corpus"), projects=(TINYLIB,), workers=1))
     monkeypatch.setattr("sys.argv", ["order", str(tmp_path / "corpus")])
     order.main()
     figures = json.loads(capsys.readouterr().out)["all"]

@@ -176,7 +176,7 @@ def build(project: Path, out: Path, *flags: object) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(project, tmp_path_factory.mktemp("corpora") / "corpus")
+    return build(project, tmp_path_factory.mktemp("corpora") / "corpus", "--mode", "compilable")
 
 
 @pytest.fixture(scope="module")

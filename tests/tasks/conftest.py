@@ -6,9 +6,9 @@ import pytest
 from dulwich import porcelain
 
 from cpplm.corpus.build import build
-from cpplm.corpus.settings import CorpusSettings
 from cpplm.tasks.build import build_tasks
 from cpplm.tasks.settings import TaskBuildSettings
+from tests.corpus.settings import compilable
 
 HEADER = """
 #define {up}_LIMIT {limit}
@@ -87,7 +87,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def corpus(projects: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("corpus") / "corpus"
-    build(CorpusSettings(out=str(out), projects_dir=projects, val_fraction=0.3, near_duplicates=0, workers=1))
+    build(compilable(out=str(out), projects_dir=projects, val_fraction=0.3, near_duplicates=0, workers=1))
     return out
 
 

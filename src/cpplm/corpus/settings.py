@@ -45,10 +45,10 @@ class CorpusSettings:
     """Longest document in tokens (needs --tokenizer; 16384 when only that is given)."""
     max_bytes: int = 49_152
     """Longest document in bytes of UTF-8; not used with --tokenizer."""
-    mode: Mode = "compilable"
-    """compilable: headers with their sources and what they need of the project, in the compiler's order;
-    cross-file: with the bodies of functions that they call in other source files, too; inlined: with all
-    that the project's includes bring, for long contexts; file: a document per file, as it is."""
+    mode: Mode = "file"
+    """file: a document per file, as it is; compilable: headers with their sources and what they need of the
+    project, in the compiler's order; cross-file: with the bodies of functions that they call in other source
+    files, too; inlined: with all that the project's includes bring, for long contexts."""
     cross_file_depth: int = 3
     """With --mode cross-file: how many calls to follow into other source files."""
     max_repeat: float = 8.0
@@ -131,7 +131,7 @@ class CorpusSettings:
 
     def _check_mode(self) -> None:
         if self.semantic and self.mode == "file":
-            raise UserError("--semantic has no effect with --mode file", fix="Leave one of them out.")
+            raise UserError("--semantic has no effect with --mode file", fix="Add --mode compilable.")
         if self.cross_file_depth < 1:
             raise UserError(
                 f"--cross_file_depth {self.cross_file_depth} follows no call", fix="Use --mode compilable."

@@ -50,7 +50,10 @@ def build_tasks(settings: TaskBuildSettings) -> dict[str, Any]:
         items = _items(settings, source)
         counts = {split: Counter(item.kind for item in items if item.split == split) for split in SPLITS}
         if not items:
-            raise UserError("no task could be made", fix="Use a corpus with more code that compiles.")
+            raise UserError(
+                "no task could be made",
+                fix="Use a corpus with more code that compiles: 'cpplm corpus build --mode compilable'.",
+            )
         levels = Counter(f"{item.kind}: {item.level}" for item in items)
         figures = {
             "settings": recorded,

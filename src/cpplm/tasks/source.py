@@ -74,11 +74,12 @@ class TaskSource:
         ]
 
     def standalone(self, split: Split) -> list[SourceDocument]:
-        """The documents of a split that are made to compile, projects in turn so that none prevails."""
-        rows = [
-            row for row in self.documents(split)
-            if row["kind"] in STANDALONE and len(row["text"]) <= MAX_DOCUMENT_CHARS
-        ]  # fmt: skip
+        """The documents of a split that may compile, projects in turn so that none prevails.
+
+        Those that are made to, or the plain files of a corpus that has no others.
+        """
+        rows = [row for row in self.documents(split) if len(row["text"]) <= MAX_DOCUMENT_CHARS]
+        rows = [row for row in rows if row["kind"] in STANDALONE] or rows
         rows.sort(key=lambda row: self.rank(row["id"]))
         turn: dict[str, int] = {}
         for row in rows:

@@ -15,20 +15,20 @@ from cpplm.corpus.build import build
 from cpplm.corpus.clang import flags, process, semantics
 from cpplm.corpus.clang.semantics import UnitParser, plan_semantics
 from cpplm.corpus.ingest.discovery import Project, find_files
-from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.slicing.documents import SliceOptions, build_unit
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.references import UnitReferences
 from cpplm.corpus.slicing.shortening import Shortener
 from cpplm.sandbox.sandbox import backend_status
 from tests.corpus.cpp import index_of, needs_gxx, utf8_bytes, write_files
+from tests.corpus.settings import compilable
 
 pytestmark = needs_gxx  # the standard library comes with it
 
 
 def parser_of(folder: Path, files: dict[str, str]) -> UnitParser:
     project = Project("p", (write_files(folder, files),))
-    plan = plan_semantics(CorpusSettings(out="o", projects=(folder,), semantic=True), project)
+    plan = plan_semantics(compilable(out="o", projects=(folder,), semantic=True), project)
     assert plan is not None
     return UnitParser(plan, find_files(project)[0])
 
@@ -211,8 +211,8 @@ def _missing(name: str) -> str:
 
 def test_plans_follow_the_flags(tmp_path):
     project = Project("p", (write_files(tmp_path / "p", {"a.cpp": "int x;"}),))
-    assert plan_semantics(CorpusSettings(out="o", projects=(tmp_path,)), project) is None
-    settings = CorpusSettings(out="o", projects=(tmp_path,), semantic=True)
+    assert plan_semantics(compilable(out="o", projects=(tmp_path,)), project) is None
+    settings = compilable(out="o", projects=(tmp_path,), semantic=True)
     bare = plan_semantics(settings, project)
     assert bare is not None and bare.database is None
     digests = {bare.digest}
@@ -230,7 +230,7 @@ def test_what_is_no_database_is_refused_by_name(tmp_path, text):
     path = tmp_path / "compile_commands.json"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    settings = CorpusSettings(out="o", projects=(tmp_path,), semantic=True, compile_commands=path)
+    settings = compilable(out="o", projects=(tmp_path,), semantic=True, compile_commands=path)
     with pytest.raises(UserError, match=r"compile_commands\.json"):
         plan_semantics(settings, Project("p", (tmp_path,)))
 
@@ -263,7 +263,7 @@ def test_a_corpus_is_the_same_for_any_number_of_workers(tmp_path, monkeypatch):
     for workers in (1, 3):
         out = tmp_path / str(workers)
         build(
-            CorpusSettings(
+            compilable(
                 out=str(out), projects=(tmp_path / "p",), semantic=True, max_bytes=20_000, workers=workers
             )
         )

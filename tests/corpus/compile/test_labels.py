@@ -18,12 +18,12 @@ from cpplm.corpus.build import build
 from cpplm.corpus.compile import labels
 from cpplm.corpus.compile.labels import plan_labeler
 from cpplm.corpus.reports.stats import corpus_totals, format_summary
-from cpplm.corpus.settings import CorpusSettings
 from cpplm.sandbox.backends import SandboxBackend
 from cpplm.sandbox.limits import RunResult
 from cpplm.sandbox.sandbox import Sandbox
 from tests.corpus.cpp import write_files
 from tests.corpus.killing import contents
+from tests.corpus.settings import compilable
 
 SOURCES = {
     "harbour/good.cc": "int good(int a) { return a + 1; }\n",
@@ -48,7 +48,7 @@ def folder() -> Iterator[Path]:
 
 
 def built(folder: Path, out: Path, **change: Any) -> dict[str, Any]:
-    return build(CorpusSettings(out=str(out), projects_dir=folder / "projects", workers=1, **change))
+    return build(compilable(out=str(out), projects_dir=folder / "projects", workers=1, **change))
 
 
 def rows(out: Path) -> dict[str, dict[str, Any]]:
@@ -109,7 +109,7 @@ def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(folder: Path
         "from cpplm.corpus.settings import CorpusSettings\n"
         "if __name__ == '__main__':\n"
         "    project_cache._SMALL_PROJECT = 1_500\n"  # one project goes to a worker whole, one in batches
-        "    given = {'out': sys.argv[1], 'projects_dir': Path(sys.argv[2])}\n"
+        "    given = {'out': sys.argv[1], 'projects_dir': Path(sys.argv[2]), 'mode': 'compilable'}\n"
         "    b.build(CorpusSettings(**given, workers=2, label=True))\n"
     )
     subprocess.run(
@@ -144,9 +144,9 @@ def test_without_a_compiler_nothing_begins(
 
 
 def test_a_worker_makes_its_own_sandbox(folder: Path) -> None:
-    settings = CorpusSettings(out="x", projects=(folder,), label=True)
+    settings = compilable(out="x", projects=(folder,), label=True)
     plan = plan_labeler(settings)
     assert plan is not None
     assert isinstance(plan.backend, SandboxBackend)
     assert plan.compiler()("int f() { return 1; }\n", "c++").compiles
-    assert plan_labeler(CorpusSettings(out="x", projects=(folder,))) is None
+    assert plan_labeler(compilable(out="x", projects=(folder,))) is None

@@ -5,8 +5,8 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.corpus.build import build
 from cpplm.corpus.reports.explain import ExplainSettings, explain, format_explanation
-from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, write_files
+from tests.corpus.settings import compilable
 
 FILES = {
     "src/hull.h": "#pragma once\nstruct Plank {\n  int length;\n};\nstruct Hull {\n  Plank planks[2];\n};\n",
@@ -16,7 +16,7 @@ FILES = {
 
 def test_each_borrowed_line_has_its_chain_of_reasons(tmp_path):
     out = str(tmp_path / "out")
-    build(CorpusSettings(out=out, projects=(write_files(tmp_path / "ships", FILES), TINYLIB), workers=1))
+    build(compilable(out=out, projects=(write_files(tmp_path / "ships", FILES), TINYLIB), workers=1))
     result = explain(ExplainSettings(out, "hull.h:3"))
     by_file = {document["file"]: document["chain"] for document in result["documents"]}
     assert [source["reason"] for source in by_file["src/hull.h"]] == [""]

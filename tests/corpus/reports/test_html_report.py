@@ -12,9 +12,9 @@ from cpplm.core.storage import Storage
 from cpplm.corpus.build import build
 from cpplm.corpus.reports.html_report import SHOWN_CHARACTERS, measure
 from cpplm.corpus.reports.inspect_corpus import InspectSettings, inspect_corpus
-from cpplm.corpus.settings import CorpusSettings
 from tests.browser import headless_browser
 from tests.corpus.cpp import TINYLIB, write_files
+from tests.corpus.settings import compilable
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 777 * 777 }}"
 
@@ -50,7 +50,7 @@ def page_of(tmp_path, corpus, **options):
 def test_the_page_shows_the_figures_and_stands_alone(tmp_path, tokenizer_path):
     write_files(tmp_path / "other", {"a.cc": "int other() { return 1; }\n", "b.cc": "", "c.cc": "a\0b"})
     build(
-        CorpusSettings(
+        compilable(
             out=str(tmp_path / "out"),
             projects=(TINYLIB, tmp_path / "other"),
             workers=1,
@@ -90,7 +90,7 @@ def test_the_page_fits_narrow_screens(tmp_path, browser, width):
     names = [f"a_folder_with_a_long_name/and_a_source_of_a_long_name_too_{i}.cc" for i in range(4)]
     write_files(tmp_path / "p", {name: f"int f{i}() {{ return {i}; }}\n" for i, name in enumerate(names)})
     write_files(tmp_path / "p", {"made.cc": "// @generated\n", "empty.cc": ""})
-    build(CorpusSettings(out=str(tmp_path / "out"), projects=(TINYLIB, tmp_path / "p"), workers=1))
+    build(compilable(out=str(tmp_path / "out"), projects=(TINYLIB, tmp_path / "p"), workers=1))
     page_of(tmp_path, tmp_path / "out")
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.goto((tmp_path / "page.html").as_uri())
