@@ -35,7 +35,9 @@ def train(out: Path, *arguments: object) -> Path:
     finished = out / "finished"
     if not finished.exists():
         progress(f"{out.name} of {out.parent.name}")
-        subprocess.run([_CPPLM, *map(str, arguments), "--out", str(out)], check=True)
+        subprocess.run(
+            [_CPPLM, *map(str, arguments), "--out", str(out)], check=True, stdout=subprocess.DEVNULL
+        )
         finished.touch()
     return out
 

@@ -15,6 +15,7 @@ from cpplm.corpus.build import build
 from cpplm.corpus.clang import flags, process, semantics
 from cpplm.corpus.clang.semantics import UnitParser, plan_semantics
 from cpplm.corpus.ingest.discovery import Project, find_files
+from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.slicing.documents import SliceOptions, build_unit
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.references import UnitReferences
