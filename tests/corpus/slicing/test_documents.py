@@ -104,6 +104,15 @@ def test_what_linux_has_is_defined_in_a_configuration(macro, value):
     assert configured(f"#undef {macro}\n".encode()).decode().strip() == expected
 
 
+def test_placeholders_of_a_configuration():
+    """Types have the width of their name; a line that is nothing but a placeholder is empty."""
+    template = b"${DEFINES}\ntypedef ${INT8} a_int8_t;\ntypedef @USIZE16@ a_uint16_t;\ntypedef @N@ a_count;\n"
+    expected = (
+        b"\ntypedef __INT8_TYPE__ a_int8_t;\ntypedef __UINT16_TYPE__ a_uint16_t;\ntypedef long a_count;\n"
+    )
+    assert configured(template) == expected
+
+
 def test_options_that_cmake_sets_by_default_are_defined(tmp_path):
     files = {
         "CMakeLists.txt": 'project(p)\noption(WITH_LOG "write a log" ON)\noption(WITH_UI "a window" OFF)\n',

@@ -30,6 +30,7 @@ _LIMITS = replace(COMPILE_LIMITS, wall_seconds=10 * COMPILE_LIMITS.cpu_seconds)
 _NAME = "document"  # of the file in the sandbox
 _COMMON = (
     "-fsyntax-only",
+    "-fPIC",  # which headers of Qt ask for
     f"-fmax-errors={MAX_ERRORS}",
     "-ftemplate-depth=256",
     "-ftabstop=1",  # so that columns count characters

@@ -28,7 +28,8 @@ netinet/ip6 net/ethernet ifaddrs resolv arpa/nameser pty utmp shadow mntent err 
 """
 SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _SYSTEM_NAMES.split())
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
-_TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+\w+\s*;)")
+_TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
+_WIDTH = re.compile(rb"u?int(?:8|16|32|64)")
 _SIZES = {
     b"CHAR": b"1", b"SHORT": b"2", b"INT": b"4", b"LONG": b"8", b"LONG_LONG": b"8", b"FLOAT": b"4",
     b"DOUBLE": b"8", b"VOID_P": b"8", b"VOIDP": b"8", b"INT_P": b"8", b"SIZE_T": b"8", b"SSIZE_T": b"8",
@@ -215,8 +216,9 @@ def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
     """
 
     def size(match: re.Match[bytes]) -> bytes:  # of CMake's check_type_size
-        value = _configured_value(match.group(1) or b"")
-        return b"#define " + match.group(1) + b" " + value if value else b""
+        name = match.group(1) or b""
+        value = _configured_value(name)
+        return b"#define " + name + b" " + value if value else b""
 
     def choice(match: re.Match[bytes]) -> bytes:
         value = b"1" if match.group(2) in options else _configured_value(match.group(2))
@@ -226,8 +228,12 @@ def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
             return b"#define " + match.group(2) + b" " + (value or b"0")
         return b"#define " + match.group(2) + b" " + value if value else b""
 
-    text = _TYPEDEF.sub(rb"\1long", template)  # `typedef @COUNT_T@ count_t;`
-    text = re.sub(rb"(?m)^@(?:(SIZEOF_\w+)_CODE|\w+)@$", size, text)
+    def placeholder_type(match: re.Match[bytes]) -> bytes:  # `typedef @COUNT_T@ count_t;`
+        width = _WIDTH.search(match.group(2))
+        return match.group(1) + (b"__" + width.group().upper() + b"_TYPE__" if width else b"long")
+
+    text = _TYPEDEF.sub(placeholder_type, template)
+    text = re.sub(rb"(?m)^[ \t]*(?:@(?:(SIZEOF_\w+)_CODE|\w+)@|\$\{\w+\})[ \t]*$", size, text)
     text = re.sub(rb"(?m)^[ \t]*#[ \t]*(undef|cmakedefine(?:01)?)[ \t]+(\w+)[^\n]*$", choice, text)
     return _PLACEHOLDER.sub(lambda match: _configured_value(match.group(1) or match.group(2)) or b"0", text)
 
