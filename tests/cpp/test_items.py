@@ -38,6 +38,7 @@ def items(source: str):
         ("int& f();", "PROTOTYPE", ["f"]),
         ("int f() { return 1; }", "FUNCTION", ["f"]),
         ("bool operator==(A a, B b) { return true; }", "FUNCTION", ["operator=="]),
+        ("template <class T> T Map_operator::get(T t) const { return t; }", "FUNCTION", []),
         ("int C::f() { return 1; }", "FUNCTION", []),
         ("template <class T> C<T>::~C() { }", "FUNCTION", []),
         ("C::operator bool() const { return true; }", "FUNCTION", []),

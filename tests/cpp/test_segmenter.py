@@ -157,3 +157,13 @@ void fourth(x) { }
 )
 def test_units_of_modules_are_not_taken_apart(source, sound):
     assert segment_file(lex(source.encode()), MacroTable()).sound == sound
+
+
+def test_what_is_never_read_closes_nothing() -> None:
+    """Editors indent what stands between braces, so headers close with `#if 0` what they open for C++."""
+    data = (
+        b'#ifdef __cplusplus\nextern "C" {\n#if 0\n}\n#endif\n#endif\nint a;\n#ifdef __cplusplus\n}\n#endif\n'
+    )
+    result = segment_file(lex(data), MacroTable())
+    assert result.sound
+    assert [data[piece.start : piece.end] for piece in result.pieces][-1:] == [b"int a;"]

@@ -17,7 +17,7 @@ _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_
 _DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
 _NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_function")
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
-_OPERATOR = re.compile(rb"operator\s*(?:\(\s*\)|\[\s*\]|\"\"\s*\w+|[^\s\w(]+)")
+_OPERATOR = re.compile(rb"\boperator\s*(?:\(\s*\)|\[\s*\]|\"\"\s*\w+|[^\s\w(]+)")
 _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
 _CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s*\)", re.DOTALL)
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")

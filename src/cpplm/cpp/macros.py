@@ -262,17 +262,25 @@ def balance(code: bytes) -> tuple[int, int]:
 
 
 def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """Blank all but one branch of a group whose branches do not balance one by one."""
+    """Blank all but one branch of a group whose branches do not balance one by one.
+
+    Of `#if 0` alone none is left: it closes for editors what `extern "C" {` opens.
+    """
     dead: list[tuple[int, int, bytes]] = []
     code = bytearray(_fill(lexed.names, spans))
 
     def visit(group: ConditionalGroup) -> None:
         branches = group.branches()
-        if len(branches) < 2 or all(balance(bytes(code[a:b])) == (0, 0) for a, b in branches):
+        never_read = len(branches) == 1 and group.directives[0].line == b"#if 0"
+        if all(balance(bytes(code[a:b])) == (0, 0) for a, b in branches):
+            return
+        if len(branches) < 2 and not never_read:
             return
         slices = [bytes(code[a:b]) for a, b in branches]
         written = [number for number, part in enumerate(slices) if part.strip()]
-        if all(SCOPE_ONLY.match(part) for part in slices) or (
+        if never_read:
+            written = [-1]
+        elif all(SCOPE_ONLY.match(part) for part in slices) or (
             len(written) == 1 and CLOSE_ONLY.match(slices[written[0]])
         ):
             return

@@ -67,6 +67,7 @@ MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
 _ALIGNMENT = re.compile(rb"\balignas\s*\((?:[^()]|\([^()]*\))*\)")
 _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\s*;\s*", re.DOTALL)
 _CONVERSION = re.compile(rb"::\s*operator\b")
+_OPERATOR = re.compile(rb"\boperator\b")
 _FUNCTION_POINTER = re.compile(rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(")  # `int (*f)(int)`, `int (C::*f)(int)`
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
@@ -294,7 +295,7 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         kept.append(text[position:start])
         size += len(kept[-1])
         short = text[start:head_end].rstrip() + (b";" if body is not None else b"")
-        is_member = item.kind == ItemKind.TYPE and name and b"operator" not in head
+        is_member = item.kind == ItemKind.TYPE and name and not _OPERATOR.search(head)
         if is_member and _begins_member(plain[ends[last - 1] if last else 0 : node.start_byte]):
             members.append(_Member(size, size + len(short), name, frozenset(IDENTIFIER.findall(short))))
         kept.append(short)
