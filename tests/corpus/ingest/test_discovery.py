@@ -204,3 +204,10 @@ def test_unreadable_files_are_counted(tmp_path):
     write_files(tmp_path, {"a.cc": ANY, "b.cc": "int b;\n"})
     (tmp_path / "b.cc").chmod(0)
     assert found(tmp_path) == (["a.cc"], {"unreadable": 1})
+
+
+@pytest.mark.parametrize("name", ["config.h.in", "config_h.in", "math.in.h", "a.hpp.cmake"])
+def test_templates_of_headers_are_no_documents(tmp_path, name):
+    write_files(tmp_path / "p", {name: "#define A @A@\n", "a.cc": "int a();\n"})
+    files, _ = find_files(Project("p", (tmp_path / "p",)))
+    assert {file.name: file.makes_documents for file in files} == {name: False, "a.cc": True}

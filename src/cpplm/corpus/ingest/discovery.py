@@ -285,8 +285,10 @@ def _forwards(path: Path) -> bool:
 def is_template(name: str) -> bool:
     """True if a build makes a header of this file."""
     stems = (name.removesuffix(ending) for ending in TEMPLATE_ENDINGS if name.endswith(ending))
-    # config_h.in becomes config.h
-    return any(Path(stem).suffix.lower() in HEADER_SUFFIXES or stem.endswith("_h") for stem in stems)
+    # config_h.in becomes config.h, and gnulib's math.in.h a math.h before the system's
+    return name.endswith(".in.h") or any(
+        Path(stem).suffix.lower() in HEADER_SUFFIXES or stem.endswith("_h") for stem in stems
+    )
 
 
 def _read(path: Path, root: Path, name: str, max_bytes: int, skips: SkipCounts) -> bytes | None:
