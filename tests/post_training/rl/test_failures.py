@@ -63,7 +63,7 @@ def _unsound(tasks: Path, folder: Path) -> tuple[object, ...]:
         for item in read_tasks(tasks, "val")
     ]
     write_tasks(Storage(folder, create=True), wrong, projects={}, headers=[])
-    return (folder,)
+    return folder, "--audit_items", 1
 
 
 def _with_tools(_: Path, folder: Path) -> tuple[object, ...]:
@@ -87,7 +87,7 @@ BAD_INPUT = {
     "tools over URLs": (_with_tools, "engines of --rollout_urls call no tools"),
     "no URL": (lambda tasks, _: (tasks, "--rollout_urls", "gpu1"), "'gpu1' is not an HTTP address"),
     "nobody answers": (
-        lambda tasks, _: (tasks, "--rollout_urls", NOBODY),
+        lambda tasks, _: (tasks, "--audit_items", 0, "--rollout_urls", NOBODY),
         f"no engine of --rollout_urls is left: {NOBODY}: the connection failed",
     ),
     "no key": (
@@ -166,9 +166,8 @@ def test_answers_without_an_end_and_cheats_are_worth_nothing_and_counted(tasks: 
     assert sum(outcomes.values()) == len(outcomes) == 4  # each by a name of its own
 
 
-@pytest.mark.parametrize(
-    "file", ["rollouts.jsonl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("verdicts", "log"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["rollouts.jsonl", "verdicts", "log"])
 def test_a_full_disk_ends_the_run_which_goes_on_later(
     file: str, settings: RlSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

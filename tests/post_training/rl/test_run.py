@@ -222,6 +222,7 @@ def test_one_update_is_the_same_for_both_objectives(settings: RlSettings, tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_several_updates_with_everything_on(settings: RlSettings) -> None:
     objective = ObjectiveSettings(
         objective="gspo", advantage="grpo", kl=0.05, anchor_weight=0.1, updates_per_rollout=2

@@ -236,6 +236,7 @@ def test_old_weights_are_counted_and_then_not_asked(
     assert fakes[0].bodies[-1]["cache_salt"] == "step_5"
 
 
+@pytest.mark.slow
 def test_our_own_server_writes_what_the_run_would(settings: RlSettings, tmp_path: Path) -> None:
     """A process of its own, which is handed the weights of each step: the same answers, the same losses."""
     settings = dataclasses.replace(settings, num_iterations=3)
