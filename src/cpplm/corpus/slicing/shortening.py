@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tree_sitter
 
+from cpplm.corpus.slicing.members import body_of, calls_a_parameter, code_end, end_of_head
 from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
 from cpplm.cpp.lexer import IDENTIFIER, lex
 from cpplm.cpp.macros import MacroTable, mask
@@ -56,8 +57,8 @@ _POINTER = re.compile(
 )
 _COMMA = re.compile(rb"\s*,")
 _LARGE = 32  # members of a class
+_LONGEST_ENUMERATION = 1_000_000  # bytes: a longer one is data, and takes minutes
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
-_TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 # `template <...> class MACRO Name`, not a specialization.
 _FORWARD = re.compile(
     rb"\s*((?:template\s*<(?:[^<>]|<[^<>]*>)*>\s*)?(?:class|struct|union)\s+(?:[A-Z][A-Z0-9_]+\s+)?(\w+))\s*(?:final\s*)?[:{]"
@@ -68,6 +69,7 @@ _ALIGNMENT = re.compile(rb"\balignas\s*\((?:[^()]|\([^()]*\))*\)")
 _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\s*;\s*", re.DOTALL)
 _CONVERSION = re.compile(rb"::\s*operator\b")
 _OPERATOR = re.compile(rb"\boperator\b")
+_MEMBER_STARTS = (b";", b"{", b"}", b":", b",")  # what a member may begin behind
 _FUNCTION_POINTER = re.compile(rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(")  # `int (*f)(int)`, `int (C::*f)(int)`
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
@@ -184,8 +186,8 @@ class Shortener:
     def _unused_members(outline: _Outline, wanted: Set[bytes]) -> tuple[_Member, ...]:
         names, gone = outline.names, outline.members
         while kept := [member for member in gone if member.name in wanted or member.name in names]:
+            gone = tuple(member for member in gone if member.name not in wanted and member.name not in names)
             names = names.union(*(member.names for member in kept))
-            gone = tuple(member for member in gone if member not in kept)
         return gone
 
     def _outline(self, item: Item, *, bare: bool = False) -> _Outline:
@@ -267,7 +269,7 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
     position = size = 0
     for node in sorted([*functions, *unnamed], key=lambda node: (node.start_byte, -node.end_byte)):
         start, end = node.start_byte, node.end_byte
-        body = _body(node)
+        body = body_of(node)
         head_end = body.start_byte if body is not None else end
         if bisect.bisect(directives, start) != bisect.bisect(directives, end):
             continue  # half of it may be another function
@@ -279,24 +281,25 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         is_other = (found is None and b"(" not in head) or _FUNCTION_POINTER.match(head) is not None
         if start < position or node.has_error or kept_heads.search(head) or is_other:
             continue
-        if body is not None and _calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
+        if body is not None and calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
             continue
         name = found.group(pattern.groups).lstrip(b"~") if found else b""
         if body is not None:
-            head_end = _head_end(body)
+            head_end = end_of_head(body)
         elif node.type == "enumerator" and (comma := _COMMA.match(code, end)):
             head_end = end = comma.end()
         elif b"=" in head and node not in unnamed:
             continue
         last = bisect.bisect(directives, start)
-        # With the macros before it that are masked.
-        start = max(position, len(plain[:start].rstrip()), ends[last - 1] if last else 0)
+        floor = ends[last - 1] if last else 0
+        before = code_end(plain, start, floor)
+        start = max(position, before)  # with the macros before it that are masked
         start += len(text[start : node.start_byte]) - len(text[start : node.start_byte].lstrip())
         kept.append(text[position:start])
         size += len(kept[-1])
         short = text[start:head_end].rstrip() + (b";" if body is not None else b"")
         is_member = item.kind == ItemKind.TYPE and name and not _OPERATOR.search(head)
-        if is_member and _begins_member(plain[ends[last - 1] if last else 0 : node.start_byte]):
+        if is_member and (before == floor or plain.endswith(_MEMBER_STARTS, floor, before)):
             members.append(_Member(size, size + len(short), name, frozenset(IDENTIFIER.findall(short))))
         kept.append(short)
         size += len(short)
@@ -315,39 +318,12 @@ def _droppable(code: bytes, plain: bytes) -> tuple[list[tree_sitter.Node], list[
         data = []
     data += [  # not beside macros that make enumerators, nor the first: there is no empty enumeration in C
         node
-        for node in captures.get("enumerator", ())
-        if node.parent and not node.parent.has_error and not plain[: node.start_byte].rstrip().endswith(b"{")
+        for node in (captures.get("enumerator", ()) if len(plain) < _LONGEST_ENUMERATION else ())
+        if node.parent
+        and not node.parent.has_error
+        and not plain.endswith(b"{", 0, code_end(plain, node.start_byte))
     ]
     return [*captures.get("definition", ()), *captures.get("member", ())], data
-
-
-def _begins_member(before: bytes) -> bool:
-    """True if a member begins behind this text; not so behind `template <...> MACRO(...)`, say."""
-    return before.rstrip()[-1:] in b";{}:,"
-
-
-def _calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
-    """True if a template calls what it is given: a lambda, say, for which its body must be there."""
-    parameters = before[before.rfind(b"template") :] if before.rstrip().endswith(b">") else b""
-    for type_ in _TEMPLATE_PARAMETER.findall(parameters + head):
-        for name in re.findall(rb"\b" + type_ + rb"\b[\s&.*]*(\w+)\s*[,)]", head):
-            if re.search(rb"\b" + name + rb"\s*\)?\s*\(", body):
-                return True
-    return False
-
-
-def _head_end(body: tree_sitter.Node) -> int:
-    """The offset at which the head of a function ends: before its member initialisers."""
-    definition = body.parent or body
-    initialisers = next((c for c in definition.children if c.type == "field_initializer_list"), body)
-    return initialisers.start_byte
-
-
-def _body(node: tree_sitter.Node) -> tree_sitter.Node | None:
-    """The body of a function definition, also of one behind `template <...>`."""
-    while node.type == "template_declaration":
-        node = node.named_children[-1]
-    return node.child_by_field_name("body") if node.type == "function_definition" else None
 
 
 def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:

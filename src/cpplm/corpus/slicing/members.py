@@ -1,0 +1,40 @@
+"""Functions in a class, as the parser has them: where they begin, where their heads end, and their bodies."""
+
+from __future__ import annotations
+
+import re
+
+import tree_sitter
+
+_TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
+
+
+def code_end(text: bytes, end: int, start: int = 0) -> int:
+    """The offset behind the last byte between two offsets that is no blank; `start` where there is none."""
+    while end > start and text[end - 1 : end].isspace():
+        end -= 1
+    return end
+
+
+def calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
+    """True if a template calls what it is given: a lambda, say, for which its body must be there."""
+    parameters = before[before.rfind(b"template") :] if before.rstrip().endswith(b">") else b""
+    for type_ in _TEMPLATE_PARAMETER.findall(parameters + head):
+        for name in re.findall(rb"\b" + type_ + rb"\b[\s&.*]*(\w+)\s*[,)]", head):
+            if re.search(rb"\b" + name + rb"\s*\)?\s*\(", body):
+                return True
+    return False
+
+
+def end_of_head(body: tree_sitter.Node) -> int:
+    """The offset at which the head of a function ends: before its member initialisers."""
+    definition = body.parent or body
+    initialisers = next((c for c in definition.children if c.type == "field_initializer_list"), body)
+    return initialisers.start_byte
+
+
+def body_of(node: tree_sitter.Node) -> tree_sitter.Node | None:
+    """The body of a function definition, also of one behind `template <...>`."""
+    while node.type == "template_declaration":
+        node = node.named_children[-1]
+    return node.child_by_field_name("body") if node.type == "function_definition" else None
