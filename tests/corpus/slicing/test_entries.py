@@ -3,11 +3,11 @@
 from cpplm.corpus.slicing.entries import EntriesByName
 
 
-def test_entries_come_in_the_order_in_which_they_were_added_whatever_the_order_of_the_files() -> None:
+def test_entries_come_file_by_file_whichever_was_read_first() -> None:
     entries: EntriesByName[str] = EntriesByName()
     for file, entry in ((2, "first"), (1, "second"), (3, "elsewhere"), (2, "third")):
         entries.add(b"f", file, entry)
     entries.add(b"g", 4, "other")
-    assert entries.find(b"f", [1, 2]) == entries.find(b"f", [2, 9, 1, 8]) == ["first", "second", "third"]
+    assert entries.find(b"f", [1, 2]) == entries.find(b"f", [2, 9, 1, 8]) == ["second", "first", "third"]
     assert entries.find(b"f", []) == entries.find(b"h", [1]) == []
     assert b"f" in entries and b"h" not in entries and entries.names() == {b"f", b"g"}

@@ -5,7 +5,6 @@ A name such as `type` is declared by thousands of files; a unit reads few of the
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, KeysView
 from typing import Generic, TypeVar
 
@@ -17,8 +16,7 @@ class EntriesByName(Generic[T]):
 
     def __init__(self) -> None:
         """Without entries."""
-        self._entries: dict[bytes, dict[int, list[tuple[int, T]]]] = {}
-        self._numbers = itertools.count()
+        self._entries: dict[bytes, dict[int, list[T]]] = {}
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._entries
@@ -29,12 +27,11 @@ class EntriesByName(Generic[T]):
 
     def add(self, name: bytes, file: int, entry: T) -> None:
         """Add what a file, by its number in the project, says of a name."""
-        self._entries.setdefault(name, {}).setdefault(file, []).append((next(self._numbers), entry))
+        self._entries.setdefault(name, {}).setdefault(file, []).append(entry)
 
     def find(self, name: bytes, files: Collection[int]) -> list[T]:
-        """The entries of a name in these files, in the order in which they were added."""
+        """The entries of a name in these files, file by file, whichever was read first."""
         by_file = self._entries.get(name, {})
         smaller = by_file if len(by_file) <= len(files) else files
-        found = [each for file in smaller if file in by_file and file in files for each in by_file[file]]
-        found.sort(key=lambda numbered: numbered[0])
-        return [entry for _, entry in found]
+        common = sorted(file for file in smaller if file in by_file and file in files)
+        return [entry for file in common for entry in by_file[file]]
