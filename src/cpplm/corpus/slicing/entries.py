@@ -1,4 +1,4 @@
-"""What the files of a project say of a name, found by the files that a unit reads.
+"""Index of names by the files that declare them, searched by the files that a unit reads.
 
 A name such as `type` is declared by thousands of files; a unit reads few of them.
 """

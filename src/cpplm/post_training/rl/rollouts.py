@@ -35,7 +35,7 @@ _WAITING_GROUPS = 8  # answered and not graded yet; more, and sampling waits
 
 
 class RolloutEngine(Protocol):
-    """What writes answers: our own engine, or servers elsewhere (`url_engine.py`)."""
+    """Interface of engines that write answers: our own, or servers elsewhere (`url_engine.py`)."""
 
     tokenizer: Tokenizer
 
