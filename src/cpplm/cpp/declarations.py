@@ -21,6 +21,8 @@ _OPERATOR = re.compile(rb"\boperator\s*(?:\(\s*\)|\[\s*\]|\"\"\s*\w+|[^\s\w(]+)"
 _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
 _CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s*\)", re.DOTALL)
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
+_ENUMERATOR = re.compile(rb"[{,]\s*([A-Za-z_]\w*)")
+_NO_NAMES = (b"final", b"class", b"struct", b"union", b"enum")
 _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
 
 
@@ -272,7 +274,9 @@ def _guess(declaration: Declaration, code: bytes) -> None:
         while _TEMPLATE_ARGUMENTS.search(head):
             head = _TEMPLATE_ARGUMENTS.sub(b"", head)
         words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
-        declaration.names = tuple([word for word in words if word != b"final"][-1:])
+        declaration.names = tuple([word for word in words if word not in _NO_NAMES][-1:])
+        if words[:1] == [b"enum"]:
+            declaration.names += tuple(_ENUMERATOR.findall(code, len(code.partition(b"{")[0])))
     elif re.match(rb"(?:typedef|using)\b", trimmed):
         declaration.kind = ItemKind.ALIAS
         declaration.names = tuple(

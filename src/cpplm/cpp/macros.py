@@ -37,6 +37,8 @@ _OPENS = re.compile(
 _CLOSES = re.compile(rb"^[\s}]*\}[\s}]*;?\s*$")
 SCOPE_ONLY = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[^;{}=()]*\{|extern\s*"\s*"\s*\{|\x01))*\s*$')
 CLOSE_ONLY = re.compile(rb"^[\s}\x02]*$")
+# `#if` around one call of a macro, without a semicolon, is a whole declaration too.
+_LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
 # Names that mean the same wherever they come from: a scope opened or closed, an export or calling convention.
 _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
     (re.compile(rb"^\w*(?:BEGIN_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_BEGIN)$"), "open"),
@@ -261,6 +263,16 @@ def balance(code: bytes) -> tuple[int, int]:
     return braces, code.count(b"(") - code.count(b")")
 
 
+def is_whole(part: bytes) -> bool:
+    """True if a branch is a list of whole declarations."""
+    stripped = part.strip()
+    if not stripped:
+        return True
+    if balance(part) != (0, 0):
+        return False
+    return stripped[-1:] in (b";", b"}", OPEN, CLOSE) or bool(_LONE_CALL.search(stripped))
+
+
 def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
     """Blank all but one branch of a group whose branches do not balance one by one.
 
@@ -290,12 +302,12 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
                 dead.append((start, end, b" " if lexed.names[start : start + 1] != b"\n" else b"\n"))
                 code[start:end] = blank(bytes(code[start:end]))
 
-    for group in _inner_first(lexed.groups) if lexed.balanced else []:
+    for group in inner_first(lexed.groups) if lexed.balanced else []:
         visit(group)
     return dead
 
 
-def _inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:
+def inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:
     """All groups, each after those inside it; not by recursion, since they may be nested a thousand deep."""
     ordered, waiting = [], list(groups)
     while waiting:

@@ -14,7 +14,17 @@ import bisect
 import re
 
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, defined_in
-from cpplm.cpp.macros import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, MacroTable, balance, closing, mask
+from cpplm.cpp.macros import (
+    CLOSE,
+    CLOSE_ONLY,
+    OPEN,
+    SCOPE_ONLY,
+    MacroTable,
+    closing,
+    inner_first,
+    is_whole,
+    mask,
+)
 from cpplm.cpp.segments import Condition, Frame, Scope, SegmentCategory, SegmentedFile, SourceSegment
 
 # An `#if` group of directives only is one item, unless it is longer than this: parts of it may do then.
@@ -24,6 +34,8 @@ _LICENSE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
 _NONBLANK = re.compile(rb"\S")
 _BRACKET = re.compile(rb"[{}()\[\];\x02]")
 _NAMESPACE = re.compile(rb"(?:inline\s+)?namespace\b[^;{}=()]*\{")
+# Of a scope that is left for some directives only: `END_NS`, `#include <vector>`, `BEGIN_NS`.
+_REOPENED = re.compile(rb"[}\x02]\s*(?:\x01|(?:inline\s+)?namespace\b[^;{}=()]*\{)")
 _INLINE_MACRO = re.compile(rb"inline\s+\x01")
 _EXTERN_C = re.compile(rb'extern\s*"\s*"\s*\{')
 _ARGUMENTS = re.compile(rb"\s*\(")
@@ -38,8 +50,6 @@ _DECLARATION = re.compile(
     rb"(?:class|struct|union|enum|template|namespace|static|inline|using|typedef|extern|constexpr|explicit|const|"
     rb"void|bool|char|int|long|short|unsigned|signed|float|double|auto|virtual|std|[A-Z][A-Z0-9_]+\s*\()\b"
 )
-# `#if` around one call of a macro, without a semicolon, is a whole declaration too.
-_LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
 # A unit of a module: the order of its parts is the language's, and what it imports is not known.
 _MODULE = re.compile(rb"^(?:export[ \t]+)?module\b[ \t]*[\w.:]*[ \t]*;", re.MULTILINE)
 
@@ -79,17 +89,9 @@ class _Segmenter:
         self.passed = set(lexed.guard_directives)  # directives that need not be kept
         self.opened: list[tuple[int, int]] = []  # for each open scope: its offset, the pieces before it
         self.mark = 0  # all before this offset belongs to something
-        self.groups: dict[int, ConditionalGroup] = {}
-        self._collect(lexed.groups)
+        self.groups = {group.start: group for group in inner_first(lexed.groups)}
         self.group_starts = sorted(self.groups)
         self.directive_starts = [directive.start for directive in lexed.directives]
-
-    def _collect(self, groups: list[ConditionalGroup]) -> None:
-        waiting = list(groups)
-        while waiting:
-            group = waiting.pop()
-            self.groups[group.start] = group
-            waiting += group.children
 
     def run(self) -> None:
         """Cut the whole file.
@@ -185,6 +187,8 @@ class _Segmenter:
         return self._skip(start, end)
 
     def _pop(self, start: int, end: int) -> int:
+        if self.stack and isinstance(self.stack[-1], Condition):
+            return self._outside_scope(start, end)
         end = self._with_trailing_comment(end)
         closer = self.data[start:end].strip()
         scope = self.stack.pop() if self.stack else None
@@ -195,6 +199,23 @@ class _Segmenter:
         if len(self.pieces) == pieces and not closer.startswith(b"#"):
             return self._add(opened, end, "code")  # empty, but the name may be needed
         return self._skip(start, end)
+
+    def _outside_scope(self, start: int, end: int) -> int:
+        """The includes between a scope's end and its new beginning, both within one condition."""
+        reopened = _REOPENED.match(self.code, start)
+        inner = next((n for n in range(len(self.stack))[::-1] if isinstance(self.stack[n], Scope)), None)
+        if reopened is None or inner is None:
+            raise _UnsoundError
+        opener = reopened.end() - 1
+        self._skip(start, end)
+        scope = self.stack.pop(inner)
+        for directive in self.lexed.directives:
+            if start <= directive.start < opener:
+                if directive.keyword != b"include":
+                    raise _UnsoundError
+                self._add(directive.start, directive.end, "directive", (directive,))
+        self.stack.insert(inner, scope)
+        return self._skip(opener, self._word_end(opener))
 
     # -- directives ----------------------------------------------------------------------------------------
 
@@ -227,19 +248,15 @@ class _Segmenter:
         for pattern, move in ((SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)):
             if not is_empty and all(pattern.match(part) for part in slices):
                 return move(start, end)
-        if not all(_is_whole(part) for part in slices):
+        if not all(is_whole(part) for part in slices):
             return self._add_code(start, start)
         if changed & asked:
             if not self._is_guard(group):
                 return self._add(start, end, "region", inside)
             self.passed.update((start, group.directives[-1].start))
             return self._skip(start, group.directives[0].end)
-        return self._enter(group)
-
-    def _enter(self, group: ConditionalGroup) -> int:
-        """Go on inside the first branch of a group."""
-        self.stack.append(Condition((group.directives[0].line,), group.start))
-        return self._skip(group.start, group.directives[0].end)
+        self.stack.append(Condition((group.directives[0].line,), start))
+        return self._skip(start, group.directives[0].end)
 
     def _is_guard(self, group: ConditionalGroup) -> bool:
         """`#ifndef X` around a part of a file that defines X: within one document it always holds."""
@@ -254,10 +271,10 @@ class _Segmenter:
 
     def _code(self, start: int) -> int:
         first = self.code[start : start + 1]
-        if first == b"}":
-            return self._pop(start, start + 1)
-        if first in (OPEN, CLOSE):
-            return self._scope_macro(start)
+        if first in (b"}", CLOSE):
+            return self._pop(start, self._word_end(start))
+        if first == OPEN:
+            return self._push(start, self._word_end(start))
         match = _INLINE_MACRO.match(self.code, start)
         if match:
             return self._push(start, self._word_end(match.end() - 1))
@@ -279,14 +296,12 @@ class _Segmenter:
         return self._add(start, end, "code", tuple(inside))
 
     def _word_end(self, start: int) -> int:
-        """Offset after the macro that starts here: `BEGIN_NAMESPACE`, `NAMESPACE_BEGIN(detail)`."""
+        """Offset after the brace or macro that starts here: `BEGIN_NAMESPACE`, `NAMESPACE_BEGIN(detail)`."""
         match = IDENTIFIER.match(self.lexed.names, start)
-        end = match.end() if match else start + 1
+        if match is None:
+            return start + 1
+        end = match.end()
         return closing(self.lexed.names, end) if _ARGUMENTS.match(self.lexed.names, end) else end
-
-    def _scope_macro(self, start: int) -> int:
-        move = self._push if self.code[start : start + 1] == OPEN else self._pop
-        return move(start, self._word_end(start))
 
     def _item_end(self, start: int) -> int:
         """Offset after the item that starts at `start`, never inside an `#if` group that it opened."""
@@ -372,13 +387,7 @@ class _Segmenter:
         known = self.table.mask_of(name) == "statement"
         if not known and not name.isupper():
             return None
-        depth = 0
-        position = match.end() - 1
-        for bracket in re.compile(rb"[()]").finditer(self.code, position):
-            depth += 1 if bracket.group() == b"(" else -1
-            if depth == 0:
-                position = bracket.end()
-                break
+        position = closing(self.code, match.end() - 1)
         following = _NONBLANK.search(self.code, position)
         if following is None or following.group() in b"}" + CLOSE:
             return position
@@ -388,13 +397,3 @@ class _Segmenter:
         if known or (on_new_line and _DECLARATION.match(self.code, following.start())):
             return position
         return None
-
-
-def _is_whole(part: bytes) -> bool:
-    """True if a branch is a list of whole declarations."""
-    stripped = part.strip()
-    if not stripped:
-        return True
-    if balance(part) != (0, 0):
-        return False
-    return stripped[-1:] in (b";", b"}", OPEN, CLOSE) or bool(_LONE_CALL.search(stripped))

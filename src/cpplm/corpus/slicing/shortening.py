@@ -288,8 +288,6 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
             head_end = end_of_head(body)
         elif node.type == "enumerator" and (comma := _COMMA.match(code, end)):
             head_end = end = comma.end()
-        elif b"=" in head and node not in unnamed:
-            continue
         last = bisect.bisect(directives, start)
         floor = ends[last - 1] if last else 0
         before = code_end(plain, start, floor)
