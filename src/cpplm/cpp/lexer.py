@@ -186,7 +186,7 @@ def lex(data: bytes) -> LexedSource:
             lexed.directives.append(Directive(line, end, keyword.group(1) if keyword else b"", argument))
         elif end - start > 2:
             lexed.strings.extend((start + 1, end - 1))
-    lexed.groups, lexed.balanced = _group(lexed.directives)
+    lexed.groups, lexed.balanced = conditional_groups(lexed.directives)
     _find_guard(lexed)
     return lexed
 
@@ -221,7 +221,7 @@ def _is_separator(data: bytes, start: int) -> bool:
 _DEEPEST_GROUP = 256
 
 
-def _group(directives: list[Directive]) -> tuple[list[ConditionalGroup], bool]:
+def conditional_groups(directives: Iterable[Directive]) -> tuple[list[ConditionalGroup], bool]:
     """The tree of conditional groups, and whether every one of them is closed and none absurdly deep."""
     roots: list[ConditionalGroup] = []
     open_groups: list[ConditionalGroup] = []

@@ -13,7 +13,15 @@ from __future__ import annotations
 import bisect
 import re
 
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, defined_in
+from cpplm.cpp.lexer import (
+    ELSE_KEYWORDS,
+    IDENTIFIER,
+    ConditionalGroup,
+    Directive,
+    LexedSource,
+    conditional_groups,
+    defined_in,
+)
 from cpplm.cpp.macros import (
     CLOSE,
     CLOSE_ONLY,
@@ -25,6 +33,7 @@ from cpplm.cpp.macros import (
     is_whole,
     mask,
 )
+from cpplm.cpp.old_style_parameters import declares_parameter
 from cpplm.cpp.segments import Condition, Frame, Scope, SegmentCategory, SegmentedFile, SourceSegment
 
 # An `#if` group of directives only is one item, unless it is longer than this: parts of it may do then.
@@ -41,10 +50,6 @@ _EXTERN_C = re.compile(rb'extern\s*"\s*"\s*\{')
 _ARGUMENTS = re.compile(rb"\s*\(")
 _CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum)\b[^()=;]*\Z")
-# `int f(a, b) int a; char *b; {`: C before 1989, and allowed until 2023.
-_OLD_STYLE = re.compile(rb"[\w\s*]*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)\s*([A-Za-z_][^{}]*)\Z")
-_WORD_NEXT = re.compile(rb"\s*[A-Za-z_]")
-_PARAMETER = re.compile(rb"\s*[A-Za-z_]\w*(?:\s+|\s*\*)\s*(?:[\w*]|\(\s*\*)")
 _REQUIRES = re.compile(rb"\brequires\s*(?:\([^{}]*\))?\s*\Z")
 _DECLARATION = re.compile(
     rb"(?:class|struct|union|enum|template|namespace|static|inline|using|typedef|extern|constexpr|explicit|const|"
@@ -209,11 +214,14 @@ class _Segmenter:
         opener = reopened.end() - 1
         self._skip(start, end)
         scope = self.stack.pop(inner)
-        for directive in self.lexed.directives:
-            if start <= directive.start < opener:
-                if directive.keyword != b"include":
-                    raise _UnsoundError
-                self._add(directive.start, directive.end, "directive", (directive,))
+        inside = tuple(d for d in self.lexed.directives if start <= d.start < opener)
+        nested, is_whole_part = conditional_groups(inside)
+        if not is_whole_part:
+            raise _UnsoundError
+        if nested:
+            self._add(inside[0].start, inside[-1].end, "directives", inside)
+        for directive in () if nested else inside:
+            self._add(directive.start, directive.end, "directive", (directive,))
         self.stack.insert(inner, scope)
         return self._skip(opener, self._word_end(opener))
 
@@ -326,7 +334,7 @@ class _Segmenter:
                     requires = bool(_REQUIRES.search(self.code, start, match.start()))
                 depth += 1
             elif byte == b";":
-                if depth == 0 and not self._declares_parameter(start, match.start()):
+                if depth == 0 and not declares_parameter(self.code, start, match.start()):
                     return match.end()
             elif depth == 0:  # the closer of the scope around the item, which has no semicolon
                 if match.start() == start:
@@ -341,24 +349,6 @@ class _Segmenter:
         if depth:
             raise _UnsoundError
         return len(self.code.rstrip())
-
-    def _declares_parameter(self, start: int, end: int) -> bool:
-        """True if a semicolon ends the declaration of a parameter between the parentheses and the body."""
-        listed = self.code.find(b")", start, end)
-        if listed < 0 or not _WORD_NEXT.match(self.code, listed + 1, end):  # nearly always
-            return False
-        match = _OLD_STYLE.match(self.code, start, end)
-        if not match:
-            return False
-        last = match.group(2).rpartition(b";")[2]
-        named = set(IDENTIFIER.findall(match.group(1))).intersection(IDENTIFIER.findall(last)[1:])
-        brace = self.code.find(b"{", end)
-        return bool(
-            named
-            and _PARAMETER.match(last)
-            and brace >= 0
-            and not self.code[end:brace].rpartition(b";")[2].strip()
-        )
 
     def _end_after_brace(self, start: int, after: int) -> int | None:
         """The end of the item when a brace at its own level closed before `after`; None when it goes on."""

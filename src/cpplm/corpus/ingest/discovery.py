@@ -42,6 +42,7 @@ TEMPLATE_ENDINGS = (
     ".meson",
     "in",  # config.hin
 )  # of headers that a build writes
+AUTOCONF_SCRIPTS = ("configure.ac", "configure.in")
 _LONGEST_FORWARD = 10_000
 # Comments and directives.
 _DIRECTIVES = re.compile(
@@ -284,6 +285,8 @@ def _forwards(path: Path) -> bool:
 
 def is_template(name: str) -> bool:
     """True if a build makes a header of this file."""
+    if name.rpartition("/")[2] in AUTOCONF_SCRIPTS:
+        return True
     stems = (name.removesuffix(ending) for ending in TEMPLATE_ENDINGS if name.endswith(ending))
     # config_h.in becomes config.h, and gnulib's math.in.h a math.h before the system's
     return name.endswith(".in.h") or any(

@@ -14,19 +14,19 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.branches import Branches, Conditions, nested_directives
 from cpplm.corpus.slicing.build_headers import export_macros, include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
 
 _DEEPEST = 200  # as g++ has it
-_MOST_VISITS = 20_000
-_MOST_VISITS_OF_A_FILE = 64
-_NOT_DEFINED = re.compile(rb"#(?:ifndef\s+|(?:el)?if\s+!\s*defined\s*\(?\s*)(\w+)")
+_MOST_VISITS, _MOST_VISITS_OF_A_FILE = 20_000, 64
+_CONFIGURED = (".in", ".cmake", *AUTOCONF_SCRIPTS)
 _HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
 Place = tuple[int, int]  # number of a visit, number of an item in its file
 Decided = Callable[[ParsedFile], Branches]
@@ -217,14 +217,16 @@ class Expander:
         last = frames[-1] if frames else None
         if not isinstance(last, Condition):
             return
-        found = _NOT_DEFINED.match(last.lines[-1])
-        choices = [found] if found else [IF_DEFINED.fullmatch(line) for line in last.lines[:-1]]
-        names = [choice.group(1) if choice else b"" for choice in choices]
-        fitting = [name for name in names if not is_elsewhere(name)]
         own = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
-        if all(names) and fitting and fitting[0] not in own | self._state.macros.keys():
-            self._demanded.add(fitting[0])
-            self._refused.update(set(names) - {fitting[0]})
+        taken = own | self._state.macros.keys() | {b"defined"}
+        for name in dict.fromkeys(name for line in last.lines for name in IDENTIFIER.findall(line)[1:]):
+            state = replace(self._likely, macros={**self._likely.macros, name: Macro(b"")})
+            *before, line = map(state.holds, last.lines)
+            if name not in taken and not is_elsewhere(name) and (True in before or line is False):
+                alone = map(IF_DEFINED.fullmatch, last.lines)
+                self._refused.update({each.group(1) for each in alone if each} - {name})
+                self._demanded.add(name)
+                return
 
     def _stretch(self, visit: Visit) -> None:
         visit.ranks.append(self._expansion._next_rank)
@@ -364,14 +366,14 @@ class Expander:
         if visit.own and target == visit.file.name:  # under other macros: its text is there once
             return visit.file.items[number].kind == ItemKind.INCLUDE
         visit.cuts.append(number)
-        if self._index.files[target].may_be_borrowed or target in self._expansion.own or _is_config(target):
+        if (
+            self._index.files[target].may_be_borrowed
+            or target in self._expansion.own
+            or target.endswith(_CONFIGURED)
+        ):
             self._visit(target, frames, depth + 1, likely=likely)
         self._stretch(visit)
         return True
-
-
-def _is_config(name: str) -> bool:
-    return name.endswith((".in", ".cmake"))
 
 
 def _written(includes: Sequence[tuple[tuple[Condition, ...], bytes]]) -> bytes:

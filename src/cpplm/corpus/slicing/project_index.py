@@ -9,7 +9,14 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
 from cpplm.corpus.include_index import IncludeIndex
-from cpplm.corpus.ingest.discovery import TEMPLATE_ENDINGS, SourceFile, is_template, read_source
+from cpplm.corpus.ingest.discovery import (
+    AUTOCONF_SCRIPTS,
+    TEMPLATE_ENDINGS,
+    SourceFile,
+    is_template,
+    read_source,
+)
+from cpplm.corpus.slicing.autoconf import header_template
 from cpplm.corpus.slicing.build_headers import (
     SYSTEM_HEADERS,
     BuildDefaults,
@@ -124,7 +131,8 @@ class ProjectIndex:
             number = self.number[name]
             data = read_source(self.files[name])
             if is_template(name):
-                data = configured(data, self.defaults.options)
+                is_script = name.rpartition("/")[2] in AUTOCONF_SCRIPTS
+                data = configured(header_template(data) if is_script else data, self.defaults.options)
             source = parsed = self._parse(name, data)
             find = functools.partial(self._fragment, name)
             data, splices = splice(data, source.items, find, lambda each: read_source(self.files[each]))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from cpplm.corpus.slicing.build_headers import INTEGER_HEADER
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
+from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IF_KEYWORDS
 from cpplm.cpp.segments import Condition, Frame, Scope
@@ -85,7 +86,11 @@ class _Writer:
             self._head(place[0])
         complete = item.text is original.text and place[1] not in visit.gone
         stack = visit.stack(place[1])
-        text = visit.gone[place[1]] if place[1] in visit.gone and item.text is original.text else item.text
+        text = item.text
+        if place[1] in visit.gone and item.text is original.text:
+            text = visit.gone[place[1]]
+        elif place[1] in visit.gone and item.text == without_comments(original.text):
+            text = without_comments(visit.gone[place[1]])
         gap = self._gap(place, visit) if complete else None
         if gap is not None:
             self._write(gap)

@@ -76,8 +76,9 @@ _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
 _DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*;\s*\Z))(\w+)")
 
 
-# How many items of a project are remembered in all their lengths.
+# How many items of a project are remembered in all their lengths, and bytes of its classes.
 _MOST_REMEMBERED = 40_000
+_MOST_BYTES = 32 << 20
 
 
 class Detail(IntEnum):
@@ -126,6 +127,7 @@ class Shortener:
     _wanted: dict[tuple[int, bool, Set[bytes]], tuple[Item, tuple[_Member, ...]]] = field(
         default_factory=dict
     )
+    _bytes: int = 0  # of all these skeletons
     _outlines: dict[tuple[int, bool], tuple[Item, _Outline]] = field(default_factory=dict)
     _shapes: dict[tuple[bytes, ItemKind, bool, bytes, bytes, bool], _Outline] = field(default_factory=dict)
 
@@ -134,7 +136,8 @@ class Shortener:
         caches: tuple[dict[Any, Any], ...] = (
             *(self._known, self._forwards, self._skeletons, self._wanted, self._outlines, self._shapes),
         )
-        if sum(map(len, caches)) > _MOST_REMEMBERED:
+        if sum(map(len, caches)) > _MOST_REMEMBERED or self._bytes > _MOST_BYTES:
+            self._bytes = 0
             for cache in caches:
                 cache.clear()
 
@@ -179,6 +182,7 @@ class Shortener:
             if (id(item), bare, spans) not in self._skeletons:
                 text = _tidy(_without(outline.text, spans)) if spans else outline.text
                 self._skeletons[id(item), bare, spans] = (item, _with_text(item, text))
+                self._bytes += len(text)
             found = self._wanted[key] = (self._skeletons[id(item), bare, spans][1], gone)
         return found
 

@@ -1,0 +1,76 @@
+"""The header that autoconf's `configure.ac` describes, for projects without its `config.h.in`.
+
+That file is written by autoheader and seldom kept under version control. What the script would find out on
+this machine is left to `build_headers.configured`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+# GNU Autoconf 2.72, sections 5, 6 and 7: macros that define something for each word of their first argument.
+_CHECKS = re.compile(
+    rb"\bA[CX]_(CHECK_(?:HEADERS|FUNCS|TYPES|MEMBERS|DECLS|SIZEOF)|REPLACE_FUNCS)(?:_ONCE)?\s*\("
+)
+_DEFINITION = re.compile(rb"(?m)^(.*)\bAC_DEFINE(?:_UNQUOTED)?\s*\(")
+_EXTENSIONS = re.compile(rb"\b(?:AC_USE_SYSTEM_EXTENSIONS|AC_GNU_SOURCE|gl_EARLY)\b")
+_COMMENT = re.compile(rb"(?m)(?:^[ \t]*#|\bdnl\b).*$")
+_PREFIXES = {b"CHECK_DECLS": b"HAVE_DECL_", b"CHECK_SIZEOF": b"SIZEOF_"}
+_ALWAYS = b"PACKAGE VERSION".split() + [
+    b"PACKAGE_" + part for part in b"BUGREPORT NAME STRING TARNAME URL VERSION".split()
+]
+
+
+def header_template(script: bytes) -> bytes:
+    """The text of `config.h.in` for a `configure.ac`: `#undef` for what depends on the machine."""
+    text = _COMMENT.sub(b"", script)
+    values: dict[bytes, list[bytes]] = defaultdict(list)
+    everywhere: dict[bytes, bytes] = {}
+    for match in _DEFINITION.finditer(text):
+        name, value, *_ = *_arguments(text, match.end()), b"1", b"1"
+        values[name].append(value)
+        if not match.group(1):  # in no branch of the script
+            everywhere[name] = value
+    # What is defined in one way or the other is always defined.
+    everywhere |= {name: found[0] for name, found in values.items() if len(set(found)) > 1}
+    names = dict.fromkeys([*_ALWAYS, *_checked(text), *values])
+    lines = [b"#define _GNU_SOURCE 1"] if _EXTENSIONS.search(text) else []
+    for name in names:
+        if re.fullmatch(rb"[A-Za-z_]\w*", name):
+            value = everywhere.get(name, b"$")
+            is_known = b"\n" not in value and (value[:1] == b'"' or b"$" not in value)
+            lines.append(b"#define %b %b" % (name, value) if is_known else b"#undef " + name)
+    return b"\n".join(lines) + b"\n"
+
+
+def _checked(text: bytes) -> Iterator[bytes]:
+    """The names of macros that the script's checks define."""
+    for match in _CHECKS.finditer(text):
+        listed = next(_arguments(text, match.end()), b"")
+        check = match.group(1)
+        separator = rb"," if check in (b"CHECK_TYPES", b"CHECK_MEMBERS", b"CHECK_SIZEOF") else rb"[\s,\\]+"
+        for word in re.split(separator, listed):
+            upper = re.sub(rb"\W", b"_", word.strip().replace(b"*", b"P")).upper()
+            if upper:
+                yield _PREFIXES.get(check, b"HAVE_") + upper
+
+
+def _arguments(text: bytes, start: int) -> Iterator[bytes]:
+    """The arguments of an m4 call, from behind its parenthesis on, without the quotes around each."""
+    depth, begin = 0, start
+    for match in re.compile(rb"[][(),]").finditer(text, start):
+        byte = match.group()
+        if byte in b"[(":
+            depth += 1
+        elif depth and byte in b"])":
+            depth -= 1
+        elif depth == 0:
+            argument = text[begin : match.start()].strip()
+            while argument[:1] == b"[" and argument[-1:] == b"]":
+                argument = argument[1:-1].strip()
+            yield argument
+            begin = match.end()
+            if byte == b")":
+                return
