@@ -15,7 +15,7 @@ from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
 from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
 from cpplm.judge.scoring import find_forbidden, is_empty, open_braces
-from cpplm.tasks.grader import Grader
+from cpplm.tasks.grader import Diagnostic, Grader
 from cpplm.tasks.item import TaskItem
 from cpplm.tasks.kind import CORRECT, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind
 from cpplm.tasks.mutations import line_tokens
@@ -61,25 +61,21 @@ class FillKind(TaskKind):
         return len(text) > 4 * _HOLE_BYTES.stop
 
     def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:
-        """Compile the documents with the answers in them."""
-        found = grader.compile(
-            [_filled(item, answer.text) for item, answer in answers],
-            [item.data["language"] for item, _ in answers],
-            "compile fillings",
+        """Compile the documents with the answers in them, but for those that are worth nothing anyway."""
+        grades = [_refuse(item, answer.text) for item, answer in answers]
+        pairs = [pair for pair, refused in zip(answers, grades, strict=True) if refused is None]
+        found = iter(
+            grader.compile(
+                [_filled(item, answer.text) for item, answer in pairs],
+                [item.data["language"] for item, _ in pairs],
+                "compile fillings",
+                standards=[item.data.get("standard", "") for item, _ in pairs],
+            )
         )
-        grades = []
-        for (item, answer), verdict in zip(answers, found, strict=True):
-            written = answer.text
-            exact = line_tokens(written) == line_tokens(item.answer)
-            if is_empty(written) or find_forbidden(written) or open_braces(written):
-                grades.append(Grade(MALFORMED, "malformed"))
-            elif len(written) > 4 * len(item.answer) + 80:
-                grades.append(Grade(MALFORMED, "overlong"))
-            elif verdict.compiles:
-                grades.append(Grade(CORRECT, "compiles", exact))
-            else:
-                grades.append(Grade(PARSES, "compile error", exact, verdict.certain))
-        return grades
+        return [
+            _grade(item, answer.text, next(found)) if refused is None else refused
+            for (item, answer), refused in zip(answers, grades, strict=True)
+        ]
 
     def cheats(self, item: TaskItem) -> Mapping[str, str]:
         """Null fillings, and those of every task."""
@@ -87,6 +83,20 @@ class FillKind(TaskKind):
             "endless loop": "for (;;) {}", "exit": "__builtin_exit(0);", "trap": "__builtin_trap();",
             "comment and semicolon": "/* x */;", "overlong": (item.answer + "\n") * 8,
         }  # fmt: skip
+
+
+def _refuse(item: TaskItem, written: str) -> Grade | None:
+    """The grade of an answer that needs no compiler, if it is one."""
+    if is_empty(written) or find_forbidden(written) or open_braces(written):
+        return Grade(MALFORMED, "malformed")
+    return Grade(MALFORMED, "overlong") if len(written) > 4 * len(item.answer) + 80 else None
+
+
+def _grade(item: TaskItem, written: str, verdict: Diagnostic) -> Grade:
+    exact = line_tokens(written) == line_tokens(item.answer)
+    if verdict.compiles:
+        return Grade(CORRECT, "compiles", exact)
+    return Grade(PARSES, "compile error", exact, verdict.certain)
 
 
 def _filled(item: TaskItem, written: str) -> str:
@@ -121,7 +131,8 @@ def _holes(document: SourceDocument, source: TaskSource, split: Split) -> list[T
             TaskItem(
                 kind=FillKind.name, level=kind, split=split, group=document.id, project=document.project,
                 license=document.license, prompt="", answer=middle, prefix=prefix, suffix=suffix,
-                data={"before": before, "after": after, "language": document.language},
+                data={"before": before, "after": after, "language": document.language,
+                      "standard": document.standard},
             )
         )  # fmt: skip
     return chosen

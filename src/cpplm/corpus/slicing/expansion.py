@@ -24,8 +24,7 @@ from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYW
 from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
 
-_DEEPEST = 200  # as g++ has it
-_MOST_VISITS, _MOST_VISITS_OF_A_FILE = 20_000, 64
+_DEEPEST, _MOST_VISITS, _MOST_VISITS_OF_A_FILE = 200, 20_000, 64  # the first as g++ has it
 _CONFIGURED = (".in", ".cmake", *AUTOCONF_SCRIPTS)
 _HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
 Place = tuple[int, int]  # number of a visit, number of an item in its file
@@ -214,15 +213,14 @@ class Expander:
 
     def _demand(self, frames: Sequence[Frame], file: ParsedFile) -> None:
         """Have a macro defined without which the innermost branch is read: of several the first for Linux."""
-        last = frames[-1] if frames else None
-        if not isinstance(last, Condition):
+        if not frames or not isinstance(last := frames[-1], Condition):
             return
-        own = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
-        taken = own | self._state.macros.keys() | {b"defined"}
+        taken = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
+        taken |= self._state.macros.keys() | {b"defined"}
         for name in dict.fromkeys(name for line in last.lines for name in IDENTIFIER.findall(line)[1:]):
             state = replace(self._likely, macros={**self._likely.macros, name: Macro(b"")})
-            *before, line = map(state.holds, last.lines)
-            if name not in taken and not is_elsewhere(name) and (True in before or line is False):
+            *before, chosen = map(state.holds, last.lines)
+            if name not in taken and not is_elsewhere(name) and (True in before or chosen is False):
                 alone = map(IF_DEFINED.fullmatch, last.lines)
                 self._refused.update({each.group(1) for each in alone if each} - {name})
                 self._demanded.add(name)

@@ -223,14 +223,16 @@ class RolloutSampler:
         """Grade the answers of a group; those without a certain verdict, or any number for one, leave it."""
         item = group.question.item
         kind = KINDS[item.kind]
+        ended = [(item, each.answer) for each in group.trajectories if each.ended]
         try:
-            grades = kind.grade([(item, each.answer) for each in group.trajectories], self.grader)
+            grades = kind.grade(ended, self.grader)
         except SandboxError as error:
-            log_info(f"warning: no verdicts on {len(group.trajectories)} answers: {error}")
-            grades = [Grade(MALFORMED, "sandbox error", certain=False)] * len(group.trajectories)
+            log_info(f"warning: no verdicts on {len(ended)} answers: {error}")
+            grades = [Grade(MALFORMED, "sandbox error", certain=False)] * len(ended)
+        found = iter(grades)
         graded = [
-            replace(each, grade=grade if each.ended else Grade(MALFORMED, "no end"))
-            for each, grade in zip(group.trajectories, grades, strict=True)
+            replace(each, grade=next(found) if each.ended else Grade(MALFORMED, "no end"))
+            for each in group.trajectories
         ]
         group.trajectories = [
             each
