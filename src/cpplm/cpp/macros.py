@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from cpplm.cpp.conditions import MacroState
 from cpplm.cpp.lexer import IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
 
 OPEN, CLOSE = b"\x01", b"\x02"
@@ -36,7 +37,7 @@ _OPENS = re.compile(
 )
 _CLOSES = re.compile(rb"^[\s}]*\}[\s}]*;?\s*$")
 SCOPE_ONLY = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[^;{}=()]*\{|extern\s*"\s*"\s*\{|\x01))*\s*$')
-CLOSE_ONLY = re.compile(rb"^[\s}\x02]*$")
+CLOSE_ONLY = re.compile(rb"^\s*(?:[}\x02][\s};\x02]*)?$")
 # `#if` around one call of a macro, without a semicolon, is a whole declaration too.
 _LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
 # Names that mean the same wherever they come from: a scope opened or closed, an export or calling convention.
@@ -276,14 +277,14 @@ def is_whole(part: bytes) -> bool:
 def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
     """Blank all but one branch of a group whose branches do not balance one by one.
 
-    Of `#if 0` alone none is left: it closes for editors what `extern "C" {` opens.
+    Of `#if 0` alone none is left: it closes for editors what `extern "C" {` opens, or opens it for them.
     """
     dead: list[tuple[int, int, bytes]] = []
     code = bytearray(_fill(lexed.names, spans))
 
     def visit(group: ConditionalGroup) -> None:
         branches = group.branches()
-        never_read = len(branches) == 1 and group.directives[0].line == b"#if 0"
+        never_read = len(branches) == 1 and _is_never_read(group.directives[0])
         if all(balance(bytes(code[a:b])) == (0, 0) for a, b in branches):
             return
         if len(branches) < 2 and not never_read:
@@ -305,6 +306,12 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
     for group in inner_first(lexed.groups) if lexed.balanced else []:
         visit(group)
     return dead
+
+
+def _is_never_read(directive: Directive) -> bool:
+    """True for `#if 0` and `#if 1 == 2`, which ask for no macro."""
+    is_constant = directive.keyword == b"if" and not IDENTIFIER.search(directive.argument)
+    return is_constant and MacroState(frozenset()).holds(directive.line) is False
 
 
 def inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:

@@ -43,7 +43,7 @@ from cpplm.corpus.compile.compiler import (
 from cpplm.corpus.document import DocumentKind
 from cpplm.corpus.include_index import IncludeIndex
 from cpplm.corpus.reports.sample import sample_documents
-from cpplm.corpus.slicing.build_headers import include_folders, is_build_written
+from cpplm.corpus.slicing.build_headers import include_folders, is_build_written, is_generated_code
 from cpplm.cpp.parser import is_c_project, language_of
 from cpplm.sandbox.compiler import check_mounts
 from cpplm.sandbox.sandbox import Sandbox
@@ -160,7 +160,8 @@ class CorpusProject:
         if not result.missing_headers or self._index.nearest("", result.missing_headers[0]):
             return ""
         name = result.missing_headers[0]
-        if is_build_written(f'"{name}"' if f'"{name}"' in text else f"<{name}>", self._folders):
+        argument = f'"{name}"' if f'"{name}"' in text else f"<{name}>"
+        if is_generated_code(name.rpartition("/")[2]) or is_build_written(argument, self._folders):
             return "a header that a build writes"
         return f"a header of {'another platform' if _OTHER_PLATFORM.match(name) else 'a third party'}"
 

@@ -173,7 +173,7 @@ class Expander:
             or self._seen[name] > _MOST_VISITS_OF_A_FILE
         ):
             return
-        guard = file.parsed.lexed.guard
+        guard = file.parsed.lexed.guard if file.parsed.sound else b""
         states = [self._state, self._likely] if likely else [self._state]
         for state in states if guard else ():
             state.macros[guard] = parse_define(guard)[1]

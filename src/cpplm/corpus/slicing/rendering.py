@@ -30,6 +30,7 @@ _TIGHT = frozenset(
 )
 _INTEGER = re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
+_TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
 
 
 class PlacedItem(NamedTuple):
@@ -136,15 +137,21 @@ class _Writer:
     def _define(self) -> None:
         """Write before all else what a build has to define, where the text asks for it."""
         text = b"".join(self.parts)
-        known = {*self.expansion.defined, *self.expansion.index.defaults.texts}
+        of_build = self.expansion.index.defaults.macros
+        code = _TESTED.sub(b"", text)
         # Most names are in no text: looking for each is faster than finding all words of the text.
-        names = {name for name in known if name in text and re.search(rb"\b" + name + rb"\b", text)}
+        names = {
+            name
+            for known, read in ((self.expansion.defined, text), (of_build, code))
+            for name in known
+            if name in read and re.search(rb"\b" + name + rb"\b", read)
+        }
         lines = [b"#define " + name for name in self.expansion.defined if name in names]
         if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
             lines.append(b"#include <stdint.h>")
         lines += [
-            b"#define " + name + b' ""'
-            for name in sorted(self.expansion.index.defaults.texts & names)
+            b"#define %b %b" % (name, of_build[name])
+            for name in sorted(of_build.keys() & names)
             if not self._is_defined(name)
         ]
         if lines:
