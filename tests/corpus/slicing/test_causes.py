@@ -43,6 +43,41 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "NAMESPACE_END(inner)\nNAMESPACE_END(NAME)\n",
         "use.cc": '#include "a.h"\nnamespace l = lib;\nint use() { return l::inner::f(); }\n',
     },
+    "a configuration that only configure.ac describes": {
+        "configure.ac": "AC_INIT([a], [1.0])\nAC_CONFIG_HEADERS([config.h])\n"
+        "AC_CHECK_FUNCS([getline nosuch])\n"
+        "AC_DEFINE([LEVEL], [3], [of all])\nif test x; then\n  AC_DEFINE([ONLY_THEN], [1])\nfi\n"
+        "if test y; then\n  AC_DEFINE([EITHER], [5])\nelse\n  AC_DEFINE([EITHER], [6])\nfi\n",
+        "use.cc": "#include <config.h>\n#ifndef HAVE_GETLINE\n#error no\n#endif\n"
+        "#ifdef HAVE_NOSUCH\n#error yes\n#endif\n"
+        "#ifdef ONLY_THEN\n#error then\n#endif\nint use() { return LEVEL + EITHER + sizeof PACKAGE_NAME; }\n",
+    },
+    "an #error asks for the macro that avoids it": {
+        "real.h": "#if defined(REAL_IS_FLOAT) && !defined(TABLES)\ntypedef float real;\n"
+        "#elif defined REAL_IS_FIXED || defined(TABLES)\ntypedef long real;\n#else\n#error none\n#endif\n",
+        "use.cc": '#include "real.h"\nreal use() { return 1; }\n',
+    },
+    "a hand-written configure defines macros": {
+        "configure": '#!/bin/sh\nadd_def DEBUG $debug\nadd_def VERSION "\\"$version\\""\n',
+        "CMakeLists.txt": 'set(DEFINES "#define _Maybe")\nadd_definitions(-DDEPTH=4)\n',
+        "use.cc": "int use(char *_Maybe s) { return s ? DEBUG + DEPTH : sizeof VERSION; }\n",
+    },
+    "a scope that is left for an include, within a condition": {
+        "a.h": "#pragma once\n#ifdef SPACE\n#define BEGIN_NS namespace ns {\n#define END_NS }\n#else\n"
+        "#define BEGIN_NS\n#define END_NS\n#endif\nBEGIN_NS\nstruct A {};\n"
+        "#if __cplusplus > 199711L\nEND_NS\n#include <vector>\nBEGIN_NS\nstd::vector<A> all();\n#endif\nEND_NS\n",
+        "use.cc": '#include "a.h"\nBEGIN_NS\nint use() { return all().size(); }\nEND_NS\n',
+    },
+    "a header whose brackets close elsewhere, with includes of its own": {
+        "other.h": "#pragma once\ntypedef int number;\n",
+        "a.h": '#ifndef A_H\n#define A_H\n#include "other.h"\n#ifdef WIDE\nstruct A { number x;\n#else\n'
+        "struct A {\n#endif\n#ifdef LONG\nnumber y; };\n#endif\n#ifndef LONG\n};\n#endif\n#endif\n",
+        "use.cc": '#include "a.h"\nnumber use(A*) { return 1; }\n',
+    },
+    "what is never read opens nothing": {
+        "a.h": "#if 1 + 1 == 3\nstruct A\n{\n#endif\ntypedef int number;\n",
+        "use.cc": '#include "a.h"\nnumber use() { return 1; }\n',
+    },
     "a source file that another one includes": {
         "trace.h": "#define TRACE(text)\n",
         "use.cc": "void use() { TRACE(1); }\n",
@@ -72,8 +107,24 @@ def test_a_project_compiles(tmp_path, files):
             "int use(S* s) { return s->last; }\n",
             "data_1;",
         ),
+        (
+            "struct S {\n  virtual ~S();\n"
+            + "".join(f"  virtual int pure_{number}() const = 0;\n" for number in range(200))
+            + "  virtual int last() = 0;\n};\nstruct T : S {\n"
+            + "".join(f"  int pure_{number}() const override;\n" for number in range(200))
+            + "  int last() override;\n};\n",
+            "int use(T* t) { return t->last(); }\n",
+            "pure_1()",
+        ),
+        (
+            "struct S {\n"
+            + "".join(f"  int f_{number}(bool b = false);\n" for number in range(200))
+            + "  int last();\n};\n",
+            "int use(S* s) { return s->last(); }\n",
+            "f_1(",
+        ),
     ],
-    ids=["enumerators", "data members of a large structure"],
+    ids=["enumerators", "data members of a large structure", "pure virtual functions", "default arguments"],
 )
 def test_what_is_long_goes_where_nobody_names_it(tmp_path, header, own, gone):
     files = {"a.h": header, "use.cc": '#include "a.h"\n' + own}
@@ -93,3 +144,11 @@ def test_members_that_are_pointers_to_functions_are_data(tmp_path):
     options: dict[str, Any] = {"budget": 330, "of": "use.cc"}
     documents = documents_of(write_files(tmp_path, files), **options)
     assert [compile_errors(document.text) for document in documents] == [""]
+
+
+def test_what_a_program_generates_is_asked_for(tmp_path):
+    """Without it the text means nothing; the include is what says why it does not compile."""
+    files = {"use.cc": '#include "ui_form.h"\n#include "config.h"\nvoid use(Ui::Form*) {}\n'}
+    document = one_document(tmp_path, files, of="use.cc")
+    assert document.text.startswith('#include "ui_form.h"\n')
+    assert "config.h" not in document.text
