@@ -65,7 +65,8 @@ _PROJECTS: dict[str, dict[str, str]] = {
     "a scope that is left for an include, within a condition": {
         "a.h": "#pragma once\n#ifdef SPACE\n#define BEGIN_NS namespace ns {\n#define END_NS }\n#else\n"
         "#define BEGIN_NS\n#define END_NS\n#endif\nBEGIN_NS\nstruct A {};\n"
-        "#if __cplusplus > 199711L\nEND_NS\n#include <vector>\nBEGIN_NS\nstd::vector<A> all();\n#endif\nEND_NS\n",
+        "#if __cplusplus > 199711L\nEND_NS\n#include <vector>\nBEGIN_NS\n"
+        "std::vector<A> all();\n#endif\nEND_NS\n",
         "use.cc": '#include "a.h"\nBEGIN_NS\nint use() { return all().size(); }\nEND_NS\n',
     },
     "a header whose brackets close elsewhere, with includes of its own": {
