@@ -39,6 +39,7 @@ TEMPLATE_ENDINGS = (
     ".cmake.in",
     ".in.cmake",
     ".cmakein",
+    ".cin",
     ".meson",
     "in",  # config.hin
 )  # of headers that a build writes

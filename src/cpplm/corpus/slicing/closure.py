@@ -65,6 +65,7 @@ class Closure:
     # From `Detail.SKELETON` on, the members that are not left out; where one is that is not among them.
     _called: set[bytes] = field(default_factory=lambda: set(CALLED_UNNAMED))
     _left_out: dict[bytes, set[Place]] = field(default_factory=lambda: defaultdict(set))
+    _incomplete: set[Place] = field(default_factory=set)  # classes that lack one that is used by now
     _skeletons: set[Place] = field(default_factory=set)  # the classes that this was looked up for
     _types: set[bytes] = field(default_factory=set)  # the names of those that are chosen
     # Of types, by their names: how many types were chosen when what is attached to them was looked up last.
@@ -128,7 +129,7 @@ class Closure:
 
     def _follow(self, waiting: list[tuple[Place, Item]], most: float) -> bool:
         queue = deque(waiting)
-        while (queue or self._complete(queue)) and self.size <= most:
+        while (queue or self._put_back(queue) or self._complete(queue)) and self.size <= most:
             place, item = queue.popleft()
             meanings = self.lookup.meanings(place, item)
             weak: Set[bytes] = frozenset()
@@ -138,7 +139,7 @@ class Closure:
                 for name, others in declared.items():
                     self._reached[name] |= others
             if self.detail >= Detail.SKELETON:
-                queue.extend(self._call(place, item))
+                self._call(place, item)
             depth = self._depth.get(place, 0) + 1
             for name, found in self._needs(place, meanings, weak):
                 if found in self.too_long and name not in weak and most < float("inf"):
@@ -165,14 +166,18 @@ class Closure:
         self._completed = state
         return bool(queue)
 
-    def _call(self, place: Place, item: Item) -> list[tuple[Place, Item]]:
-        """Put back the members that an item may use; the classes that they are put back into."""
+    def _call(self, place: Place, item: Item) -> None:
+        """Note the members that an item may use, and the classes that they have been left out of."""
         names = self.lookup.called(place, item, borrowed=place in self.reasons) - self._called
-        if not names:
-            return []
         self._called |= names
-        places = {each for name in names & self._left_out.keys() for each in self._left_out.pop(name)}
-        return [(each, self._take(each, self.detail)) for each in sorted(places - self._forward)]
+        for name in names & self._left_out.keys():
+            self._incomplete |= self._left_out.pop(name)
+
+    def _put_back(self, queue: deque[tuple[Place, Item]]) -> bool:
+        """Queue the classes that lack members that are used by now: together, since each makes a new text."""
+        places, self._incomplete = self._incomplete - self._forward, set()
+        queue.extend((each, self._take(each, self.detail)) for each in sorted(places))
+        return bool(queue)
 
     def _choose(self, place: Place, *, weak: bool, depth: int) -> Item:
         """Take an item, so many steps from an own one, in the detail that it is to have."""

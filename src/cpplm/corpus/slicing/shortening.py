@@ -57,6 +57,7 @@ _POINTER = re.compile(
 )
 _COMMA = re.compile(rb"\s*,")
 _LARGE = 32  # members of a class
+_SHORT_BODY = 120  # bytes
 _LONGEST_ENUMERATION = 1_000_000  # bytes: a longer one is data, and takes minutes
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 # `template <...> class MACRO Name`, not a specialization.
@@ -78,7 +79,7 @@ _DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*;\s*\Z)
 
 # How many items of a project are remembered in all their lengths, and bytes of its classes.
 _MOST_REMEMBERED = 40_000
-_MOST_BYTES = 32 << 20
+_MOST_BYTES = 16 << 20
 
 
 class Detail(IntEnum):
@@ -121,9 +122,7 @@ class Shortener:
     macros: MacroTable
     _known: dict[tuple[int, Detail], tuple[Item, Item]] = field(default_factory=dict)
     _forwards: dict[int, tuple[Item, Item | None]] = field(default_factory=dict)
-    _skeletons: dict[tuple[int, bool, tuple[tuple[int, int], ...]], tuple[Item, Item]] = field(
-        default_factory=dict
-    )
+    _skeletons: dict[tuple[int, bytes], tuple[Item, Item]] = field(default_factory=dict)
     _wanted: dict[tuple[int, bool, Set[bytes]], tuple[Item, tuple[_Member, ...]]] = field(
         default_factory=dict
     )
@@ -178,12 +177,12 @@ class Shortener:
         found = self._wanted.get(key)
         if found is None:
             gone = self._unused_members(outline, wanted)
-            spans = tuple((member.start, member.end) for member in gone)
-            if (id(item), bare, spans) not in self._skeletons:
-                text = _tidy(_without(outline.text, spans)) if spans else outline.text
-                self._skeletons[id(item), bare, spans] = (item, _with_text(item, text))
+            spans = [(member.start, member.end) for member in gone]
+            text = _tidy(_without(outline.text, spans)) if spans else outline.text
+            if (id(item), text) not in self._skeletons:
+                self._skeletons[id(item), text] = (item, _with_text(item, text))
                 self._bytes += len(text)
-            found = self._wanted[key] = (self._skeletons[id(item), bare, spans][1], gone)
+            found = self._wanted[key] = (self._skeletons[id(item), text][1], gone)
         return found
 
     @staticmethod
@@ -213,7 +212,7 @@ def called_in(item: Item, short: Item) -> Set[bytes]:
     return item.mentions | item.accesses
 
 
-@functools.lru_cache(maxsize=16_384)
+@functools.lru_cache(maxsize=1_024)
 def _identifiers(text: bytes) -> frozenset[bytes]:
     return frozenset(IDENTIFIER.findall(text))
 
@@ -254,7 +253,6 @@ def _without(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
 
 def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
     text = without_comments(item.text)
-    kept_heads = _KEPT_BARE if bare else _KEPT
     is_method = item.kind == ItemKind.FUNCTION and (
         (item.body_required and (not bare or _KEPT_BARE.search(text[: text.find(b"{")]) is not None))
         or item.qualifier
@@ -283,6 +281,9 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         pattern = IDENTIFIER if node.type == "enumerator" else _DATA if node in unnamed else _METHOD
         found = pattern.search(head)
         is_other = (found is None and b"(" not in head) or _FUNCTION_POINTER.match(head) is not None
+        # What is as short may be asked for its value by the compiler: `T data[words_in(n)]`.
+        is_short = body is not None and body.end_byte - body.start_byte < _SHORT_BODY
+        kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
         if start < position or node.has_error or kept_heads.search(head) or is_other:
             continue
         if body is not None and calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
@@ -343,7 +344,7 @@ def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:
     return b"".join(outside), b"".join(inside)
 
 
-@functools.lru_cache(maxsize=16_384)
+@functools.lru_cache(maxsize=1_024)
 def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset[bytes]]:
     """The names in an item that a declaration of a type is enough for, each with what is declared with it.
 
@@ -363,6 +364,8 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset
     for part in parts:
         names = IDENTIFIER.findall(part)
         function = _METHOD.search(part) if not _EXPRESSION.search(part) else None
+        if function is not None and function.group(1).isupper():
+            function = None  # a macro, which does whatever with its arguments
         if function is not None or _POINTER.fullmatch(part):
             declared = function.group(1) if function is not None else part.partition(b"=")[0].split()[-1]
             for name in names:
