@@ -67,7 +67,8 @@ def train_all(args: Any, seed: int) -> dict[str, Path]:
 def evaluate(args: Any, runs: dict[str, Path], *flags: object) -> dict[str, Any]:
     """The report of `cpplm evaluate tasks`, by name of the run."""
     first, *others = runs.values()
-    command = ["evaluate", "tasks", first, "--tasks", args.tasks, "--kinds", args.kind, "--against", *others,
+    tasks = args.val_tasks or args.tasks
+    command = ["evaluate", "tasks", first, "--tasks", tasks, "--kinds", args.kind, "--against", *others,
                "--json", *flags]  # fmt: skip
     done = subprocess.run([_CPPLM, *map(str, command)], check=True, stdout=subprocess.PIPE, text=True)
     report = json.loads(done.stdout.splitlines()[-1])
@@ -108,6 +109,7 @@ def main() -> None:
         num_prompts=16, num_samples=8, max_seq_len=512, pass_samples=8, pass_items=100, threads=1,
     )  # fmt: skip
     parser.add_argument("tasks", type=Path, help="folder of 'cpplm tasks build'")
+    parser.add_argument("--val_tasks", type=Path, help="folder with the held-out tasks, if it is another")
     parser.add_argument("--init_from", type=Path, required=True, help="run of 'cpplm train'")
     parser.add_argument("--more_data", type=Path, nargs="*", default=[], help="more for fine-tuning")
     parser.add_argument("--guards", type=Path, help="corpus to measure bits per byte and holes on, too")
