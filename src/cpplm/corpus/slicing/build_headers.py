@@ -251,7 +251,7 @@ def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
 
     def choice(match: re.Match[bytes]) -> bytes:
         value = b"1" if match.group(2) in options else _configured_value(match.group(2))
-        if value is None and match.group(2).startswith(_STRINGS) and match.group(1) == b"undef":
+        if value is None and match.group(2).startswith(_STRINGS) and match.group(1) != b"cmakedefine01":
             value = b'"0"'
         if match.group(1) == b"cmakedefine01":
             return b"#define " + match.group(2) + b" " + (value or b"0")

@@ -57,7 +57,7 @@ _POINTER = re.compile(
 )
 _COMMA = re.compile(rb"\s*,")
 _LARGE = 32  # members of a class
-_SHORT_BODY = 120  # bytes
+_SHORT_BODY = 300  # bytes
 _LONGEST_ENUMERATION = 1_000_000  # bytes: a longer one is data, and takes minutes
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 # `template <...> class MACRO Name`, not a specialization.
