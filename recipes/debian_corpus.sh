@@ -5,7 +5,7 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5; known: looked at all along)
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5, blind6, blind7; known: looked at all along)
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
 #                                             are built with                            -> FOLDER/headers; prints
 #                                             the folders for `corpus check --headers`
@@ -31,6 +31,9 @@ BLIND3="chocolate-doom glfw3 hunspell libevent lmdb mosquitto opus pybind11 task
 # Measured once, on 2026-11-25.
 BLIND4="chrony clipper galculator glpk jsonnet lame libzip qbittorrent speex"
 BLIND5="angelscript dash flex libconfig libcork libqalculate mpg123 nano socat"
+# Measured once, later that day, with what those had taught.
+BLIND6="cppunit freeglut jansson libgd2 msgpack-c opusfile protobuf-c qpdf yaml-cpp"
+BLIND7="bc c-ares dosfstools gengetopt hiredis libexif libmodplug libopenmpt lzip"
 # The failures of these were looked at, beside those of blind3.
 KNOWN="cli11 cppcheck gdbm kyotocabinet lcms2 libmodbus mawk nghttp2 pugixml qhull rtorrent tcc tidy-html5 xterm"
 # What such projects commonly include, chosen without looking at them; nothing of the blind projects themselves.
@@ -69,7 +72,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|blind3|blind4|blind5|known|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|blind3|blind4|blind5|blind6|blind7|known|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -185,6 +188,10 @@ blind4) sources blind4 $BLIND4 ;;
 # shellcheck disable=SC2086
 blind5) sources blind5 $BLIND5 ;;
 # shellcheck disable=SC2086
+blind6) sources blind6 $BLIND6 ;;
+# shellcheck disable=SC2086
+blind7) sources blind7 $BLIND7 ;;
+# shellcheck disable=SC2086
 known) sources known $KNOWN ;;
 headers) headers ;;
 large)
@@ -209,7 +216,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders
