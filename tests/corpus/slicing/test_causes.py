@@ -75,6 +75,21 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "struct A {\n#endif\n#ifdef LONG\nnumber y; };\n#endif\n#ifndef LONG\n};\n#endif\n#endif\n",
         "use.cc": '#include "a.h"\nnumber use(A*) { return 1; }\n',
     },
+    "a comment behind using namespace": {
+        "a.h": "namespace a {\nnamespace inner {\nint f();\n}\n// f; g\nusing namespace inner;  // NOLINT\n"
+        "int g();\n}\n",
+        "use.cc": '#include "a.h"\nint use() { return a::g(); }\n',
+    },
+    "keywords and types in a template of a header": {
+        "a.h.in": "#define MY_INLINE @my_inline@\n#define my_int_t @my_int_t@\n"
+        "#define MY_LEN_T ${TYPEOF_SOCKLEN_T}\n",
+        "use.cc": '#include "a.h"\n#include <sys/socket.h>\n'
+        "MY_INLINE my_int_t use(MY_LEN_T n) { return n; }\n",
+    },
+    "a configuration of which nothing is there": {
+        "use.cc": '#include "config-auto.h"\n#if !MY_HAVE_UNISTD_H\n#define std\n#endif\n'
+        "#include <string>\nstd::string use() { return {}; }\n",
+    },
     "what is never read opens nothing": {
         "a.h": "#if 1 + 1 == 3\nstruct A\n{\n#endif\ntypedef int number;\n",
         "use.cc": '#include "a.h"\nnumber use() { return 1; }\n',

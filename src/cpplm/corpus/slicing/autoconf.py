@@ -26,23 +26,36 @@ _ALWAYS = b"PACKAGE VERSION".split() + [
 def header_template(script: bytes) -> bytes:
     """The text of `config.h.in` for a `configure.ac`: `#undef` for what depends on the machine."""
     text = _COMMENT.sub(b"", script)
+    values = always_defined(script)
+    lines = [b"#define _GNU_SOURCE 1"] if _EXTENSIONS.search(text) else []
+    for name in dict.fromkeys([*_ALWAYS, *_checked(text), *(name for name, _, _ in _definitions(text))]):
+        if re.fullmatch(rb"[A-Za-z_]\w*", name):
+            lines.append(b"#define %b %b" % (name, values[name]) if name in values else b"#undef " + name)
+    return b"\n".join(lines) + b"\n"
+
+
+def always_defined(script: bytes) -> dict[bytes, bytes]:
+    """The macros that a `configure.ac` defines whatever it finds, with the values that it has for them."""
     values: dict[bytes, list[bytes]] = defaultdict(list)
     everywhere: dict[bytes, bytes] = {}
-    for match in _DEFINITION.finditer(text):
-        name, value, *_ = *_arguments(text, match.end()), b"1", b"1"
+    for name, value, in_branch in _definitions(_COMMENT.sub(b"", script)):
         values[name].append(value)
-        if not match.group(1):  # in no branch of the script
+        if not in_branch:
             everywhere[name] = value
     # What is defined in one way or the other is always defined.
     everywhere |= {name: found[0] for name, found in values.items() if len(set(found)) > 1}
-    names = dict.fromkeys([*_ALWAYS, *_checked(text), *values])
-    lines = [b"#define _GNU_SOURCE 1"] if _EXTENSIONS.search(text) else []
-    for name in names:
-        if re.fullmatch(rb"[A-Za-z_]\w*", name):
-            value = everywhere.get(name, b"$")
-            is_known = b"\n" not in value and (value[:1] == b'"' or b"$" not in value)
-            lines.append(b"#define %b %b" % (name, value) if is_known else b"#undef " + name)
-    return b"\n".join(lines) + b"\n"
+    return {
+        name: value
+        for name, value in everywhere.items()
+        if value and b"\n" not in value and (value[:1] == b'"' or b"$" not in value)
+    }
+
+
+def _definitions(text: bytes) -> Iterator[tuple[bytes, bytes, bool]]:
+    """Macros that the script itself defines: name, value, and whether that is in a branch of it."""
+    for match in _DEFINITION.finditer(text):
+        name, value, *_ = *_arguments(text, match.end()), b"1", b"1"
+        yield name, value, bool(match.group(1))
 
 
 def _checked(text: bytes) -> Iterator[bytes]:

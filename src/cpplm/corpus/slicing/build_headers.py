@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from cpplm.core.storage import sha256
+from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
+from cpplm.corpus.slicing.autoconf import always_defined
 
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
 _SYSTEM_NAMES = """
@@ -44,39 +46,42 @@ _IS_DEFAULT = re.compile(
 _HAVE_HEADERS = frozenset(
     f"HAVE_{re.sub('[./]', '_', name).upper()}".encode() for name in SYSTEM_HEADERS if name != "stropts.h"
 )
-# Functions, macros and structures of glibc that builds ask for, most of them of POSIX.
+# Functions, macros and structures of glibc that builds ask for, most of them of POSIX; features of C and C++.
 _HAVE_FUNCTIONS = frozenset(
     b"HAVE_" + name
     for name in b"""
-ACCEPT4 ALARM ASPRINTF ATEXIT BACKTRACE BASENAME BCMP BCOPY BSEARCH BZERO CFMAKERAW CFSETSPEED CHMOD CHOWN
-CLOCK_GETTIME CLOSEDIR CLOSEFROM DAEMON DIRNAME DLOPEN DPRINTF DUP2 EPOLL_CREATE EPOLL_CREATE1 ERR
-EUIDACCESS EVENTFD EXPLICIT_BZERO FACCESSAT FALLOCATE FCHMOD FCHOWN FCNTL FDATASYNC FDOPENDIR FLOCK FLOOR
-FMOD FORK FORKPTY FREEADDRINFO FREELOCALE FSEEKO FSTATAT FSYNC FTELLO FTRUNCATE FUTIMENS GAI_STRERROR
-GETADDRINFO GETCWD GETDELIM GETEGID GETENV GETEUID GETGID GETHOSTBYNAME GETHOSTNAME GETIFADDRS GETLINE
-GETLOADAVG GETNAMEINFO GETOPT GETOPT_LONG GETPAGESIZE GETPGID GETPID GETPPID GETPWNAM GETPWUID GETRANDOM
-GETRLIMIT GETRUSAGE GETTIMEOFDAY GETUID GLOB GMTIME_R IF_NAMETOINDEX IMAXDIV INET_ATON INET_NTOP INET_PTON
-INITGROUPS INOTIFY_INIT IOCTL ISALPHA ISASCII ISATTY ISBLANK KILL KILLPG LCHOWN LINK LOCALTIME_R LOGIN_TTY
-LRINT LRINTF LROUND LSTAT MADVISE MALLINFO MALLOC_USABLE_SIZE MEMCHR MEMCPY MEMMEM MEMMOVE MEMPCPY MEMRCHR
-MEMSET MKDIR MKDIRAT MKDTEMP MKFIFO MKOSTEMP MKSTEMP MKTIME MLOCK MMAP MPROTECT MREMAP MSYNC MUNMAP
-NANOSLEEP NEWLOCALE NL_LANGINFO OPENAT OPENDIR OPENPTY PIPE PIPE2 POLL POSIX_FADVISE POSIX_FALLOCATE
-POSIX_MADVISE POSIX_MEMALIGN POW PPOLL PRCTL PREAD PRINTF PSELECT PUTENV PWRITE QSORT_R RAISE RANDOM READDIR
-READLINK REALLOCARRAY REALPATH REGCOMP RENAME RINT ROUND SCHED_YIELD SECURE_GETENV SELECT SENDFILE SENDMSG
-SETENV SETEUID SETLINEBUF SETLOCALE SETPGID SETRLIMIT SETSID SIGACTION SIGNAL SIGPROCMASK SLEEP SNPRINTF
-SOCKET SOCKETPAIR SQRT SRANDOM STAT STPCPY STRCASECMP STRCASESTR STRCHR STRCHRNUL STRCOLL STRCSPN STRDUP
-STRERROR STRERROR_R STRFTIME STRNCASECMP STRNDUP STRNLEN STRPBRK STRPTIME STRRCHR STRSEP STRSIGNAL STRSPN
-STRSTR STRTOD STRTOF STRTOIMAX STRTOK_R STRTOL STRTOLD STRTOLL STRTOUL STRTOULL STRTOUMAX STRUCT_ADDRINFO
-STRUCT_IN6_ADDR STRUCT_SOCKADDR_IN6 STRUCT_SOCKADDR_STORAGE STRUCT_SOCKADDR_UN STRUCT_STAT_ST_BLKSIZE
-STRUCT_STAT_ST_BLOCKS STRUCT_STAT_ST_MTIM STRUCT_TIMESPEC STRUCT_TIMEVAL STRUCT_TM_TM_GMTOFF
-STRUCT_TM_TM_ZONE SYMLINK SYSCONF SYSLOG TCGETATTR TEMPNAM TIMEGM TIMERADD TIMERCLEAR TIMERCMP TIMERISSET
-TIMERSUB TIMES TRUNC TRUNCATE UNAME UNSETENV USELOCALE USLEEP UTIME UTIMENSAT UTIMES VASPRINTF VFORK VPRINTF
-VSNPRINTF WAIT3 WAIT4 WAITPID WCSLEN WCSWIDTH WCWIDTH WRITEV
+ACCEPT4 ALARM ASPRINTF ATEXIT BACKTRACE BASENAME BCMP BCOPY BOOL BSEARCH BUILTIN_EXPECT BZERO CFMAKERAW
+CFSETSPEED CHMOD CHOWN CLOCK_GETTIME CLOSEDIR CLOSEFROM CONST_CAST CPP_CAST CXX11 CXX14 CXX17 DAEMON DIRNAME
+DLOPEN DPRINTF DUP2 DYNAMIC_CAST EPOLL_CREATE EPOLL_CREATE1 ERR EUIDACCESS EVENTFD EXCEPTIONS EXPLICIT
+EXPLICIT_BZERO FACCESSAT FALLOCATE FCHMOD FCHOWN FCNTL FDATASYNC FDOPENDIR FLOCK FLOOR FMOD FORK FORKPTY
+FREEADDRINFO FREELOCALE FSEEKO FSTATAT FSYNC FTELLO FTRUNCATE FUTIMENS GAI_STRERROR GETADDRINFO GETCWD
+GETDELIM GETEGID GETENV GETEUID GETGID GETHOSTBYNAME GETHOSTNAME GETIFADDRS GETLINE GETLOADAVG GETNAMEINFO
+GETOPT GETOPT_LONG GETPAGESIZE GETPGID GETPID GETPPID GETPWNAM GETPWUID GETRANDOM GETRLIMIT GETRUSAGE
+GETTIMEOFDAY GETUID GLOB GMTIME_R IF_NAMETOINDEX IMAXDIV INET_ATON INET_NTOP INET_PTON INITGROUPS INLINE
+INOTIFY_INIT IOCTL ISALPHA ISASCII ISATTY ISBLANK KILL KILLPG LCHOWN LINK LOCALTIME_R LOGIN_TTY LONG_DOUBLE
+LONG_LONG LONG_LONG_INT LRINT LRINTF LROUND LSTAT MADVISE MALLINFO MALLOC_USABLE_SIZE MEMCHR MEMCPY MEMMEM
+MEMMOVE MEMPCPY MEMRCHR MEMSET MKDIR MKDIRAT MKDTEMP MKFIFO MKOSTEMP MKSTEMP MKTIME MLOCK MMAP MPROTECT
+MREMAP MSYNC MUNMAP MUTABLE NAMESPACES NANOSLEEP NEWLOCALE NL_LANGINFO OPENAT OPENDIR OPENPTY PIPE PIPE2
+POLL POSIX_FADVISE POSIX_FALLOCATE POSIX_MADVISE POSIX_MEMALIGN POW PPOLL PRCTL PREAD PRINTF PSELECT PUTENV
+PWRITE QSORT_R RAISE RANDOM READDIR READLINK REALLOCARRAY REALPATH REGCOMP REINTERPRET_CAST RENAME RINT
+ROUND RTTI SCHED_YIELD SECURE_GETENV SELECT SENDFILE SENDMSG SETENV SETEUID SETLINEBUF SETLOCALE SETPGID
+SETRLIMIT SETSID SIGACTION SIGNAL SIGPROCMASK SLEEP SNPRINTF SOCKET SOCKETPAIR SQRT SRANDOM SSTREAM STAT
+STATIC_CAST STL STPCPY STRCASECMP STRCASESTR STRCHR STRCHRNUL STRCOLL STRCSPN STRDUP STRERROR STRERROR_R
+STRFTIME STRNCASECMP STRNDUP STRNLEN STRPBRK STRPTIME STRRCHR STRSEP STRSIGNAL STRSPN STRSTR STRTOD STRTOF
+STRTOIMAX STRTOK_R STRTOL STRTOLD STRTOLL STRTOUL STRTOULL STRTOUMAX STRUCT_ADDRINFO STRUCT_IN6_ADDR
+STRUCT_SOCKADDR_IN6 STRUCT_SOCKADDR_STORAGE STRUCT_SOCKADDR_UN STRUCT_STAT_ST_BLKSIZE STRUCT_STAT_ST_BLOCKS
+STRUCT_STAT_ST_MTIM STRUCT_TIMESPEC STRUCT_TIMEVAL STRUCT_TM_TM_GMTOFF STRUCT_TM_TM_ZONE SYMLINK SYSCONF
+SYSLOG TCGETATTR TEMPLATES TEMPNAM TIMEGM TIMERADD TIMERCLEAR TIMERCMP TIMERISSET TIMERSUB TIMES TRUNC
+TRUNCATE TYPENAME UNAME UNSETENV UNSIGNED_LONG_LONG_INT USELOCALE USLEEP UTIME UTIMENSAT UTIMES
+VARIADIC_MACROS VASPRINTF VFORK VPRINTF VSNPRINTF WAIT3 WAIT4 WAITPID WCSLEN WCSWIDTH WCWIDTH WRITEV
 """.split()
 )
 # Types and keywords, for which a build defines something else where they are not there: EVENT__size_t.
 _C_WORD = re.compile(
     rb"(?:\A|_)((?:u?int\d+|s?size|pid|off|socklen|uid|gid|mode|time)_t|inline|const|volatile)\Z"
 )
-_STRINGS = (b"PACKAGE", b"VERSION")  # which autoconf always defines, with PACKAGE_NAME and so on
+# Which autoconf always defines, with PACKAGE_NAME and so on; and gettext.
+_STRINGS = (b"PACKAGE", b"VERSION", b"GETTEXT_PACKAGE")
 # A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
 INTEGER_HEADER = re.compile(r"(?:(?<![a-z])|std)int(?:types)?\.h[\">]")
 _CONFIGURE_FILE = re.compile(r"(?i)\bconfigure_file\s*\(([^()]*)\)")
@@ -168,13 +173,13 @@ class BuildDefaults:
     """Options, templates and macros that the build files of a project name; nothing is carried out.
 
     Attributes:
-        options: that are on by default.
+        values: of macros in templates: options that are on by default, and what a script always defines.
         templates: of the headers that a build writes: the name of a header without its folder, and the
             template's in the project.
         macros: that the build defines for its code, with their values or what may stand for them.
     """
 
-    options: frozenset[bytes] = frozenset()
+    values: Mapping[bytes, bytes] = field(default_factory=dict)
     templates: tuple[tuple[str, str], ...] = ()
     macros: Mapping[bytes, bytes] = field(default_factory=dict)
 
@@ -186,12 +191,12 @@ class BuildDefaults:
     @property
     def digest(self) -> str:
         """Changes with any of them."""
-        return sha256(f"{sorted(self.options)}{self.templates}{sorted(self.macros.items())}".encode())
+        return sha256(f"{sorted(self.values.items())}{self.templates}{sorted(self.macros.items())}".encode())
 
 
 def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     """Read the build files of a project, in its folders and those right below."""
-    options: set[bytes] = set()
+    values: dict[bytes, bytes] = {}
     macros: dict[bytes, bytes] = {}
     templates: list[tuple[str, str]] = []
     for root in roots:
@@ -202,14 +207,15 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 data = path.read_bytes()
                 if _GENERATED_SCRIPT in data:
                     continue
-                options.update(_OPTION.findall(data))
+                values |= dict.fromkeys(_OPTION.findall(data), b"1")
+                values |= always_defined(data) if path.name in AUTOCONF_SCRIPTS else {}
                 macros = dict(_defined_macros(data)) | macros
                 for template, header in _configured_headers(data.decode("utf-8", "replace")):
                     found = next(filter(Path.is_file, (path.parent / template, root / template)), path)
-                    if found != path or path.suffix in (".ac", ".in"):
+                    if found != path or path.name in AUTOCONF_SCRIPTS:
                         name = PurePosixPath(os.path.relpath(found, root)).as_posix()
                         templates.append((PurePosixPath(header).name, name))
-    return BuildDefaults(frozenset(options), tuple(templates), macros)
+    return BuildDefaults(values, tuple(templates), macros)
 
 
 def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -235,10 +241,10 @@ def _configured_headers(text: str) -> Iterator[tuple[str, str]]:
             yield template or f"{header}.in", header
 
 
-def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
+def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> bytes:
     """A header as a build would write it of its template, with every choice in its default.
 
-    Defined are `options`, which the project sets by default; all else is not defined, or 0.
+    Defined are `values`, which the project sets by default; all else is not defined, or 0.
 
     For autoconf's `config.h.in` and CMake's `configure_file`. What x86-64 Linux has is defined: headers of
     POSIX, the sizes of types, the order of bytes.
@@ -250,7 +256,7 @@ def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
         return b"#define " + name + b" " + value if value else b""
 
     def choice(match: re.Match[bytes]) -> bytes:
-        value = b"1" if match.group(2) in options else _configured_value(match.group(2))
+        value = (values or {}).get(match.group(2)) or _configured_value(match.group(2))
         if value is None and match.group(2).startswith(_STRINGS) and match.group(1) != b"cmakedefine01":
             value = b'"0"'
         if match.group(1) == b"cmakedefine01":
@@ -261,10 +267,26 @@ def configured(template: bytes, options: Set[bytes] = frozenset()) -> bytes:
         width = _WIDTH.search(match.group(2))
         return match.group(1) + (b"__" + width.group().upper() + b"_TYPE__" if width else b"long")
 
+    def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`
+        name = match.group(1) or match.group(2)
+        word = _C_WORD.search(name.lower())
+        type_ = word.group(1) if word else b"long long" if name.lower().endswith(b"_t") else b"0"
+        return _configured_value(name) or type_
+
     text = _TYPEDEF.sub(placeholder_type, template)
     text = re.sub(rb"(?m)^[ \t]*(?:@(?:(SIZEOF_\w+)_CODE|\w+)@|\$\{\w+\})[ \t]*$", size, text)
     text = re.sub(rb"(?m)^[ \t]*#[ \t]*(undef|cmakedefine(?:01)?)[ \t]+(\w+)[^\n]*$", choice, text)
-    return _PLACEHOLDER.sub(lambda match: _configured_value(match.group(1) or match.group(2)) or b"0", text)
+    return _PLACEHOLDER.sub(placeholder, text)
+
+
+def have_macros(names: Iterable[bytes]) -> frozenset[bytes]:
+    """Those of these macros that a configuration would define: `LIB_HAVE_UNISTD_H`."""
+    return frozenset(name for name in names if b"HAVE_" in name and _configured_value(name) == b"1")
+
+
+def value_where_asked(name: bytes) -> bytes:
+    """What a macro is defined as because a text asks for it."""
+    return b"1" if b"HAVE_" in name else b""
 
 
 def _configured_value(name: bytes) -> bytes | None:

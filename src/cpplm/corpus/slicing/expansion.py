@@ -16,7 +16,7 @@ from functools import cached_property
 
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.branches import Branches, Conditions, nested_directives
-from cpplm.corpus.slicing.build_headers import export_macros, include_target
+from cpplm.corpus.slicing.build_headers import include_target, value_where_asked
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
 from cpplm.cpp.items import Item, ItemKind
@@ -150,7 +150,7 @@ class Expander:
             language = language_of(names[-1], self._index.is_c, self._index.read(names[-1]).data)
             self._state = MacroState(self._index.macros.names, is_c=language == "c")
             self._state.macros.update(dict.fromkeys(self._refused))
-            self._state.macros.update(dict.fromkeys(self._defined, Macro(b"")))
+            self._state.macros.update({name: Macro(value_where_asked(name)) for name in self._defined})
             self._likely = replace(self._state, closed=True, macros=dict(self._state.macros))
             self._expansion = Expansion(self._index, self._own, defined=sorted(self._defined), roots=names)
             self._seen: dict[str, int] = defaultdict(int)
@@ -215,12 +215,12 @@ class Expander:
         """Have a macro defined without which the innermost branch is read: of several the first for Linux."""
         if not frames or not isinstance(last := frames[-1], Condition):
             return
-        taken = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
-        taken |= self._state.macros.keys() | {b"defined"}
+        own = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
         for name in dict.fromkeys(name for line in last.lines for name in IDENTIFIER.findall(line)[1:]):
             state = replace(self._likely, macros={**self._likely.macros, name: Macro(b"")})
             *before, chosen = map(state.holds, last.lines)
-            if name not in taken and not is_elsewhere(name) and (True in before or chosen is False):
+            is_taken = name in own or name in self._state.macros or name == b"defined" or is_elsewhere(name)
+            if not is_taken and (True in before or chosen is False):
                 alone = map(IF_DEFINED.fullmatch, last.lines)
                 self._refused.update({each.group(1) for each in alone if each} - {name})
                 self._demanded.add(name)
@@ -359,7 +359,7 @@ class Expander:
             if not self._index.is_build_written(argument):
                 return False
             self._expansion.dropped.append(argument)
-            self._demanded.update(export_macros(include_target(argument).rpartition("/")[2]))
+            self._demanded |= self._index.asked_by(include_target(argument).rpartition("/")[2])
             return True
         if visit.own and target == visit.file.name:  # under other macros: its text is there once
             return visit.file.items[number].kind == ItemKind.INCLUDE

@@ -21,6 +21,8 @@ from cpplm.corpus.slicing.build_headers import (
     SYSTEM_HEADERS,
     BuildDefaults,
     configured,
+    export_macros,
+    have_macros,
     include_folders,
     include_target,
     is_build_written,
@@ -132,7 +134,7 @@ class ProjectIndex:
             data = read_source(self.files[name])
             if is_template(name):
                 is_script = name.rpartition("/")[2] in AUTOCONF_SCRIPTS
-                data = configured(header_template(data) if is_script else data, self.defaults.options)
+                data = configured(header_template(data) if is_script else data, self.defaults.values)
             source = parsed = self._parse(name, data)
             find = functools.partial(self._fragment, name)
             data, splices = splice(data, source.items, find, lambda each: read_source(self.files[each]))
@@ -241,6 +243,14 @@ class ProjectIndex:
             names = (names - {callee}) | self.macros.pasted(frozenset((callee,)), head)
         names.discard(b"")
         return names
+
+    def asked_by(self, base: str) -> Set[bytes]:
+        """The macros that a header which a build writes, and no template is of, would define, by its name."""
+        return self._have_macros if "conf" in base else set(export_macros(base))
+
+    @functools.cached_property
+    def _have_macros(self) -> frozenset[bytes]:
+        return have_macros(self.deciding - self.macros.names)
 
     @functools.cached_property
     def includers(self) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.segments import Condition, Frame, Scope
 
 _INCLUDE = re.compile(rb"#\s*(?:include|import)")
+_USING = re.compile(rb"\busing\s+namespace\s+(?:\w*\s*::\s*)*(\w+)\s*;")
 _CONDITION = re.compile(rb"\s*#\s*(?:if|ifdef|ifndef|elif|else|endif)\b")
 
 
@@ -54,7 +55,7 @@ class UnnamedItems:
                     found[place] = self._include(place, text)
             elif not is_chosen and (
                 item.kind != ItemKind.USING
-                or (name := IDENTIFIER.findall(item.text)[-1]) in opened
+                or (name := _used_namespace(item.text)) in opened
                 or self._own_namespaces.get(name, rank) >= rank
             ):
                 found[place] = item
@@ -98,6 +99,12 @@ class UnnamedItems:
             item = visit.file.items[place[1]]
             self._includes[key] = replace(item, text=text, spans=b"", pairs=b"", mentions=mentions)
         return self._includes[key]
+
+
+def _used_namespace(text: bytes) -> bytes:
+    """The last name of `using namespace a::b;`, whatever comments stand around it."""
+    match = _USING.search(text)
+    return match.group(1) if match else IDENTIFIER.findall(text)[-1]
 
 
 def without_included(text: bytes, included: set[bytes], *, note: bool) -> bytes:
