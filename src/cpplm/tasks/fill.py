@@ -25,9 +25,13 @@ PER_DOCUMENT = 6
 _BATCH = 24
 _HOLE_BYTES = range(12, 160)
 _BEFORE, _AFTER = 800, 400
-_NULL = {"null": "", "null statement": ";", "null block": "{}", "zero": "0", "return value": "return {};"}
+_NULL = {
+    "null": "", "null statement": ";", "null block": "{}", "zero": "0", "return value": "return {};",
+    "no arguments": "()", "zero in parentheses": "(0)",
+}  # fmt: skip
 """Fillings that say nothing: with each of them the document must not compile."""
-_KINDS = {SpanKind.STATEMENT: "statement", SpanKind.ARGUMENTS: "arguments", SpanKind.CONDITION: "condition"}
+# Not conditions: nearly every one compiles as `(0)`, which is the first thing that a policy finds.
+_KINDS = {SpanKind.STATEMENT: "statement", SpanKind.ARGUMENTS: "arguments"}
 
 
 class FillKind(TaskKind):
@@ -38,7 +42,7 @@ class FillKind(TaskKind):
     needs = "documents"
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
-        """Statements, arguments and conditions of documents that compile."""
+        """Statements and arguments of documents that compile."""
         documents, made = source.compiling(split), 0
         while made < count and (batch := [each for _, each in zip(range(_BATCH), documents, strict=False)]):
             items = [item for document in batch for item in _holes(document, source, split)]
