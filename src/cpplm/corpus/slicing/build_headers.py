@@ -284,8 +284,8 @@ def have_macros(names: Iterable[bytes]) -> frozenset[bytes]:
     return frozenset(name for name in names if b"HAVE_" in name and _configured_value(name) == b"1")
 
 
-def value_where_asked(name: bytes) -> bytes:
-    """What a macro is defined as because a text asks for it."""
+def default_definition(name: bytes) -> bytes:
+    """The value of a macro that is defined because a text needs it to be."""
     return b"1" if b"HAVE_" in name else b""
 
 

@@ -129,7 +129,7 @@ class Closure:
 
     def _follow(self, waiting: list[tuple[Place, Item]], most: float) -> bool:
         queue = deque(waiting)
-        while (queue or self._put_back(queue) or self._complete(queue)) and self.size <= most:
+        while (queue or self._restore_members(queue) or self._complete(queue)) and self.size <= most:
             place, item = queue.popleft()
             meanings = self.lookup.meanings(place, item)
             weak: Set[bytes] = frozenset()
@@ -173,7 +173,7 @@ class Closure:
         for name in names & self._left_out.keys():
             self._incomplete |= self._left_out.pop(name)
 
-    def _put_back(self, queue: deque[tuple[Place, Item]]) -> bool:
+    def _restore_members(self, queue: deque[tuple[Place, Item]]) -> bool:
         """Queue the classes that lack members that are used by now: together, since each makes a new text."""
         places, self._incomplete = self._incomplete - self._forward, set()
         queue.extend((each, self._take(each, self.detail)) for each in sorted(places))

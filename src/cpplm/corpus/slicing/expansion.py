@@ -16,7 +16,7 @@ from functools import cached_property
 
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.branches import Branches, Conditions, nested_directives
-from cpplm.corpus.slicing.build_headers import include_target, value_where_asked
+from cpplm.corpus.slicing.build_headers import include_target, default_definition
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
 from cpplm.cpp.items import Item, ItemKind
@@ -150,7 +150,7 @@ class Expander:
             language = language_of(names[-1], self._index.is_c, self._index.read(names[-1]).data)
             self._state = MacroState(self._index.macros.names, is_c=language == "c")
             self._state.macros.update(dict.fromkeys(self._refused))
-            self._state.macros.update({name: Macro(value_where_asked(name)) for name in self._defined})
+            self._state.macros.update({name: Macro(default_definition(name)) for name in self._defined})
             self._likely = replace(self._state, closed=True, macros=dict(self._state.macros))
             self._expansion = Expansion(self._index, self._own, defined=sorted(self._defined), roots=names)
             self._seen: dict[str, int] = defaultdict(int)
@@ -359,7 +359,7 @@ class Expander:
             if not self._index.is_build_written(argument):
                 return False
             self._expansion.dropped.append(argument)
-            self._demanded |= self._index.asked_by(include_target(argument).rpartition("/")[2])
+            self._demanded |= self._index.macros_of_header(include_target(argument).rpartition("/")[2])
             return True
         if visit.own and target == visit.file.name:  # under other macros: its text is there once
             return visit.file.items[number].kind == ItemKind.INCLUDE

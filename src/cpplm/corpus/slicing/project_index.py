@@ -244,7 +244,7 @@ class ProjectIndex:
         names.discard(b"")
         return names
 
-    def asked_by(self, base: str) -> Set[bytes]:
+    def macros_of_header(self, base: str) -> Set[bytes]:
         """The macros that a header which a build writes, and no template is of, would define, by its name."""
         return self._have_macros if "conf" in base else set(export_macros(base))
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cpplm.corpus.slicing.build_headers import INTEGER_HEADER, value_where_asked
+from cpplm.corpus.slicing.build_headers import INTEGER_HEADER, default_definition
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.cpp.items import Item, ItemKind
@@ -146,9 +146,11 @@ class _Writer:
             for name in known
             if name in read and re.search(rb"\b" + name + rb"\b", read)
         }
-        asked = (name for name in self.expansion.defined if name in names)
-        lines = [b"#define %b %b" % (name, value_where_asked(name)) for name in asked]
-        lines = [line.rstrip() for line in lines]
+        lines = [
+            (b"#define %b %b" % (name, default_definition(name))).rstrip()
+            for name in self.expansion.defined
+            if name in names
+        ]
         if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
             lines.append(b"#include <stdint.h>")
         lines += [
