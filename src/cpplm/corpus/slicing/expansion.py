@@ -16,7 +16,7 @@ from functools import cached_property
 
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.branches import Branches, Conditions, nested_directives
-from cpplm.corpus.slicing.build_headers import include_target, default_definition
+from cpplm.corpus.slicing.build_headers import default_definition, include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
 from cpplm.cpp.items import Item, ItemKind
