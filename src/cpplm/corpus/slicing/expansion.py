@@ -25,7 +25,6 @@ from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
 
 _DEEPEST, _MOST_VISITS, _MOST_VISITS_OF_A_FILE = 200, 20_000, 64  # the first as g++ has it
-_CONFIGURED = (".in", ".cmake", *AUTOCONF_SCRIPTS)
 _HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
 Place = tuple[int, int]  # number of a visit, number of an item in its file
 Decided = Callable[[ParsedFile], Branches]
@@ -215,12 +214,13 @@ class Expander:
         """Have a macro defined without which the innermost branch is read: of several the first for Linux."""
         if not frames or not isinstance(last := frames[-1], Condition):
             return
-        own = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
+        known = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
         for name in dict.fromkeys(name for line in last.lines for name in IDENTIFIER.findall(line)[1:]):
+            if name in known or name in self._state.macros or name == b"defined" or is_elsewhere(name):
+                continue
             state = replace(self._likely, macros={**self._likely.macros, name: Macro(b"")})
             *before, chosen = map(state.holds, last.lines)
-            is_taken = name in own or name in self._state.macros or name == b"defined" or is_elsewhere(name)
-            if not is_taken and (True in before or chosen is False):
+            if True in before or chosen is False:
                 alone = map(IF_DEFINED.fullmatch, last.lines)
                 self._refused.update({each.group(1) for each in alone if each} - {name})
                 self._demanded.add(name)
@@ -367,7 +367,7 @@ class Expander:
         if (
             self._index.files[target].may_be_borrowed
             or target in self._expansion.own
-            or target.endswith(_CONFIGURED)
+            or target.endswith((".in", ".cmake", *AUTOCONF_SCRIPTS))
         ):
             self._visit(target, frames, depth + 1, likely=likely)
         self._stretch(visit)
