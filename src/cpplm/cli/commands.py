@@ -160,6 +160,16 @@ COMMANDS: dict[str, Command] = {
         "a model for Hugging Face's transformers",
         "export runs/demo/run --out hf_model",
     ),
+    "compress quantize": Command(
+        "compress.settings:QuantizeSettings",
+        "round a model's weights to few bits, or pack those that were trained so",
+        "compress quantize runs/demo/run --recipe int4 --out runs/int4",
+    ),
+    "compress compare": Command(
+        "compress.settings:CompareSettings",
+        "what quantised models lost, beside plain rounding",
+        "compress compare runs/demo/run --students runs/int4 --data_dir runs/demo/corpus",
+    ),
     "serve": Command(
         "serve.settings:ServeSettings",
         "a server for editors, OpenAI's clients and the web page",

@@ -8,6 +8,7 @@
                 state.json             step, tokens, seconds, loader position
                 parent.json            of a run that started from another one: that, and its own parents
                 adapter_model.safetensors, adapter_config.json  LoRA in PEFT's format, instead of weights
+                quantization.json      of quantised weights: what `model.quantized.packing` says of them
                 imported.json          of an imported model instead of settings and state
                 manifest.json          sizes and sha256 of all of these, written last
 
@@ -38,6 +39,7 @@ from cpplm.model.hf_config import refuse_hf_checkpoint
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 MANIFEST = "manifest.json"
+QUANTIZATION = "quantization.json"
 VERSION = 2  # of the manifest; 1 had no hash of its own and no split files
 Stage = Literal["base", "mid", "sft", "rl"]
 """Stages of training, in their order; `base` is pre-training on documents alone, without conversations."""
@@ -151,6 +153,11 @@ class Checkpoint:
     def is_adapter(self) -> bool:
         """True for a LoRA adapter, whose weights are those of `open_base` and a little beside them."""
         return "adapter_config.json" in self.files
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the weights take the bits of their formats, as `cpplm compress quantize` writes them."""
+        return QUANTIZATION in self.files and bool(self.json(QUANTIZATION)["packed"])
 
     @property
     def supports_fim(self) -> bool:

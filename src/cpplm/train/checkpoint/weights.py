@@ -14,9 +14,10 @@ from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
+from cpplm.model.quantized.packing import dense_weights
 from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
 from cpplm.model.transformer import Transformer
-from cpplm.train.checkpoint.format import Checkpoint, open_base
+from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, open_base
 
 MAX_FILE_BYTES = 5_000_000_000  # many tools and some file systems dislike larger ones
 _CHUNK = 16 << 20  # bytes handed over at once: large enough to cost no calls, small beside the tensors
@@ -44,11 +45,14 @@ def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
 
 
 def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All weights of the model; an adapter is merged into those of its base.
+    """All weights of the model: an adapter is merged into those of its base, quantised ones are rounded.
 
     Raises:
         UserError: the base is gone, or not the one that the adapter was trained on.
     """
+    if QUANTIZATION in checkpoint.files:
+        tensors, record = load_tensors(checkpoint, "model.safetensors"), checkpoint.json(QUANTIZATION)
+        return dense_weights(tensors, record, where=checkpoint.path())
     if not checkpoint.is_adapter:
         return load_tensors(checkpoint, "model.safetensors")
     adapter, config = load_tensors(checkpoint, ADAPTER_WEIGHTS), checkpoint.json(ADAPTER_CONFIG)

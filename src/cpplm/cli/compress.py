@@ -1,0 +1,23 @@
+"""`cpplm compress`."""
+
+from __future__ import annotations
+
+from cpplm.cli.report import Report
+from cpplm.compress.compare import compare as compare_models
+from cpplm.compress.compare import records, table
+from cpplm.compress.quantize import quantize_run
+from cpplm.compress.settings import CompareSettings, QuantizeSettings
+
+
+def quantize(settings: QuantizeSettings) -> Report:
+    """Round, or pack what training has rounded."""
+    packed = quantize_run(settings)
+    return Report(
+        f"{packed.size / 1e6:,.2f} MB in {packed.path()}", {"path": packed.path(), "bytes": packed.size}
+    )
+
+
+def compare(settings: CompareSettings) -> Report:
+    """Measure what was lost."""
+    results = compare_models(settings)
+    return Report(table(results), {"models": records(results)})

@@ -1,0 +1,1 @@
+"""Smaller models: quantisation, training for it, distillation, packed files."""

@@ -1,0 +1,33 @@
+"""Rows of held-out code for a model: the same for all that share its tokenizer and context."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cpplm.evaluate.texts import read_texts
+from cpplm.tokenizer.special_tokens import BOS
+from cpplm.train.checkpoint.format import Checkpoint
+
+_LEAST_TOKENS = 16  # of a row
+
+
+def held_out_rows(model: Checkpoint, location: str, num_tokens: int) -> Iterator[Tensor]:
+    """Beginnings of documents in an order by chance, each cut to the model's context, `num_tokens` in all.
+
+    Raises:
+        UserError: there are no texts.
+    """
+    texts, tokenizer, context = read_texts(location), model.tokenizer(), model.config().max_seq_len
+    order = random.Random(0).sample(range(len(texts)), len(texts))  # noqa: S311  (no secret)
+    left = num_tokens
+    for number in order:
+        ids = [BOS, *tokenizer.encode(texts[number].text)][: min(context, left)]
+        if left < _LEAST_TOKENS:
+            return
+        if len(ids) >= _LEAST_TOKENS:
+            left -= len(ids)
+            yield torch.tensor(ids)
