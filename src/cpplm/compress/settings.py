@@ -25,7 +25,7 @@ class QuantizeSettings:
     """Formats by role, as mlp=half2:g32,attn=half4:g32,embed=int8, or a preset: int8, int4, int2, q4_0, and
     the seed method's q4_r32, q4a4_r32, q4a4, q2a4, q2a2. A run of `compress qat` keeps its own."""
     init: InitMethod = "mse"
-    """How scales are found: the largest magnitude, the least squared error, or that weighted by activations."""
+    """How scales are found: largest magnitude, least squared error, or that weighted by activations."""
     data_dir: str = ""
     """Corpus whose activations count, for --init activation."""
     num_tokens: int = 16_384

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -14,9 +16,11 @@ from cpplm.model.attention import Attention
 from cpplm.model.block import TransformerBlock
 from cpplm.model.fused_decode import enable_decode_kernels
 from cpplm.model.kernels.onednn_linear import pack_linear_layers
+from cpplm.model.kernels.quantized_linear import CompactLinear, can_compact
+from cpplm.model.quantized.packing import QuantizedWeight, quantized_weights
 from cpplm.model.transformer import Transformer
-from cpplm.train.checkpoint.format import Checkpoint, open_run
-from cpplm.train.checkpoint.weights import load_model
+from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, open_run
+from cpplm.train.checkpoint.weights import load_model, load_tensors
 
 
 def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
@@ -28,7 +32,11 @@ def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
     device = choose_device(source.device_type)
     checkpoint = open_run(source.run, None if source.step < 0 else source.step)
     model = load_model(checkpoint, device=device, compute_dtype=choose_dtype(source.precision, device))
-    prepare_for_inference(model)
+    quantized = None
+    if QUANTIZATION in checkpoint.files:
+        tensors, record = load_tensors(checkpoint, "model.safetensors"), checkpoint.json(QUANTIZATION)
+        quantized = quantized_weights(tensors, record, where=checkpoint.path())
+    prepare_for_inference(model, quantized)
     return Engine(model, checkpoint.tokenizer()), checkpoint
 
 
@@ -61,13 +69,17 @@ def load_adapter(run: str, base: Engine, base_checkpoint: Checkpoint) -> tuple[E
     return Engine(model, base.tokenizer), checkpoint
 
 
-def prepare_for_inference(model: Transformer) -> None:
+def prepare_for_inference(model: Transformer, quantized: Mapping[str, QuantizedWeight] | None = None) -> None:
     """Make a model ready to decode, in place; afterwards it cannot be trained.
 
     Matrices and tables are kept in the dtype in which they are used anyway: training keeps them in float32
     and rounds them for each pass, which token by token would take most of the time. Those of queries, keys
     and values become one, on a CPU all are packed, and in bfloat16 few tokens at a time have kernels of
-    their own.
+    their own. Weights of few bits stay so where there are kernels for them.
+
+    Args:
+        model: with its weights.
+        quantized: those of its linear layers that have few bits, by the layers' names.
     """
     for module in list(model.modules()):
         if isinstance(module, Attention):
@@ -75,7 +87,20 @@ def prepare_for_inference(model: Transformer) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.to(model.compute_dtype)
+    _compact_layers(model, quantized or {})
     pack_linear_layers(model, keep_weights=("lm_head",))  # whose weight the loss reads
     for module in model.modules():
         if isinstance(module, TransformerBlock) and model.compute_dtype == torch.bfloat16:
             enable_decode_kernels(module)
+
+
+def _compact_layers(model: Transformer, quantized: Mapping[str, QuantizedWeight]) -> None:
+    """Put layers of few bits in the place of linear ones, in place, where there are kernels for them."""
+    for name, module in list(model.named_modules()):
+        parts = [name]
+        if name.endswith(".qkv"):
+            parts = [f"{name.removesuffix('qkv')}{part}" for part in ("query", "key", "value")]
+        weights = [quantized[part] for part in parts if part in quantized]
+        is_whole = isinstance(module, nn.Linear) and len(weights) == len(parts)
+        if is_whole and can_compact(weights, model.device, model.compute_dtype):
+            model.set_submodule(name, CompactLinear(weights))

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cpplm.model.attention import Attention, ForwardContext
 from cpplm.model.block import TransformerBlock
-from cpplm.model.kernels.small_batch_linear import fused_mlp, gemv, rope_write_cache, supports
+from cpplm.model.kernels.quantized_linear import CompactLinear
+from cpplm.model.kernels.small_batch_linear import DecodeWeight, fused_mlp, gemv, rope_write_cache, supports
 from cpplm.model.kv_cache.paged_view import PagedCacheView
-from cpplm.model.layers import MLP, norm
+from cpplm.model.layers import SwiGLU, norm
 
 
 def enable_decode_kernels(block: TransformerBlock) -> None:
-    """Compute few tokens by kernels from now on; with hyper-connections or SwiGLU nothing changes.
+    """Compute few tokens by kernels from now on; with hyper-connections nothing changes.
 
-    Queries, keys and values are fused already (`Attention.fuse_qkv`), weights are bfloat16.
+    Queries, keys and values are fused already (`Attention.fuse_qkv`); weights are bfloat16 or of few bits.
     """
     qkv, mlp = block.attention.qkv, block.mlp
     assert qkv is not None  # noqa: S101  (see above)
-    if block.connections is not None or not isinstance(mlp, MLP):
+    matrices = (mlp.gate, mlp.up, mlp.down) if isinstance(mlp, SwiGLU) else (mlp.up, mlp.down)
+    of_mlp = [decode_weight(layer) for layer in matrices]
+    qkv_EC, output_CE = decode_weight(qkv), decode_weight(block.attention.output)
+    if block.connections is not None or len({_bits(weight) for weight in of_mlp}) > 1:
         return
-    layers = (qkv, block.attention.output, mlp.up, mlp.down)
-    qkv_EC, output_CE, up_EC, down_CE = (layer.get_parameter("weight") for layer in layers)
+    *gate, up_EC, down_CE = of_mlp
 
     def decode_step_fused(x_BTC: Tensor, context: ForwardContext) -> Tensor | None:
         """The residual stream after attention and MLP; None where the kernels cannot serve."""
         if not supports(x_BTC) or block.attention.attend_in_place(context) is None:
             return None
         mixed_BTC = _attention_step(block.attention, x_BTC, context, qkv_EC, output_CE)
-        return fused_mlp(mixed_BTC, up_EC, down_CE)
+        return fused_mlp(mixed_BTC, up_EC, down_CE, *gate)
 
     block.decode_step_fused = decode_step_fused
 
 
+def decode_weight(layer: nn.Module) -> DecodeWeight:
+    """A linear layer's weight as the kernels take it."""
+    return layer.compact if isinstance(layer, CompactLinear) else layer.get_parameter("weight")
+
+
+def _bits(weight: DecodeWeight) -> int:
+    return 16 if isinstance(weight, Tensor) else weight.bits
+
+
 def _attention_step(
-    attention: Attention, x_BTC: Tensor, context: ForwardContext, qkv_EC: Tensor, output_CE: Tensor
+    attention: Attention,
+    x_BTC: Tensor,
+    context: ForwardContext,
+    qkv_EC: DecodeWeight,
+    output_CE: DecodeWeight,
 ) -> Tensor:
     """`x_BTC + attention(norm(x_BTC))`, with a cache in `context`."""
     cache = context.cache

@@ -14,6 +14,7 @@ from cpplm.model.config import (
     MultiTokenConfig,
     SparseAttentionConfig,
 )
+from cpplm.model.quantized.recipe import Recipe
 
 Switch = Literal["preset", "on", "off"]
 
@@ -212,6 +213,36 @@ class LoraSettings:
         for name in ("lora_alpha", "lora_targets", "lora_lr"):
             if not self.lora_rank and getattr(self, name) != getattr(type(self), name):
                 raise UserError(f"--{name} does nothing without --lora_rank", fix="Add --lora_rank 16.")
+
+
+@dataclass(frozen=True)
+class QuantizationSettings:
+    """Training with weights that are rounded in each forward pass (see `cpplm.model.quantized`)."""
+
+    quantize: str = ""
+    """Quantisation-aware training: formats by role, as mlp=half2:g32,attn=half4:g32, or a preset, as int4."""
+    quantize_from: float = -1.0
+    """Share of the run from which weights are rounded (-1 = with --init_from 0, else where the learning rate
+    begins to fall)."""
+    quantize_init: Literal["mse", "absmax"] = "mse"
+    """How the first scales are found: least squared error, or the largest magnitude of each group."""
+    freeze_codes: bool = False
+    """Train scales alone; codes stay as they are first rounded (the seed method's second version)."""
+    scale_lr: float = 1e-4
+    """AdamW's learning rate of scales."""
+
+    def __post_init__(self) -> None:
+        if self.quantize:
+            Recipe.parse(self.quantize)
+        for field in dataclasses.fields(self)[1:] if not self.quantize else ():
+            if getattr(self, field.name) != field.default:
+                raise UserError(f"--{field.name} does nothing without --quantize", fix="Add --quantize int4.")
+        if not (0 <= self.quantize_from < 1 or self.quantize_from == -1):
+            raise UserError(
+                f"--quantize_from {self.quantize_from}", fix="Use a share from 0 up to, but below, 1."
+            )
+        if not 0 <= self.scale_lr < float("inf"):
+            raise UserError(f"--scale_lr {self.scale_lr}", fix="Use a number from 0 up.")
 
 
 @dataclass(frozen=True)

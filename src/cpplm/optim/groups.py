@@ -39,13 +39,18 @@ ROLES: tuple[tuple[str, str, float], ...] = (
     ("smear_*", "scalar", 0.4),
     ("induction.scales", "scalar", 0.1),
     ("backout_scale", "scalar", 0.4),
+    ("*.scales", "scale", 1.0),  # of quantised weights
+    ("*.scale_left", "scale", 1.0),
+    ("*.scale_right", "scale", 1.0),
+    ("*.rank_magnitude", "scale", 1.0),
 )
 MATRIX = ("", "matrix", 1.0)
 SLOW_FIRST_MOMENT = {"embedding_scales": 0.96}  # these gradients change sign from batch to batch
 
 
 def param_role(name: str) -> tuple[str, str, float]:
-    """Pattern, which rate, and share of it, for a parameter's name."""
+    """Pattern, which rate, and share of it, for a parameter's name; rounded weights learn as others do."""
+    name = name.removesuffix("latent_weight") + "weight" if name.endswith("latent_weight") else name
     return next((entry for entry in ROLES if fnmatchcase(name, entry[0])), MATRIX)
 
 
@@ -56,6 +61,7 @@ def param_groups(
     *,
     batch_tokens: int,
     budget: float | None = None,
+    scale_lr: float = 0.0,
 ) -> list[ParamGroup]:
     """The groups of parameters by rule and rate.
 
@@ -65,6 +71,7 @@ def param_groups(
         rates: at the reference batch, width and depth.
         batch_tokens: per step, of all ranks together.
         budget: training tokens over those of the reference model, for weight decay that follows them.
+        scale_lr: of the scales of quantised weights, whatever the batch.
 
     Raises:
         UserError: weight decay follows a budget that is not known.
@@ -85,6 +92,7 @@ def param_groups(
         "embedding": rates.embedding_lr * batch_scale * width_scale,
         "unembedding": rates.unembedding_lr * batch_scale * width_scale,
         "scalar": rates.scalar_lr * batch_scale,
+        "scale": scale_lr,
     }
     names_by_role: dict[tuple[str, str, float], list[str]] = {}
     for name in parameters:
@@ -110,6 +118,7 @@ def build_optimizer(
     *,
     batch_tokens: int,
     budget: float | None = None,
+    scale_lr: float = 0.0,
     process_group: ProcessGroup | None = None,
 ) -> MuonAdamW:
     """The optimizer for one model.
@@ -119,13 +128,16 @@ def build_optimizer(
         rates: at the reference batch, width and depth.
         batch_tokens: per step, of all ranks together.
         budget: see `param_groups`.
+        scale_lr: likewise.
         process_group: of the ranks.
 
     Raises:
         UserError: weight decay follows a budget that is not known.
     """
-    names = (name for name, _ in model.named_parameters())
-    groups = param_groups(names, model.config, rates, batch_tokens=batch_tokens, budget=budget)
+    names = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    groups = param_groups(
+        names, model.config, rates, batch_tokens=batch_tokens, budget=budget, scale_lr=scale_lr
+    )
     return MuonAdamW(model, groups, product_dtype=model.compute_dtype, process_group=process_group)
 
 

@@ -39,6 +39,8 @@ class StepPlan:
     """Weight of the mean loss of the heads that predict further tokens."""
     dense_attention: bool
     """Sparse layers attend to everything, as in the warm-up of their indexers."""
+    progress: float = 0.0
+    """Share of the run that is done."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ class TrainModule(Protocol):
     """The dtype of matrix products, by name."""
     adapter_config: dict[str, Any] | None = None
     """Of a LoRA adapter, which is all that `state` then gives: its record in PEFT's format."""
+
+    quantization: dict[str, Any] | None = None
+    """Of rounded weights: what `quantization.json` of a checkpoint says of them."""
 
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
         """One optimizer step over the gradients of the `count` batches that `batches` gives."""

@@ -20,7 +20,7 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.flops import count_flops
 from cpplm.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
-from cpplm.train.checkpoint.format import committed_steps, json_bytes
+from cpplm.train.checkpoint.format import QUANTIZATION, committed_steps, json_bytes
 from cpplm.train.checkpoint.save import RankShard, count_files
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from cpplm.train.validation import validate
@@ -217,6 +217,7 @@ class CheckpointCallback(Callback):
             "tokenizer.json": trainer.tokenizer.to_json(),
             "state.json": json_bytes({**asdict(state), "loader": loader.to_json(), **self._provenance}),
             **({ADAPTER_CONFIG: json_bytes(adapter)} if adapter else {}),
+            **({QUANTIZATION: json_bytes(train_module.quantization)} if train_module.quantization else {}),
             **({"parent.json": json_bytes(self._parent)} if self._parent else {}),
         }
         self._writer.save(state.step, tensors, files if dist.is_first else {}, share)

@@ -14,7 +14,12 @@ from cpplm.core.storage import is_bucket, require_path, split_step
 from cpplm.dataloader.fim import FimSettings
 from cpplm.dataloader.settings import DataSettings
 from cpplm.model.config import ModelConfig
-from cpplm.model.settings import ArchitectureSettings, KernelSettings, LoraSettings
+from cpplm.model.settings import (
+    ArchitectureSettings,
+    KernelSettings,
+    LoraSettings,
+    QuantizationSettings,
+)
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -122,6 +127,11 @@ class TrainSettings:
 
     lora: Annotated[LoraSettings, group("LoRA")] = field(default_factory=LoraSettings)
     """Train an adapter of the model of --init_from."""
+
+    quantization: Annotated[QuantizationSettings, group("quantization")] = field(
+        default_factory=QuantizationSettings
+    )
+    """Train weights of few bits."""
 
     depth: int = -1
     """The one dial: transformer layers; width and learning rates follow from it (-1 = 20; on a CPU the most
@@ -325,6 +335,7 @@ class TrainSettings:
             raise UserError(
                 "learning rates are of whole models, and --lora_rank trains an adapter", fix="Use --lora_lr."
             )
+        self._check_quantization()
         if self.stage != "base" and not self.init_from:
             raise UserError(f"--stage {self.stage} goes on from a model", fix="Add --init_from RUN.")
         if self.stage in ("sft", "rl") and (self.fim.enabled or not self.data.document_mask):
@@ -336,6 +347,21 @@ class TrainSettings:
             raise UserError(
                 "--rope_base and --rope_scaling both set the rotary base", fix="Give one of them."
             )
+
+    def _check_quantization(self) -> None:
+        """Refuse what has not been made to work with rounded weights."""
+        names = [name for name in ("fp8", "nvfp4") if getattr(self.kernels, name)]
+        names += ["shard"] if self.shard else []
+        names += ["lora_rank"] if self.lora.lora_rank else []
+        if self.quantization.quantize and names:
+            raise UserError(f"--{names[0]} does not go together with --quantize", fix="Leave one out.")
+
+    @property
+    def quantize_from(self) -> float:
+        """The share of the run from which weights are rounded."""
+        if self.quantization.quantize_from >= 0:
+            return self.quantization.quantize_from
+        return 0.0 if self.init_from else 1.0 - self.schedule.warmdown_ratio
 
     def forward_passes(self, ranks: int) -> int:
         """Batches of each rank per optimizer step; of sampled answers there is one, of any number of rows."""

@@ -16,6 +16,7 @@ from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.weights import load_weights
 from cpplm.train.compile import LossFunction, can_compile, compiled_losses
 from cpplm.train.distributed import TorchDistContext
+from cpplm.train.quantization import has_latent_weights, restore_latent_weights
 from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import init_weights, load_full_state_dict, shard_model
 
@@ -70,6 +71,8 @@ def build_model(
     if weights is None:
         init_weights(model, settings.seed)
         model.set_canonical_ids(torch.from_numpy(canonical_ids(tokenizer)))
+    elif has_latent_weights(weights, settings):
+        restore_latent_weights(model, weights, settings)
     else:
         load_full_state_dict(model, load_weights(weights))
     if kernels.fp8:

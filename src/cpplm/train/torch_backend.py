@@ -39,6 +39,7 @@ from cpplm.train.compile import LossFunction
 from cpplm.train.devices import Devices, local_devices
 from cpplm.train.distributed import SINGLE_PROCESS, DistContext, init_distributed
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
+from cpplm.train.quantization import Quantizer
 from cpplm.train.settings import JaxSettings, TrainSettings
 from cpplm.train.setup import build_model, choose_kernels, loss_function
 from cpplm.train.sharding import local_state_dict, set_gradient_sync
@@ -105,16 +106,24 @@ class TorchBackend(TrainBackend):
         if settings.lora.lora_rank:
             return self._build_adapter(settings, config, tokenizer, optimizer)
         model = build_model(settings, config, tokenizer, weights, self._dist)
-        optimizer_of_model = build_optimizer(
-            model,
-            settings.rates,
-            batch_tokens=settings.total_batch_size,
-            budget=relative_tokens(settings, config, budget),
-            process_group=self._dist.process_group,
-        )
+
+        def make_optimizer() -> MuonAdamW:
+            return build_optimizer(
+                model,
+                settings.rates,
+                batch_tokens=settings.total_batch_size,
+                budget=relative_tokens(settings, config, budget),
+                scale_lr=settings.quantization.scale_lr,
+                process_group=self._dist.process_group,
+            )
+
+        optimizer_of_model = make_optimizer()
         if optimizer is not None:
             optimizer_of_model.load_named_state(load_tensors(optimizer, "optimizer.safetensors"))
-        return self._module(model, optimizer_of_model, settings)
+        module = self._module(model, optimizer_of_model, settings)
+        if settings.quantization.quantize:
+            module.quantizer = Quantizer(settings, make_optimizer)
+        return module
 
     def _module(self, model: Transformer, optimizer: MuonAdamW, settings: TrainSettings) -> TorchTrainModule:
         return TorchTrainModule(model, optimizer, loss_function(settings, model), self._dist)
@@ -154,16 +163,33 @@ class TorchTrainModule(TrainModule):
         self._losses = losses
         self._dist = dist
         self.adapter_config = adapter_config
+        self.quantizer: Quantizer | None = None
         self.config, self.device, self.device_type = model.config, model.device, model.device.type
         self.precision = str(model.compute_dtype).removeprefix("torch.")
 
     @override
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
+        self._quantize_when_due(plan)
         self._set_plan(plan)
         self.model.dense_attention = plan.dense_attention
         parts = self._forward_backward(batches, count, plan.multi_token_weight)
         total, next_token, multi_token, indexer = self._dist.mean(parts).tolist()
         return StepLosses(total, next_token, multi_token, indexer, self._update())
+
+    def _quantize_when_due(self, plan: StepPlan) -> None:
+        if self.quantizer is not None and self.quantizer.is_due(self.model, plan.progress):
+            self._optimizer = self.quantizer.quantize(self.model, self._optimizer)
+            self._losses = self.compile_losses()
+
+    def compile_losses(self) -> LossFunction:
+        """The loss function of the model as it is now."""
+        assert self.quantizer is not None  # noqa: S101  (nothing else changes a model)
+        return loss_function(self.quantizer.settings, self.model)
+
+    @property
+    @override
+    def quantization(self) -> dict[str, Any] | None:  # type: ignore[override]
+        return None if self.quantizer is None else self.quantizer.record(self.model)
 
     def _set_plan(self, plan: StepPlan) -> None:
         optimizer = self._optimizer

@@ -207,6 +207,7 @@ class Trainer:
             momentum=schedule.momentum(progress, step),
             multi_token_weight=architecture.multi_token_weight(progress) if config.mtp else 0.0,
             dense_attention=architecture.dense_attention(progress),
+            progress=progress,
         )
 
     def should_stop(self) -> bool:

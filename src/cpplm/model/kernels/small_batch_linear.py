@@ -12,27 +12,74 @@ tokens, MOST_TOKENS in all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cpplm.model.kernels.cpp_extension import load_function
 
+GEMV = "ppppppiiiiii"  # the types of its arguments
+CHUNK_BITS = 512  # of quantised weights, that are read at once
 MAX_TOKENS = 3  # from four on, oneDNN's products are as quick
 
 
 def supports(x: Tensor) -> bool:
     """True if these tokens, shape (..., C), are few, and there are kernels for them here."""
     few = x.dtype == torch.bfloat16 and x.numel() <= MAX_TOKENS * x.size(-1) and x.device.type == "cpu"
-    return few and load_function("gemv", "ppppiiiii") is not None
+    return few and load_function("gemv", GEMV) is not None
 
 
-def gemv(x: Tensor, weight_EC: Tensor, *, normalized: bool = False, residual: Tensor | None = None) -> Tensor:
+class CompactWeight(NamedTuple):
+    """A weight of shape (E, C) whose numbers have 2, 4 or 8 bits (`cpplm.model.quantized`).
+
+    Attributes:
+        codes: words of 32 bits, as `quantized_matrix.h` orders them, rows filled up to whole chunks.
+        scales: of 32 neighbours each, float32, likewise.
+        table: the levels, 16 float32; of 8 bits how far they are apart, and the code of 0.
+        bits: of a code.
+        shape: E and C.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    table: Tensor
+    bits: int
+    shape: tuple[int, int]
+
+    def pointers(self) -> tuple[int, int, int]:
+        """Where codes, scales and levels are."""
+        return self.codes.data_ptr(), self.scales.data_ptr(), self.table.data_ptr()
+
+    def decode(self) -> Tensor:
+        """The weight in bfloat16."""
+        rows, columns = self.shape
+        output = torch.empty(rows, columns, dtype=torch.bfloat16)
+        _function("dequantize", "ppppiiii")(
+            *self.pointers(), output.data_ptr(), columns, rows, self.bits, torch.get_num_threads()
+        )
+        return output
+
+
+DecodeWeight = Tensor | CompactWeight
+"""A weight of shape (E, C), in bfloat16 and contiguous, or of few bits."""
+
+
+def _parts(weight: DecodeWeight) -> tuple[tuple[int | None, int | None, int | None], int]:
+    """Pointers to numbers, scales and levels, and the bits of a number."""
+    if isinstance(weight, CompactWeight):
+        return weight.pointers(), weight.bits
+    return (weight.data_ptr(), None, None), 16
+
+
+def gemv(
+    x: Tensor, weight_EC: DecodeWeight, *, normalized: bool = False, residual: Tensor | None = None
+) -> Tensor:
     """`F.linear(x, weight_EC)`.
 
     Args:
         x: tokens, shape (..., C).
-        weight_EC: contiguous.
+        weight_EC: the weight.
         normalized: multiply `norm(x)` instead.
         residual: added to the product, shape (..., E).
 
@@ -43,21 +90,30 @@ def gemv(x: Tensor, weight_EC: Tensor, *, normalized: bool = False, residual: Te
     x = x.contiguous()
     added = None if residual is None else residual.contiguous()
     output = x.new_empty(*x.shape[:-1], height)
-    _function("gemv", "ppppiiiii")(
-        x.data_ptr(), weight_EC.data_ptr(), None if added is None else added.data_ptr(), output.data_ptr(),
-        x.numel() // width, width, height, normalized, torch.get_num_threads(),
+    pointers, bits = _parts(weight_EC)
+    _function("gemv", GEMV)(
+        x.data_ptr(), *pointers, None if added is None else added.data_ptr(), output.data_ptr(),
+        x.numel() // width, width, height, bits, normalized, torch.get_num_threads(),
     )  # fmt: skip
     return output
 
 
-def fused_mlp(x: Tensor, up_EC: Tensor, down_CE: Tensor) -> Tensor:
-    """`x + F.linear(F.relu(F.linear(norm(x), up_EC)).square(), down_CE)`, shape (..., C)."""
+def fused_mlp(
+    x: Tensor, up_EC: DecodeWeight, down_CE: DecodeWeight, gate_EC: DecodeWeight | None = None
+) -> Tensor:
+    """`x` and an MLP of `norm(x)`, shape (..., C): with a gate SwiGLU, else around a squared ReLU.
+
+    All weights have numbers of the same bits.
+    """
     hidden, width = up_EC.shape
     x = x.contiguous()
     output = torch.empty_like(x)
-    _function("fused_mlp", "ppppiiii")(
-        x.data_ptr(), up_EC.data_ptr(), down_CE.data_ptr(), output.data_ptr(),
-        x.numel() // width, width, hidden, torch.get_num_threads(),
+    (gate, gate_scales, _), _ = ((None, None, None), 0) if gate_EC is None else _parts(gate_EC)
+    (up, up_scales, table), bits = _parts(up_EC)
+    (down, down_scales, _), _ = _parts(down_CE)
+    _function("fused_mlp", "pppppppppiiiii")(
+        x.data_ptr(), gate, gate_scales, up, up_scales, down, down_scales, table, output.data_ptr(),
+        x.numel() // width, width, hidden, bits, torch.get_num_threads(),
     )  # fmt: skip
     return output
 
@@ -80,6 +136,8 @@ def rope_write_cache(
     slots: Tensor,
     keys_SGD: Tensor,
     values_SGD: Tensor,
+    *,
+    normalized: bool = True,
 ) -> Tensor:
     """Queries, turned, normalized and scaled; keys, likewise, and values go where the cache has them.
 
@@ -92,6 +150,7 @@ def rope_write_cache(
         slots: where in the pools the tokens go, int64, one for each.
         keys_SGD: contiguous, written to.
         values_SGD: likewise.
+        normalized: whether queries and keys are.
 
     Returns:
         `norm(rotate(query, angles)) * scale`, shape (..., H, D).
@@ -99,10 +158,10 @@ def rope_write_cache(
     _, groups, dim = keys_SGD.shape
     query = projected.new_empty(*projected.shape[:-1], heads, dim)
     cosines, sines = (part.contiguous() for part in angles)
-    _function("rope_write_cache", "ppppppppiiiiiif")(
+    _function("rope_write_cache", "ppppppppiiiiiiif")(
         projected.data_ptr(), value.data_ptr(), cosines.data_ptr(), sines.data_ptr(), slots.data_ptr(),
         query.data_ptr(), keys_SGD.data_ptr(), values_SGD.data_ptr(),
-        slots.numel(), projected.stride(-2), value.stride(-2), heads, groups, dim, scale,
+        slots.numel(), projected.stride(-2), value.stride(-2), heads, groups, dim, normalized, scale,
     )  # fmt: skip
     return query
 

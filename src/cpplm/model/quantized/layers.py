@@ -58,7 +58,7 @@ class QuantizedLinear(nn.Linear):
         nn.Module.__init__(self)  # that of nn.Linear would make a weight
         self.out_features, self.in_features = weight_OI.shape
         self.format, self._codebook = weight_format, weight_format.codebook
-        self.bias = bias
+        self.bias = bias  # type: ignore[assignment]  # None where there is none, as in nn.Linear
         scales_OG = init_scales(weight_OI, weight_format, init, importance_I)
         if weight_format.rank:
             for name, part in zip(LOW_RANK, low_rank(scales_OG, weight_format.rank), strict=True):

@@ -89,7 +89,7 @@ def init_scales(
 
 
 def low_rank(scales_OG: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Left vectors OR and right vectors RG of unit length, and magnitudes R: the best product of that rank."""
+    """Left vectors OR and right vectors RG of unit length, and magnitudes R: the nearest product."""
     left_OK, magnitude_K, right_KG = torch.linalg.svd(scales_OG.float(), full_matrices=False)
     return left_OK[:, :rank].contiguous(), right_KG[:rank].contiguous(), magnitude_K[:rank].clone()
 

@@ -1,0 +1,102 @@
+"""Quantisation-aware training: from some step on, the weights of a model are rounded in each forward pass.
+
+Rounded weights need no other loop: the layers that hold them (`cpplm.model.quantized.layers`) take the place
+of the plain ones, the optimizer goes on with the moments that it has, and checkpoints hold the weights before
+rounding beside their scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cpplm.core.errors import UserError
+from cpplm.core.progress import log_info
+from cpplm.model.quantized.layers import LATENT, QuantizedEmbedding, QuantizedLinear, quantize_layers
+from cpplm.model.quantized.packing import quantization_record, restore_layers
+from cpplm.model.quantized.recipe import Recipe
+from cpplm.model.transformer import Transformer
+from cpplm.optim.groups import param_role
+from cpplm.optim.muon import MuonAdamW
+from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint
+from cpplm.train.checkpoint.weights import load_tensors
+from cpplm.train.settings import TrainSettings
+
+
+class Quantizer:
+    """Rounds the weights of a model that is being trained, once, when that is due."""
+
+    def __init__(self, settings: TrainSettings, make_optimizer: Callable[[], MuonAdamW]) -> None:
+        """Nothing is touched yet; `make_optimizer` makes one for the model as it will be."""
+        self.settings, self._make_optimizer = settings, make_optimizer
+
+    def is_due(self, model: Transformer, progress: float) -> bool:
+        """True where the model has plain weights, and the run has come so far that they are to be rounded."""
+        return progress >= self.settings.quantize_from and not is_quantized(model)
+
+    def quantize(self, model: Transformer, optimizer: MuonAdamW) -> MuonAdamW:
+        """Round the weights of a model, in place.
+
+        Returns:
+            Its new optimizer, with the moments of the old one where those learned before.
+
+        Raises:
+            UserError: the recipe does not fit the model.
+        """
+        quantization = self.settings.quantization
+        formats = quantize_layers(
+            model, Recipe.parse(quantization.quantize), init=quantization.quantize_init,
+            freeze_codes=quantization.freeze_codes,
+        )  # fmt: skip
+        if quantization.freeze_codes:
+            train_scales_alone(model)
+        log_info(f"the weights of {len(formats)} layers are rounded from now on")
+        renewed, then = self._make_optimizer(), optimizer.named_state()
+        state = renewed.named_state()
+        for key in state:
+            name, _, part = key.rpartition("/")
+            before = f"{name.removesuffix(LATENT)}weight/{part}" if name.endswith(LATENT) else key
+            state[key] = then.get(before, state[key])
+        renewed.load_named_state(state)
+        return renewed
+
+    def record(self, model: Transformer) -> dict[str, Any] | None:
+        """What `quantization.json` says; None before weights are rounded."""
+        if not is_quantized(model):
+            return None
+        return quantization_record(model, self.settings.quantization.quantize, packed=False)
+
+
+def train_scales_alone(model: Transformer) -> None:
+    """Freeze all but the scales of rounded weights."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(param_role(name)[1] == "scale")
+
+
+def is_quantized(model: Transformer) -> bool:
+    """True if a layer of the model has rounded weights."""
+    return any(isinstance(module, QuantizedLinear | QuantizedEmbedding) for module in model.modules())
+
+
+def has_latent_weights(checkpoint: Checkpoint, settings: TrainSettings) -> bool:
+    """True for a checkpoint of a run that rounds weights as these settings do, to be gone on with."""
+    if QUANTIZATION not in checkpoint.files or not settings.quantization.quantize:
+        return False
+    record = checkpoint.json(QUANTIZATION)
+    return not record["packed"] and record["recipe"] == settings.quantization.quantize
+
+
+def restore_latent_weights(model: Transformer, checkpoint: Checkpoint, settings: TrainSettings) -> None:
+    """Give a model the rounded layers of a checkpoint, with the weights before rounding, in place.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    device = model.device
+    try:
+        restore_layers(model, load_tensors(checkpoint, "model.safetensors"), checkpoint.json(QUANTIZATION))
+    except (RuntimeError, KeyError) as error:
+        raise UserError(f"{checkpoint.path()}: weights do not fit the configuration: {error}") from error
+    model.to(device)
+    if settings.quantization.freeze_codes:
+        train_scales_alone(model)
