@@ -165,6 +165,13 @@ COMMANDS: dict[str, Command] = {
         "round a model's weights to few bits, or pack those that were trained so",
         "compress quantize runs/demo/run --recipe int4 --out runs/int4",
     ),
+    "compress qat": Command(
+        "compress.settings:QatSettings",
+        "train the rounded weights of a model towards the model before",
+        "compress qat runs/demo/corpus --run runs/demo/run --recipe int4 --max_minutes 5 --out runs/qat",
+        resumes=True,
+        stops_at_once=True,
+    ),
     "compress compare": Command(
         "compress.settings:CompareSettings",
         "what quantised models lost, beside plain rounding",

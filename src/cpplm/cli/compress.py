@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from cpplm.cli.report import Report
+from cpplm.cli.train import summary_report
 from cpplm.compress.compare import compare as compare_models
 from cpplm.compress.compare import records, table
+from cpplm.compress.qat import train_quantized
 from cpplm.compress.quantize import quantize_run
-from cpplm.compress.settings import CompareSettings, QuantizeSettings
+from cpplm.compress.settings import CompareSettings, QatSettings, QuantizeSettings
 
 
 def quantize(settings: QuantizeSettings) -> Report:
@@ -15,6 +17,11 @@ def quantize(settings: QuantizeSettings) -> Report:
     return Report(
         f"{packed.size / 1e6:,.2f} MB in {packed.path()}", {"path": packed.path(), "bytes": packed.size}
     )
+
+
+def qat(settings: QatSettings) -> Report:
+    """Train, or go on."""
+    return summary_report(train_quantized(settings))
 
 
 def compare(settings: CompareSettings) -> Report:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpplm.compress.held_out import held_out_rows
 from cpplm.compress.quantize import rounded_model
+from cpplm.compress.sample_rows import sample_rows
 from cpplm.compress.settings import CompareSettings
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
@@ -60,7 +60,7 @@ def compare(settings: CompareSettings) -> list[Comparison]:
     for run, student in zip(settings.students, students, strict=True):
         if student.tokenizer().hash != source.tokenizer().hash:
             raise UserError(f"{run} has another tokenizer than {settings.teacher}", fix="Leave it out.")
-    rows = list(held_out_rows(source, settings.data_dir, settings.num_tokens))
+    rows = list(sample_rows(source, settings.data_dir, settings.num_tokens))
     num_bytes = sum(len(source.tokenizer().decode_bytes(row[1:].tolist())) for row in rows)
     meter = _Meter(teacher, rows, num_bytes)
     results = [meter.measure(teacher, "teacher", "", bfloat16_bytes(teacher))]

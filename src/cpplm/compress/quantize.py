@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cpplm.compress.held_out import held_out_rows
+from cpplm.compress.sample_rows import sample_rows
 from cpplm.compress.settings import QuantizeSettings
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import Storage
+from cpplm.model.quantized.calibration import input_importances
 from cpplm.model.quantized.layers import quantizable, quantize_layers
 from cpplm.model.quantized.packing import (
     packed_tensors,
     quantization_record,
     restore_layers,
 )
-from cpplm.model.quantized.recipe import Recipe
-from cpplm.model.quantized.rounding import InitMethod
+from cpplm.model.quantized.recipe import InitMethod, Recipe
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, json_bytes
 from cpplm.train.checkpoint.parent import open_parent, parent_record
@@ -46,7 +46,7 @@ def quantize_run(settings: QuantizeSettings) -> Checkpoint:
     else:
         recipe, importances = settings.recipe, None
         if settings.init == "activation":
-            importances = input_importances(source, settings.data_dir, settings.num_tokens)
+            importances = calibrate(source, Recipe.parse(recipe), settings.data_dir, settings.num_tokens)
         model = rounded_model(source, Recipe.parse(recipe), settings.init, importances)
     tensors = {"model.safetensors": packed_tensors(model)}
     files = {name: source.read(name) for name in _ALSO if name in source.files}
@@ -86,21 +86,12 @@ def rounded_model(
     return model
 
 
-@torch.no_grad()
-def input_importances(source: Checkpoint, location: str, num_tokens: int) -> dict[str, Tensor]:
-    """Mean squares of the inputs of each linear layer, over held-out code, by the layer's name."""
+def calibrate(source: Checkpoint, recipe: Recipe, location: str, num_tokens: int) -> dict[str, Tensor]:
+    """Importances of the inputs of the layers that a recipe quantises, by their names."""
     model = load_model(source, device=torch.device("cpu"), compute_dtype=torch.float32)
-    sums: dict[str, Tensor] = {}
 
-    def note(name: str, inputs: Tensor) -> None:
-        squares_I = inputs.flatten(0, -2).square().sum(0)
-        sums[name] = sums.get(name, 0) + squares_I
+    def run() -> None:
+        for ids_T in sample_rows(source, location, num_tokens):
+            model(ids_T.unsqueeze(0))
 
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0]))
-    count = 0
-    for ids_T in held_out_rows(source, location, num_tokens):
-        model(ids_T.unsqueeze(0))
-        count += len(ids_T)
-    return {name: squares_I / count for name, squares_I in sums.items()}
+    return input_importances(model, quantizable(model, recipe), run)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument
+from cpplm.core.settings import Argument, Precision, group
 from cpplm.core.storage import require_path, split_step
-from cpplm.model.quantized.recipe import Recipe
-from cpplm.model.quantized.rounding import InitMethod
+from cpplm.model.quantized.recipe import InitMethod, Recipe
 
 
 @dataclass(frozen=True)
@@ -75,4 +75,83 @@ class CompareSettings:
     def check_paths(self) -> None:
         """Refuse runs that are not there."""
         for run in (self.teacher, *self.students):
+            require_path(split_step(run)[0])
+
+
+@dataclass(frozen=True)
+class QatSettings:
+    """Quantisation-aware training of one model. What is not here is as its run had it."""
+
+    data_dir: Annotated[tuple[str, ...], Argument("CORPUS", positional=True)]
+    """Corpus: a folder or bucket URL written by `cpplm corpus build`; several are mixed."""
+    run: Annotated[str, Argument("RUN")]
+    """Model to quantise: RUN or RUN:STEP, a folder or bucket URL."""
+    out: Annotated[Path, Argument("FOLDER")]
+    """Folder of the run: log, checkpoints. Holding a checkpoint, it is continued."""
+
+    recipe: str = "int4"
+    """Formats by role, or a preset, as of `cpplm compress quantize`."""
+    init: InitMethod = "activation"
+    """How the first scales are found; activations are those of the first batch."""
+    freeze_codes: bool = False
+    """Train scales alone (the seed method's second version)."""
+
+    teacher: str = ""
+    """Whose distributions are learned: RUN or RUN:STEP (empty = the model itself, before it is rounded)."""
+    kd: Annotated[KDLossSettings, group("distillation")] = field(default_factory=lambda: KDLossSettings(kd_loss="full"))
+    """How the two are compared."""
+
+    num_iterations: int = -1
+    """Train for this many optimizer steps."""
+    max_minutes: float = -1.0
+    """Train for this long."""
+    max_seq_len: int = -1
+    """Tokens of a row (-1 = the model's context)."""
+    device_batch_size: int = -1
+    """Rows per forward pass (-1 = 32; on a CPU about what it computes in a second)."""
+    total_batch_size: int = -1
+    """Tokens per optimizer step (-1 = as the run of --run had it)."""
+    lr_scale: float = 0.05
+    """Learning rates, as a multiple of those of the run of --run."""
+    scale_lr: float = 1e-4
+    """Learning rate of scales."""
+    warmup_steps: int = 0
+    """Steps in which rates rise."""
+    warmdown_ratio: float = 1.0
+    """Share of the run, at its end, in which they fall to zero."""
+
+    eval_every: int = -1
+    """Measure bits per byte of held-out code every so many steps, and at start and end (-1 = never)."""
+    save_every: int = -1
+    """Checkpoint every so many steps (-1 = by time only)."""
+    save_minutes: float = 10.0
+    """Checkpoint at least this often; the end and an interrupt always save (-1 = not by time)."""
+    keep_last: int = 2
+    """Checkpoints to keep; older ones are deleted."""
+    upload_dir: str = ""
+    """Also upload each checkpoint there: a bucket URL or folder."""
+
+    seed: int = 0
+    """Of the order of documents."""
+    device_type: Literal["", "cuda", "mps", "cpu"] = ""
+    """Device (empty = the best one present)."""
+    precision: Precision = "auto"
+    """Of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
+    no_compile: bool = False
+    """Run without torch.compile: slower steps, instant start."""
+
+    def __post_init__(self) -> None:
+        Recipe.parse(self.recipe)
+        for name in ("lr_scale", "scale_lr"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+        if (self.num_iterations > 0) == (self.max_minutes > 0):
+            raise UserError("how long to train", fix="Give either --num_iterations or --max_minutes.")
+
+    def check_paths(self) -> None:
+        """Refuse a corpus or runs that are not there."""
+        for location in self.data_dir:
+            require_path(location)
+        runs = [self.run] if not (self.out.exists() or self.upload_dir) else []
+        for run in (*runs, *filter(None, [self.teacher])):
             require_path(split_step(run)[0])

@@ -14,7 +14,7 @@ from cpplm.model.config import (
     MultiTokenConfig,
     SparseAttentionConfig,
 )
-from cpplm.model.quantized.recipe import Recipe
+from cpplm.model.quantized.recipe import InitMethod, Recipe
 
 Switch = Literal["preset", "on", "off"]
 
@@ -224,8 +224,9 @@ class QuantizationSettings:
     quantize_from: float = -1.0
     """Share of the run from which weights are rounded (-1 = with --init_from 0, else where the learning rate
     begins to fall)."""
-    quantize_init: Literal["mse", "absmax"] = "mse"
-    """How the first scales are found: least squared error, or the largest magnitude of each group."""
+    quantize_init: InitMethod = "activation"
+    """How the first scales are found: least squared error, weighted by the activations of that step's batch
+    or not, or the largest magnitude of each group."""
     freeze_codes: bool = False
     """Train scales alone; codes stay as they are first rounded (the seed method's second version)."""
     scale_lr: float = 1e-4

@@ -23,10 +23,10 @@ from cpplm.post_training.hf_folder import PREFIX, HfFolder
 from cpplm.post_training.hf_run import train_hf
 from cpplm.post_training.hf_tokenizer import HfChatTokenizer
 from cpplm.post_training.settings import SftSettings
-from cpplm.post_training.source import find_source, scaled_rates
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend_registry import refuse_lora_with_jax
 from cpplm.train.checkpoint.format import Checkpoint, Stage
+from cpplm.train.checkpoint.source import find_source, scaled_rates
 from cpplm.train.pretrain import RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback

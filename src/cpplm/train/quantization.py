@@ -7,12 +7,14 @@ rounding beside their scales.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
-from cpplm.model.quantized.layers import LATENT, QuantizedEmbedding, QuantizedLinear, quantize_layers
+from cpplm.dataloader.loader import Batch
+from cpplm.model.quantized.calibration import input_importances
+from cpplm.model.quantized.layers import LATENT, QuantizedEmbedding, QuantizedLinear, quantizable, quantize_layers
 from cpplm.model.quantized.packing import quantization_record, restore_layers
 from cpplm.model.quantized.recipe import Recipe
 from cpplm.model.transformer import Transformer
@@ -20,6 +22,7 @@ from cpplm.optim.groups import param_role
 from cpplm.optim.muon import MuonAdamW
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint
 from cpplm.train.checkpoint.weights import load_tensors
+from cpplm.train.distributed import DistContext
 from cpplm.train.settings import TrainSettings
 
 
@@ -34,8 +37,16 @@ class Quantizer:
         """True where the model has plain weights, and the run has come so far that they are to be rounded."""
         return progress >= self.settings.quantize_from and not is_quantized(model)
 
-    def quantize(self, model: Transformer, optimizer: MuonAdamW) -> MuonAdamW:
+    def quantize(
+        self, model: Transformer, optimizer: MuonAdamW, passes: Sequence[Batch], dist: DistContext
+    ) -> MuonAdamW:
         """Round the weights of a model, in place.
+
+        Args:
+            model: with plain weights.
+            optimizer: of it.
+            passes: of this rank in the step that comes, whose activations count.
+            dist: the ranks.
 
         Returns:
             Its new optimizer, with the moments of the old one where those learned before.
@@ -44,8 +55,13 @@ class Quantizer:
             UserError: the recipe does not fit the model.
         """
         quantization = self.settings.quantization
+        recipe, importances = Recipe.parse(quantization.quantize), None
+        if quantization.quantize_init == "activation":
+            names = quantizable(model, recipe)
+            found = input_importances(model, names, lambda: _read_all(model, passes))
+            importances = {name: dist.mean(values_I) for name, values_I in found.items()}
         formats = quantize_layers(
-            model, Recipe.parse(quantization.quantize), init=quantization.quantize_init,
+            model, recipe, init=quantization.quantize_init, importances=importances,
             freeze_codes=quantization.freeze_codes,
         )  # fmt: skip
         if quantization.freeze_codes:
@@ -65,6 +81,14 @@ class Quantizer:
         if not is_quantized(model):
             return None
         return quantization_record(model, self.settings.quantization.quantize, packed=False)
+
+
+def _read_all(model: Transformer, passes: Sequence[Batch]) -> None:
+    """Call every linear layer on the texts of some batches; the head on every sixteenth token."""
+    for batch in passes:
+        documents_BT = None if batch.documents is None else batch.documents.to(model.device)
+        hidden_BTC = model.hidden_states(batch.inputs.to(model.device), documents_BT=documents_BT)
+        model.logits(hidden_BTC[:, ::16])
 
 
 def train_scales_alone(model: Transformer) -> None:

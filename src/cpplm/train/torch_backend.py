@@ -169,16 +169,17 @@ class TorchTrainModule(TrainModule):
 
     @override
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
-        self._quantize_when_due(plan)
+        passes = list(batches)
+        self._quantize_when_due(plan, passes)
         self._set_plan(plan)
         self.model.dense_attention = plan.dense_attention
-        parts = self._forward_backward(batches, count, plan.multi_token_weight)
+        parts = self._forward_backward(passes, count, plan.multi_token_weight)
         total, next_token, multi_token, indexer = self._dist.mean(parts).tolist()
         return StepLosses(total, next_token, multi_token, indexer, self._update())
 
-    def _quantize_when_due(self, plan: StepPlan) -> None:
+    def _quantize_when_due(self, plan: StepPlan, passes: list[Batch]) -> None:
         if self.quantizer is not None and self.quantizer.is_due(self.model, plan.progress):
-            self._optimizer = self.quantizer.quantize(self.model, self._optimizer)
+            self._optimizer = self.quantizer.quantize(self.model, self._optimizer, passes, self._dist)
             self._losses = self.compile_losses()
 
     def compile_losses(self) -> LossFunction:
@@ -204,7 +205,7 @@ class TorchTrainModule(TrainModule):
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _forward_backward(self, batches: Iterator[Batch], count: int, multi_token_weight: float) -> Tensor:
+    def _forward_backward(self, passes: list[Batch], count: int, multi_token_weight: float) -> Tensor:
         """Gradients of this rank's share of the batch.
 
         Returns:
@@ -212,7 +213,6 @@ class TorchTrainModule(TrainModule):
         """
         device = self.model.device
         weight, parts = torch.tensor(multi_token_weight, device=device), torch.zeros(4, device=device)
-        passes = list(batches)
         shares = self._target_shares(passes)
         for number, batch in enumerate(passes, start=1):
             inputs_BT = batch.inputs.to(device, non_blocking=True)

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <cstring>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 using Int = std::int64_t;
 
@@ -18,6 +21,23 @@ inline float wide(Bfloat16 value) {
   float result;
   std::memcpy(&result, &bits, sizeof result);
   return result;
+}
+
+struct Half {  // of IEEE 754
+  std::uint16_t bits;
+};
+
+inline float wide(Half value) {
+#ifdef __F16C__
+  return _cvtsh_ss(value.bits);
+#else  // moved into place, then by 2^112 up, which the exponents are apart
+  const std::uint32_t bits = std::uint32_t{value.bits} << 16;
+  const std::uint32_t magnitude = (bits & 0x7fffffff) >> 3;
+  float result;
+  std::memcpy(&result, &magnitude, sizeof result);
+  result *= 0x1p112f;
+  return bits >> 31 ? -result : result;
+#endif
 }
 
 template <typename Element>

@@ -38,7 +38,7 @@ class CompactLinear(nn.Module):
         scales_EG = scales_EG.repeat_interleave(group_size // GROUP_SIZE, -1)
         self.compact = CompactWeight(
             words_of(F.pad(codes_EC, (0, padding)), book.bits),
-            F.pad(scales_EG, (0, padding // GROUP_SIZE)).contiguous(),
+            F.pad(scales_EG, (0, padding // GROUP_SIZE)).half().contiguous(),
             table,
             book.bits,
             (codes_EC.shape[0], codes_EC.shape[1]),

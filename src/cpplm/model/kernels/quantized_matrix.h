@@ -15,7 +15,7 @@ template <Int bits>
 struct QuantizedMatrix {
   static constexpr Int chunk = 512 / bits;
   const std::uint32_t* codes;
-  const float* scales;
+  const Half* scales;
   Floats table;  // of 8 bits: how far levels are apart, and the code of 0
   Int width;
 
@@ -27,17 +27,29 @@ struct QuantizedMatrix {
 #pragma GCC unroll 8
     for (Int part = 0; part < chunk / pair; ++part) {
       const Floats even = level(words >> (2 * part * bits)), odd = level(words >> ((2 * part + 1) * bits));
-      const float scale = scales[at * (chunk / pair) + part];
+      const float scale = wide(scales[at * (chunk / pair) + part]);
       for (Int t = 0; t < tokens; ++t) {
         const float* from = x + t * stride + i + part * pair;
         sums[t] += scale * (even * load(from) + odd * load(from + lanes));
       }
     }
   }
+  // A chunk in bfloat16: words of an even weight below and an odd one above.
+  void decode_chunk(Int row, Int i, Words (&to)[chunk / pair]) const {
+    const Int at = row * chunks() + i / chunk;
+    Words words;
+    std::memcpy(&words, codes + at * lanes, sizeof words);
+    for (Int part = 0; part < chunk / pair; ++part) {
+      const float scale = wide(scales[at * (chunk / pair) + part]);
+      const Words even = rounded_bits(level(words >> (2 * part * bits)) * scale);
+      const Words odd = rounded_bits(level(words >> ((2 * part + 1) * bits)) * scale);
+      to[part] = even >> 16 | (odd & 0xffff0000);
+    }
+  }
   float weight(Int row, Int i) const {
     const Int at = row * chunks() + i / chunk, part = i % chunk / pair, inside = i % pair;
     const std::uint32_t word = codes[at * lanes + inside / 2] >> ((2 * part + inside % 2) * bits);
-    return level(Words{} + word)[0] * scales[at * (chunk / pair) + part];
+    return level(Words{} + word)[0] * wide(scales[at * (chunk / pair) + part]);
   }
   void prefetch(Int row, Int i) const {
     const Int at = row * chunks() + i / chunk;
@@ -48,6 +60,10 @@ struct QuantizedMatrix {
   static Int whole_width(Int width) { return (width + chunk - 1) / chunk * chunk; }
 
  private:
+  static Words rounded_bits(Floats values) {
+    const Words parts = reinterpret_cast<Words>(values);
+    return parts + 0x7fff + (parts >> 16 & 1);
+  }
   Int chunks() const { return (width + chunk - 1) / chunk; }
   // The table repeats itself, so that higher bits do not count.
   Floats level(Words words) const {
@@ -59,7 +75,8 @@ struct QuantizedMatrix {
 // As Python names a matrix: its numbers, and of codes their scales and levels. 16 bits are bfloat16.
 struct AnyMatrix {
   const void* weights;
-  const float *scales, *table;
+  const Half* scales;
+  const float* table;
 };
 
 template <typename Run>

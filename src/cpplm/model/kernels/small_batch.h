@@ -79,6 +79,9 @@ struct Bfloat16Matrix {
     for (Int t = 0; t < tokens; ++t)
       sums[t] += pairs.even * load(x + t * stride + i) + pairs.odd * load(x + t * stride + i + lanes);
   }
+  void decode_chunk(Int row, Int i, Words (&to)[1]) const {
+    std::memcpy(to, weights + row * width + i, sizeof to);
+  }
   float weight(Int row, Int i) const { return wide(weights[row * width + i]); }
   void prefetch(Int row, Int i) const { __builtin_prefetch(weights + row * width + i, 0, 0); }
   static Int whole_width(Int width) { return width / chunk * chunk; }  // the rest follows one by one

@@ -22,7 +22,7 @@ void rope_norm(const Bfloat16* from, const float* cosines, const float* sines, I
 
 }  // namespace
 
-extern "C" void gemv(const Bfloat16* x, const void* weights, const float* scales, const float* table,
+extern "C" void gemv(const Bfloat16* x, const void* weights, const Half* scales, const float* table,
                      const Bfloat16* residual, Bfloat16* output, Int tokens, Int width, Int height, Int bits,
                      Int normalized, Int threads) {
   with_matrices(bits, [&](const auto& view) {
@@ -40,8 +40,8 @@ extern "C" void gemv(const Bfloat16* x, const void* weights, const float* scales
 }
 
 // With a gate SwiGLU, without one a squared ReLU. All matrices have the same bits.
-extern "C" void fused_mlp(const Bfloat16* x, const void* gate, const float* gate_scales, const void* up,
-                          const float* up_scales, const void* down, const float* down_scales, const float* table,
+extern "C" void fused_mlp(const Bfloat16* x, const void* gate, const Half* gate_scales, const void* up,
+                          const Half* up_scales, const void* down, const Half* down_scales, const float* table,
                           Bfloat16* output, Int tokens, Int width, Int hidden_width, Int bits, Int threads) {
   Tokens hidden_tokens(tokens, hidden_width);
   float* hidden = hidden_tokens.data();
@@ -75,7 +75,7 @@ extern "C" void fused_mlp(const Bfloat16* x, const void* gate, const float* gate
 }
 
 // Codes to bfloat16, for products of many tokens.
-extern "C" void dequantize(const void* codes, const float* scales, const float* table, Bfloat16* output, Int width,
+extern "C" void dequantize(const void* codes, const Half* scales, const float* table, Bfloat16* output, Int width,
                            Int height, Int bits, Int threads) {
   with_matrices(bits, [&](const auto& view) {
     const auto matrix = view(AnyMatrix{codes, scales, table}, width);
@@ -83,7 +83,11 @@ extern "C" void dequantize(const void* codes, const float* scales, const float* 
     {
       const Rows rows(height);
       for (Int row = rows.begin; row < rows.end; ++row)
-        for (Int i = 0; i < width; ++i) output[row * width + i] = narrow<Bfloat16>(matrix.weight(row, i));
+        for (Int i = 0; i < width; i += matrix.chunk) {
+          Words words[matrix.chunk / pair];
+          matrix.decode_chunk(row, i, words);
+          std::memcpy(output + row * width + i, words, std::min(matrix.chunk, width - i) * sizeof *output);
+        }
     }
   });
 }

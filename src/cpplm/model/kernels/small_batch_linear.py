@@ -35,7 +35,7 @@ class CompactWeight(NamedTuple):
 
     Attributes:
         codes: words of 32 bits, as `quantized_matrix.h` orders them, rows filled up to whole chunks.
-        scales: of 32 neighbours each, float32, likewise.
+        scales: of 32 neighbours each, float16, likewise.
         table: the levels, 16 float32; of 8 bits how far they are apart, and the code of 0.
         bits: of a code.
         shape: E and C.

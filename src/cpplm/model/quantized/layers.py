@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cpplm.core.errors import UserError
-from cpplm.model.quantized.recipe import GROUP_SIZE, Recipe, WeightFormat, role_of
+from cpplm.model.quantized.recipe import GROUP_SIZE, InitMethod, Recipe, WeightFormat, role_of
 from cpplm.model.quantized.rounding import (
     TINY,
-    InitMethod,
     fake_quantize,
     grouped,
     init_scales,
@@ -51,7 +50,7 @@ class QuantizedLinear(nn.Linear):
             weight_OI: on its device; it may be meta, for a state to be loaded.
             weight_format: how.
             init: how the first scales are found.
-            importance_I: of the inputs, for `init="activation"`.
+            importance_I: of the inputs (`calibration.input_importances`), for `init="activation"`.
             bias: of the layer, if any.
             freeze_codes: keep the first codes, and train scales alone.
         """
@@ -157,7 +156,8 @@ def quantize_layers(
         model: with its weights, or on the meta device.
         recipe: formats by role.
         init: how the first scales are found.
-        importances: mean squares of each linear layer's inputs by its name, for `init="activation"`.
+        importances: of the inputs of each linear layer, by its name, for `init="activation"`; a layer
+            without takes "mse".
         freeze_codes: train scales alone.
         on_layer: called after each of them.
 

@@ -5,15 +5,12 @@ Shapes: O rows (outputs), I columns (inputs), G groups of a row, R rank.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from cpplm.model.quantized.codebooks import Codebook
-from cpplm.model.quantized.recipe import GROUP_SIZE, WeightFormat
+from cpplm.model.quantized.recipe import GROUP_SIZE, InitMethod, WeightFormat
 
-InitMethod = Literal["absmax", "mse", "activation"]
 TINY = 1e-8  # of a scale: a group of zeros has none
 _CLIP_STEPS, _LEAST_CLIP, _REFINEMENTS = 12, 0.4, 3
 

@@ -33,7 +33,6 @@ from cpplm.post_training.rl.prompts import TaskPrompt, gold_ids, task_prompt
 from cpplm.post_training.rl.rollouts import RolloutSampler
 from cpplm.post_training.rl.settings import RlSettings
 from cpplm.post_training.rl.url_engine import UrlEngine
-from cpplm.post_training.source import find_source, scaled_rates
 from cpplm.sandbox.compiler import COMPILE_LIMITS
 from cpplm.tasks.audit import audit
 from cpplm.tasks.build import open_grader
@@ -43,6 +42,7 @@ from cpplm.tasks.kinds import KINDS
 from cpplm.train.backend import TrainBackend
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import Checkpoint, Stage
+from cpplm.train.checkpoint.source import find_source, scaled_rates
 from cpplm.train.data import train_loader
 from cpplm.train.distributed import DistContext
 from cpplm.train.pretrain import PretrainRun, RunSummary, pretrain

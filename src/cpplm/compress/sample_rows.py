@@ -1,4 +1,4 @@
-"""Rows of held-out code for a model: the same for all that share its tokenizer and context."""
+"""Rows of code for a model: the same for all that share its tokenizer and context."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from cpplm.train.checkpoint.format import Checkpoint
 _LEAST_TOKENS = 16  # of a row
 
 
-def held_out_rows(model: Checkpoint, location: str, num_tokens: int) -> Iterator[Tensor]:
-    """Beginnings of documents in an order by chance, each cut to the model's context, `num_tokens` in all.
+def sample_rows(model: Checkpoint, location: str, num_tokens: int) -> Iterator[Tensor]:
+    """Beginnings of held-out documents, in an order by chance, each cut to the model's context.
+
+    Args:
+        model: whose tokenizer and context count.
+        location: as of `cpplm evaluate bpb`.
+        num_tokens: of all rows together.
 
     Raises:
         UserError: there are no texts.
