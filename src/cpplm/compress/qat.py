@@ -30,7 +30,7 @@ from cpplm.train.distributed import TorchDistContext
 from cpplm.train.pretrain import RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchBackend, TorchTrainModule
-from cpplm.train.trainer import Callback
+from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 _TOKENS_PER_BATCH = 16_384  # of a model that has no record of its own
 
@@ -45,7 +45,8 @@ def train_quantized(settings: QatSettings, extra_callbacks: Sequence[Callback] =
     source, lr_scale = find_source(settings.run, settings.out, settings.upload_dir, settings.lr_scale)
     training = train_settings(settings, source, lr_scale)
     Storage(settings.out, create=True).write("tokenizer.json", source.tokenizer().to_json())
-    return pretrain(training, extra_callbacks, backend=DistillBackend(training, settings))
+    callbacks = [DistillationLog(), *extra_callbacks]
+    return pretrain(training, callbacks, backend=DistillBackend(training, settings))
 
 
 def train_settings(settings: QatSettings, source: Checkpoint, lr_scale: float) -> TrainSettings:
@@ -91,6 +92,16 @@ def train_settings(settings: QatSettings, source: Checkpoint, lr_scale: float) -
         precision=settings.precision,
         no_compile=settings.no_compile,
     )
+
+
+class DistillationLog(Callback):
+    """Writes the parts of each step's loss into the run log."""
+
+    @override
+    def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
+        module = trainer.train_module
+        assert isinstance(module, DistillTrainModule)  # noqa: S101  (for mypy)
+        trainer.log.write("distillation", step=trainer.state.step, parts=module.parts)
 
 
 class DistillBackend(TorchBackend):
@@ -179,7 +190,8 @@ class DistillTrainModule(TorchTrainModule):
         softcap = self.config.logit_softcap
         loss = distillation_loss(
             hidden_BTC.flatten(0, 1), self.model.lm_head.weight, targets_BT.flatten(),
-            OnlineTeacher(of_teacher_BTC.flatten(0, 1), self._teacher.lm_head.weight, softcap), self._settings,
+            OnlineTeacher(of_teacher_BTC.flatten(0, 1), self._teacher.lm_head.weight, softcap),
+            self._settings,
             progress=self._progress, vocab_size=self.config.vocab_size, softcap=softcap,
         )  # fmt: skip
         return loss.total + divergence, loss.parts

@@ -98,7 +98,9 @@ class QatSettings:
 
     teacher: str = ""
     """Whose distributions are learned: RUN or RUN:STEP (empty = the model itself, before it is rounded)."""
-    kd: Annotated[KDLossSettings, group("distillation")] = field(default_factory=lambda: KDLossSettings(kd_loss="full"))
+    kd: Annotated[KDLossSettings, group("distillation")] = field(
+        default_factory=lambda: KDLossSettings(kd_loss="full")
+    )
     """How the two are compared."""
 
     num_iterations: int = -1

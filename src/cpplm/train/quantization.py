@@ -14,7 +14,13 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
 from cpplm.model.quantized.calibration import input_importances
-from cpplm.model.quantized.layers import LATENT, QuantizedEmbedding, QuantizedLinear, quantizable, quantize_layers
+from cpplm.model.quantized.layers import (
+    LATENT,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    quantizable,
+    quantize_layers,
+)
 from cpplm.model.quantized.packing import quantization_record, restore_layers
 from cpplm.model.quantized.recipe import Recipe
 from cpplm.model.transformer import Transformer

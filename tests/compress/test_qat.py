@@ -1,0 +1,151 @@
+"""Quantisation-aware training: what it gains, what a checkpoint holds, that a run goes on to the same bits."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from cpplm.compress.compare import compare
+from cpplm.compress.kd.settings import KDLossSettings
+from cpplm.compress.qat import train_quantized
+from cpplm.compress.quantize import quantize_run
+from cpplm.compress.settings import CompareSettings, QatSettings, QuantizeSettings
+from cpplm.core.errors import UserError
+from cpplm.model.settings import QuantizationSettings
+from cpplm.train.backend_registry import open_backend
+from cpplm.train.checkpoint.format import open_run
+from cpplm.train.checkpoint.weights import load_model, load_tensors
+from cpplm.train.pretrain import pretrain
+from tests.train.conftest import small_settings
+from tests.train.records import records
+
+CPU = torch.device("cpu")
+RECIPE = "mlp=half2:g32,attn=half4:g32,embed=half4,head=half4"
+
+
+@pytest.fixture(scope="module")
+def base(corpus: Path, tokenizer_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = small_settings(corpus, tokenizer_path, tmp_path_factory.mktemp("base") / "run")
+    pretrain(dataclasses.replace(settings, aspect_ratio=32, max_seq_len=64, num_iterations=40))
+    return settings.out
+
+
+def settings_of(base: Path, corpus: Path, out: Path, **changes) -> QatSettings:
+    given = {
+        "recipe": RECIPE,
+        "num_iterations": 30,
+        "device_batch_size": 4,
+        "no_compile": True,
+        "precision": "fp32",
+    }
+    return QatSettings((str(corpus),), str(base), out, **{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("qat") / "run"
+    train_quantized(settings_of(base, corpus, out))
+    return out
+
+
+def test_training_gains_over_rounding(base: Path, trained: Path, corpus: Path, tmp_path: Path) -> None:
+    quantize_run(QuantizeSettings(str(trained), tmp_path / "packed"))
+    students = (str(trained), str(tmp_path / "packed"))
+    _, by_largest, fitted, latent, packed = compare(
+        CompareSettings(str(base), str(corpus), students, num_tokens=1500)
+    )
+    assert latent.divergence < 0.7 * min(by_largest.divergence, fitted.divergence)
+    assert packed.divergence == pytest.approx(latent.divergence, rel=0.05)  # small matrices are bfloat16
+    assert packed.weight_bytes < 1.2 * fitted.weight_bytes and latent.weight_bytes == 0
+
+
+def test_a_run_goes_on_to_the_same_bits(base: Path, corpus: Path, tmp_path: Path) -> None:
+    whole = settings_of(base, corpus, tmp_path / "whole", num_iterations=6, save_every=3)
+    train_quantized(whole)
+    train_quantized(dataclasses.replace(whole, out=tmp_path / "parts"))
+    for step in (6,):
+        for file in (tmp_path / "parts" / "checkpoints" / f"step_{step:06d}").iterdir():
+            file.unlink()
+    train_quantized(dataclasses.replace(whole, out=tmp_path / "parts"))
+    assert [r["step"] for r in records(tmp_path / "parts", "session")] == [0, 3]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        first, second = (load_tensors(open_run(tmp_path / out), name) for out in ("whole", "parts"))
+        assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_frozen_codes(base: Path, corpus: Path, tmp_path: Path) -> None:
+    """Scales learn, in a run that goes on, too; codes and all else are as they were."""
+    settings = settings_of(base, corpus, tmp_path / "run", recipe="mlp=half2:g32:r2", freeze_codes=True,
+                           num_iterations=2, save_every=1, scale_lr=0.01)  # fmt: skip
+    train_quantized(settings)
+    states = [load_tensors(open_run(tmp_path / "run", step), "model.safetensors") for step in (1, 2)]
+    changed = {key.rpartition(".")[2] for key in states[0] if not torch.equal(states[0][key], states[1][key])}
+    assert changed == {"scale_left", "scale_right", "rank_magnitude"}
+    assert states[0]["blocks.0.mlp.up.codes"].dtype == torch.uint8
+    train_quantized(dataclasses.replace(settings, num_iterations=4))
+    later = load_tensors(open_run(tmp_path / "run"), "model.safetensors")
+    assert torch.equal(later["blocks.0.mlp.up.codes"], states[0]["blocks.0.mlp.up.codes"])
+    assert not torch.equal(later["blocks.0.mlp.up.scale_left"], states[1]["blocks.0.mlp.up.scale_left"])
+
+
+def test_rounding_begins_with_the_cooldown(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    """From scratch, weights are rounded where the rate begins to fall, and the optimizer keeps its moments."""
+    quantization = QuantizationSettings("int4", quantize_from=0.5)
+    settings = small_settings(corpus, tokenizer_path, tmp_path / "run")
+    settings = dataclasses.replace(
+        settings, aspect_ratio=32, quantization=quantization, save_every=4, keep_last=3
+    )
+    pretrain(settings)
+    early, late = (open_run(tmp_path / "run", step) for step in (4, 8))
+    assert "quantization.json" not in early.files and late.json("quantization.json")["recipe"] == "int4"
+    before, after = (load_tensors(each, "optimizer.safetensors") for each in (early, late))
+    assert float(after["lm_head.latent_weight/step"]) == float(before["lm_head.weight/step"]) + 4
+    model = load_model(late, device=CPU, compute_dtype=torch.float32)
+    scales = load_tensors(late, "model.safetensors")["blocks.0.mlp.up.scales"]
+    levels = model.blocks[0].mlp.up.weight.unflatten(1, (-1, 32)) / scales.half().float().unsqueeze(-1)
+    assert len(levels.mul(7.5).round(decimals=2).unique()) <= 16
+    default = dataclasses.replace(settings, quantization=QuantizationSettings("int4"))
+    assert default.quantize_from == pytest.approx(1 - default.schedule.warmdown_ratio)
+
+
+def test_the_log_tells_the_parts_of_the_loss(trained: Path, base: Path, corpus: Path, tmp_path: Path) -> None:
+    kd = KDLossSettings("full", hard_full_weight="0.5:0")
+    train_quantized(settings_of(base, corpus, tmp_path / "run", num_iterations=2, kd=kd))
+    parts = [record["parts"] for record in records(tmp_path / "run", "distillation")]
+    assert [set(each) for each in parts] == [{"kd", "hard_full"}, {"kd", "hard_full"}]
+    assert all(each["kd"] >= 0 and each["hard_full"] > each["kd"] for each in parts)
+    assert all(set(record["parts"]) == {"kd"} for record in records(trained, "distillation"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": "mlp"}, "no role with its format"),
+        ({"num_iterations": -1}, "how long to train"),
+        ({"max_minutes": 1.0}, "how long to train"),
+        ({"lr_scale": -1.0}, "--lr_scale"),
+    ],
+)
+def test_bad_settings(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        settings_of(Path("run"), Path("corpus"), tmp_path, **changes)
+
+
+def test_what_does_not_go_together(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
+    settings = small_settings(corpus, tokenizer_path, tmp_path / "run")
+    quantized = dataclasses.replace(settings, quantization=QuantizationSettings("int4"))
+    with pytest.raises(UserError, match="--shard does not go together with --quantize"):
+        dataclasses.replace(quantized, shard=True)
+    with pytest.raises(UserError, match="--quantize is PyTorch's"):
+        open_backend(dataclasses.replace(quantized, backend="jax"))
+    with pytest.raises(UserError, match="--scale_lr does nothing without --quantize"):
+        QuantizationSettings(scale_lr=1.0)
+
+
+def test_a_recipe_that_fits_nothing_leaves_nothing(base: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no layer of the model has that role"):
+        train_quantized(settings_of(base, corpus, tmp_path / "run", recipe="mlp=half4:g4096"))
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+    assert json.loads((base / "checkpoints").joinpath("step_000040", "state.json").read_text())["step"] == 40
