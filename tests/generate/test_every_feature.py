@@ -16,7 +16,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.naive import greedy
 from tests.model.features import DECODED, random_model
 
-NAMES = ("plain", "swiglu", "all", "all, local")
+NAMES = ("plain", "swiglu", "llama", "all", "all, local")
 EACH = pytest.mark.parametrize("config", [DECODED[name] for name in NAMES], ids=NAMES)
 
 

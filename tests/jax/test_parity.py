@@ -37,7 +37,7 @@ def test_losses_and_gradients() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "documents"), [("plain", False), ("all", True)])
+@pytest.mark.parametrize(("name", "documents"), [("plain", False), ("llama", False), ("all", True)])
 def test_losses_and_gradients_of_more_layers(name: str, documents: bool) -> None:
     compare(TWINS[name], make_batch(TWINS[name], 3, 16, documents=documents))
 

@@ -34,10 +34,17 @@ CHANGES = {
     "further": {"mtp": MultiTokenConfig(depth=2)},
     "sparse": {"dsa": SPARSE},
 }
-# SwiGLU takes the place of what all models have, so it is no part of "all".
+LLAMA = {
+    "mlp": "swiglu", "window_pattern": "L", "qk_norm": False, "embedding_norm": False, "layer_scales": False,
+    "logit_softcap": 0.0,
+}  # fmt: skip
+# SwiGLU takes the place of what all models have, so it is no part of "all"; a Llama leaves much of that out.
 ADDED = [change for name, change in CHANGES.items() if name != "swiglu"]
 ALL = {key: value for change in ADDED for key, value in change.items()} | {"engram": MEMORY}
-CONFIGS = {name: dataclasses.replace(PLAIN, **change) for name, change in {**CHANGES, "all": ALL}.items()}
+CONFIGS = {
+    name: dataclasses.replace(PLAIN, **change)
+    for name, change in {**CHANGES, "llama": LLAMA, "all": ALL}.items()
+}
 
 
 def _mixture(seed: int) -> ModelConfig:
@@ -48,7 +55,8 @@ def _mixture(seed: int) -> ModelConfig:
     )
 
 
-MIXED = {"plain": PLAIN, "all": CONFIGS["all"], **{f"mixture {seed}": _mixture(seed) for seed in range(8)}}
+MIXED = {name: CONFIGS[name] for name in ("plain", "llama", "all")}
+MIXED |= {f"mixture {seed}": _mixture(seed) for seed in range(8)}
 """Instead of each feature alone: what breaks one of them breaks in half of the mixtures."""
 
 
@@ -92,7 +100,7 @@ def random_config(seed: int) -> ModelConfig:
         indexer_heads=chance.randint(1, 3),
         indexer_dim=chance.choice([2, 6]),
     )
-    return ModelConfig(
+    config = ModelConfig(
         vocab_size=chance.randint(65, 140),
         num_layers=layers,
         model_dim=chance.choice([8, 24, 40]),
@@ -115,6 +123,8 @@ def random_config(seed: int) -> ModelConfig:
         dsa=chance.choice([None, sparse]),
         induction=chance.random() < 0.5,
     )
+    bare = {name: value for name, value in LLAMA.items() if name not in ("mlp", "window_pattern")}
+    return config if chance.random() < 0.7 else dataclasses.replace(config, qk_scale=1.0, **bare)
 
 
 def random_model(config: ModelConfig, seed: int = 0) -> Transformer:

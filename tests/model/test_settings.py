@@ -18,6 +18,7 @@ def test_nothing_said_is_the_preset() -> None:
     assert config() == ModelConfig.from_depth(8, **shape)
     assert config("--preset", "seed") == ModelConfig.seed(8, **shape)
     assert config("--preset", "nanochat") == ModelConfig.nanochat(8, **shape)
+    assert config("--preset", "llama") == ModelConfig.llama(8, **shape)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ def test_streams_further_tokens_and_sparse_attention() -> None:
         (["--mhc", "--mhc_num_branches", "1"], "at least 2"),
         (["--mtp", "--mtp_lambda", "-1"], "number from 0 up"),
         (["--rope_base", "0"], "positive number"),
+        (["--preset", "llama", "--qk_scale", "1.2"], "Leave out --qk_scale"),
     ],
 )
 def test_refused(flags: list[str], message: str) -> None:

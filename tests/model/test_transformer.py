@@ -38,7 +38,7 @@ def test_spans_of_short_windows() -> None:
 
 
 def test_depth_dial() -> None:
-    for preset in (ModelConfig.from_depth, ModelConfig.seed, ModelConfig.nanochat):
+    for preset in (ModelConfig.from_depth, ModelConfig.seed, ModelConfig.nanochat, ModelConfig.llama):
         config = preset(12, vocab_size=32_768)
         assert (config.model_dim, config.num_heads, config.head_dim) == (768, 6, 128)
         assert preset(3, vocab_size=4096).model_dim == 256  # rounded up to whole heads
@@ -58,6 +58,17 @@ def test_presets() -> None:
     assert model.embedding.weight.std().item() == pytest.approx(0.8, rel=0.05)
 
 
+def test_a_llama_has_the_weights_of_a_llama() -> None:
+    """Those of `transformers` but for its norms."""
+    config = ModelConfig.llama(4, vocab_size=100, num_kv_heads=1)
+    assert config.windows() == [None] * 4
+    mine = {name.removeprefix("blocks.0.") for name, _ in Transformer(config).named_parameters()}
+    mine = {name for name in mine if not name.startswith("blocks.")}
+    layer = {f"attention.{name}.weight" for name in ("query", "key", "value", "output")}
+    layer |= {f"mlp.{name}.weight" for name in ("gate", "up", "down")}
+    assert mine == {"embedding.weight", "lm_head.weight", *layer}
+
+
 def test_a_record_holds_every_feature() -> None:
     for config in CONFIGS.values():
         assert from_dict(ModelConfig, to_dict(config), where="test") == config
@@ -71,6 +82,9 @@ def test_a_record_holds_every_feature() -> None:
         ({"head_dim": 7}, "odd"),
         ({"version": 2}, "format 2"),
         ({"num_layers": 0}, "num_layers is 0"),
+        ({"logit_softcap": -1.0}, "logit_softcap -1.0"),
+        ({"qk_norm": False, "qk_scale": 1.2}, "qk_scale 1.2 is of normalised"),
+        ({"layer_scales": False, "embedding_scales": (0.2, 0.05)}, "nothing without layer_scales"),
         ({"engram": EngramConfig(layers=(1, 4))}, "layers 0 to 3"),
         ({"dsa": SparseAttentionConfig(start_layer=7)}, "begins at layer 7"),
     ],

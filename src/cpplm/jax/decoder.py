@@ -31,18 +31,21 @@ def decoder_layers(params: Params, embedded: jax.Array, context: ForwardContext)
     config = context.config
     blocks = subtree(params, "blocks.")
     ngrams = _Ngrams.of(params, context)
-    scales = (params["residual_scales"], params["embedding_scales"])
+    scales: tuple[jax.Array, ...] = ()
+    if config.layer_scales:
+        scales = (params["residual_scales"], params["embedding_scales"])
 
     def layer(carry: Carry, weights: Params, kind: LayerKind, index: LayerIndex) -> Carry:
         x, middle, divergence = carry
 
         def compute(
-            weights: Params, x: jax.Array, embedded: jax.Array, scales: tuple[jax.Array, jax.Array]
+            weights: Params, x: jax.Array, embedded: jax.Array, scales: tuple[jax.Array, ...]
         ) -> tuple[jax.Array, jax.Array]:
-            # In float32, as `scale_by`.
-            residual_scale, embedding_scale = (scale[index.number].astype(jnp.float32) for scale in scales)
-            mixed = residual_scale * x.astype(jnp.float32) + embedding_scale * embedded.astype(jnp.float32)
-            return block(weights, ngrams.add_to(mixed.astype(x.dtype), index), kind, context)
+            if scales:  # in float32, as `scale_by`
+                of_residual, of_embedded = (scale[index.number].astype(jnp.float32) for scale in scales)
+                mixed = of_residual * x.astype(jnp.float32) + of_embedded * embedded.astype(jnp.float32)
+                x = mixed.astype(x.dtype)
+            return block(weights, ngrams.add_to(x, index), kind, context)
 
         x, of_layer = remat(compute, context.run, in_loop=index.in_loop)(weights, x, embedded, scales)
         if config.backout and config.backout_layer() in index.candidates:

@@ -9,14 +9,13 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, MODEL, constrain
+from cpplm.model.config import NORM_EPSILON
 
 Params = dict[str, jax.Array]
 """Weights by name."""
-EPSILON = float(np.finfo(np.float32).eps)  # torch's default, also for bfloat16 inputs
 
 
 def subtree(weights: Params, prefix: str) -> Params:
@@ -32,7 +31,7 @@ def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
 def norm(x: jax.Array, axes: int | tuple[int, ...] = -1) -> jax.Array:
     """RMSNorm over dimensions, the last one unless told, without weights; computed in float32."""
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=axes, keepdims=True) + EPSILON)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=axes, keepdims=True) + NORM_EPSILON)
     return (wide * scale).astype(x.dtype)
 
 

@@ -2,11 +2,11 @@
 
     logits = softcap * tanh(hidden @ weight[:vocab_size].T / softcap)
 
-A chunk of rows at a time, logits and their gradient are computed, multiplied into the gradients of hidden
-states and weight, and forgotten: in the forward pass, so that logits are computed once (as in Liger, Hsu et
-al. 2024, arXiv 2410.10989, section 3.2). On a mesh each device cuts its own part of batch and sequence into
-chunks: chunks of the whole sequence would have to be gathered one by one, and gradients of the weight be
-summed over all devices in each.
+or without a cap where it is 0. A chunk of rows at a time, logits and their gradient are computed, multiplied
+into the gradients of hidden states and weight, and forgotten: in the forward pass, so that logits are
+computed once (as in Liger, Hsu et al. 2024, arXiv 2410.10989, section 3.2). On a mesh each device cuts its
+own part of batch and sequence into chunks: chunks of the whole sequence would have to be gathered one by one,
+and gradients of the weight be summed over all devices in each.
 
 Shapes: B batch, T tokens, N rows, M rows of a chunk, C width, V vocabulary with its padding.
 """
@@ -45,7 +45,7 @@ def cross_entropy(
         weight_VC: the head's; rows from `vocab_size` on are padding and take no part.
         targets_BT: ids below `vocab_size`, or `IGNORE_INDEX`.
         vocab_size: rows of the weight that are tokens.
-        softcap: logits lie between this and its negative.
+        softcap: logits lie between this and its negative; 0 is no cap.
         chunk: rows of logits held at once, on each device.
         mesh: of devices.
     """
@@ -157,14 +157,17 @@ def _losses(
 ) -> tuple[jax.Array, jax.Array]:
     """Losses of rows, and their gradients in the products, (p - onehot) * (1 - tanh^2), shape MV; float32."""
     product_MV = jnp.einsum("mc,vc->mv", hidden_MC, weight_VC, preferred_element_type=jnp.float32)
-    capped_MV = jnp.tanh(product_MV / softcap)
+    logits_MV, slope_MV = product_MV, jnp.ones(())
+    if softcap:
+        capped_MV = jnp.tanh(product_MV / softcap)
+        logits_MV, slope_MV = softcap * capped_MV, 1 - jnp.square(capped_MV)
     ids_V = jnp.arange(weight_VC.shape[0])
-    logits_MV = jnp.where(ids_V < vocab_size, softcap * capped_MV, -jnp.inf)
+    logits_MV = jnp.where(ids_V < vocab_size, logits_MV, -jnp.inf)
     log_sum_M1 = jax.nn.logsumexp(logits_MV, axis=1, keepdims=True)
     of_target_MV = targets_M[:, None] == ids_V  # none where ignored, for that is no id
     counted_M1 = (targets_M != IGNORE_INDEX)[:, None]
     own_M1 = jnp.where(of_target_MV, logits_MV, 0.0).sum(1, keepdims=True)
     loss_M1 = jnp.where(counted_M1, log_sum_M1 - own_M1, 0.0)
     excess_MV = jnp.exp(logits_MV - log_sum_M1) - of_target_MV
-    of_product_MV = jnp.where(counted_M1, excess_MV * (1 - jnp.square(capped_MV)), 0.0)
+    of_product_MV = jnp.where(counted_M1, excess_MV * slope_MV, 0.0)
     return loss_M1[:, 0], of_product_MV

@@ -116,7 +116,10 @@ def token_losses(
 
 
 def _embed(params: Params, ids_BT: jax.Array, context: ForwardContext) -> jax.Array:
-    return constrain_activations(norm(params["embedding.weight"][ids_BT].astype(context.run.dtype)), context)
+    embedded_BTC = params["embedding.weight"][ids_BT].astype(context.run.dtype)
+    return constrain_activations(
+        norm(embedded_BTC) if context.config.embedding_norm else embedded_BTC, context
+    )
 
 
 def _smear(params: Params, embedded_BTC: jax.Array, context: ForwardContext) -> jax.Array:

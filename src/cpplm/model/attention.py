@@ -1,4 +1,4 @@
-"""Causal self-attention: rotary positions, normalized queries and keys, and optionally a gated embedding of
+"""Causal self-attention: rotary positions, and optionally normalized queries and keys, a gated embedding of
 the token among the values, or an indexer that chooses what is attended to.
 
 Shapes: B batch, T tokens, S keys, C model_dim, H query heads, G key-value heads, D head_dim, J indexer heads,
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         self.window = config.windows()[layer]
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.head_dim
-        self.qk_scale = config.qk_scale
+        self.qk_norm, self.qk_scale = config.qk_norm, config.qk_scale
         self.query = Linear(config.model_dim, config.num_heads * config.head_dim)
         self.key = Linear(config.model_dim, config.num_kv_heads * config.head_dim)
         self.value = Linear(config.model_dim, config.num_kv_heads * config.head_dim)
@@ -184,7 +184,7 @@ class Attention(nn.Module):
         return None if torch.is_grad_enabled() else context.cache.attend_in_place
 
     def _project(self, x_BTC: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, rotated and normalized, and values."""
+        """Queries and keys, rotated and perhaps normalized, and values."""
         if self.qkv is None:
             query_BHTD = self._rope_norm(self.query(x_BTC), context.angles)
             key_BGTD = self._rope_norm(self.key(x_BTC), context.angles)
@@ -197,7 +197,8 @@ class Attention(nn.Module):
         return query_BHTD, key_BGTD, self._heads(self.add_value_embedding(value, x_BTC, context.ids_BT))
 
     def _rope_norm(self, projected: Tensor, angles: Angles) -> Tensor:
-        return norm(rotate(self._heads(projected), angles)) * self.qk_scale
+        rotated = rotate(self._heads(projected), angles)
+        return norm(rotated) * self.qk_scale if self.qk_norm else rotated
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -5,7 +5,8 @@ No torch here, so that any backend can read it. One dial, the depth, sets everyt
 
 A field's default is the plain choice, so that a record written before the field existed means what it meant.
 The presets turn features on: `ModelConfig.from_depth` is our default (LOG.md says how it was chosen),
-`ModelConfig.seed` and `ModelConfig.nanochat` are the recipes that it is measured against.
+`ModelConfig.seed` and `ModelConfig.nanochat` are the recipes that it is measured against,
+`ModelConfig.llama` is what other software runs, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ WINDOW_MULTIPLE = 128  # the tile of flash kernels; quarter windows are rounded 
 MLP_MULTIPLE = 64  # of a hidden layer whose width is not a multiple of the model's
 VALUE_GATE_INPUTS = 12  # channels of the residual stream that gate value embeddings, as in nanochat
 SMEAR_GATE_INPUTS = 24  # channels that gate the token before, likewise
+NORM_EPSILON = 2.0**-23  # of every RMSNorm: that of float32, torch's default, also for bfloat16 inputs
 INDUCTION_LENGTHS = (1, 2, 4, 8)  # of matches that are told apart: each the double of the one before
 
 
@@ -174,10 +176,16 @@ class ModelConfig:
     """Width of the MLP's hidden layer over `model_dim`; of SwiGLU's two thirds of it, rounded up to 64."""
     rope_base: float = 10_000.0
     """Base of the rotary position frequencies."""
+    qk_norm: bool = True
+    """Queries and keys are normalised."""
     qk_scale: float = 1.0
     """Normalised queries and keys are multiplied by this, so attention scores by its square."""
+    embedding_norm: bool = True
+    """The token embedding is normalised before the first layer."""
+    layer_scales: bool = True
+    """Before each layer learned scalars scale the residual stream and mix the embedding in again."""
     logit_softcap: float = 15.0
-    """Logits pass through cap * tanh(logits / cap)."""
+    """Logits pass through cap * tanh(logits / cap); 0 is no cap."""
     value_embeddings: bool = False
     """Every second layer, the last included, adds a gated embedding of the token to its values."""
     smear: bool = False
@@ -222,6 +230,15 @@ class ModelConfig:
             raise UserError(
                 f"window pattern {self.window_pattern!r}", fix="Use only L (full) and S (short), as SSSL."
             )
+        if not 0 <= self.logit_softcap < float("inf"):
+            raise UserError(f"logit_softcap {self.logit_softcap}", fix="Use a number from 0 (no cap) up.")
+        if not self.qk_norm and self.qk_scale != 1.0:
+            raise UserError(
+                f"qk_scale {self.qk_scale} is of normalised queries and keys, which this model does not have",
+                fix="Leave out --qk_scale.",
+            )
+        if not self.layer_scales and (self.residual_scales, self.embedding_scales) != ((1, 1), (0, 0)):
+            raise UserError("residual_scales and embedding_scales do nothing without layer_scales")
         if self.engram and max(self.engram.layers) >= self.num_layers:
             raise UserError(
                 f"engram layers {list(self.engram.layers)}; the model has layers 0 to {self.num_layers - 1}",
@@ -278,6 +295,14 @@ class ModelConfig:
         recipe = cls.nanochat(depth, **rest)
         memory = EngramConfig.for_model(recipe.num_layers, recipe.model_dim)
         return replace(recipe, engram=memory, induction=True)
+
+    @classmethod
+    def llama(cls, depth: int, **rest: Any) -> ModelConfig:
+        """A plain Llama (Touvron et al. 2023, arXiv 2302.13971) whose norms have weights of one."""
+        recipe = cls.seed(depth, **{"window_pattern": "L", **rest})
+        return replace(
+            recipe, mlp="swiglu", qk_norm=False, embedding_norm=False, layer_scales=False, logit_softcap=0.0
+        )
 
     @property
     def padded_vocab_size(self) -> int:

@@ -1,11 +1,12 @@
 """The decoder: token ids to logits of the next token.
 
-Rotary positions, normalized queries and keys, untied embedding and output head, squared ReLU or SwiGLU,
-RMSNorm without weights (also right after the embedding), no biases, grouped-query attention, capped logits,
-sliding windows, and per layer two learned scalars: one scales the residual stream, one mixes the embedding
-back in. The configuration may add value embeddings, smear, backout, induction, n-gram memory (`engram`),
-several residual streams (`hyper_connections`), and sparse attention. `Transformer` adds what training needs.
-Exports for `transformers` carry a copy of this file and of those that it imports (`cpplm.export`).
+Rotary positions, untied embedding and output head, squared ReLU or SwiGLU, RMSNorm without weights, no
+biases, grouped-query attention, sliding windows. Unless the configuration says otherwise, queries, keys and
+embeddings are normalized, logits are capped, and each layer has two learned scalars: one scales the residual
+stream, one mixes the embedding back in. The configuration may add value embeddings, smear, backout,
+induction, n-gram memory (`engram`), several residual streams (`hyper_connections`), and sparse attention.
+`Transformer` adds what training needs. Exports for `transformers` carry a copy of this file and of those that
+it imports (`cpplm.export`).
 
 Shapes: B batch, T tokens, C model_dim, V vocabulary. `x` is the residual stream BTC, or streams BTNC.
 """
@@ -47,8 +48,9 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(config.padded_vocab_size, config.model_dim)
         self.blocks = nn.ModuleList(TransformerBlock(config, layer) for layer in range(config.num_layers))
         self.lm_head = Linear(config.model_dim, config.padded_vocab_size)
-        self.residual_scales = nn.Parameter(torch.empty(config.num_layers))
-        self.embedding_scales = nn.Parameter(torch.empty(config.num_layers))
+        if config.layer_scales:
+            self.residual_scales = nn.Parameter(torch.empty(config.num_layers))
+            self.embedding_scales = nn.Parameter(torch.empty(config.num_layers))
         if config.smear:
             self.smear_gate = Linear(min(SMEAR_GATE_INPUTS, config.model_dim), 1)
             self.smear_scale = nn.Parameter(torch.empty(()))
@@ -79,8 +81,9 @@ class Decoder(nn.Module):
             elif name.endswith("_gate.weight"):
                 value.uniform_(0.0, 0.02, generator=generator)  # a little above the middle, as in nanochat
             parameter.copy_(value)
-        self.residual_scales.copy_(torch.linspace(*config.residual_scales, config.num_layers))
-        self.embedding_scales.copy_(torch.linspace(*config.embedding_scales, config.num_layers))
+        if config.layer_scales:
+            self.residual_scales.copy_(torch.linspace(*config.residual_scales, config.num_layers))
+            self.embedding_scales.copy_(torch.linspace(*config.embedding_scales, config.num_layers))
         if config.backout:
             self.backout_scale.fill_(BACKOUT_INIT)
         for module in self.modules():
@@ -160,12 +163,14 @@ class Decoder(nn.Module):
             next_ids_BT, lengths_BT = self.induction.match(ids_BT, cache, context.documents_BS)
             embedded_BTC = embedded_BTC + self.induction(self._embed(next_ids_BT), lengths_BT)
         embedded = expand_streams(embedded_BTC, config.hyper_connections)
-        residual_scales = self.residual_scales.to(self.compute_dtype).unbind()
-        embedding_scales = self.embedding_scales.to(self.compute_dtype).unbind()
+        if config.layer_scales:
+            residual_scales = self.residual_scales.to(self.compute_dtype).unbind()
+            embedding_scales = self.embedding_scales.to(self.compute_dtype).unbind()
         divergence = torch.zeros((), device=ids_BT.device)
         x = middle = embedded
         for layer, block in enumerate(self.blocks):
-            x = residual_scales[layer] * x + embedding_scales[layer] * embedded
+            if config.layer_scales:
+                x = residual_scales[layer] * x + embedding_scales[layer] * embedded
             if context.gradient_checkpointing and torch.is_grad_enabled():
                 x, of_layer = checkpoint(block, x, context, use_reentrant=False)
             else:
@@ -179,7 +184,8 @@ class Decoder(nn.Module):
         return norm(reduce_streams(x, config.hyper_connections)), divergence / max(1, sparse_layers)
 
     def _embed(self, ids_BT: Tensor) -> Tensor:
-        return norm(self.embedding(ids_BT).to(self.compute_dtype))
+        embedded_BTC = self.embedding(ids_BT).to(self.compute_dtype)
+        return norm(embedded_BTC) if self.config.embedding_norm else embedded_BTC
 
     def _smear(self, embedded_BTC: Tensor, context: ForwardContext) -> Tensor:
         """Each token's embedding with a gated share of the one before it."""
@@ -191,9 +197,11 @@ class Decoder(nn.Module):
         return embedded_BTC + self.smear_scale.to(embedded_BTC.dtype) * gate_BT1 * before_BTC
 
     def logits(self, hidden_BTC: Tensor) -> Tensor:
-        """Capped float32 logits of the real vocabulary, shape BTV: padding rows never enter a softmax."""
+        """The float32 logits of the real vocabulary, shape BTV: padding rows never enter a softmax."""
         logits_BTV = self.lm_head(hidden_BTC)[..., : self.config.vocab_size].float()
         cap = self.config.logit_softcap
+        if cap == 0:
+            return logits_BTV
         if torch.is_grad_enabled():
             return cap * torch.tanh(logits_BTV / cap)
         return logits_BTV.div_(cap).tanh_().mul_(cap)  # the same, without memory for each step

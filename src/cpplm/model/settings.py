@@ -23,8 +23,9 @@ Switch = Literal["preset", "on", "off"]
 class ArchitectureSettings:
     """Features of the model; those that are not given follow from the preset."""
 
-    preset: Literal["cpplm", "seed", "nanochat"] = "cpplm"
-    """Recipe behind the depth: ours, the first one without additions, or nanochat's of July 2026."""
+    preset: Literal["cpplm", "seed", "nanochat", "llama"] = "cpplm"
+    """Recipe behind the depth: ours, the first one without additions, nanochat's of July 2026, or a plain
+    Llama."""
     mlp: Literal["preset", "relu2", "swiglu"] = "preset"
     """Squared ReLU between two matrices, or SwiGLU with as many weights."""
     short_window: Literal["preset", "half", "quarter"] = "preset"
@@ -138,6 +139,7 @@ class ArchitectureSettings:
             "cpplm": ModelConfig.from_depth,
             "seed": ModelConfig.seed,
             "nanochat": ModelConfig.nanochat,
+            "llama": ModelConfig.llama,
         }
         base: ModelConfig = presets[self.preset](depth, **shape)
         scales = {"rope_base": self.rope_base, "qk_scale": self.qk_scale}

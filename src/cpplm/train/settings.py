@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
@@ -144,8 +144,9 @@ class TrainSettings:
     """Key-value heads; fewer than the query heads is grouped-query attention (-1 = as many)."""
     max_seq_len: int = -1
     """Context length (-1 = 2048, or that of --init_from)."""
-    window_pattern: str = "SSSL"
-    """Attention span per layer, tiled: L = full, S = short; the last layer is always L."""
+    window_pattern: str = ""
+    """Attention span per layer, tiled: L = full, S = short; the last layer is always L (empty = SSSL; with
+    --preset llama, L)."""
     architecture: ArchitectureSettings = field(default_factory=ArchitectureSettings)
     """Features of the model."""
     kernels: Annotated[KernelSettings, group("kernel")] = field(default_factory=KernelSettings)
@@ -389,12 +390,12 @@ def model_config(settings: TrainSettings, vocab_size: int, parent: ModelConfig |
         if settings.rope_scaling == "ntk":
             base = parent.ntk_rope_base(context)
         return parent.with_context(context, base if base > 0 else parent.rope_base)
+    named: dict[str, Any] = {"window_pattern": settings.window_pattern, "num_kv_heads": settings.num_kv_heads}
     return settings.architecture.config(
         settings.depth,
         vocab_size=vocab_size,
         max_seq_len=context,
         aspect_ratio=settings.aspect_ratio,
         head_dim=settings.head_dim,
-        window_pattern=settings.window_pattern,
-        **({"num_kv_heads": settings.num_kv_heads} if settings.num_kv_heads > 0 else {}),
+        **{name: value for name, value in named.items() if value not in ("", -1)},
     )

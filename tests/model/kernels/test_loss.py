@@ -26,7 +26,8 @@ def reference(hidden, weight, targets, vocab_size, softcap, reduction):
     """Row by row, from log_softmax, for float64."""
     losses = []
     for row, target in zip(hidden, targets.tolist(), strict=True):
-        logits = softcap * torch.tanh(weight[:vocab_size] @ row / softcap)
+        logits = weight[:vocab_size] @ row
+        logits = softcap * torch.tanh(logits / softcap) if softcap else logits
         losses.append(logits.sum() * 0 if target == IGNORE_INDEX else -logits.log_softmax(0)[target])
     counted = (targets != IGNORE_INDEX).sum().clamp(min=1)
     return torch.stack(losses) if reduction == "none" else torch.stack(losses).sum() / counted
@@ -55,7 +56,7 @@ def gradients(loss, *tensors):
     rows=st.integers(1, 12),
     vocab_size=st.integers(1, 20),
     padding=st.integers(0, 6),
-    softcap=st.sampled_from([1.0, 15.0, 60.0]),
+    softcap=st.sampled_from([0.0, 1.0, 15.0, 60.0]),
     scale=st.sampled_from([0.1, 1.0, 10.0]),
     ignored=st.sampled_from([0.0, 0.3, 1.0]),
     chunk=st.integers(1, 13),
@@ -78,13 +79,16 @@ def test_matches_the_reference(
     torch.testing.assert_close(ours_gradients, gradients(truth, hidden, weight))
 
 
+@pytest.mark.parametrize("softcap", [15.0, 0.0])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_precision_is_as_exact_as_all_logits_at_once(dtype: torch.dtype, reduction: str) -> None:
+def test_low_precision_is_as_exact_as_all_logits_at_once(
+    dtype: torch.dtype, reduction: str, softcap: float
+) -> None:
     """Both backends round the same products; the chunked one sums the weight's gradient in float32."""
     hidden, weight, targets = inputs(900, 200, width=32, scale=0.6, dtype=dtype)
     wide = [hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
-    options = {"vocab_size": 200, "softcap": 15.0, "reduction": reduction}
+    options = {"vocab_size": 200, "softcap": softcap, "reduction": reduction}
     truth = linear_cross_entropy(*wide, targets, **options, backend="native")
     exact = (truth, *gradients(truth, *wide))
     errors = {}
@@ -97,6 +101,21 @@ def test_low_precision_is_as_exact_as_all_logits_at_once(dtype: torch.dtype, red
     assert max(errors["chunked"]) < bound
     pairs = zip(errors["chunked"], errors["native"], strict=True)
     assert all(ours < 1.5 * theirs + 1e-6 for ours, theirs in pairs), errors
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("backend", ["native", "chunked"])
+def test_without_a_cap_large_logits_do_not_overflow(backend: str, reduction: str) -> None:
+    """Of some hundreds, whose exp is infinite in float32."""
+    hidden, weight, targets = inputs(20, 30, scale=12.0, dtype=torch.float32)
+    assert (hidden @ weight.T).max() > 300
+    options = {"vocab_size": 30, "softcap": 0.0, "reduction": reduction}
+    wide = [hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
+    truth = reference(*wide, targets, **options)
+    found = linear_cross_entropy(hidden, weight, targets, **options, backend=backend)
+    torch.testing.assert_close(found.double(), truth, atol=1e-3, rtol=1e-5)
+    for one, other in zip(gradients(found, hidden, weight), gradients(truth, *wide), strict=True):
+        torch.testing.assert_close(one.double(), other, atol=1e-3, rtol=1e-4)
 
 
 def test_the_target_of_a_sure_token_keeps_its_small_gradient() -> None:
@@ -155,15 +174,16 @@ def test_a_frozen_weight_costs_nothing() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("softcap", [15.0, 0.0])
 @pytest.mark.parametrize("backend", ["native", "chunked"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_compiles_in_one_graph(backend: str, reduction: str) -> None:
+def test_compiles_in_one_graph(backend: str, reduction: str, softcap: float) -> None:
     torch._dynamo.reset()
     hidden, weight, targets = inputs(20, 30, dtype=torch.float32)
 
     def call(hidden, weight, targets):
         return linear_cross_entropy(
-            hidden, weight, targets, vocab_size=30, softcap=15.0, reduction=reduction, backend=backend
+            hidden, weight, targets, vocab_size=30, softcap=softcap, reduction=reduction, backend=backend
         )
 
     fused = {"_compiled_softmax_gradient": lambda: chunked_module._softmax_gradient}
@@ -235,14 +255,16 @@ def documented(e, c, targets, ignore_index, softcap, reduction, filter_eps=None)
     """cut_cross_entropy.linear_cross_entropy as its documentation says."""
     assert filter_eps is None
     assert e.dtype == c.dtype
-    logits = softcap * torch.tanh((e @ c.T).float() / softcap)
+    logits = (e @ c.T).float()
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction=reduction)
 
 
+@pytest.mark.parametrize("softcap", [15.0, 0.0])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize(("backend", "function"), [("cce", documented), ("liger", DocumentedLiger)])
-def test_libraries_are_called_as_their_documentation_says(backend, function, reduction) -> None:
-    options = {"vocab_size": 9, "softcap": 15.0, "reduction": reduction}
+def test_libraries_are_called_as_their_documentation_says(backend, function, reduction, softcap) -> None:
+    options = {"vocab_size": 9, "softcap": softcap, "reduction": reduction}
     for ignored in (0.3, 1.0):
         hidden, weight, targets = inputs(8, 9, ignored=ignored, dtype=torch.bfloat16)
         with patch.object(loss_module, backend.upper(), OptionalImport(function, "")):

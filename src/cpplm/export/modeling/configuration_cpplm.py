@@ -70,7 +70,7 @@ class CpplmConfig(PretrainedConfig):
             "max_position_embeddings": config.max_seq_len,
             "layer_types": ["full_attention" if each is None else "sliding_attention" for each in windows],
             "sliding_window": None if window is None else window + 1,  # there the token itself counts
-            "final_logit_softcapping": config.logit_softcap,
+            "final_logit_softcapping": config.logit_softcap or None,
         }
 
 

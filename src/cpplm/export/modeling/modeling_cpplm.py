@@ -175,7 +175,7 @@ class CpplmForCausalLM(CpplmPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Capped float32 logits, shape BTV; arguments that are not named here are those of `CpplmModel`.
+        """The float32 logits, shape BTV; arguments that are not named here are those of `CpplmModel`.
 
         Args:
             labels: the same ids, -100 where they do not count; gives a mean loss of the next tokens.
@@ -187,7 +187,7 @@ class CpplmForCausalLM(CpplmPreTrainedModel, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         cap = self.config.final_logit_softcapping
         logits_BTV = self.lm_head(states.last_hidden_state[:, kept]).float()
-        logits_BTV = cap * torch.tanh(logits_BTV / cap)
+        logits_BTV = logits_BTV if cap is None else cap * torch.tanh(logits_BTV / cap)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size)

@@ -74,7 +74,8 @@ def _heads(projected: jax.Array, context: ForwardContext) -> jax.Array:
 
 
 def _rope_norm(heads: jax.Array, context: ForwardContext) -> jax.Array:
-    return norm(rotate(heads, context.angles)) * context.config.qk_scale
+    rotated = rotate(heads, context.angles)
+    return norm(rotated) * context.config.qk_scale if context.config.qk_norm else rotated
 
 
 def _gated_embedding(weights: Params, x_BTC: jax.Array, context: ForwardContext) -> jax.Array:

@@ -2,7 +2,8 @@
 
     logits = softcap * tanh(hidden @ weight[:vocab_size].T / softcap)
 
-The product is in the dtype of the hidden states, everything behind it in float32 or better.
+or without a cap where it is 0. The product is in the dtype of the hidden states, everything behind it in
+float32 or better.
 
 Shapes: N rows, C width, V vocabulary with its padding.
 
@@ -65,14 +66,14 @@ def linear_cross_entropy(
     reduction: Reduction = "mean",
     backend: str = "auto",
 ) -> Tensor:
-    """Cross-entropy in nats of capped logits.
+    """Cross-entropy in nats.
 
     Args:
         hidden_NC: states before the output head.
         weight_VC: its weight, any floating dtype; rows from `vocab_size` on are padding and take no part.
         targets_N: ids below `vocab_size`, or `IGNORE_INDEX`, which counts nothing.
         vocab_size: rows of the weight that are tokens.
-        softcap: logits lie between this and its negative.
+        softcap: logits lie between this and its negative; 0 is no cap.
         reduction: "mean" over the counted targets, 0 when there are none; "none" for each row, 0 where
             ignored.
         backend: "auto", "chunked", "native", "cce" or "liger".
@@ -98,7 +99,9 @@ def linear_cross_entropy(
 
 def _native(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossOptions) -> Tensor:
     product_NV = F.linear(hidden_NC, weight_VC[: options.vocab_size].to(hidden_NC.dtype))
-    logits_NV = options.softcap * torch.tanh(product_NV.to(accum_dtype(hidden_NC.dtype)) / options.softcap)
+    logits_NV = product_NV.to(accum_dtype(hidden_NC.dtype))
+    if options.softcap:
+        logits_NV = options.softcap * torch.tanh(logits_NV / options.softcap)
     losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE_INDEX, reduction="none")
     return losses_N if options.reduction == "none" else _mean(losses_N.sum(), targets_N)
 
@@ -118,7 +121,7 @@ def _cce(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossO
         weight_VC[: options.vocab_size].to(hidden_NC.dtype),
         targets_N,
         ignore_index=IGNORE_INDEX,
-        softcap=options.softcap,
+        softcap=options.softcap or None,
         reduction="none" if options.reduction == "none" else "sum",
         filter_eps=None,
     )
@@ -129,7 +132,7 @@ def _liger(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: Los
     """Not seen to run: no GPU was at hand."""
     function = LIGER(
         ignore_index=IGNORE_INDEX,
-        softcap=options.softcap,
+        softcap=options.softcap or None,
         reduction="none" if options.reduction == "none" else "sum",
         accum_dtype=torch.float32,
     )
