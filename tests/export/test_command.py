@@ -6,6 +6,7 @@ import pytest
 
 from cpplm.cli.main import run
 from cpplm.core.errors import UserError
+from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.commands import reported
 from tests.export.models import CONFIGS, random_of, save
@@ -27,6 +28,18 @@ def test_what_it_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert figures["step"] == 7
 
 
+def test_a_llama(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    llama = ModelConfig.llama(1, vocab_size=300, head_dim=32, aspect_ratio=32)
+    save(random_of(llama, tokenizer.vocab_size), tokenizer, tmp_path / "run")
+    command = ("export", "--run", tmp_path / "run")
+    text, figures = reported(*command, "--out", tmp_path / "hf", "--to", "llama")
+    assert figures["architecture"] == "LlamaForCausalLM" and "trust_remote_code" not in text
+    out = tmp_path / "model.gguf"
+    _, figures = reported(*command, "--out", out, "--to", "gguf", "--gguf_type", "Q8_0", "--license", "MIT")
+    assert (figures["out"], figures["format"]) == (str(out), "gguf")
+    assert figures["bytes"] < 1.1 * figures["parameters"] < out.stat().st_size
+
+
 def test_what_it_refuses(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save(random_of(CONFIGS["plain"], tokenizer.vocab_size), tokenizer, tmp_path / "run")
     (tmp_path / "full").mkdir()
@@ -36,7 +49,10 @@ def test_what_it_refuses(tokenizer: Tokenizer, tmp_path: Path) -> None:
         (("--run", str(tmp_path / "none"), *out), "no such folder"),
         ((*source, *out, "--step", "8"), "no checkpoint of step 8"),
         ((*source, *out, "--step", "-2"), "--step -2"),
-        ((*source, *out, "--to", "gguf"), "GGUF can express no model of cpplm.*--to hf"),
+        ((*source, *out, "--to", "gguf"), "no plain Llama: it has sliding windows, squared ReLU.*--to hf"),
+        ((*source, *out, "--to", "gguf", "--dtype", "bfloat16"), "--dtype does nothing with --to gguf"),
+        ((*source, *out, "--gguf_type", "Q4_0"), "--gguf_type does nothing with --to hf"),
+        ((*source, *out, "--to", "gguf", "--license", "Mine"), "--license Mine: Unknown license"),
         ((*source, "--out", str(tmp_path / "full")), "is not empty.*--overwrite"),
     ):
         with pytest.raises(UserError, match=message):

@@ -128,7 +128,7 @@ def test_everything_loads_it_merged(base: Path, adapter: Path, tmp_path: Path) -
     assert checkpoint.stage == "sft"
     assert not any("lora" in name for name, _ in engine.model.named_modules())
     result = export_to_hf(checkpoint, tmp_path / "hf")
-    exported = load_file(result.folder / "model.safetensors")
+    exported = load_file(result.out / "model.safetensors")
     ours = load_weights(checkpoint)
     name = "blocks.0.attention.query.weight"
     torch.testing.assert_close(exported[f"model.decoder.{name}"], ours[name])

@@ -11,7 +11,6 @@ import jinja2
 from cpplm import __version__
 from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage, is_bucket
-from cpplm.export.remote_code import ARCHITECTURE
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_parameters
 from cpplm.train.checkpoint.format import Checkpoint
@@ -25,6 +24,8 @@ def model_card(
     checkpoint: Checkpoint,
     run: str,
     *,
+    architecture: str,
+    remote_code: bool,
     left_out: Sequence[str],
     dtype: str,
     parameters: int,
@@ -34,6 +35,8 @@ def model_card(
     Args:
         checkpoint: of the model.
         run: where it is from; the log and the evaluation of a local run are read.
+        architecture: the class that computes the model.
+        remote_code: the folder brings that class.
         left_out: parts of the model that are not exported.
         dtype: of the weights.
         parameters: in the export.
@@ -46,11 +49,12 @@ def model_card(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    folder = None if not run or is_bucket(run) else Path(run).expanduser().resolve()
+    folder = _local_folder(run)
     return environment.get_template("model_card.md.jinja").render(
-        name=_name(folder, run),
+        name=model_name(run),
         version=__version__,
-        architecture=ARCHITECTURE,
+        architecture=architecture,
+        remote_code=remote_code,
         left_out=left_out,
         model=_shape(checkpoint.config(), parameters, dtype),
         training=_training(checkpoint),
@@ -60,8 +64,13 @@ def model_card(
     )
 
 
-def _name(folder: Path | None, run: str) -> str:
+def _local_folder(run: str) -> Path | None:
+    return None if not run or is_bucket(run) else Path(run).expanduser().resolve()
+
+
+def model_name(run: str) -> str:
     """That of the run's folder; what is only called "run" or "checkpoints" has its name above."""
+    folder = _local_folder(run)
     parts = [part for part in (run.split("/") if folder is None else folder.parts) if part.strip("/")]
     named = [part for part in parts if part not in ("run", "checkpoints")]
     return named[-1] if named else "model"

@@ -5,7 +5,7 @@ FOLDER/config.json                     shape; names the architecture
        generation_config.json          which tokens end a text, which are never generated
        tokenizer.json, tokenizer_config.json   see `cpplm.tokenizer.export`; with the chat template
        README.md                       the model card
-       configuration_cpplm.py, ...     modeling code, see `remote_code.py`
+       configuration_cpplm.py, ...     modeling code, see `remote_code.py`; a plain Llama needs none
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
-from cpplm.export import remote_code
+from cpplm.export import llama, remote_code
 from cpplm.export.atomic_directory import atomic_directory
 from cpplm.export.card import model_card
 from cpplm.model.config import ModelConfig
@@ -48,11 +48,29 @@ SUPPRESSED = [id_ for id_ in range(NUM_SPECIAL) if id_ not in ENDS]
 Dtype = Literal["float32", "bfloat16"]
 
 
+class Architecture(NamedTuple):
+    """What computes an exported model, and what it wants."""
+
+    name: str
+    config: Callable[[ModelConfig], dict[str, Any]]
+    weights: Callable[[ModelConfig, Mapping[str, Tensor]], dict[str, Tensor]]
+    source_files: Callable[[], dict[str, bytes]]
+
+
+OURS = Architecture(
+    remote_code.ARCHITECTURE,
+    remote_code.exported_config,
+    remote_code.exported_weights,
+    remote_code.source_files,
+)
+LLAMA = Architecture(llama.ARCHITECTURE, llama.exported_config, llama.exported_weights, dict)
+
+
 @dataclass(frozen=True)
 class ExportResult:
-    """Facts of a folder that was written."""
+    """Facts of what was written."""
 
-    folder: Path
+    out: Path
     step: int
     left_out: list[str]
     """Parts of the model that are not exported, in words."""
@@ -66,6 +84,7 @@ def export_to_hf(
     out: Path,
     *,
     run: str = "",
+    architecture: Architecture = OURS,
     dtype: Dtype = "float32",
     overwrite: bool = False,
     max_file_bytes: int = MAX_FILE_BYTES,
@@ -76,26 +95,32 @@ def export_to_hf(
         checkpoint: of the model.
         out: the folder.
         run: where the checkpoint is from, for the model card.
+        architecture: that computes it; a model that is no plain Llama is for `OURS` alone.
         dtype: of the weights; float32 is what training keeps.
         overwrite: replace an earlier export.
         max_file_bytes: weights are split before a file grows larger; a single tensor never is.
 
     Raises:
-        UserError: `out` may not be written, the disk is full, or the checkpoint is damaged.
+        UserError: the model is no plain Llama, `out` may not be written, the disk is full, or the checkpoint
+            is damaged.
     """
+    if architecture is LLAMA:
+        llama.refuse_other_models(checkpoint.config())
     with atomic_directory(out, overwrite=overwrite, known=_is_ours) as folder:
         model = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32)
-        weights = _write_model(folder, model, checkpoint.tokenizer(), dtype, max_file_bytes)
+        weights = _write_model(folder, model, checkpoint.tokenizer(), architecture, dtype, max_file_bytes)
         result = ExportResult(
-            folder=out,
+            out=out,
             step=checkpoint.step,
-            left_out=_left_out(model.config),
+            left_out=left_out(model.config),
             bytes=sum(weight.nbytes for weight in weights.values()),
             parameters=sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
         )
         card = model_card(
-            checkpoint, run, left_out=result.left_out, dtype=dtype, parameters=result.parameters
-        )
+            checkpoint, run,
+            architecture=architecture.name, remote_code=architecture is OURS,
+            left_out=result.left_out, dtype=dtype, parameters=result.parameters,
+        )  # fmt: skip
         Storage(folder).write("README.md", card.encode())
     return result
 
@@ -107,7 +132,7 @@ def export_model(model: Transformer, tokenizer: Tokenizer, out: Path) -> None:
         UserError: `out` may not be written, or the disk is full.
     """
     with atomic_directory(out, overwrite=True, known=_is_ours) as folder:
-        _write_model(folder, model, tokenizer, "float32", MAX_FILE_BYTES)
+        _write_model(folder, model, tokenizer, OURS, "float32", MAX_FILE_BYTES)
 
 
 def load_exported(folder: Path, like: Transformer) -> Transformer:
@@ -138,19 +163,20 @@ def load_exported(folder: Path, like: Transformer) -> Transformer:
 
 
 def _write_model(
-    folder: Path, model: Transformer, tokenizer: Tokenizer, dtype: Dtype, max_file_bytes: int
-) -> dict[str, Tensor]:
+    folder: Path, model: Transformer, tokenizer: Tokenizer, architecture: Architecture, dtype: Dtype,
+    max_file_bytes: int,
+) -> dict[str, Tensor]:  # fmt: skip
     """Everything but the card; returns the weights as they were written."""
     config, storage = model.config, Storage(folder)
     weights = {
         name: _cast(weight, getattr(torch, dtype))
-        for name, weight in remote_code.exported_weights(config, model.state_dict()).items()
+        for name, weight in architecture.weights(config, model.state_dict()).items()
     }
     _write_weights(storage, weights, max_file_bytes)
     tokenizer_export.export_hf(tokenizer, folder)
-    storage.write_json("config.json", {**remote_code.exported_config(config), **_COMMON, "dtype": dtype})
+    storage.write_json("config.json", {**architecture.config(config), **_COMMON, "dtype": dtype})
     storage.write_json("generation_config.json", {**_TOKENS, "suppress_tokens": SUPPRESSED})
-    for name, source in remote_code.source_files().items():
+    for name, source in architecture.source_files().items():
         storage.write(name, source)
     return weights
 
@@ -159,7 +185,8 @@ _TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": list(ENDS), "pad
 _COMMON: dict[str, Any] = {**_TOKENS, "tie_word_embeddings": False, "use_cache": True}
 
 
-def _left_out(config: ModelConfig) -> list[str]:
+def left_out(config: ModelConfig) -> list[str]:
+    """Parts of a model that no export has, in words."""
     count = config.mtp.depth if config.mtp else 0
     return [f"{count} head{'s' * (count > 1)} for further tokens (MTP)"] if count else []
 

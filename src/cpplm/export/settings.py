@@ -10,6 +10,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
 from cpplm.train.checkpoint.format import check_run
 
+GgufType = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+
 
 @dataclass(frozen=True)
 class ModelExportSettings:
@@ -17,26 +19,37 @@ class ModelExportSettings:
 
     run: Annotated[str, Argument("RUN", positional=True)]
     """Run folder of `cpplm train`, or a folder or bucket URL with checkpoints."""
-    out: Annotated[Path, Argument("FOLDER")]
-    """Folder to write; it appears when everything is in it."""
-    to: Literal["hf", "gguf"] = "hf"
-    """hf: what `transformers` loads; gguf is refused, for every model, with the reason."""
+    out: Annotated[Path, Argument("PATH")]
+    """Folder to write, for gguf a file; it appears when everything is in it."""
+    to: Literal["hf", "llama", "gguf"] = "hf"
+    """hf: what `transformers` loads, with code of ours; llama: without; gguf: what llama.cpp loads. The last
+    two want a model of --preset llama."""
     step: int = -1
     """Checkpoint step (-1 = the newest)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights; bfloat16 takes half the space and rounds them."""
+    """Of the weights for `transformers`; bfloat16 takes half the space and rounds them."""
+    gguf_type: GgufType = "F16"
+    """Of the matrices in GGUF; Q8_0 takes 8.5 bits per weight, Q4_0 4.5 and Q4_1 5."""
+    license: str = ""
+    """The model's license, an SPDX expression, for GGUF's metadata (empty = none is named)."""
     overwrite: bool = False
     """Replace an earlier export in --out."""
 
     def __post_init__(self) -> None:
-        if self.to == "gguf":
-            raise UserError(
-                "GGUF can express no model of cpplm: none of llama.cpp's architectures caps the logits "
-                "without also normalizing what attention and MLP give back (docs/export.md)",
-                fix="Use --to hf, or serve the model with `cpplm serve`.",
-            )
         if self.step < -1:
             raise UserError(f"--step {self.step}", fix="Use -1 for the newest checkpoint, or a step.")
+        for name, used in (
+            ("dtype", self.to != "gguf"),
+            ("gguf_type", self.to == "gguf"),
+            ("license", self.to == "gguf"),
+        ):
+            if not used and getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"--{name} does nothing with --to {self.to}", fix="Leave it out.")
+        if self.license:
+            from license_expression import get_spdx_licensing  # noqa: PLC0415  (slow to import)
+
+            if errors := get_spdx_licensing().validate(self.license).errors:
+                raise UserError(f"--license {self.license}: {errors[0]}", fix="Use one such as Apache-2.0.")
 
     def check_paths(self) -> None:
         """Refuse a run that is not there."""

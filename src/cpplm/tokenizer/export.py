@@ -16,7 +16,7 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
-from cpplm.tokenizer.special_tokens import SPECIAL_TOKENS
+from cpplm.tokenizer.special_tokens import NUM_SPECIAL, SPECIAL_TOKENS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 _NUM_BYTES = 256
@@ -39,8 +39,7 @@ def export_hf(tokenizer: Tokenizer, folder: Path) -> list[str]:
 
 
 def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
-    character_of = byte_characters()
-    names = ["".join(character_of[byte] for byte in token) for token in tokenizer.tokens]
+    names = token_names(tokenizer)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {
         "type": "Split",
@@ -77,14 +76,23 @@ def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": True,  # a piece that is a token is that token, whether or not merges lead to it
-            "vocab": {name: id_ for id_, name in enumerate((*SPECIAL_TOKENS, *names))},
-            "merges": _merges(names),
+            "vocab": {name: id_ for id_, name in enumerate(names)},
+            "merges": merges(names[NUM_SPECIAL:]),
         },
     }
 
 
-def _merges(names: list[str]) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes a token, by the id that it makes.
+def token_names(tokenizer: Tokenizer) -> list[str]:
+    """All tokens by id, bytes in the GPT-2 alphabet."""
+    character_of = byte_characters()
+    return [
+        *SPECIAL_TOKENS,
+        *("".join(character_of[byte] for byte in token) for token in tokenizer.tokens),
+    ]
+
+
+def merges(names: list[str]) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes a token, by the id that it makes; `names` are without special ones.
 
     The encoder joins any two neighbours that together are a token; this format wants each such pair named.
     """
