@@ -66,7 +66,7 @@ def _attention_step(
     query_BTHD = rope_write_cache(
         projected_BTE, value_BTE, attention.num_heads, context.angles, attention.qk_scale,
         cache.new_slots(attention.key_cache), cache.slots(attention.key_cache),
-        cache.slots(attention.value_cache),
+        cache.slots(attention.value_cache), normalized=attention.qk_norm,
     )  # fmt: skip
     mixed_BTHD = cache.attend_paged(query_BTHD, attention.key_cache, attention.value_cache, attention.window)
     return gemv(mixed_BTHD.flatten(-2), output_CE, residual=x_BTC)

@@ -84,8 +84,12 @@ def test_mlp(width: int, height: int, tokens: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 4, 64), (6, 2, 22), (1, 1, 2)])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 2)])
-def test_rope_write_cache(heads: int, groups: int, dim: int, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "normalized"), [((1, 1), True), ((3, 1), True), ((1, 2), True), ((3, 1), False)]
+)
+def test_rope_write_cache(
+    heads: int, groups: int, dim: int, shape: tuple[int, int], normalized: bool
+) -> None:
     projected, scale = random(*shape, (heads + 2 * groups) * dim, scale=3), 1.2
     query, key, value = (
         part.unflatten(-1, (-1, dim))
@@ -96,11 +100,13 @@ def test_rope_write_cache(heads: int, groups: int, dim: int, shape: tuple[int, i
     pools = [torch.full((9, groups, dim), -1.0).bfloat16() for _ in range(2)]
 
     def turned(x_BTHD: Tensor) -> Tensor:
-        return (torch_norm(rotate(x_BTHD.transpose(1, 2), angles)) * scale).transpose(1, 2)
+        rotated_BHTD = rotate(x_BTHD.transpose(1, 2), angles)
+        return ((torch_norm(rotated_BHTD) if normalized else rotated_BHTD) * scale).transpose(1, 2)
 
     found = rope_write_cache(
-        projected, projected[..., (heads + groups) * dim :], heads, angles, scale, slots, *pools
-    )
+        projected, projected[..., (heads + groups) * dim :], heads, angles, scale, slots, *pools,
+        normalized=normalized,
+    )  # fmt: skip
     assert_rounded(found, turned(query))
     assert_rounded(pools[0][slots].view_as(key), turned(key))
     assert torch.equal(pools[1][slots].view_as(value), value)
