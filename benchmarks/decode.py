@@ -1,6 +1,7 @@
-"""Tokens per second of decoding, against generate of transformers.
+"""Tokens per second of decoding, against generate of transformers and llama.cpp.
 
     python benchmarks/decode.py [--depth 12] [--batches 1 16] [--dtype auto] [--threads 2] [--turns 5]
+                                [--contenders NAME ...] [--reading 512]
 
 Each contender has a process of its own and takes turns: our scheduler on the preset "seed", which has no
 tables, and on the default preset; the very same weights as `cpplm export --to hf` writes them; and
@@ -8,6 +9,10 @@ tables, and on the default preset; the very same weights as `cpplm export --to h
 number format, and transformers runs its own with `generate`. Weights are random, prompts are random tokens
 of one length, the likeliest token is taken. The time of one token is that of all minus that of the first, so
 that reading the prompt does not count.
+
+Where llama-cpp-python is installed, if only in a folder that PYTHONPATH names, the preset "llama" takes turns
+too: by our scheduler and, the same weights, by llama.cpp in several of its number formats. For these, tokens
+per second of reading a prompt of `--reading` tokens are a figure of their own.
 
     python benchmarks/decode.py --run RUN --data CORPUS --drafts lookup:2 heads:1 [--prompt 128]
 
@@ -25,15 +30,15 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from decode_drafts import draft_settings, measure_drafts
+from llama_cpp_peer import IS_INSTALLED, llama_cpp_generator
 from measuring import (
     THREADS,
     Spread,
@@ -45,18 +50,16 @@ from measuring import (
     ratios,
 )
 
-from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage
 from cpplm.core.workers import worker_pool
-from cpplm.evaluate.texts import read_texts
 from cpplm.export.hf import ENDS, export_to_hf
-from cpplm.generate.engine import Engine
-from cpplm.generate.load import load_engine, prepare_for_inference
+from cpplm.export.settings import GgufType
+from cpplm.generate.load import prepare_for_inference
 from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import GenerationRequest
-from cpplm.generate.settings import DraftSettings, ModelSource, SamplingSettings, SchedulerLimits
+from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.view import KVCacheSpec
 from cpplm.model.transformer import Transformer
@@ -161,16 +164,29 @@ def generate(model: GenerationMixin, ids_BT: torch.Tensor, count: int) -> None:
     assert written.size(1) == ids_BT.size(1) + count
 
 
+def llama_cpp_writer(
+    config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype, *, gguf_type: GgufType
+) -> tuple[Write, dict[str, int]]:
+    """The same weights in llama.cpp."""
+    return llama_cpp_generator(random_model(config, dtype), tokenizer, gguf_type, torch.get_num_threads())
+
+
 LLAMA = "Llama of transformers"
 OURS = {"cpplm": "exported", "cpplm, default preset": "exported, default preset"}
 """And who has the same weights."""
-CONTENDERS = {
+CONTENDERS: dict[str, tuple[Callable[..., tuple[Write, dict[str, int]]], Callable[..., ModelConfig]]] = {
     "cpplm": (our_writer, ModelConfig.seed),
     "exported": (exported_writer, ModelConfig.seed),
     "cpplm, default preset": (our_writer, ModelConfig.from_depth),
     "exported, default preset": (exported_writer, ModelConfig.from_depth),
     LLAMA: (llama_writer, ModelConfig.seed),
 }
+OUR_LLAMA = "cpplm, llama"
+LLAMA_CPP: dict[str, GgufType] = {f"llama.cpp {kind}": kind for kind in ("BF16", "F16", "Q8_0", "Q4_0")}
+if IS_INSTALLED:
+    CONTENDERS[OUR_LLAMA] = (our_writer, ModelConfig.llama)
+    for _name, _type in LLAMA_CPP.items():
+        CONTENDERS[_name] = (partial(llama_cpp_writer, gguf_type=_type), ModelConfig.llama)
 
 _write: Write
 
@@ -184,12 +200,27 @@ def _prepare(name: str, arguments: argparse.Namespace, dtype: torch.dtype) -> di
     build, preset = CONTENDERS[name]
     config = preset(
         arguments.depth, vocab_size=tokenizer.vocab_size, head_dim=arguments.head_dim,
-        max_seq_len=arguments.prompt + arguments.tokens,
+        max_seq_len=max(arguments.prompt + arguments.tokens, _reading(name, arguments) + 1),
     )  # fmt: skip
     _write, facts = build(config, tokenizer, dtype)
     for batch in arguments.batches:
         _measure(batch, arguments.prompt, 3)
+    if _reading(name, arguments):
+        _measure_reading(arguments.reading)
     return facts
+
+
+def _reading(name: str, arguments: argparse.Namespace) -> int:
+    """Tokens of the prompt whose reading is measured."""
+    return arguments.reading if name in (OUR_LLAMA, *LLAMA_CPP) else 0
+
+
+def _measure_reading(length: int) -> float:
+    """Tokens of a prompt per second, and the first token behind it is written."""
+    ids_BT = torch.randint(NUM_SPECIAL, 30_000, (1, length))
+    begin = time.perf_counter()
+    _write(ids_BT, 1)
+    return length / (time.perf_counter() - begin)
 
 
 def _measure(batch: int, prompt: int, tokens: int) -> float:
@@ -216,97 +247,16 @@ def _copy_bandwidth(threads: int) -> float:
     return 2 * COPIED / min(seconds)
 
 
-# ---- drafts -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class DraftFigures:
-    """One contender, one turn: what was generated behind the first token of each prompt."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    texts: list[str] = field(default_factory=list)
-
-    def write(self, engine: Engine, request: GenerationRequest, draft: DraftSettings) -> None:
-        """Complete one prompt."""
-        scheduler = engine.scheduler(SchedulerLimits(max_batch=1, prefix_cache_tokens=0, draft=draft))
-        scheduler.submit(request)
-        events = []
-        while not events:  # until the prompt is read; that step may write more than one token
-            events = scheduler.step()
-        first, drafted, accepted = len(events), scheduler.num_drafted, scheduler.num_accepted
-        begin = time.perf_counter()
-        while not scheduler.idle:
-            events += scheduler.step()
-            self.steps += 1
-        self.seconds += time.perf_counter() - begin
-        self.tokens += len(events) - first
-        self.drafted += scheduler.num_drafted - drafted
-        self.accepted += scheduler.num_accepted - accepted
-        self.texts.append("".join(event.text for event in events))
-
-
-def held_out_prompts(engine: Engine, arguments: argparse.Namespace) -> Iterator[str]:
-    """Beginnings of held-out documents, in the order of their hashes, each cut behind a line."""
-    most = min(arguments.prompt, engine.model.config.max_seq_len - arguments.tokens)
-    for text in sorted(read_texts(arguments.data), key=lambda text: text.digest):
-        lines = text.text.splitlines(keepends=True)
-        starts = accumulate(lines[: len(lines) // 2])
-        fitting = list(takewhile(lambda start: len(engine.tokenizer.encode(start)) <= most, starts))
-        yield from fitting[-1:]
-
-
-def draft_settings(text: str) -> DraftSettings:
-    """Parse "lookup:4"."""
-    kind, _, tokens = text.partition(":")
-    if kind not in ("lookup", "heads") or not tokens.isdigit():
-        raise argparse.ArgumentTypeError(f"{text}: use for example lookup:4 or heads:1")
-    return DraftSettings(kind, tokens=int(tokens))  # type: ignore[arg-type]
-
-
-def measure_drafts(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Rates of every contender, tokens per step, share of drafts kept, and share of texts that are equal."""
-    engine, checkpoint = load_engine(ModelSource(arguments.run, device_type="cpu"))
-    settings = SamplingSettings(arguments.tokens, temperature=0)
-    prompts = islice(held_out_prompts(engine, arguments), arguments.prompts)
-    requests = [engine.request(text, settings=settings) for text in prompts]
-    if not requests:
-        raise UserError(f"{arguments.data} has no document whose first line fits into {arguments.prompt}")
-    contenders = [DraftSettings(), *arguments.drafts]
-    for draft in contenders:
-        DraftFigures().write(engine, requests[0], draft)  # warm
-    turns = [[DraftFigures() for _ in contenders] for _ in range(arguments.turns)]
-    for turn in turns:
-        for request in requests:
-            for draft, figures in zip(contenders, turn, strict=True):
-                figures.write(engine, request, draft)
-    rates = [[figures.tokens / figures.seconds for figures in column] for column in zip(*turns, strict=True)]
-    results = {}
-    for draft, rate, last in zip(contenders, rates, turns[-1], strict=True):
-        name = draft.kind if draft.kind == "off" else f"{draft.kind}:{draft.tokens}"
-        results[name] = {
-            "tokens_per_second": Spread.of(rate, 1),
-            "times_as_fast": ratios(rate, rates[0]),
-            "tokens_per_step": round(last.tokens / last.steps, 3),
-            "accepted": round(last.accepted / last.drafted, 3) if last.drafted else None,
-            "same_texts": sum(map(str.__eq__, last.texts, turns[-1][0].texts)) / len(last.texts),
-        }
-        progress(f"{name:9} {results[name]}")
-    return {"step": checkpoint.step, "dtype": str(engine.model.compute_dtype), "prompts": len(requests),
-            "drafts": results}  # fmt: skip
-
-
 # ---- the command ------------------------------------------------------------------------------------------
 
 
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = command_line(
-        __doc__, depth=12, head_dim=64, batches=[1, 16], prompt=128, tokens=48, threads=THREADS, turns=5
-    )
+        __doc__, depth=12, head_dim=64, batches=[1, 16], prompt=128, tokens=48, threads=THREADS, turns=5,
+        reading=512,
+    )  # fmt: skip
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--dtype", choices=["auto", "fp32", "bf16"], default="auto")
     parser.add_argument("--run", help="of --drafts")
     parser.add_argument("--data", help="of --drafts: the corpus")
@@ -327,10 +277,12 @@ def main() -> None:
         publish("decode", {"settings": {**vars(arguments), "drafts": drafts}, **measure_drafts(arguments)})
         return
     dtype = choose_dtype(arguments.dtype, choose_device("cpu"))
-    rates: dict[str, dict[int, list[float]]] = {n: {b: [] for b in arguments.batches} for n in CONTENDERS}
+    names = arguments.contenders
+    rates: dict[str, dict[int, list[float]]] = {n: {b: [] for b in arguments.batches} for n in names}
+    reading: dict[str, list[float]] = {name: [] for name in names if _reading(name, arguments)}
     bandwidths: list[float] = []
     with ExitStack() as stack:
-        pools = {name: stack.enter_context(worker_pool(1)) for name in CONTENDERS}
+        pools = {name: stack.enter_context(worker_pool(1)) for name in names}
         copier = stack.enter_context(worker_pool(1))
         facts = {name: pool.submit(_prepare, name, arguments, dtype).result() for name, pool in pools.items()}
         for turn in range(arguments.turns):
@@ -342,7 +294,12 @@ def main() -> None:
                     progress(
                         f"{turn + 1}/{arguments.turns} {name}, {batch}: {rates[name][batch][-1]:.1f} tokens/s"
                     )
-    publish("decode", figures(arguments, dtype, facts, rates, bandwidths))
+            for name, of_turns in reading.items():
+                of_turns.append(pools[name].submit(_measure_reading, arguments.reading).result())
+                progress(f"{turn + 1}/{arguments.turns} {name} reads {of_turns[-1]:.1f} tokens/s")
+    read = {name: Spread.of(of_turns, 1) for name, of_turns in reading.items()}
+    found = figures(arguments, dtype, facts, rates, bandwidths)
+    publish("decode", {**found, "tokens_read_per_second": read})
 
 
 def figures(
@@ -354,13 +311,14 @@ def figures(
 ) -> dict[str, Any]:
     """What was measured, said on stderr too."""
     faster: dict[str, dict[int, Spread]] = {}
-    for name, peer in [*OURS.items(), ("cpplm", LLAMA)]:
+    pairs = [*OURS.items(), ("cpplm", LLAMA), *((OUR_LLAMA, peer) for peer in LLAMA_CPP)]
+    for name, peer in (pair for pair in pairs if {*pair} <= {*rates}):
         faster[f"{name} / {peer}"] = {b: ratios(rates[name][b], rates[peer][b]) for b in arguments.batches}
         for batch, ratio in faster[f"{name} / {peer}"].items():
-            progress(f"{batch} at a time: {name} is {ratio} times as fast as {peer} in transformers")
+            progress(f"{batch} at a time: {name} is {ratio} times as fast as {peer}")
     shares = {}
     if 1 in arguments.batches:
-        for name in OURS:
+        for name in (name for name in (*OURS, OUR_LLAMA) if name in rates):
             read = facts[name]["weight_bytes"] + facts[name]["cache_bytes"]
             turns = zip(rates[name][1], bandwidths, strict=True)
             shares[name] = Spread.of(read * rate / bandwidth for rate, bandwidth in turns)

@@ -145,8 +145,7 @@ class TrainSettings:
     max_seq_len: int = -1
     """Context length (-1 = 2048, or that of --init_from)."""
     window_pattern: str = ""
-    """Attention span per layer, tiled: L = full, S = short; the last layer is always L (empty = SSSL; with
-    --preset llama, L)."""
+    """Attention span per layer, tiled: L = full, S = short; the last is always L (empty = the preset's)."""
     architecture: ArchitectureSettings = field(default_factory=ArchitectureSettings)
     """Features of the model."""
     kernels: Annotated[KernelSettings, group("kernel")] = field(default_factory=KernelSettings)
