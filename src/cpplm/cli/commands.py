@@ -157,7 +157,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "export": Command(
         "export.settings:ModelExportSettings",
-        "a model for Hugging Face's transformers",
+        "a model for Hugging Face's transformers, or for llama.cpp",
         "export runs/demo/run --out hf_model",
     ),
     "compress quantize": Command(
