@@ -9,11 +9,11 @@ import torch
 
 from cpplm.compress.compare import compare
 from cpplm.compress.kd.settings import KDLossSettings
-from cpplm.compress.qat import train_quantized
+from cpplm.compress.qat import open_teacher, train_quantized
 from cpplm.compress.quantize import quantize_run
 from cpplm.compress.settings import CompareSettings, QatSettings, QuantizeSettings
 from cpplm.core.errors import UserError
-from cpplm.model.settings import QuantizationSettings
+from cpplm.model.settings import LoraSettings, QuantizationSettings
 from cpplm.train.backend_registry import open_backend
 from cpplm.train.checkpoint.format import open_run
 from cpplm.train.checkpoint.weights import load_model, load_tensors
@@ -149,3 +149,20 @@ def test_a_recipe_that_fits_nothing_leaves_nothing(base: Path, corpus: Path, tmp
         train_quantized(settings_of(base, corpus, tmp_path / "run", recipe="mlp=half4:g4096"))
     assert not list((tmp_path / "run").rglob("*.safetensors"))
     assert json.loads((base / "checkpoints").joinpath("step_000040", "state.json").read_text())["step"] == 40
+
+
+def test_an_adapter_recovers_what_rounding_lost(base: Path, corpus: Path, tmp_path: Path) -> None:
+    """The rounded weights stay; the teacher is the model before; the adapter can be merged and rounded."""
+    quantize_run(QuantizeSettings(str(base), tmp_path / "packed", "mlp=half2,attn=half2"))
+    lora = LoraSettings(lora_rank=8, lora_alpha=16.0, lora_lr=0.002)
+    settings = QatSettings((str(corpus),), str(tmp_path / "packed"), tmp_path / "run", lora=lora, num_iterations=40,
+                           device_batch_size=4, no_compile=True, precision="fp32")  # fmt: skip
+    train_quantized(settings)
+    assert open_run(tmp_path / "run").is_adapter
+    assert open_teacher("", str(tmp_path / "packed")).manifest_hash == open_run(base).manifest_hash
+    students = (str(tmp_path / "packed"), str(tmp_path / "run"))
+    *_, packed, recovered = compare(CompareSettings(str(base), str(corpus), students, num_tokens=1500))
+    assert recovered.divergence < 0.8 * packed.divergence
+    quantize_run(QuantizeSettings(str(tmp_path / "run"), tmp_path / "again", "mlp=half4:g32"))
+    with pytest.raises(UserError, match="--lr_scale is of rounded weights"):
+        dataclasses.replace(settings, lr_scale=0.5)

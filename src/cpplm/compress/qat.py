@@ -19,9 +19,9 @@ from cpplm.dataloader.loader import Batch
 from cpplm.model.settings import QuantizationSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
-from cpplm.optim.schedules import Schedule
+from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.train.backend import StepLosses, StepPlan
-from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, open_checkpoint
 from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.checkpoint.source import find_source, scaled_rates
 from cpplm.train.checkpoint.weights import load_model
@@ -57,6 +57,15 @@ def train_settings(settings: QatSettings, source: Checkpoint, lr_scale: float) -
     if batch == -1:
         rows = max(1, settings.device_batch_size) * context
         batch = max(1, round(record.get("total_batch_size", _TOKENS_PER_BATCH) / rows)) * rows
+    quantization, rates = QuantizationSettings(), LearningRates()  # of an adapter
+    if not settings.lora.lora_rank:
+        rates = scaled_rates(source, lr_scale)
+        quantization = QuantizationSettings(
+            quantize=settings.recipe,
+            quantize_init=settings.init,
+            freeze_codes=settings.freeze_codes,
+            scale_lr=settings.scale_lr,
+        )
     fim = FimSettings()
     if "fim" in record:
         fim = from_dict(FimSettings, record["fim"], where=source.path("settings.json"))
@@ -66,18 +75,14 @@ def train_settings(settings: QatSettings, source: Checkpoint, lr_scale: float) -
         out=settings.out,
         init_from=settings.run,
         stage=source.stage if source.stage in ("base", "mid") else "mid",
-        quantization=QuantizationSettings(
-            quantize=settings.recipe,
-            quantize_init=settings.init,
-            freeze_codes=settings.freeze_codes,
-            scale_lr=settings.scale_lr,
-        ),
+        quantization=quantization,
+        lora=settings.lora,
         max_seq_len=context,
         num_iterations=settings.num_iterations,
         max_minutes=settings.max_minutes,
         device_batch_size=settings.device_batch_size,
         total_batch_size=batch,
-        rates=scaled_rates(source, lr_scale),
+        rates=rates,
         schedule=Schedule(warmdown_ratio=settings.warmdown_ratio, warmup_steps=settings.warmup_steps),
         fim=fim,
         eval_every=settings.eval_every,
@@ -92,6 +97,19 @@ def train_settings(settings: QatSettings, source: Checkpoint, lr_scale: float) -
         precision=settings.precision,
         no_compile=settings.no_compile,
     )
+
+
+def open_teacher(teacher: str, run: str) -> Checkpoint:
+    """The checkpoint of the teacher: the one that is named, else what the run is, or was before rounding.
+
+    Raises:
+        UserError: it is not there.
+    """
+    checkpoint = open_parent(teacher or run)
+    while not teacher and QUANTIZATION in checkpoint.files and checkpoint.parent is not None:
+        location, step = checkpoint.parent["location"], checkpoint.parent["step"]
+        checkpoint = open_checkpoint(Storage(location), step)
+    return checkpoint
 
 
 class DistillationLog(Callback):
@@ -114,8 +132,8 @@ class DistillBackend(TorchBackend):
 
     @override
     def _module(self, model: Transformer, optimizer: MuonAdamW, settings: TrainSettings) -> TorchTrainModule:
-        parent = open_parent(self._qat.teacher or settings.init_from)
-        teacher = load_model(parent, device=model.device, compute_dtype=model.compute_dtype)
+        unrounded = open_teacher(self._qat.teacher, settings.init_from)
+        teacher = load_model(unrounded, device=model.device, compute_dtype=model.compute_dtype)
         teacher.requires_grad_(False)
         return DistillTrainModule(
             model, optimizer, self._dist, teacher, self._qat.kd, compiling=not settings.no_compile

@@ -11,6 +11,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
 from cpplm.core.storage import require_path, split_step
 from cpplm.model.quantized.recipe import InitMethod, Recipe
+from cpplm.model.settings import LoraSettings
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,14 @@ class QatSettings:
     """Train scales alone (the seed method's second version)."""
 
     teacher: str = ""
-    """Whose distributions are learned: RUN or RUN:STEP (empty = the model itself, before it is rounded)."""
+    """Whose distributions are learned: RUN or RUN:STEP (empty = the model before it was rounded)."""
     kd: Annotated[KDLossSettings, group("distillation")] = field(
         default_factory=lambda: KDLossSettings(kd_loss="full")
     )
     """How the two are compared."""
+
+    lora: Annotated[LoraSettings, group("LoRA")] = field(default_factory=LoraSettings)
+    """Train an adapter beside the weights of a model that is quantised already (recovery)."""
 
     num_iterations: int = -1
     """Train for this many optimizer steps."""
@@ -147,6 +151,12 @@ class QatSettings:
         for name in ("lr_scale", "scale_lr"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+        for name in ("recipe", "init", "freeze_codes", "scale_lr", "lr_scale") if self.lora.lora_rank else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise UserError(
+                    f"--{name} is of rounded weights, and --lora_rank leaves those as they are",
+                    fix="Leave one out.",
+                )
         if (self.num_iterations > 0) == (self.max_minutes > 0):
             raise UserError("how long to train", fix="Give either --num_iterations or --max_minutes.")
 

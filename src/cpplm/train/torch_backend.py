@@ -126,6 +126,7 @@ class TorchBackend(TrainBackend):
         return module
 
     def _module(self, model: Transformer, optimizer: MuonAdamW, settings: TrainSettings) -> TorchTrainModule:
+        """The module; of an adapter, too."""
         return TorchTrainModule(model, optimizer, loss_function(settings, model), self._dist)
 
     def _build_adapter(
@@ -142,8 +143,9 @@ class TorchBackend(TrainBackend):
             optimizer.load_named_state(load_tensors(earlier, "optimizer.safetensors"))
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log_info(f"LoRA of rank {settings.lora.lora_rank}: {trained:,} parameters are trained")
-        losses, record = loss_function(settings, model), adapter_config(model, settings.lora)
-        return TorchTrainModule(model, optimizer, losses, self._dist, adapter_config=record)
+        module = self._module(model, optimizer, settings)
+        module.adapter_config = adapter_config(model, settings.lora)
+        return module
 
 
 class TorchTrainModule(TrainModule):
@@ -155,14 +157,11 @@ class TorchTrainModule(TrainModule):
         optimizer: MuonAdamW,
         losses: LossFunction,
         dist: DistContext,
-        *,
-        adapter_config: dict[str, Any] | None = None,
     ) -> None:
         self.model = model
         self._optimizer = optimizer
         self._losses = losses
         self._dist = dist
-        self.adapter_config = adapter_config
         self.quantizer: Quantizer | None = None
         self.config, self.device, self.device_type = model.config, model.device, model.device.type
         self.precision = str(model.compute_dtype).removeprefix("torch.")
