@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from cpplm.compress.auto_snap import AutoSnapSettings
+from cpplm.compress.check import CheckSettings, check_run, table
 from cpplm.compress.compare import compare
 from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.compress.qat import open_teacher, train_quantized
@@ -106,6 +109,9 @@ def test_rounding_begins_with_the_cooldown(corpus: Path, tokenizer_path: Path, t
     scales = load_tensors(late, "model.safetensors")["blocks.0.mlp.up.scales"]
     levels = model.blocks[0].mlp.up.weight.unflatten(1, (-1, 32)) / scales.half().float().unsqueeze(-1)
     assert len(levels.mul(7.5).round(decimals=2).unique()) <= 16
+    longer = dataclasses.replace(settings, num_iterations=10)
+    pretrain(longer)
+    assert open_run(tmp_path / "run").step == 10
     default = dataclasses.replace(settings, quantization=QuantizationSettings("int4"))
     assert default.quantize_from == pytest.approx(1 - default.schedule.warmdown_ratio)
 
@@ -155,8 +161,8 @@ def test_an_adapter_recovers_what_rounding_lost(base: Path, corpus: Path, tmp_pa
     """The rounded weights stay; the teacher is the model before; the adapter can be merged and rounded."""
     quantize_run(QuantizeSettings(str(base), tmp_path / "packed", "mlp=half2,attn=half2"))
     lora = LoraSettings(lora_rank=8, lora_alpha=16.0, lora_lr=0.002)
-    settings = QatSettings((str(corpus),), str(tmp_path / "packed"), tmp_path / "run", lora=lora, num_iterations=40,
-                           device_batch_size=4, no_compile=True, precision="fp32")  # fmt: skip
+    settings = settings_of(tmp_path / "packed", corpus, tmp_path / "run", recipe="int4", lora=lora,
+                           num_iterations=40)  # fmt: skip
     train_quantized(settings)
     assert open_run(tmp_path / "run").is_adapter
     assert open_teacher("", str(tmp_path / "packed")).manifest_hash == open_run(base).manifest_hash
@@ -166,3 +172,61 @@ def test_an_adapter_recovers_what_rounding_lost(base: Path, corpus: Path, tmp_pa
     quantize_run(QuantizeSettings(str(tmp_path / "run"), tmp_path / "again", "mlp=half4:g32"))
     with pytest.raises(UserError, match="--lr_scale is of rounded weights"):
         dataclasses.replace(settings, lr_scale=0.5)
+
+
+def test_scales_freeze_when_they_have_settled(base: Path, corpus: Path, tmp_path: Path) -> None:
+    """After two comparisons; a run that was stopped at any checkpoint goes on to the same bits."""
+    snap = AutoSnapSettings(auto_snap=True, auto_snap_start_step=2, auto_snap_threshold=0.5)
+    settings = settings_of(base, corpus, tmp_path / "whole", recipe="mlp=half2:g32:r2", num_iterations=10,
+                           save_every=2, snap=snap, keep_last=9)  # fmt: skip
+    train_quantized(settings)
+    found = records(tmp_path / "whole", "auto_snap")
+    assert [(each["step"], each["stable"], each["frozen"] > 0) for each in found] == [
+        (4, 1, False),
+        (6, 2, True),
+    ]
+    states = {
+        step: load_tensors(open_run(tmp_path / "whole", step), "model.safetensors") for step in (4, 8, 10)
+    }
+    name = "blocks.0.mlp.up.rank_magnitude"
+    assert torch.equal(states[8][name], states[10][name]) and not torch.equal(
+        states[4][name], states[8][name]
+    )
+    assert torch.equal(states[10][name], states[10][name].half().float())
+    checks = {each.name: each for each in check_run(CheckSettings(str(tmp_path / "whole")))}
+    assert checks["blocks.0.mlp.up"].levels_used == 1 and checks["blocks.0.mlp.up"].overflow == 0
+    for step in (6, 8):
+        parts = tmp_path / f"parts_{step}"
+        shutil.copytree(tmp_path / "whole", parts)
+        for later in range(step + 2, 12, 2):
+            shutil.rmtree(parts / "checkpoints" / f"step_{later:06d}")
+        train_quantized(dataclasses.replace(settings, out=parts))
+        assert open_run(parts).read("model.safetensors") == open_run(tmp_path / "whole").read(
+            "model.safetensors"
+        )
+    dry = dataclasses.replace(snap, auto_snap_dry_run=True)
+    train_quantized(dataclasses.replace(settings, out=tmp_path / "dry", snap=dry))
+    assert [each["frozen"] for each in records(tmp_path / "dry", "auto_snap")] == [0] * 4
+
+
+def test_snapped_scales_are_told_from_others(base: Path, trained: Path, tmp_path: Path) -> None:
+    quantize_run(QuantizeSettings(str(trained), tmp_path / "packed"))
+    assert all(each.snapped for each in check_run(CheckSettings(str(tmp_path / "packed"))))
+    of_training = check_run(CheckSettings(str(trained)))
+    assert not all(each.snapped for each in of_training) and len(table(of_training).splitlines()) > 16
+    with pytest.raises(UserError, match="is not quantised"):
+        check_run(CheckSettings(str(base)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"auto_snap_patience": 3}, "does nothing without --auto_snap"),
+        ({"auto_snap": True, "auto_snap_patience": 0}, "--auto_snap_patience 0"),
+    ],
+)
+def test_bad_auto_snap(changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        AutoSnapSettings(**changes)
+    with pytest.raises(UserError, match="Add --save_every"):
+        settings_of(Path("run"), Path("corpus"), Path("out"), snap=AutoSnapSettings(auto_snap=True))

@@ -172,6 +172,11 @@ COMMANDS: dict[str, Command] = {
         resumes=True,
         stops_at_once=True,
     ),
+    "compress check": Command(
+        "compress.check:CheckSettings",
+        "the layers of a quantised model: levels in use, scales that float16 does not hold",
+        "compress check runs/qat",
+    ),
     "compress compare": Command(
         "compress.settings:CompareSettings",
         "what quantised models lost, beside plain rounding",

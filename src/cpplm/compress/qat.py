@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from cpplm.compress.auto_snap import AutoSnap
 from cpplm.compress.kd.losses import distillation_loss
 from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.compress.kd.targets import OnlineTeacher
@@ -46,6 +47,8 @@ def train_quantized(settings: QatSettings, extra_callbacks: Sequence[Callback] =
     training = train_settings(settings, source, lr_scale)
     Storage(settings.out, create=True).write("tokenizer.json", source.tokenizer().to_json())
     callbacks = [DistillationLog(), *extra_callbacks]
+    if settings.snap.auto_snap:
+        callbacks.insert(0, AutoSnap(settings.snap))
     return pretrain(training, callbacks, backend=DistillBackend(training, settings))
 
 

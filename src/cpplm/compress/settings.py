@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cpplm.compress.auto_snap import AutoSnapSettings
 from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
@@ -104,6 +105,9 @@ class QatSettings:
     )
     """How the two are compared."""
 
+    snap: Annotated[AutoSnapSettings, group("auto snap")] = field(default_factory=AutoSnapSettings)
+    """Freeze scales that have settled."""
+
     lora: Annotated[LoraSettings, group("LoRA")] = field(default_factory=LoraSettings)
     """Train an adapter beside the weights of a model that is quantised already (recovery)."""
 
@@ -157,6 +161,10 @@ class QatSettings:
                     f"--{name} is of rounded weights, and --lora_rank leaves those as they are",
                     fix="Leave one out.",
                 )
+        if self.snap.auto_snap and not self.save_every > 0:
+            raise UserError("--auto_snap looks whenever --save_every saves", fix="Add --save_every 200.")
+        if self.snap.auto_snap and self.lora.lora_rank:
+            raise UserError("--auto_snap is of scales, and --lora_rank trains none", fix="Leave one out.")
         if (self.num_iterations > 0) == (self.max_minutes > 0):
             raise UserError("how long to train", fix="Give either --num_iterations or --max_minutes.")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
@@ -18,6 +20,7 @@ from cpplm.model.quantized.layers import (
     LATENT,
     QuantizedEmbedding,
     QuantizedLinear,
+    moving_scales,
     quantizable,
     quantize_layers,
 )
@@ -38,6 +41,8 @@ class Quantizer:
     def __init__(self, settings: TrainSettings, make_optimizer: Callable[[], MuonAdamW]) -> None:
         """Nothing is touched yet; `make_optimizer` makes one for the model as it will be."""
         self.settings, self._make_optimizer = settings, make_optimizer
+        self.frozen_scales = ""
+        """The target of `freeze_scales`, once it was called."""
 
     def is_due(self, model: Transformer, progress: float) -> bool:
         """True where the model has plain weights, and the run has come so far that they are to be rounded."""
@@ -73,6 +78,25 @@ class Quantizer:
         if quantization.freeze_codes:
             train_scales_alone(model)
         log_info(f"the weights of {len(formats)} layers are rounded from now on")
+        return self._renewed(optimizer)
+
+    def freeze_scales(self, model: Transformer, optimizer: MuonAdamW, target: str) -> MuonAdamW:
+        """Round scales to float16, as files hold them, and train them no further, in place.
+
+        Args:
+            model: with rounded weights.
+            optimizer: of it.
+            target: see `moving_scales`.
+
+        Returns:
+            The model's new optimizer.
+        """
+        freeze_scales(model, target)
+        self.frozen_scales = target
+        return self._renewed(optimizer)
+
+    def _renewed(self, optimizer: MuonAdamW) -> MuonAdamW:
+        """An optimizer for the model as it is now, with the moments that the one before has."""
         renewed, then = self._make_optimizer(), optimizer.named_state()
         state = renewed.named_state()
         for key in state:
@@ -86,7 +110,16 @@ class Quantizer:
         """What `quantization.json` says; None before weights are rounded."""
         if not is_quantized(model):
             return None
-        return quantization_record(model, self.settings.quantization.quantize, packed=False)
+        record = quantization_record(model, self.settings.quantization.quantize, packed=False)
+        return record | ({"frozen_scales": self.frozen_scales} if self.frozen_scales else {})
+
+
+@torch.no_grad()
+def freeze_scales(model: Transformer, target: str) -> None:
+    """See `Quantizer.freeze_scales`."""
+    for scales in moving_scales(model, target).values():
+        scales.copy_(scales.half())
+        scales.requires_grad_(False)
 
 
 def _read_all(model: Transformer, passes: Sequence[Batch]) -> None:
@@ -116,6 +149,11 @@ def has_latent_weights(checkpoint: Checkpoint, settings: TrainSettings) -> bool:
     return not record["packed"] and record["recipe"] == settings.quantization.quantize
 
 
+def frozen_scales_of(checkpoint: Checkpoint) -> str:
+    """The target of `Quantizer.freeze_scales` in the run of a checkpoint; "" where nothing was frozen."""
+    return checkpoint.json(QUANTIZATION).get("frozen_scales", "") if QUANTIZATION in checkpoint.files else ""
+
+
 def restore_latent_weights(model: Transformer, checkpoint: Checkpoint, settings: TrainSettings) -> None:
     """Give a model the rounded layers of a checkpoint, with the weights before rounding, in place.
 
@@ -130,3 +168,4 @@ def restore_latent_weights(model: Transformer, checkpoint: Checkpoint, settings:
     model.to(device)
     if settings.quantization.freeze_codes:
         train_scales_alone(model)
+    freeze_scales(model, frozen_scales_of(checkpoint))

@@ -39,7 +39,7 @@ from cpplm.train.compile import LossFunction
 from cpplm.train.devices import Devices, local_devices
 from cpplm.train.distributed import SINGLE_PROCESS, DistContext, init_distributed
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
-from cpplm.train.quantization import Quantizer
+from cpplm.train.quantization import Quantizer, frozen_scales_of, is_quantized
 from cpplm.train.settings import JaxSettings, TrainSettings
 from cpplm.train.setup import build_model, choose_kernels, loss_function
 from cpplm.train.sharding import local_state_dict, set_gradient_sync
@@ -123,6 +123,8 @@ class TorchBackend(TrainBackend):
         module = self._module(model, optimizer_of_model, settings)
         if settings.quantization.quantize:
             module.quantizer = Quantizer(settings, make_optimizer)
+            if weights is not None and is_quantized(model):
+                module.quantizer.frozen_scales = frozen_scales_of(weights)
         return module
 
     def _module(self, model: Transformer, optimizer: MuonAdamW, settings: TrainSettings) -> TorchTrainModule:
@@ -180,6 +182,12 @@ class TorchTrainModule(TrainModule):
         if self.quantizer is not None and self.quantizer.is_due(self.model, plan.progress):
             self._optimizer = self.quantizer.quantize(self.model, self._optimizer, passes, self._dist)
             self._losses = self.compile_losses()
+
+    def freeze_scales(self, target: str) -> None:
+        """Train the scales of rounded weights no further; `target` as of `moving_scales`."""
+        assert self.quantizer is not None  # noqa: S101  (there are none without)
+        self._optimizer = self.quantizer.freeze_scales(self.model, self._optimizer, target)
+        self._losses = self.compile_losses()
 
     def compile_losses(self) -> LossFunction:
         """The loss function of the model as it is now."""

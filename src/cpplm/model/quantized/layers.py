@@ -135,6 +135,23 @@ class QuantizedEmbedding(nn.Embedding):
         return fake_quantize(rows, self.get_buffer(SCALES)[places // self.format.group_size], self._codebook)
 
 
+def moving_scales(model: nn.Module, target: str) -> dict[str, nn.Parameter]:
+    """The scales of linear layers that are trained, of a rank their magnitudes, by parameter name.
+
+    Args:
+        model: with quantised layers.
+        target: "mlp" for those of MLPs alone, or "all".
+    """
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and name.rpartition(".")[2] in (SCALES, "rank_magnitude")
+        and (target == "all" or role_of(name.rpartition(".")[0]) == target)
+        and isinstance(model.get_submodule(name.rpartition(".")[0]), QuantizedLinear)
+    }
+
+
 def in_blocks(weight: Tensor, group_size: int) -> Tensor:
     """The weights in the order of memory, as many in a row as share a scale; the last row filled up by 0."""
     flat = weight.flatten()

@@ -71,7 +71,7 @@ class CheckpointWriter:
     ) -> None:
         """Begin to save; returns when the tensors may change. See `write_checkpoint`.
 
-        All saves are of tensors of the same names and shapes: those of one model.
+        Memory for copies is used again for tensors of the same names and shapes.
         """
         self.wait_for_previous(step)
         begin = time.perf_counter()
@@ -84,8 +84,10 @@ class CheckpointWriter:
     def _copy(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         for file, group in tensors.items():
             copies = self._copies.setdefault(file, {})
+            for name in copies.keys() - group.keys():  # of layers that were replaced
+                del copies[name]
             for name, tensor in group.items():
-                if name not in copies:
+                if name not in copies or copies[name].shape != tensor.shape:
                     copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
                 copies[name].copy_(tensor.detach())
 
