@@ -182,6 +182,25 @@ COMMANDS: dict[str, Command] = {
         "what quantised models lost, beside plain rounding",
         "compress compare runs/demo/run --students runs/int4 --data_dir runs/demo/corpus",
     ),
+    "compress cache build": Command(
+        "compress.kd.settings:CacheBuildSettings",
+        "write a teacher's likeliest tokens for rows of training",
+        "compress cache build runs/demo/corpus --teacher runs/demo/run --out runs/cache",
+        resumes=True,
+        function="cli.compress:build_cache",
+    ),
+    "compress cache verify": Command(
+        "compress.kd.settings:CacheSettings",
+        "compare every shard of a cache with its hash",
+        "compress cache verify runs/cache",
+        function="cli.compress:verify_cache",
+    ),
+    "compress cache stat": Command(
+        "compress.kd.settings:CacheSettings",
+        "size of a cache, and how much of the teacher it holds",
+        "compress cache stat runs/cache",
+        function="cli.compress:cache_statistics",
+    ),
     "serve": Command(
         "serve.settings:ServeSettings",
         "a server for editors, OpenAI's clients and the web page",

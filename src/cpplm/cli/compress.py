@@ -9,9 +9,15 @@ from cpplm.compress.check import records as check_records
 from cpplm.compress.check import table as check_table
 from cpplm.compress.compare import compare as compare_models
 from cpplm.compress.compare import records, table
+from cpplm.compress.kd.build import build_cache as write_cache
+from cpplm.compress.kd.cache import KDCache
+from cpplm.compress.kd.settings import CacheBuildSettings, CacheSettings
+from cpplm.compress.kd.stats import cache_figures
 from cpplm.compress.qat import train_quantized
 from cpplm.compress.quantize import quantize_run
 from cpplm.compress.settings import CompareSettings, QatSettings, QuantizeSettings
+from cpplm.core.errors import UserError
+from cpplm.core.text import pluralize
 
 
 def quantize(settings: QuantizeSettings) -> Report:
@@ -37,3 +43,40 @@ def compare(settings: CompareSettings) -> Report:
     """Measure what was lost."""
     results = compare_models(settings)
     return Report(table(results), {"models": records(results)})
+
+
+def build_cache(settings: CacheBuildSettings) -> Report:
+    """Run a teacher over a corpus."""
+    manifest = write_cache(settings)
+    size = sum(shard.bytes for shard in manifest.shards)
+    return Report(
+        f"{manifest.tokens:,} tokens in {settings.out}: {size / 1e6:,.1f} MB, "
+        f"{size / manifest.tokens:.1f} bytes per token",
+        {"tokens": manifest.tokens, "bytes": size, "bytes_per_token": size / manifest.tokens},
+    )
+
+
+def verify_cache(settings: CacheSettings) -> Report:
+    """Compare every shard with its hash.
+
+    Raises:
+        UserError: names those that are damaged.
+    """
+    cache = KDCache.open(settings.cache)
+    if problems := cache.verify():
+        raise UserError("; ".join(problems))
+    shards = len(cache.manifest.shards)
+    return Report(f"{pluralize(shards, 'shard')} verified", {"shards": shards})
+
+
+def cache_statistics(settings: CacheSettings) -> Report:
+    """What a cache holds."""
+    figures = cache_figures(KDCache.open(settings.cache))
+    return Report(
+        f"{figures['tokens']:,} tokens in {figures['rows']:,} rows; {figures['counted_tokens']:,} count\n"
+        f"{figures['bytes'] / 1e6:,.1f} MB, {figures['bytes_per_token']:.1f} bytes per token\n"
+        f"top {figures['topk']}: {figures['topk_mass']:.2%} of the teacher's mass, entropy "
+        f"{figures['topk_entropy']:.3f} nats, {figures['target_in_topk']:.2%} of the targets\n"
+        f"{pluralize(figures['negatives'], 'negative')} per token",
+        figures,
+    )

@@ -40,6 +40,9 @@ EXTRAS = {
 }
 
 
+_HELP = ("-h", "--help")
+
+
 def usage(group: str = "") -> str:
     """The list of commands, or of those of one group, for `--help`."""
     return (
@@ -61,31 +64,33 @@ def find_command(arguments: list[str]) -> tuple[str, list[str]]:
     Raises:
         UserError: no command of that name (with the nearest one).
     """
-    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[:2]))
-    for length in (2, 1):
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[:3]))
+    for length in range(len(words), 0, -1):
         name = " ".join(words[:length])
-        if len(words) >= length and name in COMMANDS:
-            argument = words[-1]  # of a command that has verbs, too: a path, or a verb that there is not
+        if name in COMMANDS:
+            argument = "".join(words[length : length + 1])  # a path, or of a group a verb that there is not
             may_be_a_path = "/" in argument or Path(argument).exists()
-            if length < len(words) and _names(name) != [name] and not may_be_a_path:
+            if argument and _names(name) != [name] and not may_be_a_path:
                 break
             return name, arguments[length:]
-    words = words or arguments[:1]
+    words = words[: 3 if _names(" ".join(words[:2])) else 2] or arguments[:1]
     nor_path = f", and no file or folder '{words[1]}'" if words[0] in COMMANDS else ""
     raise UserError(f"no command 'cpplm {' '.join(words)}'{nor_path}", fix=_nearest(*words))
 
 
 def _names(group: str) -> list[str]:
-    """The commands whose first word this is."""
-    return [name for name in COMMANDS if name.split()[0] == group]
+    """The commands that begin with these words."""
+    return [name for name in COMMANDS if f"{name} ".startswith(f"{group} ")]
 
 
 def _nearest(first: str, *second: str) -> str:
     """The command that was meant, or those that may have been."""
+    if below := _names(" ".join((first, *second))):
+        return f"Known: {', '.join(below)}. Try 'cpplm --help'."
     groups = {name.split()[0] for name in COMMANDS}
     group = next(iter(difflib.get_close_matches(first, groups, n=1)), "")
     names = _names(group)
-    verbs = difflib.get_close_matches("".join(second), [name.partition(" ")[2] for name in names], n=1)
+    verbs = difflib.get_close_matches(" ".join(second), [name.partition(" ")[2] for name in names], n=1)
     name_guess = " ".join([group, *(verbs if second else ())])
     if name_guess in COMMANDS and (verbs or group != first):
         return f"Did you mean 'cpplm {name_guess}'?"
@@ -186,10 +191,10 @@ def dispatch(arguments: list[str]) -> None:
     if not arguments:
         print(usage(), file=sys.stderr)
         raise SystemExit(2)
-    if arguments[0] in ("-h", "--help", "help"):
+    if arguments[0] in (*_HELP, "help"):
         print(usage())
-    elif arguments[0] not in COMMANDS and _names(arguments[0]) and arguments[1:] in (["-h"], ["--help"]):
-        print(usage(arguments[0]))
+    elif (group := " ".join(arguments[:-1])) not in COMMANDS and _names(group) and arguments[-1] in _HELP:
+        print(usage(group))
     elif arguments[0] == "--version":
         print(__version__)
     else:

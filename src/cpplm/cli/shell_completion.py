@@ -57,13 +57,15 @@ class CompletionSettings:
 
 def completion(settings: CompletionSettings) -> Report:
     """The script; commands whose packages are not installed are left out."""
-    groups: dict[str, dict[str, type]] = {}
+    groups: dict[str, Any] = {}
     for name, command in COMMANDS.items():
-        first, _, verb = name.partition(" ")
         module, _, cls = command.settings.partition(":")
         with contextlib.suppress(ModuleNotFoundError):
             settings_class = getattr(importlib.import_module(f"cpplm.{module}"), cls)
-            groups.setdefault(first, {})[verb] = with_shared_flags(settings_class)
+            group_of_name = functools.reduce(
+                lambda verbs, word: verbs.setdefault(word, {}), name.split(), groups
+            )
+            group_of_name[""] = with_shared_flags(settings_class)
     everything = _one_of({first: _of_group(verbs) for first, verbs in groups.items()})
     script = io.StringIO()
     with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
@@ -81,14 +83,14 @@ def completion(settings: CompletionSettings) -> Report:
     return Report(text, {"script": text})
 
 
-def _of_group(verbs: dict[str, type]) -> type:
+def _of_group(verbs: dict[str, Any]) -> type:
     """The flags of the command that is the group's name alone, if there is one, and the group's verbs."""
     fields: list[tuple[str, Any]] = []
     alone = verbs.pop("", None)
     if alone is not None:
         fields.append(("alone", Annotated[alone, group("")]))
     if verbs:
-        fields.append(("verb", _one_of(verbs)))
+        fields.append(("verb", _one_of({verb: _of_group(below) for verb, below in verbs.items()})))
     return dataclasses.make_dataclass("Group", fields)
 
 

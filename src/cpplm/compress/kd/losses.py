@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cpplm.compress.kd.full_kl import full_kl
-from cpplm.compress.kd.settings import WEIGHTS, KDLossSettings
+from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.compress.kd.sparse_head import OutputHead, rest_logsumexp, sparse_logits
 from cpplm.compress.kd.targets import OnlineTeacher, TeacherTargets, teacher_targets
 from cpplm.model.kernels.chunked_loss import MAX_SOFTCAP
@@ -77,8 +77,8 @@ def distillation_loss(
     head = OutputHead(hidden_NC, head_VC, vocab_size, softcap)
     weights = {
         name: weight
-        for name in WEIGHTS
-        if (weight := settings.weight(name, progress)) and (name != "anchor_weight" or anchor)
+        for name, weight in settings.weights(progress).items()
+        if weight and (name != "anchor_weight" or anchor)
     }
     if isinstance(teacher, OnlineTeacher):
         parts = _online_parts(head, labels_N, teacher, settings, weights)

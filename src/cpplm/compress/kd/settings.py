@@ -1,15 +1,17 @@
-"""Settings of distillation: the loss."""
+"""Settings of distillation: the loss, and caches of a teacher."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
+from cpplm.core.settings import Argument, Precision
+from cpplm.core.storage import require_path, split_step
 
 KDLossName = Literal["full", "topk", "topk_tail"]
-WEIGHTS = ("kd_weight", "hard_top1_weight", "hard_full_weight", "sampled_ce_weight", "anchor_weight")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,7 @@ class KDLossSettings:
     """Only losses that compute the logits of few tokens; the teacher's likeliest one competes with those."""
 
     def __post_init__(self) -> None:
-        for name in WEIGHTS:
-            _schedule(name, getattr(self, name))
+        self.weights(0.0)
         if not 0 < self.temperature < float("inf"):
             raise UserError(f"--temperature {self.temperature}", fix="Use a positive number.")
         if self.kd_loss == "topk_tail" and self.temperature != 1:
@@ -55,13 +56,20 @@ class KDLossSettings:
                 "--hard_full_weight needs all logits, which --no_full_logits excludes",
                 fix="Use --sampled_ce_weight instead.",
             )
-        if not any(self.uses(name) for name in WEIGHTS if name != "anchor_weight"):
+        if not any(self.uses(name) for name in self.weights(0.0) if name != "anchor_weight"):
             raise UserError("all weights are 0: there is nothing to learn", fix="Give --kd_weight 1.")
 
-    def weight(self, name: str, progress: float) -> float:
-        """The weight of that name when this share of the run is over."""
-        first, last = _schedule(name, getattr(self, name))
-        return first + (last - first) * progress
+    def weights(self, progress: float) -> dict[str, float]:
+        """The weights by name when this share of the run is over."""
+        texts = {
+            "kd_weight": self.kd_weight,
+            "hard_top1_weight": self.hard_top1_weight,
+            "hard_full_weight": self.hard_full_weight,
+            "sampled_ce_weight": self.sampled_ce_weight,
+            "anchor_weight": self.anchor_weight,
+        }
+        schedules = {name: _schedule(name, text) for name, text in texts.items()}
+        return {name: first + (last - first) * progress for name, (first, last) in schedules.items()}
 
     def check_teacher(self, *, cached: bool, negatives: bool) -> None:
         """Refuse losses that need more than the teacher has: what a cache holds, or one that runs beside.
@@ -92,7 +100,7 @@ class KDLossSettings:
 
     def uses(self, name: str) -> bool:
         """True if the weight of that name is above 0 at any time."""
-        return any(_schedule(name, getattr(self, name)))
+        return any(self.weights(progress)[name] for progress in (0.0, 1.0))
 
 
 def _schedule(name: str, text: str) -> tuple[float, float]:
@@ -101,3 +109,60 @@ def _schedule(name: str, text: str) -> tuple[float, float]:
     if match := re.fullmatch(rf"({number})(?::({number}))?", text):
         return float(match[1]), float(match[2] or match[1])
     raise UserError(f"--{name} {text!r} is no weight", fix="Use a number from 0 up, or two, as in 0.2:0.")
+
+
+@dataclass(frozen=True)
+class CacheBuildSettings:
+    """A teacher's distributions for the rows that training would read."""
+
+    corpus: Annotated[str, Argument("CORPUS", positional=True)]
+    """Corpus of `cpplm corpus build`: a folder or bucket URL."""
+    teacher: Annotated[str, Argument("RUN")]
+    """The model whose distributions are written: RUN or RUN:STEP."""
+    out: Annotated[Path, Argument("FOLDER")]
+    """Folder of the cache. Holding a part of it, it is continued."""
+    num_tokens: int = 1_000_000
+    """So many tokens, rounded up to whole rows."""
+    topk: int = 32
+    """Likeliest tokens of each position."""
+    negatives: int = 0
+    """Tokens drawn uniformly at each position, for --sampled_ce_weight."""
+    max_seq_len: int = -1
+    """Tokens of a row (-1 = the teacher's context)."""
+    no_fim: bool = False
+    """Leave out fill-in-the-middle, of which there is else as much as in the teacher's own training."""
+    device_batch_size: int = 8
+    """Rows that the teacher reads at once."""
+    seed: int = 0
+    """Of the order of the documents and of the negatives."""
+    device_type: Literal["", "cuda", "mps", "cpu"] = ""
+    """Device (empty = the best one present)."""
+    precision: Precision = "auto"
+    """Of the teacher's matrix products. auto = bf16 where the hardware has it."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_tokens", "topk", "device_batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 1 up.")
+        for name in ("negatives", "seed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+        if self.max_seq_len < 1 and self.max_seq_len != -1:
+            raise UserError(f"--max_seq_len {self.max_seq_len}", fix="Use a positive number, or -1.")
+
+    def check_paths(self) -> None:
+        """Refuse a teacher or a corpus that is not there."""
+        require_path(split_step(self.teacher)[0])
+        require_path(self.corpus)
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """A cache of `cpplm compress cache build`."""
+
+    cache: Annotated[str, Argument("CACHE", positional=True)]
+    """Its folder or bucket URL."""
+
+    def check_paths(self) -> None:
+        """Refuse a cache that is not there."""
+        require_path(self.cache)
