@@ -156,7 +156,7 @@ def test_lists_and_pages_need_nothing_heavy(tmp_path: Path) -> None:
         *[(f"corpus {verb}", "CORPUS") for verb in ("inspect", "check")],
         ("corpus build", "[PROJECT...] --out FOLDER"),
         ("corpus export", "CORPUS --to FILE"),
-        ("export", "RUN --out FOLDER"),
+        ("export", "RUN --out PATH"),
         ("runs compare", "[RUN...]"),
         ("tokenizer train", "[CORPUS] --out FILE"),
         ("train", "CORPUS... --tokenizer FILE --out FOLDER"),
