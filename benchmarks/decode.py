@@ -11,8 +11,9 @@ of one length, the likeliest token is taken. The time of one token is that of al
 that reading the prompt does not count.
 
 Where llama-cpp-python is installed, if only in a folder that PYTHONPATH names, the preset "llama" takes turns
-too: by our scheduler and, the same weights, by llama.cpp in several of its number formats. For these, tokens
-per second of reading a prompt of `--reading` tokens are a figure of their own.
+too: by our scheduler, in bfloat16 and packed in 4 bits, and, the same weights, by llama.cpp in several of its
+number formats. For these, tokens per second of reading a prompt of `--reading` tokens are a figure of their
+own.
 
     python benchmarks/decode.py --run RUN --data CORPUS --drafts lookup:2 heads:1 [--prompt 128]
 
@@ -62,6 +63,14 @@ from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.view import KVCacheSpec
+from cpplm.model.quantized.layers import quantize_layers
+from cpplm.model.quantized.packing import (
+    dense_weights,
+    packed_tensors,
+    quantization_record,
+    quantized_weights,
+)
+from cpplm.model.quantized.recipe import Recipe
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -87,11 +96,22 @@ def random_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
     return model
 
 
-def our_writer(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> tuple[Write, dict[str, int]]:
-    """Our scheduler, and what it reads per token."""
+def our_writer(
+    config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype, *, recipe: str = ""
+) -> tuple[Write, dict[str, int]]:
+    """Our scheduler, and what it reads per token; with a recipe, of weights that are packed by it."""
     model = random_model(config, dtype)
     facts = {**sizes(model, dtype), "cache_bytes": cache_bytes(model.cache_specs(), config, dtype)}
-    prepare_for_inference(model)
+    packed = None
+    if recipe:
+        formats = quantize_layers(model, Recipe.parse(recipe), init="absmax")
+        shapes = {name: model.get_submodule(name).weight.shape for name in formats if "embed" not in name}
+        facts["weight_bytes"] = sum(formats[name].num_bytes(*shape) for name, shape in shapes.items())
+        tensors, record = packed_tensors(model), quantization_record(model, recipe, packed=True)
+        model = Transformer(config, compute_dtype=dtype)
+        model.load_state_dict(dense_weights(tensors, record, where=recipe))
+        packed = quantized_weights(tensors, record, where=recipe)
+    prepare_for_inference(model, packed)
 
     def write(ids_BT: torch.Tensor, count: int) -> None:
         scheduler = Scheduler(model, tokenizer, SchedulerLimits(max_batch=len(ids_BT), prefix_cache_tokens=0))
@@ -181,10 +201,11 @@ CONTENDERS: dict[str, tuple[Callable[..., tuple[Write, dict[str, int]]], Callabl
     "exported, default preset": (exported_writer, ModelConfig.from_depth),
     LLAMA: (llama_writer, ModelConfig.seed),
 }
-OUR_LLAMA = "cpplm, llama"
+OUR_LLAMA, OUR_INT4 = "cpplm, llama", "cpplm, llama int4"
 LLAMA_CPP: dict[str, GgufType] = {f"llama.cpp {kind}": kind for kind in ("BF16", "F16", "Q8_0", "Q4_0")}
 if IS_INSTALLED:
     CONTENDERS[OUR_LLAMA] = (our_writer, ModelConfig.llama)
+    CONTENDERS[OUR_INT4] = (partial(our_writer, recipe="int4"), ModelConfig.llama)
     for _name, _type in LLAMA_CPP.items():
         CONTENDERS[_name] = (partial(llama_cpp_writer, gguf_type=_type), ModelConfig.llama)
 
@@ -212,7 +233,7 @@ def _prepare(name: str, arguments: argparse.Namespace, dtype: torch.dtype) -> di
 
 def _reading(name: str, arguments: argparse.Namespace) -> int:
     """Tokens of the prompt whose reading is measured."""
-    return arguments.reading if name in (OUR_LLAMA, *LLAMA_CPP) else 0
+    return arguments.reading if name in (OUR_LLAMA, OUR_INT4, *LLAMA_CPP) else 0
 
 
 def _measure_reading(length: int) -> float:
@@ -311,14 +332,15 @@ def figures(
 ) -> dict[str, Any]:
     """What was measured, said on stderr too."""
     faster: dict[str, dict[int, Spread]] = {}
-    pairs = [*OURS.items(), ("cpplm", LLAMA), *((OUR_LLAMA, peer) for peer in LLAMA_CPP)]
+    pairs = [*OURS.items(), ("cpplm", LLAMA), (OUR_INT4, OUR_LLAMA)]
+    pairs += [(ours, peer) for ours in (OUR_LLAMA, OUR_INT4) for peer in LLAMA_CPP]
     for name, peer in (pair for pair in pairs if {*pair} <= {*rates}):
         faster[f"{name} / {peer}"] = {b: ratios(rates[name][b], rates[peer][b]) for b in arguments.batches}
         for batch, ratio in faster[f"{name} / {peer}"].items():
             progress(f"{batch} at a time: {name} is {ratio} times as fast as {peer}")
     shares = {}
     if 1 in arguments.batches:
-        for name in (name for name in (*OURS, OUR_LLAMA) if name in rates):
+        for name in (name for name in (*OURS, OUR_LLAMA, OUR_INT4) if name in rates):
             read = facts[name]["weight_bytes"] + facts[name]["cache_bytes"]
             turns = zip(rates[name][1], bandwidths, strict=True)
             shares[name] = Spread.of(read * rate / bandwidth for rate, bandwidth in turns)

@@ -53,8 +53,8 @@ struct QuantizedMatrix {
   }
   void prefetch(Int row, Int i) const {
     const Int at = row * chunks() + i / chunk;
-    __builtin_prefetch(codes + at * lanes, 0, 0);
-    __builtin_prefetch(scales + at * (chunk / pair), 0, 0);
+    __builtin_prefetch(codes + at * lanes, 0, 3);
+    __builtin_prefetch(scales + at * (chunk / pair), 0, 3);
   }
 
   static Int whole_width(Int width) { return (width + chunk - 1) / chunk * chunk; }
