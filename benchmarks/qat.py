@@ -2,10 +2,11 @@
 
     python benchmarks/qat.py CORPUS --run RUN --held_out OTHER_CORPUS --recipe mlp=half2:g32,attn=half4:g32
 
-For each seed, our `cpplm compress qat` and the same loop with the fake quantisers of torchao (asymmetric
-groups of the same size and bits, dynamic scales) train the same model on the same batches with the same loss,
-rates and number of steps. All are compared with RUN on the held-out documents of OTHER_CORPUS. Runs are kept
-in --work: the command goes on where it was interrupted. --peer off leaves torchao out.
+For each seed, our `cpplm compress qat` and the same loop with the fake quantisers of torchao (groups of the
+same size and bits, dynamic scales; with --peer asymmetric a zero point for each, too, which takes more bits)
+train the same model on the same batches with the same loss, rates and number of steps. All are compared with
+RUN on the held-out documents of OTHER_CORPUS. Runs are kept in --work: the command goes on where it was
+interrupted. --peer off leaves torchao out.
 
     python benchmarks/qat.py CORPUS --run RUN --step_time
 
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +58,14 @@ class TorchaoLinear(Linear):
         return F.linear(x, self.quantizer(self.weight).to(x.dtype))
 
 
-def quantize_by_torchao(model: Transformer, recipe: str) -> None:
+def quantize_by_torchao(model: Transformer, recipe: str, *, symmetric: bool) -> None:
     """Put torchao's fake quantisers in front of the weights that a recipe names, in place."""
     from torchao.quantization.qat import IntxFakeQuantizeConfig  # noqa: PLC0415  (slow to import)
     from torchao.quantization.qat.fake_quantizer import FakeQuantizerBase  # noqa: PLC0415
 
     for name, weight_format in quantizable(model, Recipe.parse(recipe)).items():
         dtype = getattr(torch, f"int{weight_format.codebook.bits}")
-        config = IntxFakeQuantizeConfig(dtype, group_size=weight_format.group_size, is_symmetric=False)
+        config = IntxFakeQuantizeConfig(dtype, group_size=weight_format.group_size, is_symmetric=symmetric)
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear), "torchao has no fake quantiser for embeddings"
         model.set_submodule(name, TorchaoLinear(linear, FakeQuantizerBase.from_config(config)))
@@ -72,12 +74,12 @@ def quantize_by_torchao(model: Transformer, recipe: str) -> None:
 class TorchaoBackend(DistillBackend):
     """As ours, with a model that torchao rounds."""
 
-    def __init__(self, training: Any, qat: QatSettings) -> None:
+    def __init__(self, training: Any, qat: QatSettings, *, symmetric: bool) -> None:
         super().__init__(training, qat)
-        self._recipe = qat.recipe
+        self._recipe, self._symmetric = qat.recipe, symmetric
 
     def _module(self, model: Transformer, optimizer: Any, settings: Any) -> Any:
-        quantize_by_torchao(model, self._recipe)
+        quantize_by_torchao(model, self._recipe, symmetric=self._symmetric)
         return super()._module(model, optimizer, settings)
 
 
@@ -90,14 +92,14 @@ class KeepModel(Callback):
         self.model = torch_model(trainer.train_module)
 
 
-def train_by_torchao(settings: QatSettings) -> None:
+def train_by_torchao(settings: QatSettings, *, symmetric: bool) -> None:
     """The run of `cpplm compress qat` with torchao's rounding; its last checkpoint has rounded weights."""
     source = open_parent(settings.run)
     Storage(settings.out, create=True).write("tokenizer.json", source.tokenizer().to_json())
     plain = train_settings(settings, source, settings.lr_scale)
     plain = dataclasses.replace(plain, quantization=QuantizationSettings(), keep_last=1)
     keep = KeepModel()
-    pretrain(plain, [keep], backend=TorchaoBackend(plain, settings))
+    pretrain(plain, [keep], backend=TorchaoBackend(plain, settings, symmetric=symmetric))
     state = dict(keep.model.state_dict())
     for name, module in keep.model.named_modules():
         if isinstance(module, TorchaoLinear):
@@ -113,9 +115,10 @@ def train_by_torchao(settings: QatSettings) -> None:
 
 def train(args: Any, seed: int) -> list[str]:
     """The runs of one seed, ours first."""
-    contenders = {"ours": train_quantized, "torchao": train_by_torchao}
-    if args.peer == "off":
-        del contenders["torchao"]
+    contenders: dict[str, Callable[[QatSettings], object]] = {"ours": train_quantized}
+    if args.peer != "off":
+        is_symmetric = args.peer == "symmetric"
+        contenders[f"torchao-{args.peer}"] = partial(train_by_torchao, symmetric=is_symmetric)
     folders = []
     for name, run in contenders.items():
         out = args.work / f"{name}_{seed}"
@@ -165,7 +168,7 @@ def step_seconds(args: Any, name: str, quantization: QuantizationSettings) -> fl
 def main() -> None:
     """The command line."""
     parser = command_line(
-        __doc__, recipe="mlp=half2:g32,attn=half4:g32", peer="torchao", seeds=3, steps=40, lr_scale=0.1,
+        __doc__, recipe="mlp=half2:g32,attn=half4:g32", peer="symmetric", seeds=3, steps=40, lr_scale=0.1,
         num_tokens=20_000, turns=3, threads=1,
     )  # fmt: skip
     parser.add_argument("corpus", help="corpus to train on")

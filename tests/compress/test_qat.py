@@ -11,7 +11,8 @@ import torch
 from cpplm.compress.auto_snap import AutoSnapSettings
 from cpplm.compress.check import CheckSettings, check_run, table
 from cpplm.compress.compare import compare
-from cpplm.compress.kd.settings import KDLossSettings
+from cpplm.compress.kd.build import build_cache
+from cpplm.compress.kd.settings import CacheBuildSettings, KDLossSettings
 from cpplm.compress.qat import open_teacher, train_quantized
 from cpplm.compress.quantize import quantize_run
 from cpplm.compress.settings import CompareSettings, QatSettings, QuantizeSettings
@@ -230,3 +231,55 @@ def test_bad_auto_snap(changes: dict, message: str) -> None:
         AutoSnapSettings(**changes)
     with pytest.raises(UserError, match="Add --save_every"):
         settings_of(Path("run"), Path("corpus"), Path("out"), snap=AutoSnapSettings(auto_snap=True))
+
+
+@pytest.fixture(scope="module")
+def cache(base: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cache") / "kd"
+    build_cache(
+        CacheBuildSettings(str(corpus), str(base), out, num_tokens=4096, topk=32, max_seq_len=64,
+                           device_batch_size=4)
+    )  # fmt: skip
+    return out
+
+
+def test_learning_from_a_cache(base: Path, corpus: Path, cache: Path, tmp_path: Path) -> None:
+    """It gains over rounding, and a run that is stopped goes on to the same bits."""
+    kd = KDLossSettings("topk_tail")
+    settings = settings_of(base, corpus, tmp_path / "run", kd_cache=str(cache), kd=kd, save_every=15)
+    train_quantized(settings)
+    students = CompareSettings(str(base), str(corpus), (str(tmp_path / "run"),), num_tokens=1500)
+    _, by_largest, _, trained = compare(students)
+    assert trained.divergence < 0.6 * by_largest.divergence
+    shutil.copytree(tmp_path / "run", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step_000030")
+    train_quantized(dataclasses.replace(settings, out=tmp_path / "parts"))
+    first, second = (open_run(tmp_path / out).read("model.safetensors") for out in ("run", "parts"))
+    assert first == second
+
+
+def test_another_cache_is_refused(
+    base: Path, trained: Path, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    kd = KDLossSettings("topk")
+    settings = settings_of(base, corpus, tmp_path / "run", kd_cache=str(cache), kd=kd)
+    with pytest.raises(UserError, match="was made with another teacher"):
+        train_quantized(dataclasses.replace(settings, teacher=str(trained)))
+    with pytest.raises(UserError, match=r"rows of .* have 64 tokens"):
+        train_quantized(dataclasses.replace(settings, max_seq_len=32))
+    with pytest.raises(UserError, match="--kd_loss full needs a teacher that runs beside"):
+        dataclasses.replace(settings, kd=KDLossSettings("full"))
+    with pytest.raises(UserError, match="needs a cache with negatives"):
+        train_quantized(dataclasses.replace(settings, kd=KDLossSettings("topk", sampled_ce_weight="1")))
+
+
+def test_an_anchor_holds_the_model_near(base: Path, corpus: Path, tmp_path: Path) -> None:
+    """Trained on the text alone, the model stays nearer to what it was, the more the anchor counts."""
+    distances = []
+    for weight in ("0", "20"):
+        kd = KDLossSettings("full", kd_weight="0", hard_full_weight="1", anchor_weight=weight)
+        out = tmp_path / weight
+        train_quantized(settings_of(base, corpus, out, kd=kd, lr_scale=0.5, recipe="int8"))
+        distances.append(compare(CompareSettings(str(base), str(corpus), (str(out),), num_tokens=900))[-1])
+        assert ("anchor" in records(out, "distillation")[0]["parts"]) == (weight != "0")
+    assert distances[1].divergence < 0.7 * distances[0].divergence

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from cpplm.compress.auto_snap import AutoSnap
-from cpplm.compress.kd.losses import distillation_loss
-from cpplm.compress.kd.settings import KDLossSettings
-from cpplm.compress.kd.targets import OnlineTeacher
+from cpplm.compress.distill import DistillTrainModule, make_anchor
+from cpplm.compress.kd.cache import KDCache
 from cpplm.compress.settings import QatSettings
+from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage
 from cpplm.dataloader.fim import FimSettings
@@ -21,14 +21,14 @@ from cpplm.model.settings import QuantizationSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.schedules import LearningRates, Schedule
-from cpplm.train.backend import StepLosses, StepPlan
+from cpplm.train.backend import TrainBackend
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, open_checkpoint
 from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.checkpoint.source import find_source, scaled_rates
 from cpplm.train.checkpoint.weights import load_model
-from cpplm.train.compile import LossFunction, can_compile
-from cpplm.train.distributed import TorchDistContext
-from cpplm.train.pretrain import RunSummary, pretrain
+from cpplm.train.data import corpus_fingerprint
+from cpplm.train.distributed import DistContext
+from cpplm.train.pretrain import PretrainRun, RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchBackend, TorchTrainModule
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
@@ -49,7 +49,8 @@ def train_quantized(settings: QatSettings, extra_callbacks: Sequence[Callback] =
     callbacks = [DistillationLog(), *extra_callbacks]
     if settings.snap.auto_snap:
         callbacks.insert(0, AutoSnap(settings.snap))
-    return pretrain(training, callbacks, backend=DistillBackend(training, settings))
+    run_type = partial(CachedRun, settings) if settings.kd_cache else None
+    return pretrain(training, callbacks, backend=DistillBackend(training, settings), run_type=run_type)
 
 
 def train_settings(settings: QatSettings, source: Checkpoint, lr_scale: float) -> TrainSettings:
@@ -135,84 +136,45 @@ class DistillBackend(TorchBackend):
 
     @override
     def _module(self, model: Transformer, optimizer: MuonAdamW, settings: TrainSettings) -> TorchTrainModule:
-        unrounded = open_teacher(self._qat.teacher, settings.init_from)
-        teacher = load_model(unrounded, device=model.device, compute_dtype=model.compute_dtype)
-        teacher.requires_grad_(False)
+        qat, teacher, anchor = self._qat, None, None
+        load = partial(load_model, device=model.device, compute_dtype=model.compute_dtype)
+        if not qat.kd_cache:
+            teacher = load(open_teacher(qat.teacher, settings.init_from))
+            teacher.requires_grad_(False)
+        if qat.kd.uses("anchor_weight"):
+            start = open_teacher("", settings.init_from)
+            anchor = make_anchor(load(start), start, qat.data_dir[0])
         return DistillTrainModule(
-            model, optimizer, self._dist, teacher, self._qat.kd, compiling=not settings.no_compile
-        )
+            model, optimizer, self._dist, qat.kd, teacher=teacher, anchor=anchor,
+            compiling=not settings.no_compile,
+        )  # fmt: skip
 
 
-class DistillTrainModule(TorchTrainModule):
-    """Trains a model towards the distributions of a teacher."""
+class CachedRun(PretrainRun):
+    """As `PretrainRun`, with the batches of a cache."""
 
     def __init__(
-        self,
-        model: Transformer,
-        optimizer: MuonAdamW,
-        dist: TorchDistContext,
-        teacher: Transformer,
-        settings: KDLossSettings,
-        *,
-        compiling: bool,
+        self, qat: QatSettings, settings: TrainSettings, backend: TrainBackend, dist: DistContext
     ) -> None:
-        """Args: the student with its optimizer, the ranks, the teacher, and how the two are compared."""
-        super().__init__(model, optimizer, model.training_losses, dist)
-        self._teacher, self._settings = teacher, settings
-        self._compiling = compiling and can_compile(model.device)
-        self._student_states, self._teacher_states = self._compiled(model), self._compiled(teacher)
-        self._progress = 0.0
-        self.parts: dict[str, float] = {}
-        """Of the last step's loss, by name."""
-
-    def _compiled(self, model: Transformer) -> Callable[..., tuple[Tensor, Tensor]]:
-        """States and divergence of indexers, of ids, documents and what `embed_ngrams` gave for them."""
-
-        def states(
-            ids_BT: Tensor, documents_BT: Tensor | None, ngrams: dict[int, Tensor]
-        ) -> tuple[Tensor, Tensor]:
-            return model.states(model.forward_context(ids_BT, None, documents_BT, ngrams))
-
-        return torch.compile(states, dynamic=False, fullgraph=True) if self._compiling else states
-
-    @override
-    def compile_losses(self) -> LossFunction:
-        self._student_states = self._compiled(self.model)
-        return self.model.training_losses
-
-    @override
-    def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
-        self._progress = plan.progress
-        return super().step(batches, count, plan)
-
-    @override
-    def _forward_backward(self, passes: list[Batch], count: int, multi_token_weight: float) -> Tensor:
-        sums = torch.zeros(4, device=self.device)
-        shares = self._target_shares(passes)
-        self.parts = {}
-        for batch, share in zip(passes, shares, strict=True):
-            loss, parts = self._loss_of(batch)
-            (share[0] * loss / count).backward()
-            for name, value in parts.items():
-                self.parts[name] = self.parts.get(name, 0.0) + float(share[0] * value) / count
-            sums[:2] += share[0] * loss.detach() / count
-        return sums
-
-    def _loss_of(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        ids_BT, targets_BT = batch.inputs.to(self.device), batch.targets.to(self.device)
-        documents_BT = None if batch.documents is None else batch.documents.to(self.device)
-        hidden_BTC, divergence = self._student_states(
-            ids_BT, documents_BT, self.model.embed_ngrams(ids_BT, None, documents_BT)
-        )
-        with torch.no_grad():
-            of_teacher_BTC, _ = self._teacher_states(
-                ids_BT, documents_BT, self._teacher.embed_ngrams(ids_BT, None, documents_BT)
+        super().__init__(settings, backend, dist)
+        with dist.raise_on_all_ranks():
+            self._cache = KDCache.open(qat.kd_cache)
+            teacher = open_teacher(qat.teacher, settings.init_from)
+            self._cache.check(
+                tokenizer=self.tokenizer.hash,
+                teacher=teacher.manifest_hash,
+                corpus=corpus_fingerprint(self.readers),
             )
-        softcap = self.config.logit_softcap
-        loss = distillation_loss(
-            hidden_BTC.flatten(0, 1), self.model.lm_head.weight, targets_BT.flatten(),
-            OnlineTeacher(of_teacher_BTC.flatten(0, 1), self._teacher.lm_head.weight, softcap),
-            self._settings,
-            progress=self._progress, vocab_size=self.config.vocab_size, softcap=softcap,
-        )  # fmt: skip
-        return loss.total + divergence, loss.parts
+            if self._cache.manifest.seq_len != self.settings.max_seq_len:
+                raise UserError(
+                    f"the rows of {qat.kd_cache} have {self._cache.manifest.seq_len} tokens",
+                    fix=f"Use --max_seq_len {self._cache.manifest.seq_len}.",
+                )
+            qat.kd.check_teacher(cached=True, negatives=self._cache.manifest.negatives > 0)
+
+    @override
+    @contextmanager
+    def _open_batches(self) -> Iterator[Iterator[Batch]]:
+        yield self._cache.batches(
+            self.state.loader.rows, self.settings.device_batch_size, self.dist.rank, self.dist.world_size
+        )

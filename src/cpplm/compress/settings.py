@@ -100,6 +100,8 @@ class QatSettings:
 
     teacher: str = ""
     """Whose distributions are learned: RUN or RUN:STEP (empty = the model before it was rounded)."""
+    kd_cache: str = ""
+    """Folder of `cpplm compress cache build`, whose rows are trained on; the teacher does not run."""
     kd: Annotated[KDLossSettings, group("distillation")] = field(
         default_factory=lambda: KDLossSettings(kd_loss="full")
     )
@@ -161,6 +163,7 @@ class QatSettings:
                     f"--{name} is of rounded weights, and --lora_rank leaves those as they are",
                     fix="Leave one out.",
                 )
+        self.kd.check_teacher(cached=bool(self.kd_cache), negatives=bool(self.kd_cache))
         if self.snap.auto_snap and not self.save_every > 0:
             raise UserError("--auto_snap looks whenever --save_every saves", fix="Add --save_every 200.")
         if self.snap.auto_snap and self.lora.lora_rank:
@@ -173,5 +176,7 @@ class QatSettings:
         for location in self.data_dir:
             require_path(location)
         runs = [self.run] if not (self.out.exists() or self.upload_dir) else []
+        if self.kd_cache:
+            require_path(self.kd_cache)
         for run in (*runs, *filter(None, [self.teacher])):
             require_path(split_step(run)[0])

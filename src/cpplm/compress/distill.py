@@ -1,0 +1,172 @@
+"""A model that learns the distributions of a teacher, which runs beside it or has written a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from cpplm.compress.kd.cache import KDBatch
+from cpplm.compress.kd.losses import ANCHOR_ROWS, distillation_loss
+from cpplm.compress.kd.settings import KDLossSettings
+from cpplm.compress.kd.targets import OnlineTeacher, TeacherTargets, teacher_targets
+from cpplm.compress.sample_rows import sample_rows
+from cpplm.core.errors import UserError
+from cpplm.dataloader.loader import Batch
+from cpplm.model.transformer import Transformer
+from cpplm.optim.muon import MuonAdamW
+from cpplm.train.backend import StepLosses, StepPlan
+from cpplm.train.checkpoint.format import Checkpoint
+from cpplm.train.compile import LossFunction, can_compile
+from cpplm.train.distributed import TorchDistContext
+from cpplm.train.torch_backend import TorchTrainModule
+
+_ANCHOR_TOPK = 128  # likeliest tokens of the starting model, as the seed method keeps them
+
+States = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""Hidden states BTC and the divergence of indexers, of ids and documents BT."""
+
+
+class Anchor(NamedTuple):
+    """Rows on which the student stays near the model that it was: ids BT, and what that one said."""
+
+    ids_BT: Tensor
+    reference: TeacherTargets
+
+
+def states_of(model: Transformer, *, compiling: bool) -> States:
+    """The hidden states of a model, compiled where that works; tables of n-grams are read outside."""
+
+    def states(
+        ids_BT: Tensor, documents_BT: Tensor | None, ngrams: dict[int, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return model.states(model.forward_context(ids_BT, None, documents_BT, ngrams))
+
+    fast = torch.compile(states, dynamic=False, fullgraph=True) if compiling else states
+    return lambda ids_BT, documents_BT: fast(
+        ids_BT, documents_BT, model.embed_ngrams(ids_BT, None, documents_BT)
+    )
+
+
+@torch.no_grad()
+def make_anchor(start: Transformer, checkpoint: Checkpoint, location: str) -> Anchor:
+    """Rows of held-out documents, with the likeliest tokens of the starting model.
+
+    Raises:
+        UserError: too few documents are held out.
+    """
+    length, count = start.config.max_seq_len, ANCHOR_ROWS
+    found = sample_rows(checkpoint, location, 2 * count * length)
+    ids = list(chain.from_iterable(row.tolist() for row in found))
+    rows = min(count, len(ids) // length)
+    if not rows:
+        raise UserError(
+            f"--anchor_weight needs {length} held-out tokens, {location} has {len(ids)}", fix="Leave it out."
+        )
+    ids_BT = torch.tensor(ids[: rows * length], device=start.device).view(rows, length)
+    vocab_size, softcap, parts = start.config.vocab_size, start.config.logit_softcap, []
+    for row_1T in ids_BT.split(1):
+        online = OnlineTeacher(start.hidden_states(row_1T)[0], start.lm_head.weight, softcap)
+        parts.append(teacher_targets(online, min(_ANCHOR_TOPK, vocab_size), vocab_size))
+    return Anchor(
+        ids_BT,
+        TeacherTargets(
+            torch.cat([part.topk_ids_NK for part in parts]),
+            torch.cat([part.topk_logprobs_NK for part in parts]),
+            torch.cat([part.tail_logprob_N for part in parts]),
+        ),
+    )
+
+
+class DistillTrainModule(TorchTrainModule):
+    """Trains a model towards the distributions of a teacher."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        optimizer: MuonAdamW,
+        dist: TorchDistContext,
+        settings: KDLossSettings,
+        *,
+        teacher: Transformer | None,
+        anchor: Anchor | None,
+        compiling: bool,
+    ) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            model: the student.
+            optimizer: of it.
+            dist: the ranks.
+            settings: how the two are compared.
+            teacher: that runs beside; None where batches come from a cache.
+            anchor: see there.
+            compiling: whether to use torch.compile.
+        """
+        super().__init__(model, optimizer, model.training_losses, dist)
+        self._settings, self._teacher, self._anchor = settings, teacher, anchor
+        self._compiling = compiling and can_compile(model.device)
+        self._student_states = states_of(model, compiling=self._compiling)
+        self._teacher_states = None if teacher is None else states_of(teacher, compiling=self._compiling)
+        self._progress = 0.0
+        self.parts: dict[str, float] = {}
+        """Of the last step's loss, by name."""
+
+    @override
+    def compile_losses(self) -> LossFunction:
+        self._student_states = states_of(self.model, compiling=self._compiling)
+        return self.model.training_losses
+
+    @override
+    def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
+        self._progress = plan.progress
+        return super().step(batches, count, plan)
+
+    @override
+    def _forward_backward(self, passes: list[Batch], count: int, multi_token_weight: float) -> Tensor:
+        sums = torch.zeros(4, device=self.device)
+        shares = self._target_shares(passes)
+        self.parts = {}
+        for batch, share in zip(passes, shares, strict=True):
+            loss, parts = self._loss_of(batch)
+            (share[0] * loss / count).backward()
+            for name, value in parts.items():
+                self.parts[name] = self.parts.get(name, 0.0) + float(share[0] * value) / count
+            sums[:2] += share[0] * loss.detach() / count
+        return sums
+
+    def _loss_of(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one pass, and its parts."""
+        ids_BT = batch.inputs.to(self.device)
+        documents_BT = None if batch.documents is None else batch.documents.to(self.device)
+        hidden_BTC, divergence = self._student_states(ids_BT, documents_BT)
+        anchor = None
+        if self._anchor is not None:
+            anchored_BTC, _ = self._student_states(self._anchor.ids_BT, None)
+            anchor = (anchored_BTC.flatten(0, 1), self._anchor.reference)
+        loss = distillation_loss(
+            hidden_BTC.flatten(0, 1), self.model.lm_head.weight, batch.targets.to(self.device).flatten(),
+            self._teacher_of(batch, ids_BT, documents_BT), self._settings, progress=self._progress,
+            vocab_size=self.config.vocab_size, softcap=self.config.logit_softcap, anchor=anchor,
+        )  # fmt: skip
+        return loss.total + divergence, loss.parts
+
+    def _teacher_of(
+        self, batch: Batch, ids_BT: Tensor, documents_BT: Tensor | None
+    ) -> TeacherTargets | OnlineTeacher:
+        """The teacher's distributions of a batch."""
+        if isinstance(batch, KDBatch):
+            ids_NK, logprobs_NK, tail_N, negatives_NR, log_q = batch.flat_teacher()
+            return TeacherTargets(
+                ids_NK.to(self.device), logprobs_NK.to(self.device), tail_N.to(self.device),
+                None if negatives_NR is None else negatives_NR.to(self.device), log_q,
+            )  # fmt: skip
+        assert self._teacher is not None and self._teacher_states is not None  # noqa: S101  (one of the two)
+        with torch.no_grad():
+            hidden_BTC, _ = self._teacher_states(ids_BT, documents_BT)
+        head = self._teacher.lm_head.weight
+        return OnlineTeacher(hidden_BTC.flatten(0, 1), head, self._teacher.config.logit_softcap)
