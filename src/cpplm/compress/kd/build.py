@@ -96,7 +96,7 @@ def _manifest(
     batch_rows, tokenizer = settings.device_batch_size, source.tokenizer()
     readers = open_readers(training)
     check_data(training, readers, tokenizer, _STEP)
-    id_bytes = pack("", torch.zeros(1, dtype=torch.int64), vocab_size).element_size()
+    id_bytes = pack(torch.zeros(1, dtype=torch.int64), vocab_size).element_size()
     row_bytes = seq_len * (id_bytes * (2 + settings.topk + settings.negatives) + 2 * (settings.topk + 1))
     return CacheManifest(
         teacher=source.manifest_hash, tokenizer=tokenizer.hash, corpus=corpus_fingerprint(readers),
@@ -195,7 +195,10 @@ class _Builder:
         if manifest.negatives:
             rows = range(first_row, first_row + len(batch.inputs))
             tensors["negative_ids"] = torch.stack([self._negatives(row) for row in rows])
-        return {name: pack(name, tensor.cpu(), manifest.vocab_size) for name, tensor in tensors.items()}
+        return {
+            name: pack(tensor.cpu(), manifest.seq_len if name == "documents" else manifest.vocab_size)
+            for name, tensor in tensors.items()
+        }
 
     def _negatives(self, row: int) -> Tensor:
         """Drawn for a row by its number alone, so that resuming changes nothing."""
