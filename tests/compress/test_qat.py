@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpplm.compress.auto_snap import AutoSnapSettings
-from cpplm.compress.check import CheckSettings, check_run, table
+from cpplm.compress.check import check_run, table
 from cpplm.compress.compare import compare
 from cpplm.compress.kd.build import build_cache
 from cpplm.compress.kd.settings import CacheBuildSettings, KDLossSettings
 from cpplm.compress.qat import open_teacher, train_quantized
 from cpplm.compress.quantize import quantize_run
-from cpplm.compress.settings import CompareSettings, QatSettings, QuantizeSettings
+from cpplm.compress.settings import (
+    AutoSnapSettings,
+    CheckSettings,
+    CompareSettings,
+    QatSettings,
+    QuantizeSettings,
+)
 from cpplm.core.errors import UserError
 from cpplm.model.settings import LoraSettings, QuantizationSettings
 from cpplm.train.backend_registry import open_backend

@@ -24,7 +24,7 @@ NAMES = sorted(
 def test_a_benchmark_is_up_to_date(name: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Everything that it imports is there, and a script among them says what it takes."""
     module = importlib.import_module(name)
-    if "." not in name and name != "measuring":
+    if hasattr(module, "main"):
         monkeypatch.setattr("sys.argv", [name, "--help"])
         with pytest.raises(SystemExit) as ended:
             module.main()

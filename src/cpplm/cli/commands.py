@@ -173,7 +173,7 @@ COMMANDS: dict[str, Command] = {
         stops_at_once=True,
     ),
     "compress check": Command(
-        "compress.check:CheckSettings",
+        "compress.settings:CheckSettings",
         "the layers of a quantised model: levels in use, scales that float16 does not hold",
         "compress check runs/qat",
     ),

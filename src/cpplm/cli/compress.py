@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpplm.cli.report import Report
 from cpplm.cli.train import summary_report
-from cpplm.compress.check import CheckSettings, check_run
+from cpplm.compress.check import check_run
 from cpplm.compress.check import records as check_records
 from cpplm.compress.check import table as check_table
 from cpplm.compress.compare import compare as compare_models
@@ -15,7 +15,7 @@ from cpplm.compress.kd.settings import CacheBuildSettings, CacheSettings
 from cpplm.compress.kd.stats import cache_figures
 from cpplm.compress.qat import train_quantized
 from cpplm.compress.quantize import quantize_run
-from cpplm.compress.settings import CompareSettings, QatSettings, QuantizeSettings
+from cpplm.compress.settings import CheckSettings, CompareSettings, QatSettings, QuantizeSettings
 from cpplm.core.errors import UserError
 from cpplm.core.text import pluralize
 

@@ -5,6 +5,7 @@ tyro's script offers nothing for a word without a flag, such as the path of a ru
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -12,6 +13,7 @@ import importlib
 import io
 import operator
 import re
+import zlib
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -42,9 +44,7 @@ complete --command cpplm --force-files --condition 'not string match --quiet -- 
 """,
 }
 
-_BLANK = re.compile(r"('(?:flags|description|type)':) ")
-_USUAL = "'cascade': False, 'nargs': 1"  # of most flags
-_SPECIFICATION = "COMPLETION_SPEC = "
+_SPECIFICATION = re.compile(r"^COMPLETION_SPEC = (.*)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +77,17 @@ def completion(settings: CompletionSettings) -> Report:
             config=TYRO_CONFIG,
             registry=tyro_registry(completion=True),
         )
-    # Most of it are entries of flags in Python; written out, they are longer than fish can take.
-    text = _BLANK.sub(r"\1", script.getvalue()).replace(_USUAL, "**U")
-    text = text.replace(_SPECIFICATION, f"U = {{{_USUAL}}}\n{_SPECIFICATION}", 1) + _FILES[settings.shell]
+    text = _SPECIFICATION.sub(_compressed, script.getvalue(), count=1) + _FILES[settings.shell]
     return Report(text, {"script": text})
+
+
+def _compressed(specification: re.Match[str]) -> str:
+    """The table of all flags, a literal of Python: written out it is longer than fish can take."""
+    packed = base64.b64encode(zlib.compress(specification[1].encode(), 9)).decode()
+    return (
+        "import ast, base64, zlib\n"
+        f'COMPLETION_SPEC = ast.literal_eval(zlib.decompress(base64.b64decode("{packed}")).decode())'
+    )
 
 
 def _of_group(verbs: dict[str, Any]) -> type:

@@ -7,14 +7,11 @@ among layers, so that no absolute threshold fits all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpplm.core.errors import UserError
+from cpplm.compress.settings import AutoSnapSettings
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import LOG, read_run_log
 from cpplm.model.quantized.layers import moving_scales
@@ -22,36 +19,6 @@ from cpplm.train.torch_backend import TorchTrainModule
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 _EVENT = "auto_snap"
-
-
-@dataclass(frozen=True)
-class AutoSnapSettings:
-    """When scales count as settled; looked at whenever --save_every saves."""
-
-    auto_snap: bool = False
-    """Freeze scales once they no longer move."""
-    auto_snap_target: Literal["mlp", "all"] = "mlp"
-    """Of the layers of MLPs, or of all."""
-    auto_snap_threshold: float = 0.05
-    """Most that a scale may change between two checkpoints, as a share of the layer's largest."""
-    auto_snap_patience: int = 2
-    """Checkpoints in a row without a larger change."""
-    auto_snap_start_step: int = 100
-    """First step at which they are looked at."""
-    auto_snap_min_saves: int = 2
-    """Comparisons before anything is frozen."""
-    auto_snap_dry_run: bool = False
-    """Look and write into the log, and freeze nothing."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self) if not self.auto_snap else ():
-            if getattr(self, field.name) != field.default:
-                raise UserError(f"--{field.name} does nothing without --auto_snap", fix="Add it.")
-        for name in ("auto_snap_patience", "auto_snap_min_saves"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 1 up.")
-        if self.auto_snap_start_step < 0 or not self.auto_snap_threshold > 0:
-            raise UserError("--auto_snap_start_step or --auto_snap_threshold", fix="Use positive numbers.")
 
 
 class AutoSnap(Callback):

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
+from cpplm.compress.settings import CheckSettings
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument
-from cpplm.core.storage import require_path, split_step
 from cpplm.model.quantized.layers import LOW_RANK, SCALES
 from cpplm.model.quantized.packing import quantized_weights
 from cpplm.train.checkpoint.format import QUANTIZATION
 from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.checkpoint.weights import load_tensors
-
-
-@dataclass(frozen=True)
-class CheckSettings:
-    """Layers of one quantised model."""
-
-    run: Annotated[str, Argument("RUN", positional=True)]
-    """RUN or RUN:STEP, a folder or bucket URL."""
-
-    def check_paths(self) -> None:
-        """Refuse a run that is not there."""
-        require_path(split_step(self.run)[0])
 
 
 @dataclass(frozen=True)

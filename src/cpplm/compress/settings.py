@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cpplm.compress.auto_snap import AutoSnapSettings
 from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision, group
@@ -78,6 +77,48 @@ class CompareSettings:
         """Refuse runs that are not there."""
         for run in (self.teacher, *self.students):
             require_path(split_step(run)[0])
+
+
+@dataclass(frozen=True)
+class AutoSnapSettings:
+    """When scales count as settled; looked at whenever --save_every saves."""
+
+    auto_snap: bool = False
+    """Freeze scales once they no longer move."""
+    auto_snap_target: Literal["mlp", "all"] = "mlp"
+    """Of the layers of MLPs, or of all."""
+    auto_snap_threshold: float = 0.05
+    """Most that a scale may change between two checkpoints, as a share of the layer's largest."""
+    auto_snap_patience: int = 2
+    """Checkpoints in a row without a larger change."""
+    auto_snap_start_step: int = 100
+    """First step at which they are looked at."""
+    auto_snap_min_saves: int = 2
+    """Comparisons before anything is frozen."""
+    auto_snap_dry_run: bool = False
+    """Look and write into the log, and freeze nothing."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self) if not self.auto_snap else ():
+            if getattr(self, each.name) != each.default:
+                raise UserError(f"--{each.name} does nothing without --auto_snap", fix="Add it.")
+        for name in ("auto_snap_patience", "auto_snap_min_saves"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 1 up.")
+        if self.auto_snap_start_step < 0 or not self.auto_snap_threshold > 0:
+            raise UserError("--auto_snap_start_step or --auto_snap_threshold", fix="Use positive numbers.")
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """Layers of one quantised model."""
+
+    run: Annotated[str, Argument("RUN", positional=True)]
+    """RUN or RUN:STEP, a folder or bucket URL."""
+
+    def check_paths(self) -> None:
+        """Refuse a run that is not there."""
+        require_path(split_step(self.run)[0])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,15 @@ from cpplm.model.quantized.packing import (
     unpack_codes,
 )
 from cpplm.model.quantized.recipe import PRESETS, InitMethod, Recipe, WeightFormat, role_of
-from cpplm.model.quantized.rounding import fake_quantize, grouped, init_scales, low_rank
+from cpplm.model.quantized.rounding import (
+    fake_quantize,
+    grouped,
+    init_scales,
+    levels_table,
+    low_rank,
+    nearest_codes,
+    nearest_levels,
+)
 from cpplm.model.transformer import Transformer
 from tests.model.features import CONFIGS, MEMORY, random_ids, random_model
 
@@ -49,11 +57,11 @@ def rounded(values: Tensor, book: Codebook, init: InitMethod) -> Tensor:
 
 @BOOKS
 def test_nearest_level(book: Codebook) -> None:
-    values, table = torch.linspace(-1.5, 1.5, 4001), book.table()
+    values, table = torch.linspace(-1.5, 1.5, 4001), levels_table(book)
     distances = (values.unsqueeze(1) - table).abs()
-    torch.testing.assert_close((book.nearest(values) - values).abs(), distances.min(1).values)
-    assert torch.equal(table[book.codes(values).long()], book.nearest(values))
-    assert torch.equal(book.nearest(table), table) and len(table) <= 2**book.bits
+    torch.testing.assert_close((nearest_levels(values, book) - values).abs(), distances.min(1).values)
+    assert torch.equal(table[nearest_codes(values, book).long()], nearest_levels(values, book))
+    assert torch.equal(nearest_levels(table, book), table) and len(table) <= 2**book.bits
 
 
 @BOOKS
@@ -86,7 +94,7 @@ def test_gradients_are_those_of_the_rounded_line(book: Codebook) -> None:
     ratio = values.detach() / 0.7
     inside = (ratio >= book.levels[0]) & (ratio <= book.levels[-1])
     torch.testing.assert_close(values.grad, upstream * inside)
-    levels = book.nearest(ratio.clamp(book.levels[0], book.levels[-1]))
+    levels = nearest_levels(ratio.clamp(book.levels[0], book.levels[-1]), book)
     expected = (upstream * torch.where(inside, levels - ratio, levels)).sum()
     torch.testing.assert_close(scale.grad, expected)
 
@@ -94,7 +102,7 @@ def test_gradients_are_those_of_the_rounded_line(book: Codebook) -> None:
 def test_scales_of_a_rank_are_as_the_loop_over_ranks() -> None:
     """y = sum_k g_k a_k (Q (b_k x)), as the seed method computes it, and all weights at once."""
     layer = QuantizedLinear(weight(), WeightFormat("half4", 1, 8), init="absmax", freeze_codes=True)
-    levels = CODEBOOKS["half4"].table()[layer.codes.long()]
+    levels = levels_table(CODEBOOKS["half4"])[layer.codes.long()]
     x = torch.randn(5, 64)
     left, right, magnitude = layer.scale_left, layer.scale_right, layer.rank_magnitude
     with torch.no_grad():

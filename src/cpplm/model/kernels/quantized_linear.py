@@ -17,6 +17,7 @@ from cpplm.model.kernels.cpp_extension import load_function
 from cpplm.model.kernels.small_batch_linear import CHUNK_BITS, GEMV, MAX_TOKENS, CompactWeight, gemv
 from cpplm.model.quantized.packing import QuantizedWeight
 from cpplm.model.quantized.recipe import GROUP_SIZE
+from cpplm.model.quantized.rounding import levels_table
 
 _BITS = (2, 4, 8)
 
@@ -31,7 +32,7 @@ class CompactLinear(nn.Module):
         if book.bits == 8:
             table = torch.tensor([1 / book.unit, book.zero, *[0.0] * 14])
         else:  # repeated, so that only the lowest bits of an index count
-            table = book.table().repeat(16 // len(book.levels))
+            table = levels_table(book).repeat(16 // len(book.levels))
         codes_EC = torch.cat([weight.codes for weight in weights])
         scales_EG = torch.cat([weight.scales for weight in weights])
         padding = -codes_EC.shape[1] % (CHUNK_BITS // book.bits)

@@ -17,9 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from cpplm.core.errors import UserError
 
 
@@ -45,27 +42,6 @@ class Codebook:
     def is_symmetric(self) -> bool:
         """True if each level's negative is a level, too."""
         return self.levels[0] == -self.levels[-1]
-
-    def codes(self, values: Tensor) -> Tensor:
-        """Codes of the nearest levels, uint8, of `values` in any shape."""
-        if self.unit:
-            return self._steps(values).to(torch.uint8)
-        levels = self.table(values.device)
-        return torch.bucketize(values, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
-
-    def nearest(self, values: Tensor) -> Tensor:
-        """The nearest levels themselves, in the dtype of `values`; without a gradient."""
-        values = values.detach()
-        if self.unit:  # arithmetic that a compiler fuses
-            return (self._steps(values) - self.zero) / self.unit
-        return self.table(values.device)[self.codes(values).long()].to(values.dtype)
-
-    def _steps(self, values: Tensor) -> Tensor:
-        return (values * self.unit + self.zero).round().clamp(0, len(self.levels) - 1)
-
-    def table(self, device: torch.device | None = None) -> Tensor:
-        """The levels, float32."""
-        return torch.tensor(self.levels, device=device)
 
 
 def _uniform(name: str, bits: int, zero: float, count: int, unit: float) -> Codebook:

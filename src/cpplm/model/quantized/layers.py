@@ -22,7 +22,9 @@ from cpplm.model.quantized.rounding import (
     fake_quantize,
     grouped,
     init_scales,
+    levels_table,
     low_rank,
+    nearest_codes,
     to_half,
 )
 
@@ -66,7 +68,7 @@ class QuantizedLinear(nn.Linear):
             self.scales = nn.Parameter(scales_OG)
         if freeze_codes:
             groups_OGN = grouped(weight_OI, weight_format.group_size)
-            codes_OGN = self._codebook.codes(groups_OGN / self.group_scales().unsqueeze(-1))
+            codes_OGN = nearest_codes(groups_OGN / self.group_scales().unsqueeze(-1), self._codebook)
             self.register_buffer(CODES, codes_OGN.view_as(weight_OI))
         else:
             self.latent_weight = nn.Parameter(weight_OI.detach().float())
@@ -85,7 +87,7 @@ class QuantizedLinear(nn.Linear):
         if hasattr(self, LATENT):
             groups_OGN = grouped(self.latent_weight, self.format.group_size)
             return fake_quantize(groups_OGN, scales_OG1, self._codebook).flatten(1)
-        levels_OI = self._codebook.table(scales_OG1.device)[self.get_buffer(CODES).long()]
+        levels_OI = levels_table(self._codebook, scales_OG1.device)[self.get_buffer(CODES).long()]
         return (grouped(levels_OI, self.format.group_size) * scales_OG1).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from cpplm.model.quantized.layers import (
     in_blocks,
 )
 from cpplm.model.quantized.recipe import WeightFormat
-from cpplm.model.quantized.rounding import TINY, grouped, nonzero_scales
+from cpplm.model.quantized.rounding import TINY, grouped, levels_table, nearest_codes, nonzero_scales
 
 PACKED, VERSION = "packed", 1
 
@@ -41,7 +41,7 @@ class QuantizedWeight:
 
     def dequantize(self) -> Tensor:
         """The weight in float32."""
-        table, size = self.format.codebook.table(), self.format.group_size
+        table, size = levels_table(self.format.codebook), self.format.group_size
         if self.scales.dim() == 2:
             levels_OI = table[self.codes.long()]
             return (grouped(levels_OI, size) * self.scales.unsqueeze(-1)).flatten(1)
@@ -100,7 +100,7 @@ def codes_of(layer: QuantizedLinear | QuantizedEmbedding) -> Tensor:
     else:
         values = in_blocks(layer.latent_weight, layer.format.group_size)
         scales = layer.get_buffer(SCALES).unsqueeze(-1)
-    codes = layer.format.codebook.codes(values / nonzero_scales(scales))
+    codes = nearest_codes(values / nonzero_scales(scales), layer.format.codebook)
     return codes.flatten()[: layer.latent_weight.numel()].view_as(layer.latent_weight)
 
 
@@ -177,7 +177,7 @@ def _read(
         latent = tensors[f"{name}.{LATENT}"]
         is_flat = scales.dim() == 1
         values = (in_blocks if is_flat else grouped)(latent, weight_format.group_size)
-        codes = weight_format.codebook.codes(values / nonzero_scales(scales).unsqueeze(-1))
+        codes = nearest_codes(values / nonzero_scales(scales).unsqueeze(-1), weight_format.codebook)
         codes = codes.flatten()[: latent.numel()]
     elif f"{name}.{CODES}" in tensors:
         codes = tensors[f"{name}.{CODES}"]

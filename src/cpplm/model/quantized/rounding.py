@@ -15,6 +15,31 @@ TINY = 1e-8  # of a scale: a group of zeros has none
 _CLIP_STEPS, _LEAST_CLIP, _REFINEMENTS = 12, 0.4, 3
 
 
+def levels_table(book: Codebook, device: torch.device | None = None) -> Tensor:
+    """The levels, float32."""
+    return torch.tensor(book.levels, device=device)
+
+
+def nearest_codes(values: Tensor, book: Codebook) -> Tensor:
+    """Codes of the nearest levels, uint8, of `values` in any shape."""
+    if book.unit:
+        return _nearest_steps(values, book).to(torch.uint8)
+    levels = levels_table(book, values.device)
+    return torch.bucketize(values, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+
+
+def nearest_levels(values: Tensor, book: Codebook) -> Tensor:
+    """The nearest levels themselves, in the dtype of `values`; without a gradient."""
+    values = values.detach()
+    if book.unit:  # arithmetic that a compiler fuses
+        return (_nearest_steps(values, book) - book.zero) / book.unit
+    return levels_table(book, values.device)[nearest_codes(values, book).long()].to(values.dtype)
+
+
+def _nearest_steps(values: Tensor, book: Codebook) -> Tensor:
+    return (values * book.unit + book.zero).round().clamp(0, len(book.levels) - 1)
+
+
 def grouped(weight_OI: Tensor, group_size: int) -> Tensor:
     """A view of shape (O, G, group_size)."""
     return weight_OI.unflatten(-1, (-1, group_size))
@@ -59,7 +84,7 @@ def fitted_scales(
     for share in torch.linspace(1.0, _LEAST_CLIP, _CLIP_STEPS).tolist():
         attempt(largest_OG * share)
     for _ in range(_REFINEMENTS):
-        levels_OGN = book.nearest(groups_OGN / nonzero_scales(best_OG).unsqueeze(-1))
+        levels_OGN = nearest_levels(groups_OGN / nonzero_scales(best_OG).unsqueeze(-1), book)
         norm_OG = (factor_GN * levels_OGN.square()).sum(-1)
         attempt((factor_GN * levels_OGN * groups_OGN).sum(-1) / norm_OG.clamp(min=TINY))
     return best_OG
@@ -107,7 +132,7 @@ def fake_quantize(weight: Tensor, scales: Tensor, book: Codebook) -> Tensor:
     """
     scales = nonzero_scales(scales)
     inside = (weight / scales).clamp(book.levels[0], book.levels[-1])
-    return (book.nearest(inside) + (inside - inside.detach())) * scales  # exactly the level, forward
+    return (nearest_levels(inside, book) + (inside - inside.detach())) * scales  # exactly the level, forward
 
 
 def to_half(scales: Tensor) -> Tensor:
