@@ -18,6 +18,7 @@ from cpplm.model.kernels.quantized_linear import CompactLinear
 from cpplm.train.checkpoint.format import DamagedError, open_run
 from cpplm.train.checkpoint.weights import load_model
 from cpplm.train.pretrain import pretrain
+from tests.commands import cpplm
 from tests.train.conftest import small_settings
 
 CPU = torch.device("cpu")
@@ -64,7 +65,7 @@ def test_the_file_has_the_size_that_the_formats_say(base: Path, packed: Path) ->
     assert open_run(base).files["model.safetensors"]["bytes"] / 2 / found > 3
 
 
-def test_comparison(base: Path, packed: Path, corpus: Path) -> None:
+def test_comparison(base: Path, packed: Path, corpus: Path, tmp_path: Path) -> None:
     settings = CompareSettings(str(base), str(corpus), (str(packed),), ("int8",), num_tokens=600)
     teacher, by_largest, fitted, *more, student = compare(settings)
     assert (teacher.divergence, teacher.same_top1, teacher.recipe) == (0, 1, "")
@@ -73,6 +74,10 @@ def test_comparison(base: Path, packed: Path, corpus: Path) -> None:
     assert [each.recipe for each in more] == ["int8", "int8"]
     assert max(each.divergence for each in more) < fitted.divergence / 10
     assert student.weight_bytes == pytest.approx(fitted.weight_bytes, rel=0.05)
+    found = cpplm("compress", "compare", base, "--data_dir", corpus, "--recipes", "int8", "--num_tokens", 100,
+                  "--page", tmp_path / "page.html")  # fmt: skip
+    assert found.returncode == 0 and "rounding, mse" in found.stdout
+    assert (tmp_path / "page.html").read_text().count('class="rounding"') == 2
 
 
 def test_activations_count(base: Path, corpus: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from cpplm.compress.check import check_run
 from cpplm.compress.check import records as check_records
 from cpplm.compress.check import table as check_table
 from cpplm.compress.compare import compare as compare_models
-from cpplm.compress.compare import records, table
+from cpplm.compress.compare import page, records, table
 from cpplm.compress.kd.build import build_cache as write_cache
 from cpplm.compress.kd.cache import KDCache
 from cpplm.compress.kd.settings import CacheBuildSettings, CacheSettings
@@ -17,6 +17,7 @@ from cpplm.compress.qat import train_quantized
 from cpplm.compress.quantize import quantize_run
 from cpplm.compress.settings import CheckSettings, CompareSettings, QatSettings, QuantizeSettings
 from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
 from cpplm.core.text import pluralize
 
 
@@ -42,6 +43,8 @@ def check(settings: CheckSettings) -> Report:
 def compare(settings: CompareSettings) -> Report:
     """Measure what was lost."""
     results = compare_models(settings)
+    if settings.page is not None:
+        Storage(settings.page.parent, create=True).write(settings.page.name, page(results, settings).encode())
     return Report(table(results), {"models": records(results)})
 
 

@@ -14,6 +14,7 @@ from cpplm.compress.quantize import rounded_model
 from cpplm.compress.sample_rows import sample_rows
 from cpplm.compress.settings import CompareSettings
 from cpplm.core.errors import UserError
+from cpplm.core.html_page import render
 from cpplm.core.progress import progress_bar
 from cpplm.model.quantized.packing import packed_tensors
 from cpplm.model.quantized.recipe import Recipe
@@ -130,6 +131,15 @@ def table(results: Sequence[Comparison]) -> str:
             f"{each.recipe}"
         )
     return "\n".join(rows)
+
+
+def page(results: Sequence[Comparison], settings: CompareSettings) -> str:
+    """The comparison as one HTML page."""
+    largest = max(each.divergence for each in results) or 1.0
+    return render(
+        "cpplm.compress", "comparison.html.jinja", {}, results=results, largest=largest,
+        teacher=settings.teacher, data=settings.data_dir, tokens=f"{settings.num_tokens:,}",
+    )  # fmt: skip
 
 
 def records(results: Sequence[Comparison]) -> list[dict[str, object]]:

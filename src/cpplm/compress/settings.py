@@ -64,6 +64,8 @@ class CompareSettings:
     """Further recipes to measure by rounding alone; those of the students are, anyway."""
     num_tokens: int = 50_000
     """Tokens to measure on."""
+    page: Path | None = None
+    """Also write this HTML page, with bars."""
 
     def __post_init__(self) -> None:
         for recipe in self.recipes:
@@ -164,7 +166,7 @@ class QatSettings:
     """Rows per forward pass (-1 = 32; on a CPU about what it computes in a second)."""
     total_batch_size: int = -1
     """Tokens per optimizer step (-1 = as the run of --run had it)."""
-    lr_scale: float = 0.05
+    lr_scale: float = 0.1
     """Learning rates, as a multiple of those of the run of --run."""
     scale_lr: float = 1e-4
     """Learning rate of scales."""
