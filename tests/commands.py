@@ -22,6 +22,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "CorpusSettings": {"projects": (Path("a"), Path("b c"))},
     "EvaluatedModel": {"run": "some/run"},
     "ExportSettings": {"to": "some.jsonl"},
+    "CompareSettings": {"recipes": ("int4",)},
+    "QatSettings": {"num_iterations": 3},
     "TaskBuildSettings": {"data_dir": "some/corpus"},
     "TokenizerSettings": {"data_dir": "some/corpus"},
     "TokenizerBenchmarkSettings": {"data_dir": "some/corpus"},

@@ -118,6 +118,13 @@ MISTYPED = {
     "checkpoints list": ["nowhere"],
     "checkpoints verify": ["nowhere"],
     "checkpoints import": ["nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
+    "compress quantize": ["nowhere", "--out", "out"],
+    "compress qat": ["nowhere", "--run", "nowhere", "--num_iterations", "1", "--out", "out"],
+    "compress check": ["nowhere"],
+    "compress compare": ["nowhere", "--data_dir", "nowhere", "--recipes", "int4"],
+    "compress cache build": ["nowhere", "--teacher", "nowhere", "--num_tokens", "1", "--out", "out"],
+    "compress cache verify": ["nowhere"],
+    "compress cache stat": ["nowhere"],
 }  # fmt: skip
 WITHOUT_PATHS = {"completion", "doctor", "tpu bench", "tpu check"}
 

@@ -153,6 +153,9 @@ class TorchBackend(TrainBackend):
 class TorchTrainModule(TrainModule):
     """A transformer with its optimizer; `losses` is `model.training_losses`, possibly compiled."""
 
+    quantizer: Quantizer | None = None
+    """Rounds the weights, where they are to be."""
+
     def __init__(
         self,
         model: Transformer,
@@ -164,7 +167,6 @@ class TorchTrainModule(TrainModule):
         self._optimizer = optimizer
         self._losses = losses
         self._dist = dist
-        self.quantizer: Quantizer | None = None
         self.config, self.device, self.device_type = model.config, model.device, model.device.type
         self.precision = str(model.compute_dtype).removeprefix("torch.")
 
