@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from typing_extensions import override
 
@@ -17,6 +18,7 @@ from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage
 from cpplm.dataloader.fim import FimSettings
 from cpplm.dataloader.loader import Batch
+from cpplm.model.config import ModelConfig
 from cpplm.model.settings import QuantizationSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
@@ -133,6 +135,12 @@ class DistillBackend(TorchBackend):
         """Args: settings of the run, and what it learns from."""
         super().__init__(settings)
         self._qat = qat
+
+    @override
+    def check(self, settings: TrainSettings, config: ModelConfig) -> dict[str, Any]:
+        if self._qat.snap.auto_snap and self._dist.world_size > 1:
+            raise UserError("--auto_snap is of one process", fix="Start without torchrun, or leave it out.")
+        return super().check(settings, config)
 
     @override
     def _module(self, model: Transformer, optimizer: MuonAdamW, settings: TrainSettings) -> TorchTrainModule:

@@ -36,8 +36,9 @@ def quantize_run(settings: QuantizeSettings) -> Checkpoint:
         UserError: no such run, a recipe that does not fit it, or `out` holds something else.
     """
     source = open_parent(settings.run)
-    out = Storage(settings.out / "checkpoints", create=True)
-    _refuse_other(settings.out, out)
+    folder = settings.out / "checkpoints"
+    if folder.exists():
+        _refuse_other(settings.out, Storage(folder))
     if QUANTIZATION in source.files:
         record = source.json(QUANTIZATION)
         if record["packed"]:
@@ -52,7 +53,7 @@ def quantize_run(settings: QuantizeSettings) -> Checkpoint:
     files = {name: source.read(name) for name in _ALSO if name in source.files}
     files[QUANTIZATION] = json_bytes(quantization_record(model, recipe, packed=True))
     files["parent.json"] = json_bytes(parent_record(source))
-    return write_checkpoint(out, source.step, tensors, files)
+    return write_checkpoint(Storage(folder, create=True), source.step, tensors, files)
 
 
 def _refuse_other(folder: Path, storage: Storage) -> None:

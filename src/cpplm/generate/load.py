@@ -33,7 +33,7 @@ def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
     checkpoint = open_run(source.run, None if source.step < 0 else source.step)
     model = load_model(checkpoint, device=device, compute_dtype=choose_dtype(source.precision, device))
     quantized = None
-    if QUANTIZATION in checkpoint.files:
+    if QUANTIZATION in checkpoint.files and device.type == "cpu" and model.compute_dtype == torch.bfloat16:
         tensors, record = load_tensors(checkpoint, "model.safetensors"), checkpoint.json(QUANTIZATION)
         quantized = quantized_weights(tensors, record, where=checkpoint.path())
     prepare_for_inference(model, quantized)

@@ -5,7 +5,7 @@ the weights that share it. The names say which formats hold them exactly:
 
 | name  | levels              | elsewhere                                        |
 |-------|---------------------|--------------------------------------------------|
-| half2 | (q - 1.5) / 1.5     | GGUF Q2-like; the 2-bit table of the seed method |
+| half2 | (q - 1.5) / 1.5     | the 2-bit table of the seed method             |
 | half3 | (q - 3.5) / 3.5     |                                                  |
 | half4 | (q - 7.5) / 7.5     | torch int4pack, GGUF Q4_1                        |
 | int4  | (q - 8) / 8         | GGUF Q4_0                                        |
