@@ -73,7 +73,7 @@ def verify_cache(settings: CacheSettings) -> Report:
 
 
 def cache_statistics(settings: CacheSettings) -> Report:
-    """What a cache holds."""
+    """Figures of a cache."""
     figures = cache_figures(KDCache.open(settings.cache))
     return Report(
         f"{figures['tokens']:,} tokens in {figures['rows']:,} rows; {figures['counted_tokens']:,} count\n"

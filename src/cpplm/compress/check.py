@@ -1,4 +1,4 @@
-"""What the quantised layers of a checkpoint are like: levels in use, scales that float16 does not hold."""
+"""Checks of the quantised layers of a checkpoint: levels in use, scales that float16 does not hold."""
 
 from __future__ import annotations
 

@@ -43,6 +43,11 @@ def quantize_run(settings: QuantizeSettings) -> Checkpoint:
         record = source.json(QUANTIZATION)
         if record["packed"]:
             raise UserError(f"{source.path()} is packed already", fix="Name the run that it was made from.")
+        if settings.recipe not in (type(settings).recipe, record["recipe"]):
+            raise UserError(
+                f"{source.path()} was trained for {record['recipe']}, not {settings.recipe}",
+                fix="Leave --recipe out.",
+            )
         model, recipe = _trained_model(source), record["recipe"]
     else:
         recipe, importances = settings.recipe, None

@@ -52,7 +52,7 @@ class QuantizeSettings:
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What quantised models lost, measured against the model that they stand for."""
+    """Measurement of quantised models against the model that they stand for."""
 
     teacher: Annotated[str, Argument("RUN", positional=True)]
     """The model before: RUN or RUN:STEP."""

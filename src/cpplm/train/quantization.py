@@ -107,7 +107,7 @@ class Quantizer:
         return renewed
 
     def record(self, model: Transformer) -> dict[str, Any] | None:
-        """What `quantization.json` says; None before weights are rounded."""
+        """The record in `quantization.json`; None before weights are rounded."""
         if not is_quantized(model):
             return None
         record = quantization_record(model, self.settings.quantization.quantize, packed=False)
@@ -116,7 +116,7 @@ class Quantizer:
 
 @torch.no_grad()
 def freeze_scales(model: Transformer, target: str) -> None:
-    """See `Quantizer.freeze_scales`."""
+    """Round scales to float16 and train them no further (`Quantizer.freeze_scales`)."""
     for scales in moving_scales(model, target).values():
         scales.copy_(scales.half())
         scales.requires_grad_(False)

@@ -108,7 +108,7 @@ def _manifest(
 
 
 def _earlier(storage: Storage, manifest: CacheManifest) -> tuple[bool, tuple[CacheShard, ...], LoaderState]:
-    """What the folder holds of this cache: whether it is all, its shards, and where the loader stands.
+    """The state of a folder: whether the cache is whole, its shards, and where the loader stands.
 
     Raises:
         UserError: it holds something else.
@@ -176,7 +176,7 @@ class _Builder:
 
     @torch.no_grad()
     def _tensors(self, batch: Batch, first_row: int) -> dict[str, Tensor]:
-        """What a shard holds of one batch."""
+        """The tensors of one batch in a shard."""
         manifest, model = self._manifest, self._model
         documents = None if batch.documents is None else batch.documents.to(model.device)
         hidden_BTC = model.hidden_states(batch.inputs.to(model.device), documents_BT=documents)

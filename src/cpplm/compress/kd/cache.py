@@ -99,7 +99,7 @@ class CacheManifest:
         return from_dict(cls, values, where=where)
 
     def differences(self, other: CacheManifest) -> str:
-        """What another cache was made of instead, for a message; empty if the two are alike."""
+        """Differences from another cache, for a message; empty if the two are alike."""
         ours, theirs = to_dict(replace(self, shards=())), to_dict(replace(other, shards=()))
         return ", ".join(
             f"{name} {_short(theirs[name])}, not {_short(value)}"

@@ -1,4 +1,4 @@
-"""How much the inputs of linear layers count: the mean squares of what comes in."""
+"""Importances of the inputs of linear layers: the mean squares of their activations."""
 
 from __future__ import annotations
 

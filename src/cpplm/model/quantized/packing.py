@@ -105,7 +105,7 @@ def codes_of(layer: QuantizedLinear | QuantizedEmbedding) -> Tensor:
 
 
 def quantization_record(model: nn.Module, recipe: str, *, packed: bool) -> dict[str, Any]:
-    """What `quantization.json` says of a model."""
+    """The record of a model in `quantization.json`."""
     layers = {
         name: {"format": str(module.format), "shape": _shape(module)}
         for name, module in model.named_modules()
