@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPPLM := $(BIN)/cpplm
 
-.PHONY: help demo demo-adapt clean-demo test test-slow test-all coverage test-tpu bench lint format clean
+.PHONY: help demo demo-adapt demo-tpu clean-demo test test-slow test-all coverage test-tpu bench bench-gpu notebooks lint format clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  { echo "make: Python 3.11 or newer is needed, $$($(PYTHON) --version) was found; pass PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "Setting up $(VENV), once: this installs PyTorch and some smaller packages and takes a minute or more."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster,semantic,serve,tracking,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster,semantic,serve,tracking,notebooks,dev]'
 	@touch $@
 
 # ---- demo: C++ on this machine to a model, in one command ------------------------------------------------
@@ -49,6 +49,10 @@ demo-adapt: $(VENV)/.installed  ## the demo's model adapted to PROJECTS="DIR ...
 	$(CPPLM) evaluate tasks $(ADAPT)/sft --tasks $(ADAPT)/tasks --against $(ADAPT)/mid $(DEMO)/run --guards $(ADAPT)/corpus
 	@echo 'Ask it about your code in a browser: $(CPPLM) serve $(ADAPT)/sft --tools $(firstword $(PROJECTS))'
 
+# ---- demo-tpu: a run on spot TPUs that are processes of this machine --------------------------------------
+demo-tpu: $(VENV)/.installed  ## a run on spot machines that are taken away three times, without a cloud: time line, page
+	$(BIN)/python -m tests.cloud.demo runs/demo-tpu
+
 clean-demo:  ## forget the demo and start over
 	@test ! -e $(DEMO) || test -d $(DEMO)/corpus || \
 	  { echo "make: $(DEMO) is not the folder of a demo (it has no corpus); nothing was removed" >&2; exit 2; }
@@ -59,7 +63,7 @@ clean-demo:  ## forget the demo and start over
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 test: $(VENV)/.installed  ## one test of each kind of fault, in minutes
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow' -o faulthandler_timeout=300
 
 test-slow: $(VENV)/.installed  ## the others
 	$(PYTEST) -m slow
@@ -71,10 +75,16 @@ coverage: $(VENV)/.installed  ## lines and branches that `make test` reaches
 
 test-tpu: $(VENV)/.installed  ## compile training steps for TPUs that are not here; installs their compiler
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu]'
-	$(BIN)/python -m pytest -m slow tests/jax/test_ahead.py
+	$(BIN)/python -m pytest -m slow tests/jax/test_aot_compile.py
 
 bench: $(VENV)/.installed  ## how fast the corpus is built; BENCH=DIR: on the projects in that folder
 	$(BIN)/python benchmarks/corpus.py $(BENCH)
+
+bench-gpu: $(VENV)/.installed  ## every figure that needs a CUDA GPU, ten minutes a call; GPU="--dry_run": tiny, on a CPU
+	$(BIN)/python benchmarks/gpu.py --work runs/bench-gpu $(GPU)
+
+notebooks: $(VENV)/.installed  ## notebooks/*.ipynb anew, from notebooks/*.py
+	$(BIN)/python scripts/notebooks.py
 
 lint: $(VENV)/.installed  ## ruff, types, floors
 	$(BIN)/ruff check --no-cache .

@@ -1,7 +1,7 @@
 """Tokens per second of decoding, against generate of transformers and llama.cpp.
 
     python benchmarks/decode.py [--depth 12] [--batches 1 16] [--dtype auto] [--threads 2] [--turns 5]
-                                [--contenders NAME ...] [--reading 512]
+                                [--contenders NAME ...] [--reading 512] [--device cuda]
 
 Each contender has a process of its own and takes turns: our scheduler on the preset "seed", which has no
 tables, and on the default preset; the very same weights as `cpplm export --to hf` writes them; and
@@ -57,6 +57,7 @@ from cpplm.core.storage import Storage
 from cpplm.core.workers import worker_pool
 from cpplm.export.hf import ENDS, export_to_hf
 from cpplm.export.settings import GgufType
+from cpplm.generate.grammar import GrammarCompiler, GrammarSpec
 from cpplm.generate.load import prepare_for_inference
 from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import GenerationRequest
@@ -97,10 +98,13 @@ def random_model(config: ModelConfig, dtype: torch.dtype) -> Transformer:
 
 
 def our_writer(
-    config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype, *, recipe: str = ""
+    config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype, *, recipe: str = "", schema: str = ""
 ) -> tuple[Write, dict[str, int]]:
-    """Our scheduler, and what it reads per token; with a recipe, of weights that are packed by it."""
-    model = random_model(config, dtype)
+    """Our scheduler, and what it reads per token.
+
+    With a recipe the weights are packed by it; with a schema JSON of that form is written.
+    """
+    model = random_model(config, dtype).to(_device)
     facts = {**sizes(model, dtype), "cache_bytes": cache_bytes(model.cache_specs(), config, dtype)}
     packed = None
     if recipe:
@@ -108,15 +112,17 @@ def our_writer(
         shapes = {name: model.get_submodule(name).weight.shape for name in formats if "embed" not in name}
         facts["weight_bytes"] = sum(formats[name].num_bytes(*shape) for name, shape in shapes.items())
         tensors, record = packed_tensors(model), quantization_record(model, recipe, packed=True)
-        model = Transformer(config, compute_dtype=dtype)
-        model.load_state_dict(dense_weights(tensors, record, where=recipe))
+        model = Transformer(config, compute_dtype=dtype).to(_device)
         packed = quantized_weights(tensors, record, where=recipe)
+        model.load_state_dict(dense_weights(tensors, packed))
     prepare_for_inference(model, packed)
+    grammar = GrammarCompiler(tokenizer).compile(GrammarSpec("json_schema", schema)) if schema else None
 
     def write(ids_BT: torch.Tensor, count: int) -> None:
         scheduler = Scheduler(model, tokenizer, SchedulerLimits(max_batch=len(ids_BT), prefix_cache_tokens=0))
         for ids in ids_BT.tolist():
-            scheduler.submit(GenerationRequest(tuple(ids), SamplingSettings(count, temperature=0)))
+            settings = SamplingSettings(count, temperature=0)
+            scheduler.submit(GenerationRequest(tuple(ids), settings, grammar=grammar))
         written = 0
         while not scheduler.idle:
             written += len(scheduler.step())
@@ -155,6 +161,7 @@ def exported_writer(
         weights = {"model.safetensors": random_model(config, dtype).state_dict()}
         export_to_hf(write_checkpoint(Storage(run, create=True), 0, weights, files), exported)
         model = AutoModelForCausalLM.from_pretrained(exported, dtype=dtype, trust_remote_code=True).eval()
+        model = model.to(_device)
     return partial(generate, model), sizes(model, dtype)
 
 
@@ -168,7 +175,7 @@ def llama_writer(
         kv_heads=config.num_kv_heads, max_position_embeddings=config.max_seq_len,
         bos_token_id=BOS, eos_token_id=EOS,
     )  # fmt: skip
-    model = peer.to(dtype).eval()
+    model = peer.to(_device, dtype).eval()
     return partial(generate, model), sizes(model, dtype)
 
 
@@ -179,8 +186,8 @@ def generate(model: GenerationMixin, ids_BT: torch.Tensor, count: int) -> None:
     settings = GenerationConfig(
         max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=EOS
     )
-    mask_BT = torch.ones_like(ids_BT)
-    written = model.generate(input_ids=ids_BT, attention_mask=mask_BT, generation_config=settings)
+    mask_BT = torch.ones_like(ids_BT, device=_device)
+    written = model.generate(input_ids=ids_BT.to(_device), attention_mask=mask_BT, generation_config=settings)
     assert written.size(1) == ids_BT.size(1) + count
 
 
@@ -201,20 +208,31 @@ CONTENDERS: dict[str, tuple[Callable[..., tuple[Write, dict[str, int]]], Callabl
     "exported, default preset": (exported_writer, ModelConfig.from_depth),
     LLAMA: (llama_writer, ModelConfig.seed),
 }
-OUR_LLAMA, OUR_INT4 = "cpplm, llama", "cpplm, llama int4"
+OUR_LLAMA, OUR_INT4, OUR_JSON = "cpplm, llama", "cpplm, llama int4", "cpplm, llama JSON"
+SCHEMA = """{"type": "array", "minItems": 1000, "items": {"type": "object", "additionalProperties": false,
+"required": ["name", "kind", "line", "tags", "place"], "properties": {
+  "name": {"type": "string", "maxLength": 24}, "kind": {"enum": ["class", "struct", "enum"]},
+  "line": {"type": "integer", "minimum": 1, "maximum": 99999},
+  "tags": {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 12}},
+  "place": {"type": "object", "required": ["x"], "properties": {
+    "x": {"type": "number", "maximum": 1e6}, "y": {"type": "boolean"}}}}}}"""
+"""It never ends within a benchmark."""
+CONTENDERS[OUR_LLAMA] = (our_writer, ModelConfig.llama)
+CONTENDERS[OUR_JSON] = (partial(our_writer, schema=SCHEMA), ModelConfig.llama)
 LLAMA_CPP: dict[str, GgufType] = {f"llama.cpp {kind}": kind for kind in ("BF16", "F16", "Q8_0", "Q4_0")}
 if IS_INSTALLED:
-    CONTENDERS[OUR_LLAMA] = (our_writer, ModelConfig.llama)
     CONTENDERS[OUR_INT4] = (partial(our_writer, recipe="int4"), ModelConfig.llama)
     for _name, _type in LLAMA_CPP.items():
         CONTENDERS[_name] = (partial(llama_cpp_writer, gguf_type=_type), ModelConfig.llama)
 
 _write: Write
+_device: torch.device
 
 
 def _prepare(name: str, arguments: argparse.Namespace, dtype: torch.dtype) -> dict[str, int]:
     """In the contender's process: build and warm up."""
-    global _write
+    global _write, _device  # noqa: PLW0603  (this process is one contender)
+    _device = torch.device(arguments.device)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     tokenizer = Tokenizer.load("cpp-32k")
@@ -225,7 +243,7 @@ def _prepare(name: str, arguments: argparse.Namespace, dtype: torch.dtype) -> di
     )  # fmt: skip
     _write, facts = build(config, tokenizer, dtype)
     for batch in arguments.batches:
-        _measure(batch, arguments.prompt, 3)
+        _measure(batch, arguments.prompt, 3, arguments.clock)
     if _reading(name, arguments):
         _measure_reading(arguments.reading)
     return facts
@@ -244,14 +262,15 @@ def _measure_reading(length: int) -> float:
     return length / (time.perf_counter() - begin)
 
 
-def _measure(batch: int, prompt: int, tokens: int) -> float:
+def _measure(batch: int, prompt: int, tokens: int, clock: str) -> float:
     """Tokens per second, of all rows together, behind the first."""
+    now = time.process_time if clock == "processor" else time.perf_counter
     ids_BT = torch.randint(NUM_SPECIAL, 30_000, (batch, prompt))
     seconds = []
     for count in (1, tokens):
-        begin = time.perf_counter()
+        begin = now()
         _write(ids_BT, count)
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(now() - begin)
     return batch * (tokens - 1) / (seconds[1] - seconds[0])
 
 
@@ -279,6 +298,11 @@ def parsed() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--dtype", choices=["auto", "fp32", "bf16"], default="auto")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument(
+        "--clock", choices=["wall", "processor"], default="wall",
+        help="processor: seconds of the process's threads, where others use the machine",
+    )  # fmt: skip
     parser.add_argument("--run", help="of --drafts")
     parser.add_argument("--data", help="of --drafts: the corpus")
     parser.add_argument("--drafts", type=draft_settings, nargs="+", default=[])
@@ -297,7 +321,7 @@ def main() -> None:
         drafts = [f"{draft.kind}:{draft.tokens}" for draft in arguments.drafts]
         publish("decode", {"settings": {**vars(arguments), "drafts": drafts}, **measure_drafts(arguments)})
         return
-    dtype = choose_dtype(arguments.dtype, choose_device("cpu"))
+    dtype = choose_dtype(arguments.dtype, choose_device(arguments.device))
     names = arguments.contenders
     rates: dict[str, dict[int, list[float]]] = {n: {b: [] for b in arguments.batches} for n in names}
     reading: dict[str, list[float]] = {name: [] for name in names if _reading(name, arguments)}
@@ -310,7 +334,8 @@ def main() -> None:
             bandwidths.append(copier.submit(_copy_bandwidth, arguments.threads).result())
             for batch in arguments.batches:
                 for name, pool in pools.items():
-                    measured = pool.submit(_measure, batch, arguments.prompt, arguments.tokens)
+                    lengths = batch, arguments.prompt, arguments.tokens
+                    measured = pool.submit(_measure, *lengths, arguments.clock)
                     rates[name][batch].append(measured.result())
                     progress(
                         f"{turn + 1}/{arguments.turns} {name}, {batch}: {rates[name][batch][-1]:.1f} tokens/s"
@@ -332,7 +357,7 @@ def figures(
 ) -> dict[str, Any]:
     """What was measured, said on stderr too."""
     faster: dict[str, dict[int, Spread]] = {}
-    pairs = [*OURS.items(), ("cpplm", LLAMA), (OUR_INT4, OUR_LLAMA)]
+    pairs = [*OURS.items(), ("cpplm", LLAMA), (OUR_INT4, OUR_LLAMA), (OUR_JSON, OUR_LLAMA)]
     pairs += [(ours, peer) for ours in (OUR_LLAMA, OUR_INT4) for peer in LLAMA_CPP]
     for name, peer in (pair for pair in pairs if {*pair} <= {*rates}):
         faster[f"{name} / {peer}"] = {b: ratios(rates[name][b], rates[peer][b]) for b in arguments.batches}

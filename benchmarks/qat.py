@@ -162,7 +162,7 @@ def step_seconds(args: Any, name: str, quantization: QuantizationSettings) -> fl
     Storage(out, create=True).write("tokenizer.json", source.tokenizer().to_json())
     pretrain(dataclasses.replace(plain, quantization=quantization, eval_every=-1))
     steps = [record for record in read_run_log(out / LOG) if record["event"] == "step"]
-    return Spread.of([each["seconds"] for each in steps[-TIMED:]], 4).median
+    return Spread.of([each["step_seconds"] for each in steps[-TIMED:]], 4).median
 
 
 def main() -> None:

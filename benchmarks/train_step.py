@@ -2,7 +2,7 @@
 
     python benchmarks/train_step.py [--depth 4] [--seq_len 512] [--vocab_size 8192] [--threads 2] [--turns 5]
     python benchmarks/train_step.py --backend jax --precision fp32 --threads 1
-    python benchmarks/train_step.py --kernels [--minutes 7.5]
+    python benchmarks/train_step.py --kernel "attention flash3" --depth 12 --head_dim 128 --seq_len 2048
 
 On a CPU each contender has a process of its own and they take turns, a few steps on random tokens each;
 compiling is over before the clock of the steps starts. Ours is as `cpplm train` runs it (compiled, bfloat16
@@ -12,17 +12,14 @@ compared with ours without torch.compile and with all logits at once; ours with 
 it is and compiled. With `--backend jax`, the step in JAX is compared with PyTorch's, compiled and not: the
 backend is for TPUs (`cpplm tpu bench` measures those), so this says how long XLA takes over our program.
 
-`--kernels` is for a CUDA GPU: depth 12 and 20, context 2,048, vocabulary 32,768; first what `auto` chooses,
-then each attention and each loss kernel that works here, then 8-bit products. Each line is a process of its
-own, so that one that fails costs its own line only; what the time does not suffice for is named as not
-measured. MFU is the model's operations (cpplm.model.flops) over the peak of dense bfloat16 products, also for
-8 bits.
+With `--kernel` there are no contenders: ours with one kernel, or with products of 8 bits, on the device that
+is here, a GPU if there is one (benchmarks/gpu.py measures all of them). MFU is the model's operations
+(cpplm.model.flops) over the peak of dense bfloat16 products, also for 8 bits.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -41,10 +38,16 @@ from measuring import (
     progress,
     publish,
     ratios,
-    run_alone,
+    refusals,
 )
 
-from cpplm.core.hardware import choose_device, choose_dtype, enable_huge_pages, peak_flops
+from cpplm.core.hardware import (
+    choose_device,
+    choose_dtype,
+    enable_huge_pages,
+    peak_memory_bytes,
+)
+from cpplm.core.mfu import peak_flops_for_mfu
 from cpplm.core.workers import worker_pool
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
@@ -67,7 +70,6 @@ Shape = tuple[int, int]
 Step = Callable[[torch.Tensor, torch.Tensor], float]
 """One optimizer step on ids and targets, BT; gives the loss."""
 
-GPU_DEPTHS, GPU_SHAPE, GPU_VOCABULARY, GPU_STEPS = (12, 20), (16, 2048), 32_768, 12
 KERNELS: dict[str, dict[str, Any]] = {
     "auto": {},
     "fp8 tensorwise": {"fp8": True},
@@ -271,67 +273,56 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# On a GPU, kernel by kernel
+# One kernel
 
 
-def measure_kernel(depth: int, name: str) -> dict[str, Any]:
-    """One line of the table, in this process."""
+def measure_kernel(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Figures of ours with one kernel, on the device that is here, in this process."""
+    device = choose_device("")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    config = ModelConfig.from_depth(depth, vocab_size=GPU_VOCABULARY, max_seq_len=GPU_SHAPE[1])
-    begin = time.perf_counter()
-    kernels = KernelSettings(**KERNELS[name])
-    step, parameters = torch_step(config, GPU_SHAPE, torch.bfloat16, compiled=True, kernels=kernels)
-    torch.cuda.reset_peak_memory_stats()
-    _seconds(step, GPU_VOCABULARY, GPU_SHAPE, 3)
+    preset = {"default": ModelConfig.from_depth, "seed": ModelConfig.seed}[arguments.preset]
+    config = preset(
+        arguments.depth, vocab_size=arguments.vocab_size, max_seq_len=arguments.seq_len,
+        head_dim=arguments.head_dim,
+    )  # fmt: skip
+    shape, begin = (arguments.batch_size, arguments.seq_len), time.perf_counter()
+    kernels = KernelSettings(**KERNELS[arguments.kernel])
+    dtype = choose_dtype(arguments.precision, device)
+    step, parameters = torch_step(config, shape, dtype, compiled=True, kernels=kernels)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    _seconds(step, config.vocab_size, shape, 3)
     compile_seconds = time.perf_counter() - begin
-    seconds, loss = _seconds(step, GPU_VOCABULARY, GPU_SHAPE, GPU_STEPS)
-    rate = GPU_SHAPE[0] * GPU_SHAPE[1] / statistics.median(seconds)
+    seconds, loss = _seconds(step, config.vocab_size, shape, arguments.steps)
+    rate = shape[0] * shape[1] / statistics.median(seconds)
     return {
         "tokens_per_second": round(rate),
-        "mfu": round(rate * count_flops(config)["total"] / peak_flops(torch.device("cuda")), 4),
-        "memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "mfu": round(rate * count_flops(config)["total"] / peak_flops_for_mfu(device, dtype)[0], 4),
+        "memory_gib": round(peak_memory_bytes(device) / 2**30, 2),
         "compile_seconds": round(compile_seconds, 1),
         "loss": round(loss, 4),
         "parameters": parameters,
     }
 
 
-def measure_kernels(minutes: float) -> list[dict[str, Any]]:
-    """Line by line while there is time."""
-    end, lines = time.monotonic() + 60 * minutes, []
-    for name in KERNELS:
-        for depth in GPU_DEPTHS:
-            line: dict[str, Any] = {"depth": depth, "kernels": name}
-            if time.monotonic() > end - 30:
-                line["not_measured"] = "the time was over"
-            else:
-                try:
-                    line |= run_alone(measure_kernel, depth, name).result
-                except Exception as error:  # whatever a kernel raises is its line's
-                    line["not_measured"] = str(error).strip()[:300]
-            lines.append(line)
-            progress(json.dumps(line))
-    return lines
-
-
 def main() -> None:
     """Measure, print."""
     parser = command_line(
-        __doc__, minutes=7.5, depth=4, head_dim=64, seq_len=512, batch_size=8, vocab_size=8192,
+        __doc__, depth=4, head_dim=64, seq_len=512, batch_size=8, vocab_size=8192,
         threads=THREADS, turns=5, steps=4,
     )  # fmt: skip
     parser.add_argument("--backend", choices=list(CONTENDERS), default="torch")
-    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--kernel", choices=list(KERNELS))
+    parser.add_argument("--preset", choices=("default", "seed"), default="default", help="of --kernel")
     parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="auto")
     arguments = parser.parse_args()
-    if arguments.kernels and not torch.cuda.is_available():
-        raise SystemExit("--kernels needs a CUDA GPU, and there is none here")
     prepare_environment(threads=arguments.threads)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    figures = {"lines": measure_kernels(arguments.minutes)} if arguments.kernels else compare(arguments)
+    figures = measure_kernel(arguments) if arguments.kernel else compare(arguments)
     publish("train_step", {"settings": vars(arguments), **figures})
 
 
 if __name__ == "__main__":
-    main()
+    with refusals("train_step"):
+        main()

@@ -23,7 +23,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "EvaluatedModel": {"run": "some/run"},
     "ExportSettings": {"to": "some.jsonl"},
     "CompareSettings": {"recipes": ("int4",)},
+    "PlanSettings": {"hours": 48.0},
     "QatSettings": {"num_iterations": 3},
+    "StopSettings": {"name": "some-machine"},
     "TaskBuildSettings": {"data_dir": "some/corpus"},
     "TokenizerSettings": {"data_dir": "some/corpus"},
     "TokenizerBenchmarkSettings": {"data_dir": "some/corpus"},
@@ -41,7 +43,7 @@ def settings_class(command: str) -> type:
 
 
 def all_settings_classes() -> list[type]:
-    """Every settings class that a command reaches, nested ones included, each once."""
+    """Every settings class that a command reaches, nested ones and bases included, each once."""
     found: dict[str, type] = {}
 
     def add(cls: type) -> None:
@@ -49,6 +51,8 @@ def all_settings_classes() -> list[type]:
         for hint in typing.get_type_hints(cls).values():
             if dataclasses.is_dataclass(hint):
                 add(hint)
+        for base in filter(dataclasses.is_dataclass, cls.__bases__):
+            add(base)
 
     for command in COMMANDS:
         add(settings_class(command))
@@ -104,9 +108,12 @@ def cpplm_process(*arguments: object, **options: Any) -> subprocess.CompletedPro
 
 def start_cpplm(*arguments: object, ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
     """Begin the command line in a process of its own, or under torchrun in several; a group for signals."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    program = ["-m", "cpplm.cli.main"]
+    if ranks > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+        program = [*torchrun, *program, "--"]  # else --run is torchrun's, too
     return subprocess.Popen(
-        [sys.executable, *(torchrun if ranks > 1 else []), "-m", "cpplm.cli.main", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

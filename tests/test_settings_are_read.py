@@ -48,6 +48,8 @@ class FunctionReads:
     """Targets and values as `base_name` gives them."""
     read: set[tuple[str, str]]
     """Base and attribute."""
+    copied: list[tuple[str, set[str]]]
+    """`train_settings_of(settings, changed=...)`: base, and what is not read."""
     owner: str
     """The outermost class that it stands in, if any."""
 
@@ -65,6 +67,11 @@ class FunctionReads:
             {a.arg: class_name(a.annotation) for a in arguments if a.annotation},
             assigned,
             {(base_name(n.value), n.attr) for n in ast.walk(function) if isinstance(n, ast.Attribute)},
+            [
+                (base_name(n.args[0]), {str(k.arg) for k in n.keywords})
+                for n in ast.walk(function)
+                if isinstance(n, ast.Call) and base_name(n.func) == "train_settings_of"
+            ],
             owner,
         )
 
@@ -111,6 +118,9 @@ class Sources:
                 if value in holders and not target.startswith("."):
                     holders.add(target)
             found |= {attribute for base, attribute in function.read if base in holders}
+            for base, changed in function.copied:
+                if base in holders:
+                    found |= {name for name, _, owner in self.annotated if owner == "TrainSettings"} - changed
         return found
 
 
@@ -180,18 +190,21 @@ def test_settings_are_explained_and_frozen_and_switches_are_off(cls: type) -> No
 def test_an_unread_setting_would_be_found() -> None:
     source = """
 class S:
-    used: int; hidden: int; through: int; checked: int; other: int; kept: int; local: int
+    used: int; hidden: int; through: int; checked: int; other: int; kept: int; local: int; shared: int
     def __post_init__(self): self.checked; self.unused_property
     @property
     def doubled(self): return 2 * self.through
     @property
     def unused_property(self): return self.hidden
+class TrainSettings:
+    shared: int; hidden: int
 class Command:
     group: S
 class Keeper:
     def __init__(self, settings: S): self._mine = settings
     def use(self): return self._mine.kept
 def f(settings: S): return settings.used + settings.doubled
+def d(settings: S): return train_settings_of(settings, hidden=1)
 def g(settings: Another): return settings.other
 def h(command: Command):
     x = command.group
@@ -201,5 +214,5 @@ def h(command: Command):
     definition = tree.body[0]
     assert isinstance(definition, ast.ClassDef)
     read = reads_of_itself(definition, Sources.of([tree]).reads("S"))
-    fields = {"used", "hidden", "through", "checked", "other", "kept", "local"}
-    assert read & fields == {"used", "through", "kept", "local"}
+    fields = {"used", "hidden", "through", "checked", "other", "kept", "local", "shared"}
+    assert read & fields == {"used", "through", "kept", "local", "shared"}

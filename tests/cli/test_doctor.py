@@ -9,8 +9,8 @@ import torch
 
 from cpplm.cli import doctor as doctor_module
 from cpplm.cli.doctor import LIBRARIES, doctor
+from cpplm.cloud.settings import DoctorSettings
 from cpplm.core.errors import UserError
-from cpplm.core.settings import NoSettings
 from cpplm.sandbox.sandbox import Sandbox
 from tests.commands import reported
 
@@ -65,7 +65,7 @@ def test_tpus_and_what_trains_on_them(
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     present = dict.fromkeys(LIBRARIES.keys() - {"tree-sitter", "wandb", "tiktoken"}, "1.0")
     monkeypatch.setattr(doctor_module, "version", versions(**present))
-    report = doctor(NoSettings())
+    report = doctor(DoctorSettings())
     findings = report.figures["findings"]
     assert findings["tree-sitter"] == {
         "value": "not installed",
@@ -85,7 +85,7 @@ def test_kernels_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """What auto takes, and for each other kernel that it works too or why it does not."""
     monkeypatch.setattr(doctor_module, "choose_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(doctor_module, "missing_for_fp8", lambda: ["the package torchao"])
-    report = doctor(NoSettings())
+    report = doctor(DoctorSettings())
     found = report.figures["findings"]
     assert found["attention"]["value"].startswith("auto -> sdpa; also works: chunked; not here: flex (")
     windows = found["attention, window"]["value"]
@@ -109,7 +109,7 @@ def test_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UserError("no way to isolate programs")
 
     monkeypatch.setattr(doctor_module.Sandbox, "probe", probe)
-    report = doctor(NoSettings())
+    report = doctor(DoctorSettings())
     assert not report.figures["ready"]
     sandbox = report.figures["findings"]["sandbox"]
     assert sandbox["ok"] is False
@@ -119,7 +119,7 @@ def test_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_everything_missing_that_is_needed_comes_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     monkeypatch.setenv("PATH", "")
-    report = doctor(NoSettings())
+    report = doctor(DoctorSettings())
     *lines, last = report.text.splitlines()
     broken = last.removeprefix("missing: ").split(", ")
     assert {"g++", "free disk here"} <= set(broken)
@@ -132,7 +132,7 @@ def test_everything_missing_that_is_needed_comes_with_a_fix(monkeypatch: pytest.
 def test_what_judging_problems_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "fast_linker", lambda _: ("-fuse-ld=gold",))
     monkeypatch.setattr(doctor_module, "find_missing_headers", lambda names, _: {})
-    found = doctor(NoSettings()).figures["findings"]
+    found = doctor(DoctorSettings()).figures["findings"]
     assert found["linker"] == {"value": "gold", "ok": True, "fix": ""}
     assert found["HumanEval"] == {"value": "164 of 164 problems can be judged", "ok": True, "fix": ""}
 
@@ -143,7 +143,7 @@ def test_what_judging_problems_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         "find_missing_headers",
         lambda names, _: {boost: "needs libboost-dev (<boost/any.hpp>)"} if boost in names else {},
     )
-    report = doctor(NoSettings())
+    report = doctor(DoctorSettings())
     found = report.figures["findings"]
     assert (found["linker"]["ok"], "mold" in found["linker"]["fix"]) == (False, True)
     assert not found["HumanEval"]["ok"]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def command(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 
 def expected(engine: Engine, prefix: str, suffix: str | None = None, **more: Any) -> list[str]:
-    spm = bool(more.pop("spm", False))
+    spm = bool(more.pop("spm", True))
     count = more.pop("num_samples", 1)
     settings = SamplingSettings(**{"max_new_tokens": 12, **more})
     request = engine.request(prefix, suffix, settings=settings, num_samples=count, spm=spm)
@@ -88,13 +89,38 @@ def test_several_samples(engine: Engine, command: Command) -> None:
 
 @pytest.mark.parametrize("spm", [False, True])
 def test_a_hole_is_filled(engine: Engine, command: Command, spm: bool) -> None:
-    more = ["--spm"] if spm else []
+    more = ["--fim_order", "spm" if spm else "psm"]
     text, figures = command("--fim", "--prompt", "int f() {", "--suffix", "}\n", *more)
     (middle,) = expected(engine, "int f() {", "}\n", spm=spm)
     assert text == f"int f() {{{middle}}}\n"
     assert figures["completions"] == [middle]
     assert figures["suffix"] == "}\n"
     assert command("--fim", *more, stdin=f"int f() {{{CURSOR}}}\n") == (text, figures)
+
+
+def test_a_project_stands_before_the_hole(engine: Engine, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "other.cpp").write_text("int a;\nint b;\n")
+    hole = f"int a;\n{CURSOR}\n"
+    _, figures = command("--fim", "--project", str(tmp_path), "--file", "a.cpp", stdin=hole)
+    assert figures["completions"] == expected(engine, "int a;\nint b;\n\nint a;\n", "\n")
+    with pytest.raises(UserError, match="is not in the project"):
+        command("--fim", "--project", str(tmp_path), "--file", "../a.cpp", stdin=hole)
+
+
+def test_lines_of_the_project_are_printed_instead(command: Command, tmp_path: Path) -> None:
+    text = "open(a, b);\nif (c) {\nbegin(1.5);\none(2);\n}\nclose(d);\n"
+    (tmp_path / "other.cpp").write_text(text)
+    hole = ("--fim", "--project", str(tmp_path), "--file", "a.cpp", "--project_lines")
+    printed, figures = command(*hole, "0.01", stdin=text.replace("one(2);", CURSOR))
+    assert printed == text
+    assert (figures["completions"], figures["finish_reasons"]) == (["one(2);"], ["project"])
+    assert 0.01 < figures["probability"] < 1
+    assert command(*hole, "1", stdin=text.replace("one(2);", CURSOR))[0] != text
+    for share, message in (("0", "is no probability"), ("1.5", "is no probability")):
+        with pytest.raises(UserError, match=message):
+            command(*hole, share, stdin=CURSOR)
+    with pytest.raises(UserError, match="no effect without --project"):
+        command("--fim", "--project_lines", "0.5", stdin=CURSOR)
 
 
 def test_several_holes_and_empty_sides(engine: Engine, command: Command) -> None:
@@ -193,7 +219,7 @@ def test_a_terminal_is_not_waited_for(run: Path, monkeypatch: pytest.MonkeyPatch
         ({"save": True}, "Add --examples"),
         ({"prompt": "x", "num_samples": 0}, "--num_samples 0"),
         ({"prompt": "x", "suffix": "y"}, "Add --fim"),
-        ({"prompt": "x", "spm": True}, "Add --fim"),
+        ({"prompt": "x", "fim_order": "psm"}, "Add --fim"),
         ({"prompt": "x", "fim": True}, "--prompt and --suffix together"),
         ({"suffix": "x", "fim": True}, "--prompt and --suffix together"),
         ({"prompt": "x", "draft": "lookup", "draft_tokens": 0}, "--draft_tokens 0"),
@@ -203,3 +229,25 @@ def test_a_terminal_is_not_waited_for(run: Path, monkeypatch: pytest.MonkeyPatch
 def test_contradictions_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         GenerateSettings(model=MODEL, **values)  # type: ignore[arg-type]
+
+
+def test_a_form(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": [12, 345]}')
+    (tmp_path / "gbnf").write_text("root ::= [0-9]+ ';'")
+    text, figures = command("-p", "int x = ", "--schema", str(tmp_path / "schema.json"), "--draft", "lookup")
+    assert text in {"int x = 12\n", "int x = 345\n"}
+    assert figures["finish_reasons"] == ["stop"]
+    _, figures = command(
+        "-p", "int x = ", "--regex", "[0-9]{2}", "--fim", "--suffix", ";", "--num_samples", "3"
+    )
+    assert all(10 <= int(completion) <= 99 for completion in figures["completions"])
+    _, figures = command("-p", "int x = (2", "--valid", "cpp", "--logit_bias", str(64 + ord("]")), "100")
+    assert "]" not in figures["completions"][0]
+    for flags, message in {
+        ("--regex", "(("): "the regular expression is not understood: unclosed group",
+        ("--grammar", str(tmp_path / "gbnf")): "the grammar is not understood",
+        ("--schema", str(tmp_path / "none")): "cannot read",
+        ("--schema", "x", "--regex", "x"): "exclude each other",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(message)):
+            command("-p", "int x = ", *flags)

@@ -115,6 +115,7 @@ MISTYPED = {
     "runs page": ["nowhere"],
     "runs compare": ["nowhere", "elsewhere"],
     "runs list": ["nowhere"],
+    "runs watch": ["nowhere"],
     "checkpoints list": ["nowhere"],
     "checkpoints verify": ["nowhere"],
     "checkpoints import": ["nowhere", "--tokenizer", "cpp-32k", "--out", "out"],
@@ -125,8 +126,19 @@ MISTYPED = {
     "compress cache build": ["nowhere", "--teacher", "nowhere", "--num_tokens", "1", "--out", "out"],
     "compress cache verify": ["nowhere"],
     "compress cache stat": ["nowhere"],
+    "sweep": ["--recipe", "nowhere"],
+    "sweep worker": ["nowhere"],
+    "sweep show": ["nowhere"],
+    "sweep wandb-agent": ["id", "--recipe", "nowhere"],
+    "tpu run": ["--recipe", "nowhere"],
+    "tpu watch": ["nowhere"],
+    "tpu status": ["nowhere"],
+    "tpu logs": ["nowhere"],
+    "tpu sky": ["--recipe", "nowhere"],
+    "tpu stop": ["--run", "nowhere"],
 }  # fmt: skip
-WITHOUT_PATHS = {"completion", "doctor", "tpu bench", "tpu check"}
+WITHOUT_PATHS = {"completion", "doctor", "tpu bench", "tpu check", "tpu types", "tpu price", "tpu create",
+                 "tpu list", "tpu ssh", "tpu delete", "tpu plan"}  # fmt: skip
 
 
 def test_a_mistyped_path_is_answered_before_anything_heavy_is_imported(tmp_path: Path) -> None:
@@ -199,7 +211,7 @@ def test_the_help_of_a_group_lists_its_commands(helps: dict[str, str]) -> None:
     result = cpplm("runs", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     listed = re.findall(r"^  cpplm (.*?)  ", result.stdout, re.MULTILINE)
-    assert listed == ["runs page", "runs compare", "runs list"]
+    assert listed == ["runs page", "runs compare", "runs list", "runs watch"]
     listed = re.findall(r"^  cpplm (evaluate \w+)  ", helps["evaluate"], re.MULTILINE)
     assert listed == [name for name in COMMANDS if name.startswith("evaluate ")]
 

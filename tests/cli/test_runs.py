@@ -36,6 +36,7 @@ def test_compare(runs: Path, tmp_path: Path) -> None:
 def test_list(runs: Path) -> None:
     (runs / "broken").mkdir()
     (runs / "broken" / "log.jsonl").write_text("{}\n")
+    write_log(runs / "strange", [{"event": "session", "time": "noon", "step": 0}])
     report = list_runs(
         from_command_line(RunListSettings, [str(runs)], program="cpplm runs list", description="")
     )
@@ -43,8 +44,9 @@ def test_list(runs: Path) -> None:
     assert rows[1][:5] == [str(runs / "another"), "finished", "10", "1K", "1.5000"]
     assert rows[2][0] == str(runs / "broken")
     assert "log.jsonl:1" in report.text
-    assert len(rows) == 4
-    assert [run.get("bits_per_byte") for run in report.figures["runs"]] == [1.5, None, 2.0]
+    assert len(rows) == 5
+    assert [run.get("bits_per_byte") for run in report.figures["runs"]] == [1.5, None, 2.0, None]
+    assert "no log of a run" in report.figures["runs"][3]["state"]
 
 
 def test_nothing_to_list(tmp_path: Path) -> None:

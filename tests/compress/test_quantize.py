@@ -8,17 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpplm.compress.compare import compare
+from cpplm.compress.compare import compare, table
 from cpplm.compress.quantize import quantize_run
 from cpplm.compress.settings import CompareSettings, QuantizeSettings
 from cpplm.core.errors import UserError
 from cpplm.generate.load import load_engine
 from cpplm.generate.settings import ModelSource, SamplingSettings
 from cpplm.model.kernels.quantized_linear import CompactLinear
+from cpplm.model.settings import LoraSettings
+from cpplm.post_training.settings import SftSettings
+from cpplm.post_training.sft import fine_tune
 from cpplm.train.checkpoint.format import DamagedError, open_run
 from cpplm.train.checkpoint.weights import load_model
 from cpplm.train.pretrain import pretrain
 from tests.commands import cpplm
+from tests.post_training.conftest import question, write
+from tests.serve.served import NAME, serving
 from tests.train.conftest import small_settings
 
 CPU = torch.device("cpu")
@@ -50,6 +55,35 @@ def test_a_packed_model_is_a_run(packed: Path) -> None:
     assert checkpoint.parent["stage"] == "base"
 
 
+def test_a_packed_model_answers_requests(packed: Path) -> None:
+    engine, _ = load_engine(ModelSource(str(packed), device_type="cpu", precision="bf16"))
+    with serving(engine, supports_fim=False, stage="base") as served:
+        answer = served.complete(model=NAME, prompt="int", max_tokens=8, temperature=0)
+    (expected,) = engine.complete("int", SamplingSettings(8, temperature=0))
+    assert answer["choices"][0]["text"] == expected.text
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_fine_tuning_starts_from_a_packed_model(
+    packed: Path, tmp_path: Path, rank: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All weights in full precision, which is said; or an adapter beside them, and nothing is."""
+    file = write(tmp_path / "talk.jsonl", *map(question, range(40)))
+    lora = LoraSettings(lora_rank=rank)
+    settings = SftSettings(
+        data=(file,), init_from=str(packed), out=tmp_path / "run", num_iterations=2, val_share=0.0,
+        device_batch_size=4, eval_every=-1, no_compile=True, lora=lora,
+    )  # fmt: skip
+    fine_tune(settings)
+    assert ("cpplm compress quantize" in capsys.readouterr().err) == (rank == 0)
+    tuned = open_run(settings.out)
+    assert not tuned.is_packed and tuned.is_adapter == (rank > 0)
+    model, before = (
+        load_model(each, device=CPU, compute_dtype=torch.float32) for each in (tuned, open_run(packed))
+    )
+    assert not torch.equal(model.blocks[0].mlp.up.weight, before.blocks[0].mlp.up.weight)
+
+
 def test_the_file_has_the_size_that_the_formats_say(base: Path, packed: Path) -> None:
     """Within a percent of 4.5 bits a weight, and more than three and a half times smaller than bfloat16."""
     checkpoint = open_run(packed)
@@ -77,7 +111,22 @@ def test_comparison(base: Path, packed: Path, corpus: Path, tmp_path: Path) -> N
     found = cpplm("compress", "compare", base, "--data_dir", corpus, "--recipes", "int8", "--num_tokens", 100,
                   "--page", tmp_path / "page.html")  # fmt: skip
     assert found.returncode == 0 and "rounding, mse" in found.stdout
-    assert (tmp_path / "page.html").read_text().count('class="rounding"') == 2
+    page = (tmp_path / "page.html").read_text()
+    assert page.count(">rounding, ") == 2 and page.count('class="bars"') == 6
+    assert "src=" not in page and "href=" not in page  # it opens offline
+
+
+@pytest.mark.slow
+def test_the_comparison_evaluates_runs(base: Path, packed: Path, corpus: Path) -> None:
+    """Each as `cpplm evaluate` finds it, and from its own folder the second time."""
+    settings = CompareSettings(str(base), str(corpus), (str(packed),), num_tokens=100, evaluate=True)
+    results = compare(settings)
+    assert [each.tasks is None for each in results] == [False, True, True, False]
+    kept = json.loads((packed / "evaluation.json").read_text())
+    assert results[-1].tasks.exact_match == kept["fim"]["files"]["all"]["exact_match"]["value"]
+    assert results[-1].tasks.bits_per_byte == pytest.approx(results[0].tasks.bits_per_byte, rel=0.05)
+    assert f"{results[-1].tasks.bug_ranking:.1%}" in table(results)
+    assert compare(settings)[-1].tasks == results[-1].tasks
 
 
 def test_activations_count(base: Path, corpus: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from cpplm.core.hardware import (
     peak_memory_bytes,
     processor_features,
     processor_name,
+    reset_peak_memory,
 )
 
 CPU = torch.device("cpu")
@@ -53,6 +54,15 @@ def test_fast_bf16_agrees_with_the_processor() -> None:
 def test_peak_memory_is_in_bytes() -> None:
     now = psutil.Process().memory_info().rss
     assert 0.9 * now < peak_memory_bytes(CPU) < psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not count anew")
+def test_a_peak_is_looked_for_anew() -> None:
+    torch.ones(2**26).sum()  # 256 MiB for a moment
+    before = peak_memory_bytes(CPU)
+    assert reset_peak_memory(CPU)
+    assert peak_memory_bytes(CPU, since_reset=True) < before - 2**27
+    assert peak_memory_bytes(CPU) >= before
 
 
 def test_the_environment_is_plain_text() -> None:

@@ -122,6 +122,7 @@ def test_the_pieces_of_a_document_give_it_back(
     table = [(a, b, n % 6) for n, (a, b) in enumerate(itertools.pairwise(places)) if a < b]
     given = RawDocument(text, key, pack_spans(np.array(table, dtype=np.int32).reshape(-1, 3)))
     options = {"fim_rate": rates[0], "syntax_fim_rate": rates[1], "fim_spm_rate": rates[2]}
+    options["line_fim_rate"] = (1 - rates[1]) * rates[2]
     pieces = encoder(tokenizer_path, seq_len, **options).encode([given])[0]
     assert b"".join(invert(piece, tokenizer) for piece in pieces) == text.encode()
     for piece in pieces:
@@ -163,6 +164,27 @@ def test_syntax_holes_are_spans_of_the_document(tokenizer_path: Path, tokenizer:
         for start, end, _ in holes(fim, given, tokenizer):
             kinds.add(spans[start, end])
     assert kinds == set(SpanKind)
+
+
+def test_line_holes_end_with_a_line_and_half_begin_with_one(
+    tokenizer_path: Path, tokenizer: Tokenizer
+) -> None:
+    fim = encoder(tokenizer_path, 512, fim_rate=1.0, syntax_fim_rate=0.0, line_fim_rate=1.0, fim_spm_rate=0.0)
+    found = []
+    for number in range(300):
+        given = document(1 + number % 2, number)  # one segment: others may end inside a line
+        data = given.text.encode()
+        for start, end, middle in holes(fim, given, tokenizer):
+            assert data[end : end + 1] == b"\n"
+            assert middle
+            assert any(map(str.isalnum, data[data.rfind(b"\n", 0, end) + 1 : end].decode()))
+            found.append((start == 0 or data[start - 1 : start] == b"\n", middle.count("\n")))
+    begin, breaks = np.array(found).T
+    assert 0.5 < begin.mean() < 0.62  # some begin there by chance
+    assert (breaks == 0).mean() == pytest.approx(0.75, abs=0.08)
+    assert 1 < breaks.max() <= 7
+    blank = RawDocument("\n\n  \n{}\n", (0, 0, 0), b"")
+    assert all(is_rearranged(piece) for piece in fim.encode([blank])[0])  # with a random hole
 
 
 def test_structured_holes_are_bodies_of_documented_functions(
@@ -312,6 +334,8 @@ def test_it_asks_for_the_columns_that_it_reads(
         ({"fim_spm_rate": -0.1}, "--fim_spm_rate -0.1 is not a share"),
         ({"fim_rate": float("nan")}, "not a share"),
         ({"fim_rate": 0.7, "structured_fim_rate": 0.4}, "may be at most 1"),
+        ({"fim_rate": 0.5, "line_fim_rate": 0.6}, "share the same places"),
+        ({"line_fim_rate": 0.5}, "--line_fim_rate has no effect at --fim_rate 0"),
         ({"fim_rate": 0.5, "fim_seed": -1}, "--fim_seed -1 is negative"),
         ({"fim_spm_rate": 0.2}, "--fim_spm_rate has no effect"),
         ({"fim_seed": 3}, "--fim_seed has no effect"),

@@ -6,9 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.code_model import CodePrompt, Completion
 from cpplm.evaluate.problems import Problem
+from cpplm.generate.project.context import ContextSource
 from cpplm.generate.settings import SamplingSettings
 
 Answer = Callable[[CodePrompt], str | list[str]]
@@ -21,13 +25,21 @@ class Scripted:
 
     def __init__(self, answer: Answer, name: str = "scripted", supports_fim: bool = True) -> None:
         self.name, self.identity, self.supports_fim = name, {"name": name}, supports_fim
+        self.fim_order = "spm"
         self.answer = answer
         self.asked: list[CodePrompt] = []
         self.sampling: SamplingSettings | None = None
 
-    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
+    def fit(self, request: CodePrompt, new_tokens: int, source: ContextSource | None = None) -> CodePrompt:
         """Leave out what is marked as far away."""
-        return CodePrompt(request.prefix.removeprefix("far "), request.suffix)
+        context = "" if source is None else source(1000, len(request.prefix))
+        return CodePrompt(context + request.prefix.removeprefix("far "), request.suffix)
+
+    def token_ends(self, text: str) -> NDArray[np.int64]:
+        return np.arange(1, len(text.encode()) + 1)
+
+    def score_middles(self, requests: Sequence[CodePrompt], middles: Sequence[str]) -> Iterator[float]:
+        return (8.0 * len(each) for each in middles)
 
     def generate(
         self, requests: Sequence[CodePrompt], sampling: SamplingSettings, *, num_samples: int = 1, **_: Any

@@ -174,6 +174,7 @@ def test_tasks_that_need_tools_are_left_out_beside_servers(
     assert "1 tasks need tools on a project: left out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_guards_stand_beside_the_tasks(
     tasks: Path, small_run: TrainSettings, corpus: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.commands import reported
 from tests.export.models import CONFIGS, random_of, save
+from tests.fake_hub import FakeHub
 
 
 def test_what_it_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -40,6 +41,31 @@ def test_a_llama(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert figures["bytes"] < 1.1 * figures["parameters"] < out.stat().st_size
 
 
+def test_an_export_that_is_pushed(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(random_of(CONFIGS["plain"], tokenizer.vocab_size), tokenizer, tmp_path / "run")
+    command = ["export", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "hf"), "--push", "me/model"]
+    hub = FakeHub()
+    with hub.open():
+        hub.use(monkeypatch, tmp_path / "home")
+        text, figures = reported(*command, "--private")
+        repository = hub.repositories["models/me/model"]
+        assert repository.private and figures["pushed"].endswith(repository.branches["main"])
+        assert f"pushed: {figures['pushed']}" in text
+        written = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+        assert repository.files() == written | {".gitattributes": b""}
+        assert Tokenizer.load("hf://me/model") == tokenizer
+
+        hub.fail("/commit/", 403)
+        with pytest.raises(UserError, match=r"hf is written, but not pushed: .*forbids it.*--overwrite"):
+            run([*command, "--overwrite"])
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        with pytest.raises(UserError, match="no access"):
+            run([*command[:4], str(tmp_path / "other"), *command[5:]])
+        assert not (tmp_path / "other").exists()  # the account comes first
+
+
 def test_what_it_refuses(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save(random_of(CONFIGS["plain"], tokenizer.vocab_size), tokenizer, tmp_path / "run")
     (tmp_path / "full").mkdir()
@@ -52,6 +78,7 @@ def test_what_it_refuses(tokenizer: Tokenizer, tmp_path: Path) -> None:
         ((*source, *out, "--to", "gguf"), "no plain Llama: it has sliding windows, squared ReLU.*--to hf"),
         ((*source, *out, "--to", "gguf", "--dtype", "bfloat16"), "--dtype does nothing with --to gguf"),
         ((*source, *out, "--gguf_type", "Q4_0"), "--gguf_type does nothing with --to hf"),
+        ((*source, *out, "--private"), "--private does nothing without --push"),
         ((*source, *out, "--to", "gguf", "--license", "Mine"), "--license Mine: Unknown license"),
         ((*source, "--out", str(tmp_path / "full")), "is not empty.*--overwrite"),
     ):

@@ -158,6 +158,7 @@ PAIRS = [  # each pair of two settings' values once
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_splash() -> None:
     """Of rows that are no whole tiles."""
     check(of_kind("splash"), Case(length=200, window=100, groups=1, documents=True))

@@ -13,6 +13,7 @@ from cpplm.core.run_log import read_run_log
 from cpplm.jax import distributed, mesh
 from cpplm.model.settings import KernelSettings
 from cpplm.train.checkpoint.format import open_run
+from cpplm.train.memory_log import MemoryLogSettings
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import JaxSettings, TrainSettings
 from tests.train.conftest import settings  # noqa: F401  (a fixture)
@@ -48,11 +49,15 @@ def losses(run: Path) -> list[float]:
     return [record["loss"] for record in log(run, "step")]
 
 
+@pytest.mark.slow
 def test_it_learns_what_torch_learns_and_resumes_bit_for_bit(small: TrainSettings, tmp_path: Path) -> None:
     """From the same weights, on the same rows: two pairs of chips are one device with all rows."""
     by_torch = dataclasses.replace(small, **TORCH, out=tmp_path / "torch", device_batch_size=8)
     pretrain(by_torch)
-    assert pretrain(small).step == 8
+    assert pretrain(dataclasses.replace(small, memory=MemoryLogSettings(8, "hlo"))).step == 8
+    of_last = log(small.out, "memory")[-2]
+    assert set(of_last["phases"]) == {"data", "step", "eval"} and of_last["compiled_graphs"] == 1
+    assert "HloModule" in (small.out / "profiles" / "step_8x32.hlo.txt").read_text()
     np.testing.assert_allclose(losses(small.out)[:2], losses(by_torch.out)[:2], rtol=1e-4)
     # The learning rates of this test are high: differences grow.
     np.testing.assert_allclose(losses(small.out), losses(by_torch.out), rtol=3e-3)

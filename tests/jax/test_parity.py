@@ -30,6 +30,7 @@ def compare(config: ModelConfig, batch: dict[str, Any], run: RunSettings = EXACT
     assert_twins(ours, theirs, rounding(model, batch))
 
 
+@pytest.mark.slow
 def test_losses_and_gradients() -> None:
     """Of nearly all features, in one layer with dense attention and a loop over two with sparse attention."""
     config = dataclasses.replace(TWINS["all"], num_layers=3, window_pattern="L", value_embeddings=False)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from cpplm.jax.fake_quantize import round_params
 from cpplm.jax.model import loss
 from cpplm.jax.param_stacking import (
     checkpoint_names,
@@ -26,6 +27,7 @@ from cpplm.model.config import (
     MultiTokenConfig,
     SparseAttentionConfig,
 )
+from cpplm.model.quantized.recipe import Recipe
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from tests.model.features import CONFIGS, LOCAL, random_model
@@ -62,11 +64,13 @@ def checkpoint(model: Transformer) -> dict[str, np.ndarray]:
     return {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
 
 
-def unstacked(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
+def unstacked(
+    params: Mapping[str, Any], config: ModelConfig, recipe: Recipe | None = None
+) -> dict[str, np.ndarray]:
     """By the checkpoint's names."""
     return {
         name: np.asarray(params[stacked])[index] if is_stacked(stacked) else np.asarray(params[stacked])
-        for stacked, names in checkpoint_names(checkpoint_shapes(config)).items()
+        for stacked, names in checkpoint_names(checkpoint_shapes(config, recipe)).items()
         for index, name in enumerate(names)
     }
 
@@ -103,19 +107,24 @@ def by_torch(model: Transformer, batch: dict[str, Any]) -> Found:
 
 
 def by_jax(
-    named: dict[str, np.ndarray], batch: dict[str, Any], config: ModelConfig, run: RunSettings = EXACT
+    named: dict[str, np.ndarray],
+    batch: dict[str, Any],
+    config: ModelConfig,
+    run: RunSettings = EXACT,
+    recipe: Recipe | None = None,
 ) -> Found:
-    learning, constants = partition_params(stack_params(named, config))
+    learning, constants = partition_params(stack_params(named, config, recipe))
 
     @jax.jit
     def run_once(learning: Any, constants: Any, batch: Any) -> Any:
         def total(learning: Any) -> Any:
-            return loss({**learning, **constants}, batch, config, run)
+            rounded = round_params(learning, constants, config, recipe)
+            return loss({**rounded, **constants}, batch, config, run)
 
         return jax.value_and_grad(total, has_aux=True)(learning)
 
     (value, parts), gradients = run_once(learning, constants, batch)
-    named_gradients = unstacked({**gradients, **constants}, config)
+    named_gradients = unstacked({**gradients, **constants}, config, recipe)
     losses = {"total": float(value), **{name: float(part) for name, part in parts.items()}}
     return losses, {
         name: gradient

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from cpplm.model.config import INDUCTION_LENGTHS
-from cpplm.model.induction import match_next_token, match_next_token_incremental
+from cpplm.model.induction import match_next_token, match_next_token_incremental, match_places
 from cpplm.model.transformer import Transformer
 from tests.model.features import CONFIGS, random_ids, random_model
 
@@ -43,6 +43,12 @@ def test_matches_by_sorting_stay_in_their_document(kinds: int, length: int) -> N
     documents = torch.arange(length).div(7, rounding_mode="floor").expand_as(ids)
     expected = [by_definition(row, documents[0].tolist()) for row in ids.tolist()]
     assert pairs(match_next_token(ids, documents)) == expected
+    # The place is behind a run of at least that length, which ends before the token.
+    places, lengths = match_places(ids)
+    for row, at in zip(*(lengths > 0).nonzero(as_tuple=True), strict=True):
+        place, run = int(places[row, at]), INDUCTION_LENGTHS[lengths[row, at] - 1]
+        assert place <= at
+        assert ids[row, place - run : place].tolist() == ids[row, at + 1 - run : at + 1].tolist()
 
 
 @pytest.mark.parametrize(("kinds", "length"), SIZES)

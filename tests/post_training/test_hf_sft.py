@@ -17,7 +17,8 @@ from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.model.settings import LoraSettings
-from cpplm.post_training.hf_backend import HfTrainModule, isolates_conversations, packed_rows, single_rows
+from cpplm.post_training.hf_backend import HfTrainModule, packed_rows, single_rows
+from cpplm.post_training.hf_states import isolates_documents
 from cpplm.post_training.settings import SftSettings
 from cpplm.post_training.sft import fine_tune
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
@@ -55,6 +56,7 @@ def test_it_learns_and_leaves_a_directory(family: str, tmp_path: Path) -> None:
     folder = write_chat_model(tmp_path / "model", family)
     run = settings(folder, tmp_path, num_iterations=20, lr_scale=100.0)
     fine_tune(run)
+    assert set(records(run.out, "memory")[1]["phases"]) == {"data", "forward", "backward", "optimizer"}
     bits = [record["bits_per_byte"] for record in records(run.out, "validation")]
     assert bits[-1] < 0.6 * bits[0]
     model = HfModel.load(run.out / "hf")  # as `cpplm evaluate --hf_dir` does
@@ -150,7 +152,7 @@ def packed_batch() -> Batch:
 def test_conversations_do_not_see_each_other(family: str) -> None:
     torch.manual_seed(0)
     model = FAMILIES[family](400).eval()
-    packs = isolates_conversations(model)
+    packs = isolates_documents(model)
     assert packs == (family != "mamba")  # whose state runs through
     sums = []
     for given, rows in ((packs, packed_rows), (False, single_rows)):

@@ -102,7 +102,7 @@ def serving(
     model = ServedModel(engine, NAME, supports_fim, stage, settings.model.run, created=1_700_000_000)
     application = build(model, settings, adapters)
     bound, url = listen(network)
-    server = UvicornServer(application, settings)
+    server = UvicornServer(application, network, settings.requests.grace)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])), name="server")
     thread.start()
     try:

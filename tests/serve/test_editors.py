@@ -6,12 +6,13 @@ autoload/llama.vim. Continue: core/llm/llms/OpenAI.ts, `_streamFim` and `_conver
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.settings import ProjectSettings, SamplingSettings
 from cpplm.serve.api.infill import InfillStop, infill_context
 from cpplm.serve.request_builder import RequestBuilder, ServedModel
 from cpplm.serve.settings import RequestSettings
@@ -60,23 +61,70 @@ def test_a_completion_at_the_cursor(served: Served, engine: Engine) -> None:
         assert timings[name] > 0
 
 
-def test_what_is_read_ahead_stays_read(served: Served) -> None:
+def test_what_is_read_ahead_stays_read(engine: Engine) -> None:
     """`n_predict` 0 tells of pieces of other files before they are needed; they come first in the prompt."""
-    ahead = {
-        "input_prefix": "", "input_suffix": "", "input_extra": EXTRA * 3, "prompt": "", "n_predict": 0,
-        "samplers": [], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1,
-    }  # fmt: skip
-    answer = served.post("/infill", ahead).json()
-    assert (answer["content"], answer["tokens_predicted"]) == ("", 0)
-    served.settle()
-    tokenizer, scheduler = served.engine.engine.tokenizer, served.engine.scheduler
-    extra = tokenizer.encode("".join(each["text"] + "\n" for each in EXTRA * 3))
-    body = llama_vscode(input_extra=EXTRA * 3)
-    assert served.post("/infill", body).status_code == 200
-    served.settle()
-    sequence = scheduler.cache.begin((BOS, FIM_PREFIX, *extra))
-    assert sequence.length >= len(extra) // 16 * 16 - 16
-    scheduler.cache.release(sequence)
+    with serving(engine, requests=RequestSettings(fim_order="psm")) as served:
+        ahead = {
+            "input_prefix": "", "input_suffix": "", "input_extra": EXTRA * 3, "prompt": "", "n_predict": 0,
+            "samplers": [], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1,
+        }  # fmt: skip
+        answer = served.post("/infill", ahead).json()
+        assert (answer["content"], answer["tokens_predicted"]) == ("", 0)
+        served.settle()
+        tokenizer, scheduler = served.engine.engine.tokenizer, served.engine.scheduler
+        extra = tokenizer.encode("".join(each["text"] + "\n" for each in EXTRA * 3))
+        body = llama_vscode(input_extra=EXTRA * 3)
+        assert served.post("/infill", body).status_code == 200
+        served.settle()
+        sequence = scheduler.cache.begin((BOS, FIM_PREFIX, *extra))
+        assert sequence.length >= len(extra) // 16 * 16 - 16
+        scheduler.cache.release(sequence)
+
+
+def test_text_of_the_project_stands_before_the_prefix(engine: Engine, tmp_path: Path) -> None:
+    last = PREFIX.split("\n")[-2]
+    (tmp_path / "other.cpp").write_text(f"{last}\nint of_the_project;\n")
+    with serving(engine, project=ProjectSettings(tmp_path)) as served:
+        body = llama_vscode(temperature=0, n_indent=0, input_file="a.cpp", t_max_predict_ms=60_000)
+        found = served.post("/infill", body).json()
+        extra = "".join(each["text"] + "\n" for each in EXTRA) + f"{last}\nint of_the_project;\n\n"
+        prompt = extra + PREFIX + "    return wid"
+        request = engine.request(prompt, SUFFIX, settings=SamplingSettings(24, 0, 40, top_p=0.99))
+        assert found["tokens_evaluated"] == len(request.ids)
+        (expected,) = next(iter(engine.complete_many([request]))).completions
+        assert found["content"] == expected.text
+        answer = served.post("/infill", {**body, "input_file": "../secret.cpp"})
+        assert answer.status_code == 400
+        assert "is not in the project" in answer.json()["error"]["message"]
+        served.settle()
+
+
+def test_lines_of_the_project_are_answers_where_they_are_likely(engine: Engine, tmp_path: Path) -> None:
+    around = ["open(a, b);", "if (c) {", "begin(1.5);", "}", "close(d);"]
+    (tmp_path / "other.cpp").write_text("\n".join([*around[:3], "one(2);", "two *= 3;", *around[3:]]) * 3)
+    body = llama_vscode(
+        input_prefix="\n".join(around[:3]) + "\n", prompt="", input_suffix="\n" + "\n".join(around[3:]),
+        n_indent=0, input_file="a.cpp",
+    )  # fmt: skip
+    with serving(engine, project=ProjectSettings(tmp_path, 0.01)) as served:
+        found = served.post("/infill", body).json()
+        assert (found["content"], found["stop_type"], found["tokens_predicted"]) == (
+            "one(2);\ntwo *= 3;",
+            "eos",
+            0,
+        )
+        assert 0.01 < found["project_probability"] < 1
+        assert found["tokens_evaluated"] == 0  # the model read nothing
+        stopped = served.post("/infill", {**body, "stop": ["two"]}).json()
+        assert stopped["content"] == "one(2);\n"
+        assert served.post("/infill", {**body, "stream": True}).text.count("data:") == 1
+        ahead = served.post("/infill", {**body, "n_predict": 0}).json()
+        assert (ahead["content"], ahead["project_probability"]) == ("", 0)
+        served.settle()
+    with serving(engine, project=ProjectSettings(tmp_path, 1)) as served:
+        found = served.post("/infill", body).json()
+        assert found["project_probability"] == 0
+        assert found["tokens_predicted"] > 0
 
 
 @pytest.mark.parametrize("suffix", [{}, {"input_suffix": ""}, {"input_suffix": "\n\n"}])
@@ -234,9 +282,9 @@ def test_extras_stay_the_same_while_somebody_types(builder: RequestBuilder) -> N
     assert len(begins) == 1
 
 
-def test_the_suffix_may_come_first(engine: Engine) -> None:
+def test_the_suffix_comes_first(engine: Engine) -> None:
     """Then an editor's next request goes on where the last one ended."""
-    with serving(engine, requests=RequestSettings(fim_order="spm")) as served:
+    with serving(engine) as served:
         found = served.post(
             "/infill", llama_vscode(temperature=0, n_indent=0, input_extra=[], top_k=0, top_p=1)
         )

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from cpplm.core.shards import ShardReader
+from cpplm.evaluate.fim.holes import FimHole
+from cpplm.evaluate.texts import Text
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
+from cpplm.tokenizer.tokenizer import Tokenizer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = sorted(
@@ -69,3 +73,19 @@ def test_passing_is_found_between_two_points() -> None:
     assert passing_time(curve, 4.0) == pytest.approx(5)
     assert passing_time(curve, 1.9) is None
     assert passing_time(curve, 6.0) == 0
+
+
+def test_baselines_of_completion(corpus: Path, tokenizer: Tokenizer) -> None:
+    baselines = importlib.import_module("completion_baselines")
+    text = next(text for _, text in ShardReader(corpus).texts("train"))
+    start, end = text.index("\n", len(text) // 3) + 1, text.index("\n", len(text) // 2)
+    hole = FimHole("x", "single", "p/own", text[:start], "?", text[end:], text[:start], text[end:])
+    own, other = (Text(each, "p", path=name) for name, each in {"own": text[:start], "other": text}.items())
+    held_out = baselines.HeldOut([hole], {"p/own": own}, {"p": [own, other]})
+    expected = text[start:].split("\n", 1)[0]
+    assert baselines.LineCopy(held_out, project=True)(hole) == expected
+    assert baselines.LineCopy(held_out, project=False)(hole) != expected
+    assert baselines.TokenCopy(held_out, tokenizer)(hole) == expected
+    line = baselines.BackoffModel(corpus, tokenizer)(hole)
+    assert line
+    assert any(line in each.split("\n") for _, each in ShardReader(corpus).texts("train"))

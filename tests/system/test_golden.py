@@ -39,6 +39,8 @@ TINYLIB = Path(__file__).parents[2] / "examples" / "tinylib"
 CLOSE = 2e-5 if torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"} else 1e-2
 # Logits of what was trained: processors with the same instructions differ by 5e-4, not by their losses.
 CLOSE_LOGITS = max(CLOSE, 2e-3)
+# XLA compiles for each processor anew: two of the same instructions have differed by 3e-5.
+CLOSE_JAX = max(CLOSE, 3e-4)
 # Of each column its names, the present one or earlier and later ones. What is not here is no golden value.
 COLUMNS = {
     "text": ("text",), "id": ("id",), "project": ("project",), "files": ("files",), "sources": ("sources",),
@@ -289,14 +291,16 @@ def test_losses_of_the_plain_model(corpus: Path, tokenizer: Path, tmp_path: Path
     check("losses, plain", losses(train(corpus, tokenizer, tmp_path / "run", *PLAIN, *TORCH)))
 
 
+@pytest.mark.slow
 def test_losses_of_jax(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    check("losses, plain, JAX", losses(train(corpus, tokenizer, tmp_path / "run", *PLAIN, *JAX)))
+    found = losses(train(corpus, tokenizer, tmp_path / "run", *PLAIN, *JAX))
+    check("losses, plain, JAX", found, CLOSE_JAX)
 
 
 @pytest.mark.slow
 def test_losses_of_jax_with_every_feature(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     found = losses(train(corpus, tokenizer, tmp_path / "run", *EVERY_FEATURE, *JAX))
-    check("losses, every feature, JAX", found)
+    check("losses, every feature, JAX", found, CLOSE_JAX)
 
 
 def test_bits_per_byte(run: Path, corpus: Path) -> None:
@@ -308,13 +312,14 @@ def test_texts(run: Path) -> None:
     write = ("generate", run, "--max_new_tokens", 64, *ENGINE)
     greedy, varied = ("--temperature", 0), ("--temperature", 0, "--frequency_penalty", 1)
     hole = ("--fim", "--prompt", "int solve() {\n", "--suffix", "\n}\n")
+    prefix_first = ("--fim_order", "psm")
     found = {
         "greedy": figures(*write, *greedy, "--prompt", "double "),
         "greedy, varied": figures(*write, *varied, "--prompt", "double "),
         "sampled": figures(*write, "--prompt", "namespace ", "--num_samples", 3, "--seed", 7),
-        "filled in": figures(*write, *hole, *varied),
-        "filled in, sampled": figures(*write, *hole, "--num_samples", 3),
-        "filled in, sampled, suffix first": figures(*write, *hole, "--num_samples", 3, "--spm"),
+        "filled in": figures(*write, *hole, *varied, *prefix_first),
+        "filled in, sampled": figures(*write, *hole, "--num_samples", 3, *prefix_first),
+        "filled in, sampled, suffix first": figures(*write, *hole, "--num_samples", 3),
     }
     check("texts", {name: [told["completions"], told["finish_reasons"]] for name, told in found.items()})
 

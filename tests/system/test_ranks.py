@@ -64,6 +64,23 @@ def test_ranks_train_as_one_process_does(
 
 
 @pytest.mark.slow
+def test_ranks_distill_into_rounded_weights_as_one_process_does(
+    alone: Path, corpus: Path, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    """`compress qat`: activations of all ranks' rows for the first scales, the teacher on each rank."""
+    about = ("compress", "qat", corpus, "--run", alone, "--num_iterations", "3", "--recipe", "mlp=half2:g32",
+             "--init", "activation", "--precision", "fp32", "--no_compile", "--eval_every", "2")  # fmt: skip
+    found = []
+    for ranks, rows in ((1, 16), (2, 4)):
+        out = tmp_path / str(ranks)
+        with start_cpplm(*about, "--device_batch_size", rows, "--out", out, ranks=ranks) as process:
+            _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        found.append(losses(records(out)))
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_ranks(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
     small = ("--device_batch_size", "4")
     out = tmp_path / "changing"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.tokenizer.visualize import to_html, to_terminal
+from cpplm.tokenizer.visualize import to_html, to_shaded_html, to_terminal
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 CODE = "int main() {\n\treturn 0;\n}\n"
@@ -43,10 +43,13 @@ def test_nothing_in_the_text_steers_terminal_or_page(tokenizer: Tokenizer, data:
     plain = ESCAPE.sub("", to_terminal(tokenizer, ids))
     assert all(character in "\n\t" or character.isprintable() for character in plain)
     page = to_html(tokenizer, ids)
-    assert page.count("<span") == page.count("</span>") == len(ids)
-    assert page.count("<") == 2 * len(ids) + 2
-    inside = html.unescape(re.sub(r"<[^>]*>", "", page)).rstrip("\n")
-    assert inside == plain.rstrip("\n")
+    shaded = to_shaded_html(tokenizer, ids, [2.5] * len(ids), most=2)
+    assert shaded.count("1.00)") >= len(ids)  # as dark as can be
+    for each in (page, shaded):
+        assert each.count("<span") == each.count("</span>") == len(ids)
+        assert each.count("<") == 2 * len(ids) + 2
+        inside = html.unescape(re.sub(r"<[^>]*>", "", each)).rstrip("\n")
+        assert inside == plain.rstrip("\n")
 
 
 def test_html_names_the_token(tokenizer: Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import torch
 import torch.multiprocessing
 
 from cpplm.train.distributed import init_distributed
+
+_PATIENCE = 240.0  # seconds after which a process shows where it is, and ends: others may wait for it
 
 
 def in_processes(size: int, function: Callable[..., None], *arguments: Any) -> None:
@@ -27,6 +30,7 @@ def in_processes(size: int, function: Callable[..., None], *arguments: Any) -> N
 def _process(
     index: int, size: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
+    faulthandler.dump_traceback_later(_PATIENCE, exit=True)
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

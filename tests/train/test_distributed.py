@@ -9,6 +9,7 @@ import torch
 import torch.distributed as torch_dist
 
 from cpplm.core.errors import UserError
+from cpplm.train.attempt import Attempt
 from cpplm.train.checkpoint.resume import open_shared_storage
 from cpplm.train.distributed import (
     SINGLE_PROCESS,
@@ -88,8 +89,8 @@ def talk(dist: DistContext, folder: Path) -> None:
     with dist.raise_on_all_ranks():
         pass
     with pytest.raises(UserError, match="of the first process is not seen"):  # an --out on a disk of its own
-        open_shared_storage(folder / f"of process {index}", dist)
-    open_shared_storage(folder / "shared", dist)
+        open_shared_storage(folder / f"of process {index}", dist, Attempt(""))
+    open_shared_storage(folder / "shared", dist, Attempt(""))
     assert dist.run_on_first(lambda: list(map(str, (folder / "shared").iterdir()))) == []
     dist.assert_same_on_all_ranks({"rate": 0.1, "data": {"path": "a", "sizes": (1, 2)}})
     with pytest.raises(UserError, match=r"process 1 differs from the first one: data\.path b, not a; rate"):

@@ -3,15 +3,19 @@
 import dataclasses
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from cpplm.core.errors import UserError
+from cpplm.dataloader.loader import Batch
 from cpplm.model.flops import count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.memory_log import MEMORY_PARTS, MemoryLogSettings
 from cpplm.train.pretrain import pretrain
-from cpplm.train.profiling import MEMORY_PARTS, ProfileCallback
+from cpplm.train.profiling import ProfileCallback
 from cpplm.train.report.html import write_page
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.torch_profiler import MOST_OPERATIONS
@@ -87,14 +91,59 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the figures are those of a CPU")
 def test_parts_of_the_memory_of_a_real_run(settings: TrainSettings) -> None:
-    pretrain(dataclasses.replace(settings, eval_every=-1, memory_every=3, num_iterations=6))
+    watched = MemoryLogSettings(memory_every=3)
+    pretrain(dataclasses.replace(settings, eval_every=4, memory=watched, num_iterations=6))
     measured = records(settings.out, "memory")
-    assert [record["step"] for record in measured] == [1, 3, 6]
+    assert [(record["step"], record["when"]) for record in measured] == [
+        (0, "init"), (1, "warmup"), (3, "train"), (4, "train"), (6, "train"), (6, "train"),
+    ]  # fmt: skip
+    of_step = {"data", "forward", "backward", "optimizer"}
+    assert [set(record["phases"]) for record in measured] == [
+        set(), of_step, of_step, {"eval"}, of_step, {"save", "eval"},
+    ]  # fmt: skip
     config = model_config(settings, Tokenizer.load(settings.tokenizer).vocab_size)
     parameters = 4 * count_parameters(config)["total"]
-    for record in measured:
+    for record in measured[1:]:
         assert record["gradients_bytes"] == parameters
         assert parameters <= record["weights_bytes"] < 1.1 * parameters  # with tables that do not learn
         assert 0.9 * parameters < record["optimizer_bytes"] < 2.1 * parameters
         assert sum(record[part] for part in MEMORY_PARTS) == record["peak_bytes"] >= record["held_bytes"] > 0
-    assert "optimizer state" in write_page(settings.out).read_text()
+        assert record["logits_bytes"] == 4 * 4 * 32 * config.vocab_size
+        for phase in record["phases"].values():
+            assert 1.01 * record["peak_bytes"] > phase["peak_bytes"] >= phase["held_bytes"] > 0
+    html = write_page(settings.out).read_text()
+    assert "optimizer state" in html and "<td>backward</td><td>first step</td>" in html
+
+
+class Takes(Callback):
+    """Holds many bytes for a moment while it waits for data."""
+
+    def on_start(self, trainer: Trainer) -> None:
+        rest = trainer.batches
+
+        def batches() -> Iterator[Batch]:
+            for batch in rest:
+                torch.ones(2**24).sum()
+                yield batch
+
+        trainer.batches = batches()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the figures are those of a CPU")
+def test_what_a_phase_takes_stands_in_that_phase(settings: TrainSettings) -> None:
+    watched = MemoryLogSettings(memory_every=2, memory_level="metrics")
+    pretrain(dataclasses.replace(settings, eval_every=-1, memory=watched, num_iterations=2), [Takes()])
+    phases = records(settings.out, "memory")[2]["phases"]
+    taken = {name: found["peak_bytes"] - found["held_bytes"] for name, found in phases.items()}
+    assert taken["data"] > 2**25 > 2 * max(taken[name] for name in ("forward", "backward", "optimizer"))
+    assert records(settings.out, "memory")[2]["compiled_graphs"] >= 0
+
+
+def test_bad_memory_settings(settings: TrainSettings) -> None:
+    with pytest.raises(UserError, match="does nothing with --memory_every -1"):
+        MemoryLogSettings(-1, "basic")
+    with pytest.raises(UserError, match="--memory_every 0"):
+        MemoryLogSettings(0)
+    with pytest.raises(UserError, match="--memory_level hlo does nothing without --backend jax"):
+        pretrain(dataclasses.replace(settings, memory=MemoryLogSettings(memory_level="hlo")))
+    assert not settings.out.exists()

@@ -160,6 +160,7 @@ def found(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
     return together([folder / f"rank{rank}.pt" for rank in range(RANKS)])
 
 
+# The one that `make test` runs: for tests in two workers the ranks would run twice.
 def test_losses_and_norms_are_those_of_one_process(found: dict[str, Any], reference: dict[str, Any]) -> None:
     torch.testing.assert_close(
         torch.tensor(found["figures"]), torch.tensor(reference["figures"]), rtol=1e-5, atol=1e-5
@@ -167,6 +168,7 @@ def test_losses_and_norms_are_those_of_one_process(found: dict[str, Any], refere
     assert found["validation"] == pytest.approx(reference["validation"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_end_is_that_of_one_process(found: dict[str, Any], reference: dict[str, Any]) -> None:
     """But for one element of a thousand: what is next to nothing becomes as large as all else in AdamW, and
     so does its rounding."""
@@ -178,11 +180,13 @@ def test_the_end_is_that_of_one_process(found: dict[str, Any], reference: dict[s
             assert difference.max() < 1e-3, name
 
 
+@pytest.mark.slow
 def test_ranks_continue_what_one_process_saved(found: dict[str, Any], reference: dict[str, Any]) -> None:
     expected = torch.tensor(reference["figures"][HALF:])
     torch.testing.assert_close(torch.tensor(found["continued"]), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_process_continues_what_ranks_saved(found: dict[str, Any], reference: dict[str, Any]) -> None:
     model, optimizer = build(SINGLE_PROCESS, found["middle"])
     figures = train(SINGLE_PROCESS, model, optimizer, range(HALF, STEPS))
@@ -190,6 +194,7 @@ def test_one_process_continues_what_ranks_saved(found: dict[str, Any], reference
     torch.testing.assert_close(torch.tensor(figures), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_estimates_of_weights_and_state_are_exact(found: dict[str, Any]) -> None:
     sizes = (ROWS // RANKS // RANKS, ROWS * CONFIG.max_seq_len)
     plan = MemoryPlan(CONFIG, KernelSettings(), torch.float32, *sizes, shard=True, normuon=True)
@@ -232,6 +237,7 @@ def everything(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     return torch.load(folder / "everything.pt", weights_only=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_of_every_feature(everything: dict[str, Any], dtype: torch.dtype) -> None:
     """Each rank's rows in a pass of their own, so that in bfloat16, too, only the order of sums differs."""
@@ -249,6 +255,7 @@ def test_gradients_of_every_feature(everything: dict[str, Any], dtype: torch.dty
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_a_shard_begins_with_the_values_of_one_process(everything: dict[str, Any]) -> None:
     model = Transformer(EVERYTHING)
     init_weights(model, 5)

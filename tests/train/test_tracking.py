@@ -70,7 +70,7 @@ def test_wandb_draws_over_our_steps_and_continues_its_run(
     rows: list[dict[str, float]] = []
     run = SimpleNamespace(define_metric=lambda *names, **how: rows.append(how), log=rows.append)
     fake = SimpleNamespace(init=lambda **how: sessions.append(how) or run)
-    monkeypatch.setattr("cpplm.train.tracking._optional", lambda *names: fake)
+    monkeypatch.setattr("cpplm.train.tracking.import_tracker", lambda *names: fake)
     for _ in range(2):
         tracker = WandbTracker("project", "name", tmp_path, {"depth": 4})
         tracker.log(6, {"loss": 1.0})
@@ -87,7 +87,7 @@ def test_weights_and_biases_that_refuses_is_one_clear_line(
         raise ConnectionRefusedError("No API key\nconfigured")
 
     fake = SimpleNamespace(init=init, errors=SimpleNamespace(Error=ConnectionRefusedError))
-    monkeypatch.setattr("cpplm.train.tracking._optional", lambda *names: fake)
+    monkeypatch.setattr("cpplm.train.tracking.import_tracker", lambda *names: fake)
     with pytest.raises(UserError, match=r"cannot be used: No API key configured.*wandb login"):
         WandbTracker("project", "name", tmp_path, {})
 

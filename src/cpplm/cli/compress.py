@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from cpplm.cli.report import Report
 from cpplm.cli.train import summary_report
-from cpplm.compress.check import check_run
-from cpplm.compress.check import records as check_records
-from cpplm.compress.check import table as check_table
 from cpplm.compress.compare import compare as compare_models
-from cpplm.compress.compare import page, records, table
+from cpplm.compress.compare import page_values, records, table
+from cpplm.compress.hf import quantize_hf
+from cpplm.compress.hf_compare import compare_hf
+from cpplm.compress.hf_qat import train_hf_quantized
 from cpplm.compress.kd.build import build_cache as write_cache
 from cpplm.compress.kd.cache import KDCache
 from cpplm.compress.kd.settings import CacheBuildSettings, CacheSettings
 from cpplm.compress.kd.stats import cache_figures
+from cpplm.compress.layer_checks import check_run
+from cpplm.compress.layer_checks import records as check_records
+from cpplm.compress.layer_checks import table as check_table
 from cpplm.compress.qat import train_quantized
 from cpplm.compress.quantize import quantize_run
 from cpplm.compress.settings import CheckSettings, CompareSettings, QatSettings, QuantizeSettings
 from cpplm.core.errors import UserError
-from cpplm.core.storage import Storage
+from cpplm.core.storage import Storage, is_hf_folder
 from cpplm.core.text import pluralize
+from cpplm.train.report.html import render_page
 
 
 def quantize(settings: QuantizeSettings) -> Report:
     """Round, or pack what training has rounded."""
+    if is_hf_folder(settings.run):
+        size = quantize_hf(settings)
+        return Report(f"{size / 1e6:,.2f} MB in {settings.out}", {"path": str(settings.out), "bytes": size})
     packed = quantize_run(settings)
     return Report(
         f"{packed.size / 1e6:,.2f} MB in {packed.path()}", {"path": packed.path(), "bytes": packed.size}
@@ -31,7 +38,8 @@ def quantize(settings: QuantizeSettings) -> Report:
 
 def qat(settings: QatSettings) -> Report:
     """Train, or go on."""
-    return summary_report(train_quantized(settings))
+    is_hf = is_hf_folder(settings.run)
+    return summary_report((train_hf_quantized if is_hf else train_quantized)(settings))
 
 
 def check(settings: CheckSettings) -> Report:
@@ -42,9 +50,10 @@ def check(settings: CheckSettings) -> Report:
 
 def compare(settings: CompareSettings) -> Report:
     """Measure what was lost."""
-    results = compare_models(settings)
+    results = (compare_hf if is_hf_folder(settings.teacher) else compare_models)(settings)
     if settings.page is not None:
-        Storage(settings.page.parent, create=True).write(settings.page.name, page(results, settings).encode())
+        html = render_page("compression_page.html.jinja", page_values(results, settings))
+        Storage(settings.page.parent, create=True).write(settings.page.name, html.encode())
     return Report(table(results), {"models": records(results)})
 
 

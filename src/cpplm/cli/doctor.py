@@ -15,6 +15,9 @@ from typing import Any
 import psutil
 
 from cpplm.cli.report import Report
+from cpplm.cloud.settings import DoctorSettings
+from cpplm.cloud.tpu_probes import Machine
+from cpplm.cloud.troubleshooting import diagnose
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import (
     choose_device,
@@ -24,7 +27,6 @@ from cpplm.core.hardware import (
     environment,
     has_fast_bf16,
 )
-from cpplm.core.settings import NoSettings
 from cpplm.evaluate.problems import load_problems
 from cpplm.judge.headers import find_missing_headers, included_headers
 from cpplm.model.kernels.attention import ATTENTION, AttentionRequest
@@ -61,21 +63,34 @@ def _need(name: str, value: str, ok: bool, fix: str, *, needed: bool = False) ->
     return Check(name, value, ok, needed, "" if ok else fix)
 
 
-def doctor(_: NoSettings) -> Report:
-    """Look at everything and print one line each."""
+def doctor(settings: DoctorSettings) -> Report:
+    """Look at everything and print one line each; with `--tpu`, at what training on TPUs needs."""
+    if settings.tpu:
+        return _doctor_tpu(Machine(settings.bucket))
     findings = [*_hardware(), *_tpu(), *_kernels(), *_compilers(), *_sandbox(), *_libraries()]
-    rows = [_row(finding) for finding in findings]
+    marks = ("     ok", "     --", "MISSING")
+    rows = [_row(marks[0 if f.ok else 2 if f.needed else 1], f.name, f.value, f.fix) for f in findings]
     broken = [f.name for f in findings if f.needed and not f.ok]
     rows.append(f"missing: {', '.join(broken)}" if broken else "everything that 'make demo' needs is here")
     figures: dict[str, Any] = {f.name: {"value": f.value, "ok": f.ok, "fix": f.fix} for f in findings}
     return Report("\n".join(rows), {"ready": not broken, "findings": figures})
 
 
-def _row(finding: Check) -> str:
-    lines = textwrap.wrap(finding.value, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
-    mark = "     ok" if finding.ok else "MISSING" if finding.needed else "     --"
-    text = f"{mark} {finding.name:24} " + f"\n{'':33}".join(lines)
-    return text + (f"\n{'':9}-> {finding.fix}" if finding.fix else "")
+def _doctor_tpu(machine: Machine) -> Report:
+    """Probe everything; the status is 1 if training would fail."""
+    diagnoses = diagnose(machine)
+    marks = {"ok": "     ok", "warning": "   WARN", "failure": "   FAIL"}
+    rows = [_row(marks[d.level], d.name, d.value, d.fix) for d in diagnoses]
+    failed = [d.name for d in diagnoses if d.level == "failure"]
+    rows.append(f"training would fail: {', '.join(failed)}" if failed else "training would work here")
+    findings = {d.name: {"level": d.level, "value": d.value, "fix": d.fix} for d in diagnoses}
+    return Report("\n".join(rows), {"ready": not failed, "findings": findings}, status=int(bool(failed)))
+
+
+def _row(mark: str, name: str, value: str, fix: str) -> str:
+    lines = textwrap.wrap(value, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+    text = f"{mark} {name:24} " + f"\n{'':33}".join(lines)
+    return text + (f"\n{'':9}-> {fix}" if fix else "")
 
 
 def _hardware() -> Iterator[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from cpplm.cli.report import Report, sanitize
@@ -11,10 +12,15 @@ from cpplm.core.progress import log_info
 from cpplm.core.run_log import run_folder
 from cpplm.core.storage import Storage
 from cpplm.generate.engine import Engine
+from cpplm.generate.grammar import GrammarSpec
 from cpplm.generate.load import load_engine
+from cpplm.generate.project.context import ProjectContext, truncate_with_context
+from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.samples import example_completions
-from cpplm.generate.sequence import CompletionOutput
-from cpplm.generate.settings import CURSOR, DraftSettings, GenerateSettings, SchedulerLimits
+from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import CURSOR, DraftSettings, FormSettings, GenerateSettings, SchedulerLimits
+from cpplm.generate.truncation import fit_prompt, token_ends
+from cpplm.generate.valid_cpp import cpp_context
 
 
 def generate(settings: GenerateSettings) -> Report:
@@ -26,6 +32,9 @@ def generate(settings: GenerateSettings) -> Report:
     prefix, suffix = texts
     if settings.fim and not checkpoint.supports_fim:
         log_info("cpplm: this model was not trained to fill in (--fim_rate): what it writes will hardly fit")
+    lines = _project_lines(engine, settings, prefix, suffix)
+    if lines is not None:
+        return _retrieved(lines, checkpoint.step, prefix, suffix or "")
     completions, drafts = _write(engine, settings, prefix, suffix)
     figures = {
         "step": checkpoint.step,
@@ -89,9 +98,7 @@ def _write(
     Raises:
         UserError: the prompt leaves no room in the context; nothing is printed then.
     """
-    request = engine.request(
-        prefix, suffix, settings=settings.sampling, num_samples=settings.num_samples, spm=settings.spm
-    )
+    request = _request(engine, settings, prefix, suffix)
     scheduler = engine.scheduler(_limits(settings))
     scheduler.submit(request)
     streams = settings.num_samples == 1
@@ -110,6 +117,71 @@ def _write(
             _print("\n")
     drafts = {"drafted": scheduler.num_drafted, "accepted": scheduler.num_accepted}
     return [done[number] for number in sorted(done)], drafts if settings.draft != "off" else {}
+
+
+def _grammar_spec(form: FormSettings) -> GrammarSpec | None:
+    """Grammar of completions, its file read; None for any text.
+
+    Raises:
+        UserError: a file cannot be read, or is no text.
+    """
+    if form.regex is not None:
+        return GrammarSpec("regex", form.regex)
+    path = form.schema or form.grammar
+    if path is None:
+        return None
+    try:
+        return GrammarSpec("json_schema" if form.schema else "grammar", path.expanduser().read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}", fix="Give a text file.") from error
+
+
+def _request(
+    engine: Engine, settings: GenerateSettings, prefix: str, suffix: str | None
+) -> GenerationRequest:
+    """The prompt; with --project cut to the context, with text of the project in front."""
+    spec = _grammar_spec(settings.form)
+    grammar = engine.grammars.compile(spec) if spec is not None else None
+
+    def ask(before: str | bytes, behind: str | bytes | None) -> GenerationRequest:
+        request = engine.request(
+            before, behind, settings=settings.sampling, num_samples=settings.num_samples,
+            spm=settings.fim_order == "spm", grammar=grammar,
+        )  # fmt: skip
+        return replace(request, valid=cpp_context(prefix, suffix) if settings.form.valid else None)
+
+    folder = settings.project.project
+    if folder is None or suffix is None:
+        return ask(prefix, suffix)
+    ends = token_ends(engine.tokenizer)
+    source = ProjectContext(folder, ends).source(settings.file, prefix, suffix)
+
+    def attempt(room: int) -> tuple[GenerationRequest, int]:
+        request = ask(*truncate_with_context(prefix, suffix, room, ends, source))
+        return request, engine.num_prompt_tokens(request)
+
+    return fit_prompt(engine.model.config.max_seq_len, settings.sampling.max_new_tokens, attempt)[0]
+
+
+def _project_lines(
+    engine: Engine, settings: GenerateSettings, prefix: str, suffix: str | None
+) -> RetrievedLines | None:
+    """Lines of the project that are likely what belongs into the hole."""
+    folder = settings.project.project
+    if folder is None or suffix is None or settings.form != FormSettings() or settings.num_samples > 1:
+        return None
+    context = ProjectContext(folder, token_ends(engine.tokenizer), settings.project.project_lines)
+    return context.lines(settings.file, prefix, suffix)
+
+
+def _retrieved(lines: RetrievedLines, step: int, prefix: str, suffix: str) -> Report:
+    figures = {
+        "step": step, "prompt": prefix, "suffix": suffix, "completions": [lines.text],
+        "finish_reasons": ["project"], "probability": lines.probability,
+    }  # fmt: skip
+    log_info(f"cpplm: lines of the project, right with probability {lines.probability:.2f}")
+    text = sanitize(prefix) + sanitize(lines.text, "1") + sanitize(suffix)
+    return Report(text.removesuffix("\n"), figures)
 
 
 def _print(text: str) -> None:

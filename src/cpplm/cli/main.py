@@ -3,7 +3,7 @@
 Only the settings of the command that was asked for are imported, and the command itself once they are
 sound, so help and wrong flags are answered at once, however heavy the rest is. A command is a function with
 one parameter, annotated with its settings class; it returns a `Report`. Exit status: 0 success, 2 bad input
-or settings, 1 anything else, 130 interrupted.
+or settings, 1 anything else, 130 interrupted (75 as an attempt at a managed run).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 EXTRAS = {
     "fastapi": "[serve]",
     "jax": "[tpu]",
+    "optuna": "[sweep]",
     "prometheus_client": "[serve]",
     "uvicorn": "[serve]",
 }
@@ -128,6 +129,8 @@ def run(arguments: list[str]) -> None:
             print(report.text)
         if shared_flags.json:
             print(json.dumps(report.figures, sort_keys=True))
+        if report.status:
+            raise SystemExit(report.status)
 
 
 def _description(name: str) -> str:
@@ -173,7 +176,9 @@ def main() -> None:
     except KeyboardInterrupt:
         goes_on = "; the same command continues from here" if _resumes(sys.argv[1:]) else ""
         print(f"cpplm: interrupted{goes_on}", file=sys.stderr)
-        raise SystemExit(130) from None
+        from cpplm.core.shutdown import interrupted_status  # noqa: PLC0415  (keeps `cpplm --help` free of psutil)
+
+        raise SystemExit(interrupted_status()) from None
     except BrokenPipeError:  # whoever read our output has enough
         _drop_stdout()
         raise SystemExit(1) from None

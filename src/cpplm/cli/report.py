@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +13,24 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class Report:
-    """Text for people on stdout; figures for programs with `--json`."""
+    """Text for people on stdout; figures for programs with `--json`; the exit status."""
 
     text: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
+    status: int = 0
+
+
+def text_table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Rows as lines of columns: the first `left` ones aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def escape_control(text: str) -> str:

@@ -6,8 +6,9 @@ import contextlib
 
 from cpplm.cli.report import Report
 from cpplm.generate.load import load_adapter, load_engine
+from cpplm.serve.app import serve_until_stopped
 from cpplm.serve.request_builder import ServedModel
-from cpplm.serve.server import listen, serve_until_stopped
+from cpplm.serve.server import listen
 from cpplm.serve.settings import ServeSettings
 
 

@@ -32,8 +32,8 @@ class AutoSnap(Callback):
 
     @override
     def on_start(self, trainer: Trainer) -> None:
-        """Of a run that goes on, the checkpoint has the scales of the last comparison, the log the rest. What
-        was frozen just after the checkpoint was saved is frozen again."""
+        """Go on where a run stands: the checkpoint has the scales of the last comparison, the log the rest.
+        What was frozen just after the checkpoint was saved is frozen again."""
         step = trainer.state.step
         if step and step % trainer.settings.save_every == 0 and step >= self._settings.auto_snap_start_step:
             self._before = self._scales(trainer)

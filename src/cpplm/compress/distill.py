@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -10,25 +10,23 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from cpplm.compress.held_out_rows import held_out_rows
 from cpplm.compress.kd.cache import KDBatch
 from cpplm.compress.kd.losses import ANCHOR_ROWS, distillation_loss
 from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.compress.kd.targets import OnlineTeacher, TeacherTargets, teacher_targets
-from cpplm.compress.sample_rows import sample_rows
+from cpplm.compress.kd.teacher import TeacherForward, states_of
 from cpplm.core.errors import UserError
 from cpplm.dataloader.loader import Batch
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.train.backend import StepLosses, StepPlan
 from cpplm.train.checkpoint.format import Checkpoint
-from cpplm.train.compile import LossFunction, can_compile
+from cpplm.train.compile import LossFunction
 from cpplm.train.distributed import TorchDistContext
 from cpplm.train.torch_backend import TorchTrainModule
 
 _ANCHOR_TOPK = 128  # likeliest tokens of the starting model, as the seed method keeps them
-
-States = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""Hidden states BTC and the divergence of indexers, of ids and documents BT."""
 
 
 class Anchor(NamedTuple):
@@ -36,20 +34,6 @@ class Anchor(NamedTuple):
 
     ids_BT: Tensor
     reference: TeacherTargets
-
-
-def states_of(model: Transformer, *, compiling: bool) -> States:
-    """The hidden states of a model, compiled where that works; tables of n-grams are read outside."""
-
-    def states(
-        ids_BT: Tensor, documents_BT: Tensor | None, ngrams: dict[int, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        return model.states(model.forward_context(ids_BT, None, documents_BT, ngrams))
-
-    fast = torch.compile(states, dynamic=False, fullgraph=True) if compiling else states
-    return lambda ids_BT, documents_BT: fast(
-        ids_BT, documents_BT, model.embed_ngrams(ids_BT, None, documents_BT)
-    )
 
 
 @torch.no_grad()
@@ -60,7 +44,7 @@ def make_anchor(start: Transformer, checkpoint: Checkpoint, location: str) -> An
         UserError: too few documents are held out.
     """
     length, count = start.config.max_seq_len, ANCHOR_ROWS
-    found = sample_rows(checkpoint, location, 2 * count * length)
+    found = held_out_rows(checkpoint, location, 2 * count * length)
     ids = list(chain.from_iterable(row.tolist() for row in found))
     rows = min(count, len(ids) // length)
     if not rows:
@@ -82,6 +66,15 @@ def make_anchor(start: Transformer, checkpoint: Checkpoint, location: str) -> An
     )
 
 
+def cached_targets(batch: KDBatch, device: torch.device) -> TeacherTargets:
+    """The teacher's distributions of a batch from a cache, on a device."""
+    ids_NK, logprobs_NK, tail_N, negatives_NR, log_q = batch.flat_teacher()
+    return TeacherTargets(
+        ids_NK.to(device), logprobs_NK.to(device), tail_N.to(device),
+        None if negatives_NR is None else negatives_NR.to(device), log_q,
+    )  # fmt: skip
+
+
 class DistillTrainModule(TorchTrainModule):
     """Trains a model towards the distributions of a teacher."""
 
@@ -92,7 +85,7 @@ class DistillTrainModule(TorchTrainModule):
         dist: TorchDistContext,
         settings: KDLossSettings,
         *,
-        teacher: Transformer | None,
+        teacher: TeacherForward | None,
         anchor: Anchor | None,
         compiling: bool,
     ) -> None:
@@ -109,12 +102,11 @@ class DistillTrainModule(TorchTrainModule):
         """
         super().__init__(model, optimizer, model.training_losses, dist)
         self._settings, self._teacher, self._anchor = settings, teacher, anchor
-        self._compiling = compiling and can_compile(model.device)
+        self._compiling = compiling
         self._student_states = states_of(model, compiling=self._compiling)
-        self._teacher_states = None if teacher is None else states_of(teacher, compiling=self._compiling)
         self._progress = 0.0
         self.parts: dict[str, float] = {}
-        """Of the last step's loss, by name."""
+        """Parts of the last step's loss, by name."""
 
     @override
     def compile_losses(self) -> LossFunction:
@@ -132,8 +124,10 @@ class DistillTrainModule(TorchTrainModule):
         shares = self._target_shares(passes)
         self.parts = {}
         for batch, share in zip(passes, shares, strict=True):
-            loss, parts = self._loss_of(batch)
-            (share[0] * loss / count).backward()
+            with self.phases.record("forward"):
+                loss, parts = self._loss_of(batch)
+            with self.phases.record("backward"):
+                (share[0] * loss / count).backward()
             for name, value in parts.items():
                 self.parts[name] = self.parts.get(name, 0.0) + float(share[0] * value) / count
             sums[:2] += share[0] * loss.detach() / count
@@ -160,13 +154,6 @@ class DistillTrainModule(TorchTrainModule):
     ) -> TeacherTargets | OnlineTeacher:
         """The teacher's distributions of a batch."""
         if isinstance(batch, KDBatch):
-            ids_NK, logprobs_NK, tail_N, negatives_NR, log_q = batch.flat_teacher()
-            return TeacherTargets(
-                ids_NK.to(self.device), logprobs_NK.to(self.device), tail_N.to(self.device),
-                None if negatives_NR is None else negatives_NR.to(self.device), log_q,
-            )  # fmt: skip
-        assert self._teacher is not None and self._teacher_states is not None  # noqa: S101  (one of the two)
-        with torch.no_grad():
-            hidden_BTC, _ = self._teacher_states(ids_BT, documents_BT)
-        head = self._teacher.lm_head.weight
-        return OnlineTeacher(hidden_BTC.flatten(0, 1), head, self._teacher.config.logit_softcap)
+            return cached_targets(batch, self.device)
+        assert self._teacher is not None  # noqa: S101  (one of the two)
+        return self._teacher(ids_BT, documents_BT)

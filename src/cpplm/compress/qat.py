@@ -12,10 +12,11 @@ from typing_extensions import override
 from cpplm.compress.auto_snap import AutoSnap
 from cpplm.compress.distill import DistillTrainModule, make_anchor
 from cpplm.compress.kd.cache import KDCache
+from cpplm.compress.kd.teacher import Teacher, checkpoint_teacher, find_teacher
 from cpplm.compress.settings import QatSettings
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict
-from cpplm.core.storage import Storage
+from cpplm.core.storage import Storage, is_hf_folder
 from cpplm.dataloader.fim import FimSettings
 from cpplm.dataloader.loader import Batch
 from cpplm.model.config import ModelConfig
@@ -23,19 +24,19 @@ from cpplm.model.settings import QuantizationSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.schedules import LearningRates, Schedule
+from cpplm.post_training.hf_folder import HfFolder
 from cpplm.train.backend import TrainBackend
-from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, open_checkpoint
+from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, Stage, open_checkpoint
 from cpplm.train.checkpoint.parent import open_parent
-from cpplm.train.checkpoint.source import find_source, scaled_rates
+from cpplm.train.checkpoint.source import batch_tokens, find_source, scaled_rates, train_settings_of
 from cpplm.train.checkpoint.weights import load_model
+from cpplm.train.compile import can_compile
 from cpplm.train.data import corpus_fingerprint
 from cpplm.train.distributed import DistContext
 from cpplm.train.pretrain import PretrainRun, RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchBackend, TorchTrainModule
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
-
-_TOKENS_PER_BATCH = 16_384  # of a model that has no record of its own
 
 
 def train_quantized(settings: QatSettings, extra_callbacks: Sequence[Callback] = ()) -> RunSummary:
@@ -46,6 +47,7 @@ def train_quantized(settings: QatSettings, extra_callbacks: Sequence[Callback] =
         KeyboardInterrupt: stopped on request; the state is saved.
     """
     source, lr_scale = find_source(settings.run, settings.out, settings.upload_dir, settings.lr_scale)
+    refuse_other_tokenizer(settings, source.tokenizer().hash)
     training = train_settings(settings, source, lr_scale)
     Storage(settings.out, create=True).write("tokenizer.json", source.tokenizer().to_json())
     callbacks = [DistillationLog(), *extra_callbacks]
@@ -55,17 +57,33 @@ def train_quantized(settings: QatSettings, extra_callbacks: Sequence[Callback] =
     return pretrain(training, callbacks, backend=DistillBackend(training, settings), run_type=run_type)
 
 
-def train_settings(settings: QatSettings, source: Checkpoint, lr_scale: float) -> TrainSettings:
+def refuse_other_tokenizer(settings: QatSettings, tokenizer_hash: str) -> None:
+    """Refuse a teacher that runs beside and has another tokenizer than the student.
+
+    Raises:
+        UserError: it has, or it is not there.
+    """
+    beside = settings.teacher if not settings.kd_cache else ""
+    if beside and find_teacher(beside).tokenizer.hash != tokenizer_hash:
+        raise UserError(f"{beside} has another tokenizer than {settings.run}", fix="Name another --teacher.")
+
+
+def train_settings(settings: QatSettings, source: Checkpoint | HfFolder, lr_scale: float) -> TrainSettings:
     """The training run that the settings describe; what they leave open is as the run of the model had it."""
-    record = source.json("settings.json") if "settings.json" in source.files else {}
-    context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
-    batch = settings.total_batch_size
-    if batch == -1:
-        rows = max(1, settings.device_batch_size) * context
-        batch = max(1, round(record.get("total_batch_size", _TOKENS_PER_BATCH) / rows)) * rows
-    quantization, rates = QuantizationSettings(), LearningRates()  # of an adapter
+    record: dict[str, Any] = {}
+    stage: Stage = "mid"
+    rates = LearningRates()  # of an adapter
+    if isinstance(source, HfFolder):
+        context = source.row_length(settings.max_seq_len)
+        rates, _ = source.rates(lr_scale, settings.lora)
+    else:
+        record = source.json("settings.json") if "settings.json" in source.files else {}
+        context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
+        stage = source.stage if source.stage in ("base", "mid") else "mid"
+        if not settings.lora.lora_rank:
+            rates = scaled_rates(source, lr_scale)
+    quantization = QuantizationSettings()
     if not settings.lora.lora_rank:
-        rates = scaled_rates(source, lr_scale)
         quantization = QuantizationSettings(
             quantize=settings.recipe,
             quantize_init=settings.init,
@@ -74,45 +92,42 @@ def train_settings(settings: QatSettings, source: Checkpoint, lr_scale: float) -
         )
     fim = FimSettings()
     if "fim" in record:
-        fim = from_dict(FimSettings, record["fim"], where=source.path("settings.json"))
-    return TrainSettings(
-        data_dir=settings.data_dir,
+        fim = from_dict(FimSettings, record["fim"], where=f"settings.json of {settings.run}")
+    return train_settings_of(
+        settings,
         tokenizer=settings.out / "tokenizer.json",
-        out=settings.out,
         init_from=settings.run,
-        stage=source.stage if source.stage in ("base", "mid") else "mid",
+        stage=stage,
         quantization=quantization,
-        lora=settings.lora,
         max_seq_len=context,
-        num_iterations=settings.num_iterations,
-        max_minutes=settings.max_minutes,
-        device_batch_size=settings.device_batch_size,
-        total_batch_size=batch,
+        total_batch_size=batch_tokens(record, settings.total_batch_size, settings.device_batch_size, context),
         rates=rates,
         schedule=Schedule(warmdown_ratio=settings.warmdown_ratio, warmup_steps=settings.warmup_steps),
         fim=fim,
-        eval_every=settings.eval_every,
         sample_every=-1,
-        save_every=settings.save_every,
-        save_minutes=settings.save_minutes,
-        keep_last=settings.keep_last,
-        upload_dir=settings.upload_dir,
-        seed=settings.seed,
         backend="torch",
-        device_type=settings.device_type,
-        precision=settings.precision,
-        no_compile=settings.no_compile,
     )
 
 
-def open_teacher(teacher: str, run: str) -> Checkpoint:
-    """The checkpoint of the teacher: the one that is named, else what the run is, or was before rounding.
+def open_teacher(teacher: str, run: str) -> Teacher:
+    """The teacher: the one that is named, else what the run is, or was before rounding.
 
     Raises:
         UserError: it is not there.
     """
-    checkpoint = open_parent(teacher or run)
-    while not teacher and QUANTIZATION in checkpoint.files and checkpoint.parent is not None:
+    if teacher or is_hf_folder(run):
+        return find_teacher(teacher or run)
+    return checkpoint_teacher(first_checkpoint(run))
+
+
+def first_checkpoint(run: str) -> Checkpoint:
+    """The checkpoint of a run, or that of the model before it was rounded.
+
+    Raises:
+        UserError: it is not there.
+    """
+    checkpoint = open_parent(run)
+    while QUANTIZATION in checkpoint.files and checkpoint.parent is not None:
         location, step = checkpoint.parent["location"], checkpoint.parent["step"]
         checkpoint = open_checkpoint(Storage(location), step)
     return checkpoint
@@ -123,9 +138,7 @@ class DistillationLog(Callback):
 
     @override
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
-        module = trainer.train_module
-        assert isinstance(module, DistillTrainModule)  # noqa: S101  (for mypy)
-        trainer.log.write("distillation", step=trainer.state.step, parts=module.parts)
+        trainer.log.write("distillation", step=trainer.state.step, parts=vars(trainer.train_module)["parts"])
 
 
 class DistillBackend(TorchBackend):
@@ -145,21 +158,22 @@ class DistillBackend(TorchBackend):
     @override
     def _module(self, model: Transformer, optimizer: MuonAdamW, settings: TrainSettings) -> TorchTrainModule:
         qat, teacher, anchor = self._qat, None, None
-        load = partial(load_model, device=model.device, compute_dtype=model.compute_dtype)
+        compiling = not settings.no_compile and can_compile(model.device)
         if not qat.kd_cache:
-            teacher = load(open_teacher(qat.teacher, settings.init_from))
-            teacher.requires_grad_(False)
+            source = open_teacher(qat.teacher, settings.init_from)
+            teacher = source.load(model.device, model.compute_dtype, compiling)
         if qat.kd.uses("anchor_weight"):
-            start = open_teacher("", settings.init_from)
-            anchor = make_anchor(load(start), start, qat.data_dir[0])
+            start = first_checkpoint(settings.init_from)
+            before = load_model(start, device=model.device, compute_dtype=model.compute_dtype)
+            anchor = make_anchor(before, start, qat.data_dir[0])
         return DistillTrainModule(
             model, optimizer, self._dist, qat.kd, teacher=teacher, anchor=anchor,
-            compiling=not settings.no_compile,
+            compiling=compiling,
         )  # fmt: skip
 
 
 class CachedRun(PretrainRun):
-    """As `PretrainRun`, with the batches of a cache."""
+    """A run with the batches of a cache."""
 
     def __init__(
         self, qat: QatSettings, settings: TrainSettings, backend: TrainBackend, dist: DistContext
@@ -170,7 +184,7 @@ class CachedRun(PretrainRun):
             teacher = open_teacher(qat.teacher, settings.init_from)
             self._cache.check(
                 tokenizer=self.tokenizer.hash,
-                teacher=teacher.manifest_hash,
+                teacher=teacher.hash,
                 corpus=corpus_fingerprint(self.readers),
             )
             if self._cache.manifest.seq_len != self.settings.max_seq_len:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cpplm.compress.sample_rows import sample_rows
+from cpplm.compress.held_out_rows import held_out_rows
 from cpplm.compress.settings import QuantizeSettings
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
@@ -25,6 +26,7 @@ from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, json_bytes
 from cpplm.train.checkpoint.parent import open_parent, parent_record
 from cpplm.train.checkpoint.save import write_checkpoint
 from cpplm.train.checkpoint.weights import load_model, load_tensors
+from cpplm.train.quantization import train_scales_alone
 
 _ALSO = ("config.json", "settings.json", "tokenizer.json", "imported.json")
 
@@ -48,12 +50,11 @@ def quantize_run(settings: QuantizeSettings) -> Checkpoint:
                 f"{source.path()} was trained for {record['recipe']}, not {settings.recipe}",
                 fix="Leave --recipe out.",
             )
-        model, recipe = _trained_model(source), record["recipe"]
+        model, recipe = restore_trained(source), record["recipe"]
     else:
-        recipe, importances = settings.recipe, None
-        if settings.init == "activation":
-            importances = calibrate(source, Recipe.parse(recipe), settings.data_dir, settings.num_tokens)
-        model = rounded_model(source, Recipe.parse(recipe), settings.init, importances)
+        recipe, corpus = settings.recipe, settings.data_dir
+        rows = held_out_rows(source, corpus, settings.num_tokens) if corpus else ()
+        model = rounded_model(source, Recipe.parse(recipe), settings.init, rows)
     tensors = {"model.safetensors": packed_tensors(model)}
     files = {name: source.read(name) for name in _ALSO if name in source.files}
     files[QUANTIZATION] = json_bytes(quantization_record(model, recipe, packed=True))
@@ -68,7 +69,7 @@ def _refuse_other(folder: Path, storage: Storage) -> None:
             raise UserError(f"{folder} holds a run", fix="Name another --out.")
 
 
-def _trained_model(source: Checkpoint) -> Transformer:
+def restore_trained(source: Checkpoint) -> Transformer:
     """A model as quantisation-aware training left it."""
     model = Transformer(source.config())
     try:
@@ -79,25 +80,41 @@ def _trained_model(source: Checkpoint) -> Transformer:
 
 
 def rounded_model(
-    source: Checkpoint, recipe: Recipe, init: InitMethod, importances: dict[str, Tensor] | None = None
+    source: Checkpoint, recipe: Recipe, init: InitMethod, rows: Iterable[Tensor] = ()
 ) -> Transformer:
-    """The model of a checkpoint, its weights rounded to the nearest levels.
+    """The model of a checkpoint, its weights rounded to the nearest levels; see `round_layers`."""
+    model = load_model(source, device=torch.device("cpu"), compute_dtype=torch.float32)
+    round_layers(model, recipe, init, rows)
+    return model
+
+
+def round_layers(
+    model: nn.Module,
+    recipe: Recipe,
+    init: InitMethod,
+    rows: Iterable[Tensor] = (),
+    *,
+    freeze_codes: bool = False,
+) -> None:
+    """Quantise the layers of a model, in place.
+
+    Args:
+        model: called with ids, BT; of transformers see `hf.load_for_rounding`.
+        recipe: formats by role.
+        init: rule for the first scales.
+        rows: ids of each, whose activations count for `init="activation"`.
+        freeze_codes: train scales alone.
 
     Raises:
         UserError: the recipe does not fit.
     """
-    model = load_model(source, device=torch.device("cpu"), compute_dtype=torch.float32)
-    with progress_bar(len(quantizable(model, recipe)), "quantizing", "layer") as bar:
-        quantize_layers(model, recipe, init=init, importances=importances, on_layer=lambda: bar.update(1))
-    return model
-
-
-def calibrate(source: Checkpoint, recipe: Recipe, location: str, num_tokens: int) -> dict[str, Tensor]:
-    """Importances of the inputs of the layers that a recipe quantises, by their names."""
-    model = load_model(source, device=torch.device("cpu"), compute_dtype=torch.float32)
-
-    def run() -> None:
-        for ids_T in sample_rows(source, location, num_tokens):
-            model(ids_T.unsqueeze(0))
-
-    return input_importances(model, quantizable(model, recipe), run)
+    names, importances = quantizable(model, recipe), None
+    if init == "activation":
+        importances = input_importances(model, names, lambda: [model(ids_T[None]) for ids_T in rows])
+    with progress_bar(len(names), "quantizing", "layer") as bar:
+        quantize_layers(
+            model, recipe, init=init, importances=importances, freeze_codes=freeze_codes,
+            on_layer=lambda: bar.update(1),
+        )  # fmt: skip
+    if freeze_codes:
+        train_scales_alone(model)

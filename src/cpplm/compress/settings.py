@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument, Precision, group
-from cpplm.core.storage import require_path, split_step
+from cpplm.core.settings import Argument, group
+from cpplm.core.storage import is_hf_folder, require_path, split_step
 from cpplm.model.quantized.recipe import InitMethod, Recipe
 from cpplm.model.settings import LoraSettings
+from cpplm.train.session_settings import SessionSettings
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,14 @@ class QuantizeSettings:
     """Rounding of a model without training: the baseline of everything else."""
 
     run: Annotated[str, Argument("RUN", positional=True)]
-    """Model to quantise: RUN or RUN:STEP, a folder or bucket URL."""
+    """Model to quantise: RUN or RUN:STEP, a folder or bucket URL, or hf:DIR of transformers."""
     out: Annotated[Path, Argument("FOLDER")]
-    """Folder for the packed model, which every command takes as a run."""
+    """Folder for the packed model, which every command takes as a run, that of hf:DIR evaluate --hf_dir."""
     recipe: str = "int4"
     """Formats by role, as mlp=half2:g32,attn=half4:g32,embed=int8, or a preset: int8, int4, int2, q4_0, and
     the seed method's q4_r32, q4a4_r32, q4a4, q2a4, q2a2. A run of `compress qat` keeps its own."""
     init: InitMethod = "mse"
-    """How scales are found: largest magnitude, least squared error, or that weighted by activations."""
+    """Rule for scales: largest magnitude, least squared error, or that weighted by activations."""
     data_dir: str = ""
     """Corpus whose activations count, for --init activation."""
     num_tokens: int = 16_384
@@ -55,15 +56,18 @@ class CompareSettings:
     """Measurement of quantised models against the model that they stand for."""
 
     teacher: Annotated[str, Argument("RUN", positional=True)]
-    """The model before: RUN or RUN:STEP."""
+    """The model before: RUN or RUN:STEP, or hf:DIR of transformers."""
     data_dir: Annotated[str, Argument("CORPUS")]
     """Held-out code: a corpus, whose validation documents are taken, or any that `evaluate bpb` takes."""
     students: Annotated[tuple[str, ...], Argument("RUN")] = ()
-    """Quantised models: runs of `compress quantize`, `compress qat` or `train --quantize`."""
+    """Quantised models: runs of `compress quantize`, `compress qat` or `train --quantize`, or hf:DIR."""
     recipes: tuple[str, ...] = ()
     """Further recipes to measure by rounding alone; those of the students are, anyway."""
     num_tokens: int = 50_000
     """Tokens to measure on."""
+    evaluate: bool = False
+    """Also have `cpplm evaluate` measure the runs: bits per byte of 1 MB of CORPUS, HumanEval's right
+    solutions against buggy ones, holes in CORPUS filled exactly. Results are kept in the runs."""
     page: Path | None = None
     """Also write this HTML page, with bars."""
 
@@ -72,6 +76,10 @@ class CompareSettings:
             Recipe.parse(recipe)
         if not self.students and not self.recipes:
             raise UserError("nothing to compare", fix="Add --students RUN or --recipes int4.")
+        if len({is_hf_folder(run) for run in (self.teacher, *self.students)}) > 1:
+            raise UserError("runs and models of transformers cannot be compared", fix="Name one kind.")
+        if self.evaluate and is_hf_folder(self.teacher):
+            raise UserError("--evaluate is of runs", fix="Use 'cpplm evaluate --hf_dir' for each.")
         if self.num_tokens < 1:
             raise UserError(f"--num_tokens {self.num_tokens}", fix="Use a number from 1 up.")
 
@@ -88,7 +96,7 @@ class AutoSnapSettings:
     auto_snap: bool = False
     """Freeze scales once they no longer move."""
     auto_snap_target: Literal["mlp", "all"] = "mlp"
-    """Of the layers of MLPs, or of all."""
+    """Scales that may be frozen: those of MLPs, or all."""
     auto_snap_threshold: float = 0.05
     """Most that a scale may change between two checkpoints, as a share of the layer's largest."""
     auto_snap_patience: int = 2
@@ -124,31 +132,31 @@ class CheckSettings:
 
 
 @dataclass(frozen=True)
-class QatSettings:
+class QatSettings(SessionSettings):
     """Quantisation-aware training of one model. What is not here is as its run had it."""
 
     data_dir: Annotated[tuple[str, ...], Argument("CORPUS", positional=True)]
     """Corpus: a folder or bucket URL written by `cpplm corpus build`; several are mixed."""
     run: Annotated[str, Argument("RUN")]
-    """Model to quantise: RUN or RUN:STEP, a folder or bucket URL."""
+    """Model to quantise: RUN or RUN:STEP, a folder or bucket URL, or hf:DIR of transformers."""
     out: Annotated[Path, Argument("FOLDER")]
     """Folder of the run: log, checkpoints. Holding a checkpoint, it is continued."""
 
     recipe: str = "int4"
     """Formats by role, or a preset, as of `cpplm compress quantize`."""
     init: InitMethod = "activation"
-    """How the first scales are found; activations are those of the first batch."""
+    """Rule for the first scales; activations are those of the first batch."""
     freeze_codes: bool = False
     """Train scales alone (the seed method's second version)."""
 
     teacher: str = ""
-    """Whose distributions are learned: RUN or RUN:STEP (empty = the model before it was rounded)."""
+    """Whose distributions are learned: RUN, RUN:STEP or hf:DIR (empty = the model before it was rounded)."""
     kd_cache: str = ""
     """Folder of `cpplm compress cache build`, whose rows are trained on; the teacher does not run."""
     kd: Annotated[KDLossSettings, group("distillation")] = field(
         default_factory=lambda: KDLossSettings(kd_loss="full")
     )
-    """How the two are compared."""
+    """Loss between teacher and student."""
 
     snap: Annotated[AutoSnapSettings, group("auto snap")] = field(default_factory=AutoSnapSettings)
     """Freeze scales that have settled."""
@@ -177,21 +185,11 @@ class QatSettings:
 
     eval_every: int = -1
     """Measure bits per byte of held-out code every so many steps, and at start and end (-1 = never)."""
-    save_every: int = -1
-    """Checkpoint every so many steps (-1 = by time only)."""
-    save_minutes: float = 10.0
-    """Checkpoint at least this often; the end and an interrupt always save (-1 = not by time)."""
-    keep_last: int = 2
-    """Checkpoints to keep; older ones are deleted."""
-    upload_dir: str = ""
-    """Also upload each checkpoint there: a bucket URL or folder."""
 
     seed: int = 0
-    """Of the order of documents."""
+    """Seed of the order of documents."""
     device_type: Literal["", "cuda", "mps", "cpu"] = ""
     """Device (empty = the best one present)."""
-    precision: Precision = "auto"
-    """Of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
     no_compile: bool = False
     """Run without torch.compile: slower steps, instant start."""
 
@@ -206,6 +204,8 @@ class QatSettings:
                     f"--{name} is of rounded weights, and --lora_rank leaves those as they are",
                     fix="Leave one out.",
                 )
+        if is_hf_folder(self.run):
+            self._check_hf()
         self.kd.check_teacher(cached=bool(self.kd_cache), negatives=bool(self.kd_cache))
         if self.snap.auto_snap and not self.save_every > 0:
             raise UserError("--auto_snap looks whenever --save_every saves", fix="Add --save_every 200.")
@@ -213,6 +213,17 @@ class QatSettings:
             raise UserError("--auto_snap is of scales, and --lora_rank trains none", fix="Leave one out.")
         if (self.num_iterations > 0) == (self.max_minutes > 0):
             raise UserError("how long to train", fix="Give either --num_iterations or --max_minutes.")
+
+    def _check_hf(self) -> None:
+        """Refuse what there is for our own models alone."""
+        for name, given in (
+            ("lora_rank", self.lora.lora_rank > 0),
+            ("auto_snap", self.snap.auto_snap),
+            ("anchor_weight", self.kd.uses("anchor_weight")),
+            ("no_compile", self.no_compile),
+        ):
+            if given:
+                raise UserError(f"--{name} is not for models of transformers", fix="Leave it out.")
 
     def check_paths(self) -> None:
         """Refuse a corpus or runs that are not there."""

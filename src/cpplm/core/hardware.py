@@ -91,11 +91,38 @@ def peak_flops(device: torch.device) -> float:
     )
 
 
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory held so far: on the GPU for cuda, else resident memory of this process."""
+_peaks_before_reset: dict[str, int] = {}
+
+
+def held_memory_bytes(device: torch.device) -> int:
+    """Memory held now: in tensors on the GPU for cuda, else resident memory of this process."""
+    return (
+        torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+    )
+
+
+def peak_memory_bytes(device: torch.device, *, since_reset: bool = False) -> int:
+    """Most memory held so far, or since `reset_peak_memory`; of what, see `held_memory_bytes`."""
+    cuda = device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(device) if cuda else peak_resident_memory()[0]
+    # Without CUDA the system notes a peak a little late.
+    return max(peak, held_memory_bytes(device), 0 if since_reset else _peaks_before_reset.get(device.type, 0))
+
+
+def reset_peak_memory(device: torch.device) -> bool:
+    """Begin to look for a new peak; False where that does not work (without CUDA: but on Linux).
+
+    The peak that Linux itself tells of this process (`/usr/bin/time -v`) is since then, too.
+    """
+    _peaks_before_reset[device.type] = peak_memory_bytes(device)
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return peak_resident_memory()[0]
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
 
 
 def environment() -> dict[str, str]:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import io
 import itertools
 import re
@@ -55,11 +56,6 @@ def short_flag(*letters: str) -> Any:
 def group(title: str) -> Any:
     """For the annotation of a group of settings: its title in the help, "" for none."""
     return tyro.conf.arg(name=title)
-
-
-@dataclasses.dataclass(frozen=True)
-class NoSettings:
-    """Settings of a command that has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,22 +185,22 @@ def _reject_unknown(known: list[str], keys: Iterable[str], where: str) -> None:
             raise UserError(f"{where}: unknown setting {key!r}", fix=hint)
 
 
-def recipe_arguments(cls: type, path: Path) -> list[str]:
-    """Read a recipe, a TOML file with one value per setting, as command-line arguments.
-
-    Raises:
-        UserError: no such file, not TOML, a key that is no setting of `cls`, or a value of the wrong type.
-    """
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The values of a TOML file; `what` names it in the `UserError` if it cannot be read."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the settings file {path}: {error}") from error
+        raise UserError(f"cannot read the {what} {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def to_arguments(cls: type, values: Mapping[str, Any], *, where: str) -> list[str]:
+    """Values of settings as command-line arguments; a `UserError` says what is wrong, and `where`."""
     known = flags(cls)
-    _reject_unknown(list(known), values, str(path))
+    _reject_unknown(list(known), values, where)
     recipe = dataclasses.make_dataclass("Recipe", [(key, known[key]) for key in values])
-    from_dict(recipe, values, where=str(path))
+    from_dict(recipe, dict(values), where=where)
     arguments: list[str] = []
     for key, value in values.items():
         if isinstance(value, list):
@@ -252,7 +248,9 @@ def tyro_registry(*, completion: bool = False) -> ConstructorRegistry:
             return None
         by_tyro = dataclasses.replace(info, markers=(*info.markers, _OWN_RULE))
         spec = typing.cast(StructConstructorSpec, ConstructorRegistry.get_struct_spec(by_tyro))
-        return dataclasses.replace(spec, fields=tuple(map(described, spec.fields)))
+        own = inspect.get_annotations(info.type)  # what a class inherits comes last
+        ordered = sorted(spec.fields, key=lambda field: field.name not in own)
+        return dataclasses.replace(spec, fields=tuple(map(described, ordered)))
 
     registry = ConstructorRegistry()
     registry.struct_rule(rule)
@@ -325,7 +323,8 @@ def from_command_line(
     for key, hint in flags(cls).items():
         if keys.count(key) > 1 and typing.get_origin(hint) is tuple:  # the first list would be dropped
             raise UserError(f"--{key} is given twice", fix=f"Write all values behind one: --{key} A B.")
-    arguments = _positional_last(cls, recipe_arguments(cls, recipe) if recipe else [], arguments)
+    values = read_toml(recipe, "settings file") if recipe else {}
+    arguments = _positional_last(cls, to_arguments(cls, values, where=str(recipe)), arguments)
     output, error = _StdoutCapture(), io.StringIO()
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
@@ -386,7 +385,8 @@ def _reject_urls(settings: Any) -> None:
         if dataclasses.is_dataclass(value):
             _reject_urls(value)
         for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) and re.match(r"[a-z][a-z0-9]+:/", str(path)):
+            # `Tokenizer.load` reads URLs.
+            if isinstance(path, Path) and name != "tokenizer" and re.match(r"[a-z][a-z0-9]+:/", str(path)):
                 raise UserError(f"--{name} {path} must be local, not in a bucket", fix="Name a local path.")
 
 

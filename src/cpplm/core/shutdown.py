@@ -21,8 +21,16 @@ import psutil
 
 from cpplm.core.errors import UserError
 
+RUN = "CPPLM_RUN"  # folder or bucket of a managed run
+ATTEMPT = "CPPLM_ATTEMPT"  # set by whoever starts a run again after each preemption
+PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command again goes on
 GRACE_SECONDS = 0.5
 TWICE_SECONDS = 1.0  # whoever stops a group of processes reaches each of them twice, within less than this
+
+
+def interrupted_status() -> int:
+    """The exit status of a process that was asked to stop; an attempt at a managed run has its own."""
+    return PREEMPTED_STATUS if ATTEMPT in os.environ else 130
 
 
 class StopWatcher:
@@ -84,7 +92,7 @@ class StopWatcher:
         timer.start()
 
     def end(self, outcome: str = "") -> None:
-        """Print the last line, with `outcome` or that of `defer`, and end with status 130.
+        """Print the last line, with `outcome` or that of `defer`, and end with `interrupted_status`.
 
         Compilers and workers that were started are ended first. What the interpreter does at its end is left
         out, as it waits for threads.
@@ -96,7 +104,7 @@ class StopWatcher:
             for child in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     child.kill()
-        os._exit(130)
+        os._exit(interrupted_status())
 
 
 NULL_WATCHER = StopWatcher("")

@@ -1,6 +1,7 @@
-"""Files by name under one root, which may be a local folder or a bucket (s3://, gs://, az://).
+"""Files by name under one root: a local folder, a bucket (s3://, gs://, az://), or a place on the hub (hf://).
 
-Every write is atomic: a reader sees the old object or the new one, never half of one. Backed by obstore.
+Every write is atomic: a reader sees the old object or the new one, never half of one. Backed by obstore; the
+hub is only read, by `cpplm.core.hub`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from obstore import open_writer
-from obstore.exceptions import BaseError, NotFoundError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from cpplm.core import hub
 from cpplm.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +40,16 @@ def is_bucket(location: str | Path) -> bool:
     return "://" in str(location)
 
 
+def is_hf_folder(location: str) -> bool:
+    """True for hf:DIR, a folder of transformers; False for hf://OWNER/NAME, a place on the hub."""
+    return location.startswith("hf:") and not is_bucket(location)
+
+
+def restore_url(path: str | Path) -> str:
+    """A URL that became a `Path`, which makes one slash of two, as it was; anything else as it is."""
+    return re.sub(r"^([a-z][a-z0-9]+):/(?!/)", r"\1://", str(path))
+
+
 def split_step(run: str) -> tuple[str, int | None]:
     """The location and the step of RUN:STEP; no step for RUN."""
     location, _, step = run.rpartition(":")
@@ -47,13 +59,14 @@ def split_step(run: str) -> tuple[str, int | None]:
 
 
 def require_path(location: str | Path) -> None:
-    """Refuse a local path at which nothing is; a bucket is not looked at.
+    """Refuse a local path, also one of hf:DIR, at which nothing is; a bucket is not looked at.
 
     Raises:
         UserError: no such folder or file.
     """
-    if not is_bucket(location) and not Path(location).expanduser().exists():
-        raise UserError(f"no such folder or file: {location}", fix="Check the path.")
+    path = str(location).removeprefix("hf:")
+    if not is_bucket(location) and not Path(path).expanduser().exists():
+        raise UserError(f"no such folder or file: {path}", fix="Check the path.")
 
 
 class Storage:
@@ -68,7 +81,12 @@ class Storage:
         self.location = str(location)
         self._store: ObjectStore
         try:
-            if is_bucket(location):
+            if self.location.startswith(hub.PREFIX):
+                there = hub.HubStore(self.location)
+                if create:
+                    there.put("")
+                self.location, self._store = str(there.location), cast("ObjectStore", there)
+            elif is_bucket(location):
                 self._store = from_url(self.location, client_options=_client(), retry_config=_RETRY)
             else:
                 root = Path(location).expanduser()
@@ -137,6 +155,33 @@ class Storage:
         with self._explained("write", name, f" ({len(data):,} bytes)"):
             self._store.put(name, data)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write the object only if there is none of that name; of several who try at once, one does.
+
+        A lost answer is asked for again, and then finds its own object: data that nobody else would write
+        tell that apart.
+
+        Returns:
+            False if an object of that name was there.
+
+        Raises:
+            UserError: as `write`.
+        """
+        with self._explained("write", name, f" ({len(data):,} bytes)"):
+            try:
+                self._store.put(name, data, mode="create")
+            except (AlreadyExistsError, PreconditionError):
+                return bytes(self._store.get(name).bytes()) == data
+        return True
+
+    def commit(self, name: str, data: bytes) -> None:
+        """Write the object that makes others count, replacing an older one where this is the only writer.
+
+        Raises:
+            UserError: as `write`.
+        """
+        self.write(name, data)
+
     @contextlib.contextmanager
     def open_write(self, name: str) -> Iterator[WritableFile]:
         """A file for bytes of any length: the object appears when the block ends, and only without an error.
@@ -144,6 +189,8 @@ class Storage:
         Raises:
             UserError: as `write`.
         """
+        if isinstance(self._store, hub.HubStore):
+            self._store.put(name)
         try:
             with open_writer(self._store, name) as file:
                 yield file
@@ -167,6 +214,15 @@ class Storage:
         with self._explained("list", prefix):
             batches = list(self._store.list(prefix=prefix or None))
         return {entry["path"]: entry["size"] for batch in batches for entry in batch}
+
+    def modified(self, name: str) -> datetime:
+        """Time at which the object was written, by the clock of the store.
+
+        Raises:
+            UserError: as `read`.
+        """
+        with self._explained("read", name):
+            return self._store.head(name)["last_modified"]
 
     def delete(self, names: list[str]) -> None:
         """Delete objects; those already gone are fine."""

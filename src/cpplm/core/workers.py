@@ -63,6 +63,20 @@ def _follow(parent: Connection) -> None:
     os._exit(1)
 
 
+def on_stdin_closed(action: Callable[[], object]) -> None:
+    """Call something when the other end of standard input is closed, by the parent or by its end.
+
+    What arrives there is read and dropped, in a thread.
+    """
+
+    def follow() -> None:
+        while os.read(0, 4096):  # not sys.stdin: its lock, held here, would disturb an ordinary end
+            pass
+        action()
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
 @contextlib.contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Worker processes that are gone when the block is left, whatever the reason, and whatever they do then.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.spans import BORROWED_COLUMN, DOCSTRINGS_COLUMN, SPANS_COLUMN, SpanTable, unpack_spans
 from cpplm.dataloader.borrowed import training_stretches
 from cpplm.dataloader.encoding import RawDocument, TokenIds, load_tokenizer, token_edges, with_bos
-from cpplm.dataloader.fim_holes import ByteRange, body_hole, cut_segments, random_hole, syntax_hole
+from cpplm.dataloader.fim_holes import ByteRange, body_hole, cut_segments, line_hole, random_hole, syntax_hole
 from cpplm.tokenizer.special_tokens import BOS, EOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -47,6 +47,9 @@ class FimSettings:
     syntax_fim_rate: float = 0.5
     """The share of these whose hole is a whole statement, block, body, function, condition or argument list;
     where a segment has none, the hole is random."""
+    line_fim_rate: float = 0.0
+    """Experimental: the share of --fim_rate's holes that are a line or the rest of one, sometimes with lines
+    behind it, as editors ask for. --syntax_fim_rate has its share of the same holes."""
     structured_fim_rate: float = 0.0
     """Share of the segments with a documented function in which the hole is that function's body; taken from
     the segments that --fim_rate leaves."""
@@ -57,20 +60,18 @@ class FimSettings:
     """Seed of the choice of segments, holes and orders."""
 
     def __post_init__(self) -> None:
-        for name in ("fim_rate", "syntax_fim_rate", "structured_fim_rate", "fim_spm_rate"):
+        for name in (field.name for field in fields(self) if field.name != "fim_seed"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(
                     f"--{name} {getattr(self, name)} is not a share", fix="Use a number from 0 to 1."
                 )
-        if self.fim_rate + self.structured_fim_rate > 1:
-            raise UserError(
-                f"--fim_rate {self.fim_rate} and --structured_fim_rate {self.structured_fim_rate} share the "
-                "same segments",
-                fix="Their sum may be at most 1.",
-            )
+        for one, other in (("fim_rate", "structured_fim_rate"), ("syntax_fim_rate", "line_fim_rate")):
+            if getattr(self, one) + getattr(self, other) > 1:
+                given = f"--{one} {getattr(self, one)} and --{other} {getattr(self, other)}"
+                raise UserError(f"{given} share the same places", fix="Their sum may be at most 1.")
         if self.fim_seed < 0:
             raise UserError(f"--fim_seed {self.fim_seed} is negative")
-        unused = [] if self.fim_rate else ["syntax_fim_rate"]
+        unused = [] if self.fim_rate else ["syntax_fim_rate", "line_fim_rate"]
         unused += [] if self.enabled else ["fim_spm_rate", "fim_seed"]
         for name in unused:
             if getattr(self, name) != getattr(FimSettings, name):
@@ -85,7 +86,7 @@ class FimSettings:
 
 
 def render_fim_prompt(
-    tokenizer: Tokenizer, prefix: str | bytes, suffix: str | bytes, *, spm: bool = False
+    tokenizer: Tokenizer, prefix: str | bytes, suffix: str | bytes, *, spm: bool = True
 ) -> list[int]:
     """The prompt after which a model writes the text between `prefix` and `suffix` and then <EOS>.
 
@@ -218,7 +219,11 @@ class FimEncoder:
         """The hole of a segment; None where it stays plain."""
         settings, roll = self.settings, rng.random()
         if roll < settings.fim_rate:
-            hole = syntax_hole(spans, segment, rng) if rng.random() < settings.syntax_fim_rate else None
+            hole, kind = None, rng.random()
+            if kind < settings.syntax_fim_rate:
+                hole = syntax_hole(spans, segment, rng)
+            elif kind < settings.syntax_fim_rate + settings.line_fim_rate:
+                hole = line_hole(data, segment, rng)
             return hole or random_hole(data, segment, rng)
         if roll < settings.fim_rate + settings.structured_fim_rate:
             return body_hole(document.docstrings or [], segment, rng)

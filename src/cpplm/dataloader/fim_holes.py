@@ -6,6 +6,7 @@ lies inside a character, whatever the characters.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from cpplm.core.spans import SpanTable
 
 # Ranks of a place to cut at; below them, the number of spans around it.
 _NO_LINE_END, _INSIDE_CHARACTER = 2**32, 2**33
+_LINE = re.compile(rb"[^\n]*[^\W_][^\n]*")  # one that has a letter or a digit
+_ONE_LINE = 0.75  # share of line holes that end in the line that they begin in
+MAX_HOLE_LINES = 8
 
 
 class ByteRange(NamedTuple):
@@ -69,6 +73,23 @@ def _character_start(data: bytes, offset: int) -> int:
     while offset < len(data) and data[offset] & 0xC0 == 0x80:
         offset -= 1
     return offset
+
+
+def line_hole(data: bytes, segment: ByteRange, rng: np.random.Generator) -> ByteRange | None:
+    """A line, or the rest of one, and sometimes lines behind it; None if no line has a letter or a digit.
+
+    What an editor asks for: half begin with the line and its indentation, half anywhere in it. The line break
+    at the end belongs to the suffix.
+    """
+    lines = [match.span() for match in _LINE.finditer(data, segment.start, segment.end)]
+    if not lines:
+        return None
+    first = int(rng.integers(len(lines)))
+    last = min(first + int(rng.geometric(_ONE_LINE)), len(lines), first + MAX_HOLE_LINES) - 1
+    start, end = lines[first]
+    if rng.random() < 0.5:
+        start = _character_start(data, int(rng.integers(start, end)))
+    return ByteRange(start, lines[last][1])
 
 
 def syntax_hole(spans: SpanTable, segment: ByteRange, rng: np.random.Generator) -> ByteRange | None:

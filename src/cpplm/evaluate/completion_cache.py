@@ -114,7 +114,7 @@ class CompletionCache:
         fitted = [self._model.fit(request, sampling.max_new_tokens) for request in requests]
         for pair in zip(requests, fitted, strict=True):
             self.truncation.add(*pair)
-        keys = [_key(request, sampling, rule, self._model.supports_fim) for request in fitted]
+        keys = [_key(request, sampling, rule, self._model) for request in fitted]
         missing = [number for number, key in enumerate(keys) if len(self._samples.get(key, ())) < num_samples]
         for number in sorted(set(range(len(keys))) - set(missing)):
             yield number, [Completion(text) for text in self._samples[keys[number]][:num_samples]]
@@ -149,8 +149,10 @@ def open_completion_cache(folder: Path | None, model: CodeModel) -> Iterator[Com
         yield CompletionCache(model, file)
 
 
-def _key(request: CodePrompt, sampling: SamplingSettings, rule: str, supports_fim: bool) -> str:
-    what = {**asdict(request), **asdict(sampling), "rule": rule, "supports_fim": supports_fim}
+def _key(request: CodePrompt, sampling: SamplingSettings, rule: str, model: CodeModel) -> str:
+    what = {**asdict(request), **asdict(sampling), "rule": rule, "supports_fim": model.supports_fim}
+    if request.suffix is not None:
+        what["fim_order"] = model.fim_order
     return sha256(_json(what))
 
 

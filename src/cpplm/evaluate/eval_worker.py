@@ -13,7 +13,6 @@ import dataclasses
 import json
 import os
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict
+from cpplm.core.workers import on_stdin_closed
 from cpplm.evaluate.completion_cache import CompletionCache
 from cpplm.evaluate.functional_correctness import evaluate_problems
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
@@ -60,17 +60,10 @@ def measure(request: CppEvalRequest) -> dict[str, Any]:
     return {**report.figures(), "seconds": round(time.perf_counter() - begin, 2)}
 
 
-def _end_with_stdin() -> None:
-    """End this process when nobody holds the other end any more."""
-    while os.read(0, 4096):  # not sys.stdin: its lock, held here, would disturb an ordinary end
-        pass
-    os._exit(1)
-
-
 def main() -> None:
     """Answer one request."""
     request = from_dict(CppEvalRequest, json.loads(sys.stdin.readline()), where="request")
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    on_stdin_closed(lambda: os._exit(1))
     os.nice(NICENESS)
     try:
         answer = measure(request)

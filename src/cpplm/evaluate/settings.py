@@ -185,6 +185,11 @@ class FimEvalSettings(CppEvalSettings):
     """Characters of a file that the model sees before a hole; of a problem it sees everything."""
     suffix_chars: int = 400
     """Characters of a file that it sees behind a hole; together about as much as 512 tokens hold."""
+    fim_order: Literal["psm", "spm"] = "spm"
+    """A model of ours reads the suffix first, or the prefix, which one trained at --fim_spm_rate 0 needs."""
+    project_context: bool = False
+    """Text of the project in front of each hole of --files, a folder of C++ projects, as `cpplm serve
+    --project` puts it there."""
     compile_files: bool = False
     """Also compile the filled documents of --files that compile on their own before they are cut."""
 
@@ -196,6 +201,8 @@ class FimEvalSettings(CppEvalSettings):
             raise UserError("no holes: --problems and --files are both empty", fix="Name one of them.")
         if self.compile_files and not self.files:
             raise UserError("--compile_files has no effect without --files", fix="Name files or drop it.")
+        if self.project_context and not self.files:
+            raise UserError("--project_context has no effect without --files", fix="Name files or drop it.")
 
     def check_paths(self) -> None:
         """Refuse problems and files that are not there."""

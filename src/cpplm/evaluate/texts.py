@@ -31,6 +31,8 @@ class Text:
     text: str
     project: str = ""
     kind: str = ""
+    path: str = ""
+    """Within the folder of C++ files."""
 
     @property
     def digest(self) -> str:
@@ -152,6 +154,6 @@ def _files(folder: Path) -> Iterator[Text]:
             left_out["not UTF-8"] += 1
             continue
         project = inside.parts[0] if len(inside.parts) > 1 else folder.resolve().name
-        yield Text(text, project, "source" if suffix in CXX_SOURCES else "header")
+        yield Text(text, project, "source" if suffix in CXX_SOURCES else "header", inside.as_posix())
     for reason, count in left_out.items():
         log_info(f"{folder}: {pluralize(count, 'file')} left out, {reason}")

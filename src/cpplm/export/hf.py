@@ -28,13 +28,15 @@ from cpplm.core.storage import Storage
 from cpplm.export import llama, remote_code
 from cpplm.export.atomic_directory import atomic_directory
 from cpplm.export.card import model_card
+from cpplm.export.compressed_tensors import compressed_llama
+from cpplm.export.hf_files import write_weights
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer import export as tokenizer_export
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL, PAD, SPECIAL_IDS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
-from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, load_model, safetensors_file, split_tensors
+from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, load_model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -86,6 +88,7 @@ def export_to_hf(
     run: str = "",
     architecture: Architecture = OURS,
     dtype: Dtype = "float32",
+    compressed: bool = False,
     overwrite: bool = False,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> ExportResult:
@@ -97,6 +100,7 @@ def export_to_hf(
         run: where the checkpoint is from, for the model card.
         architecture: that computes it; a model that is no plain Llama is for `OURS` alone.
         dtype: of the weights; float32 is what training keeps.
+        compressed: keep the bits of a quantised model, as compressed-tensors has them; of `LLAMA` alone.
         overwrite: replace an earlier export.
         max_file_bytes: weights are split before a file grows larger; a single tensor never is.
 
@@ -106,15 +110,24 @@ def export_to_hf(
     """
     if architecture is LLAMA:
         llama.refuse_other_models(checkpoint.config())
-    with atomic_directory(out, overwrite=overwrite, known=_is_ours) as folder:
+    with atomic_directory(out, overwrite=overwrite, known=is_exported) as folder:
         model = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32)
-        weights = _write_model(folder, model, checkpoint.tokenizer(), architecture, dtype, max_file_bytes)
+        weights = architecture.weights(model.config, model.state_dict())
+        parameters = sum(weight.numel() for weight in weights.values() if weight.is_floating_point())
+        more: dict[str, Any] = {"dtype": dtype}
+        if compressed:
+            weights, more["quantization_config"] = compressed_llama(checkpoint, getattr(torch, dtype))
+        else:
+            weights = _cast(weights, dtype)
+        _write_folder(
+            folder, model.config, weights, checkpoint.tokenizer(), architecture, more, max_file_bytes
+        )
         result = ExportResult(
             out=out,
             step=checkpoint.step,
             left_out=left_out(model.config),
             bytes=sum(weight.nbytes for weight in weights.values()),
-            parameters=sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
+            parameters=parameters,
         )
         card = model_card(
             checkpoint, run,
@@ -131,8 +144,10 @@ def export_model(model: Transformer, tokenizer: Tokenizer, out: Path) -> None:
     Raises:
         UserError: `out` may not be written, or the disk is full.
     """
-    with atomic_directory(out, overwrite=True, known=_is_ours) as folder:
-        _write_model(folder, model, tokenizer, OURS, "float32", MAX_FILE_BYTES)
+    with atomic_directory(out, overwrite=True, known=is_exported) as folder:
+        weights = _cast(OURS.weights(model.config, model.state_dict()), "float32")
+        more = {"dtype": "float32"}
+        _write_folder(folder, model.config, weights, tokenizer, OURS, more, MAX_FILE_BYTES)
 
 
 def load_exported(folder: Path, like: Transformer) -> Transformer:
@@ -162,23 +177,18 @@ def load_exported(folder: Path, like: Transformer) -> Transformer:
     return model
 
 
-def _write_model(
-    folder: Path, model: Transformer, tokenizer: Tokenizer, architecture: Architecture, dtype: Dtype,
-    max_file_bytes: int,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Everything but the card; returns the weights as they were written."""
-    config, storage = model.config, Storage(folder)
-    weights = {
-        name: _cast(weight, getattr(torch, dtype))
-        for name, weight in architecture.weights(config, model.state_dict()).items()
-    }
-    _write_weights(storage, weights, max_file_bytes)
+def _write_folder(
+    folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer,
+    architecture: Architecture, more: Mapping[str, Any], max_file_bytes: int,
+) -> None:  # fmt: skip
+    """Everything but the card; `more` is for `config.json`."""
+    storage = Storage(folder)
+    write_weights(storage, weights, max_file_bytes)
     tokenizer_export.export_hf(tokenizer, folder)
-    storage.write_json("config.json", {**architecture.config(config), **_COMMON, "dtype": dtype})
+    storage.write_json("config.json", {**architecture.config(config), **_COMMON, **more})
     storage.write_json("generation_config.json", {**_TOKENS, "suppress_tokens": SUPPRESSED})
     for name, source in architecture.source_files().items():
         storage.write(name, source)
-    return weights
 
 
 _TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": list(ENDS), "pad_token_id": PAD}
@@ -191,25 +201,15 @@ def left_out(config: ModelConfig) -> list[str]:
     return [f"{count} head{'s' * (count > 1)} for further tokens (MTP)"] if count else []
 
 
-def _is_ours(name: str) -> bool:
+def is_exported(name: str) -> bool:
+    """True for the name of a file of an export."""
     return name in FILES or _NUMBERED.fullmatch(name) is not None
 
 
-def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return (weight.to("cpu", dtype) if weight.is_floating_point() else weight.cpu()).contiguous()
-
-
-def _write_weights(storage: Storage, weights: Mapping[str, Tensor], max_file_bytes: int) -> None:
-    parts = split_tensors(weights, max_file_bytes)
-    names = [WEIGHTS]
-    if len(parts) > 1:
-        names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
-        index = {
-            "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
-            "weight_map": {key: name for name, part in zip(names, parts, strict=True) for key in part},
-        }
-        storage.write_json(INDEX, index)
-    for name, part in zip(names, parts, strict=True):
-        with storage.open_write(name) as file:
-            for piece in safetensors_file(part, {"format": "pt"}):
-                file.write(piece)
+def _cast(weights: Mapping[str, Tensor], dtype: Dtype) -> dict[str, Tensor]:
+    """Weights in a dtype, but for integers."""
+    to = getattr(torch, dtype)
+    return {
+        name: (weight.to("cpu", to) if weight.is_floating_point() else weight.cpu()).contiguous()
+        for name, weight in weights.items()
+    }

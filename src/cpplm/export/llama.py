@@ -92,7 +92,15 @@ def exported_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def exported_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by the names of `LlamaForCausalLM`, without the rows of padding that our tables have."""
+    """Weights of `LlamaForCausalLM`."""
+    return renamed_weights(config, weights) | norm_weights(config)
+
+
+def renamed_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by the names of `LlamaForCausalLM`, without the rows of padding that our tables have.
+
+    Anything that has a row for each of a weight's will do.
+    """
     exported: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if name in _HEAD_NAMES:
@@ -102,8 +110,13 @@ def exported_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict
             exported[f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}"] = (
                 _heads(weight, config).flip(1).reshape(weight.shape) if rotated else weight
             )
-    ones = [f"model.layers.{layer}.{norm}" for layer in range(config.num_layers) for norm in _NORMS]
-    return exported | {name: torch.ones(config.model_dim) for name in (*ones, "model.norm.weight")}
+    return exported
+
+
+def norm_weights(config: ModelConfig) -> dict[str, Tensor]:
+    """Those of norms, which we do not have: ones."""
+    names = [f"model.layers.{layer}.{norm}" for layer in range(config.num_layers) for norm in _NORMS]
+    return {name: torch.ones(config.model_dim) for name in (*names, "model.norm.weight")}
 
 
 def interleaved(config: ModelConfig, weight: Tensor) -> Tensor:

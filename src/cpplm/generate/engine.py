@@ -17,13 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 from cpplm.core.errors import UserError
 from cpplm.dataloader.fim import render_fim_prompt
+from cpplm.generate.grammar import Grammar, GrammarCompiler
 from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest, StopCondition
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
+from cpplm.generate.valid_cpp import cpp_context
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.healing import heal
 from cpplm.tokenizer.special_tokens import BOS
@@ -51,6 +54,11 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
 
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiler of what completions may have to match."""
+        return GrammarCompiler(self.tokenizer)
+
     def request(
         self,
         prefix: str | bytes,
@@ -60,7 +68,9 @@ class Engine:
         num_samples: int = 1,
         stop: StopCondition | None = None,
         logprobs: int | None = None,
-        spm: bool = False,
+        spm: bool = True,
+        grammar: Grammar | None = None,
+        valid: bool = False,
     ) -> GenerationRequest:
         """Make a request for what follows `prefix`, the beginning of a document.
 
@@ -71,14 +81,22 @@ class Engine:
             num_samples: continuations.
             stop: whether the text so far is enough.
             logprobs: see `GenerationRequest`.
-            spm: the suffix comes first, so that what was read of it stays known while the prefix grows.
+            spm: the suffix comes first: the prefix is gone on from, as in any text, which models that have
+                seen little text can do best, and what was read of the suffix stays known while it grows.
+            grammar: what the continuations match.
+            valid: draw tokens again that break the syntax of C++.
         """
         settings = settings or SamplingSettings()
         if suffix is not None:
             ids = render_fim_prompt(self.tokenizer, prefix, suffix, spm=spm)
-            return GenerationRequest(tuple(ids), settings, num_samples, b"", stop, logprobs)
-        healed = heal(self.tokenizer, prefix)
-        return GenerationRequest((BOS, *healed.ids), settings, num_samples, healed.removed, stop, logprobs)
+            removed = b""
+        else:
+            healed = heal(self.tokenizer, prefix)
+            ids, removed = [BOS, *healed.ids], healed.removed
+        context = cpp_context(prefix, suffix) if valid else None
+        return GenerationRequest(
+            tuple(ids), settings, num_samples, removed, stop, logprobs, grammar=grammar, valid=context
+        )
 
     def num_prompt_tokens(self, request: GenerationRequest) -> int:
         """Tokens of a prompt as it was sent, <BOS> too: also those of its end, which is spelt anew."""

@@ -17,10 +17,10 @@ from cpplm.model.block import TransformerBlock
 from cpplm.model.fused_decode import enable_decode_kernels
 from cpplm.model.kernels.onednn_linear import pack_linear_layers
 from cpplm.model.kernels.quantized_linear import CompactLinear, can_compact
-from cpplm.model.quantized.packing import QuantizedWeight, quantized_weights
+from cpplm.model.quantized.packing import QuantizedWeight, dense_weights
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, open_run
-from cpplm.train.checkpoint.weights import load_model, load_tensors
+from cpplm.train.checkpoint.weights import load_model, load_quantized
 
 
 def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
@@ -31,11 +31,12 @@ def load_engine(source: ModelSource) -> tuple[Engine, Checkpoint]:
     """
     device = choose_device(source.device_type)
     checkpoint = open_run(source.run, None if source.step < 0 else source.step)
-    model = load_model(checkpoint, device=device, compute_dtype=choose_dtype(source.precision, device))
-    quantized = None
-    if QUANTIZATION in checkpoint.files and device.type == "cpu" and model.compute_dtype == torch.bfloat16:
-        tensors, record = load_tensors(checkpoint, "model.safetensors"), checkpoint.json(QUANTIZATION)
-        quantized = quantized_weights(tensors, record, where=checkpoint.path())
+    dtype = choose_dtype(source.precision, device)
+    weights = quantized = None
+    if QUANTIZATION in checkpoint.files and device.type == "cpu" and dtype == torch.bfloat16:
+        tensors, quantized = load_quantized(checkpoint)
+        weights = dense_weights(tensors, quantized)
+    model = load_model(checkpoint, device=device, compute_dtype=dtype, weights=weights)
     prepare_for_inference(model, quantized)
     return Engine(model, checkpoint.tokenizer()), checkpoint
 
@@ -87,20 +88,22 @@ def prepare_for_inference(model: Transformer, quantized: Mapping[str, QuantizedW
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.to(model.compute_dtype)
-    _compact_layers(model, quantized or {})
+    compact_layers(model, quantized or {}, model.device, model.compute_dtype)
     pack_linear_layers(model, keep_weights=("lm_head",))  # whose weight the loss reads
     for module in model.modules():
         if isinstance(module, TransformerBlock) and model.compute_dtype == torch.bfloat16:
             enable_decode_kernels(module)
 
 
-def _compact_layers(model: Transformer, quantized: Mapping[str, QuantizedWeight]) -> None:
+def compact_layers(
+    model: nn.Module, quantized: Mapping[str, QuantizedWeight], device: torch.device, dtype: torch.dtype
+) -> None:
     """Put layers of few bits in the place of linear ones, in place, where there are kernels for them."""
     for name, module in list(model.named_modules()):
         parts = [name]
         if name.endswith(".qkv"):
             parts = [f"{name.removesuffix('qkv')}{part}" for part in ("query", "key", "value")]
         weights = [quantized[part] for part in parts if part in quantized]
-        is_whole = isinstance(module, nn.Linear) and len(weights) == len(parts)
-        if is_whole and can_compact(weights, model.device, model.compute_dtype):
+        is_whole = isinstance(module, nn.Linear) and module.bias is None and len(weights) == len(parts)
+        if is_whole and can_compact(weights, device, dtype):
             model.set_submodule(name, CompactLinear(weights))

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
+from cpplm.generate.grammar import Grammar
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.valid_cpp import CppContext, CppSyntax
 from cpplm.tokenizer.healing import PrefixConstraint
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.streaming import StreamDecoder
@@ -30,7 +32,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 StopCondition = Callable[[str], bool]
 """Whether the text written so far says all that is wanted."""
 FinishReason = Literal["end", "stop", "length"]
-"""What ended a continuation: the model, a stop text or `StopCondition`, or a limit."""
+"""Reason for the end of a continuation: the model; a stop text, `StopCondition` or a grammar; or a limit."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class GenerationRequest:
     written: tuple[int, ...] = ()
     """Tokens at the end of `ids` that each sample has generated itself, before a tool call: the random
     numbers behind theirs are used, and penalties count them."""
+    grammar: Grammar | None = None
+    """Grammar that the text of every continuation matches, unless a limit or a stop text cuts it."""
+    valid: CppContext | None = None
+    """Tokens that break C++'s syntax here are drawn again."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +104,13 @@ class SequenceState:
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self._constraint = PrefixConstraint(tokenizer, request.prefix)
+        self._matcher = request.grammar.matcher() if request.grammar is not None else None
+        self._syntax = CppSyntax(request.valid) if request.valid is not None else None
+        self._tokenizer = tokenizer
         self._decoder = StreamDecoder(tokenizer, skip=len(request.prefix))
         self._random = random_stream(request.settings.seed, request.first_sample + number)
         self._random.random(len(request.written))
+        self._again = random_stream(request.settings.seed, 2**32 + request.first_sample + number)
         self._left, self._room = request.settings.max_new_tokens, room
         self._has_penalties = _penalty_settings(request.settings) != _penalty_settings(SamplingSettings())
         self._text = ""
@@ -111,11 +121,14 @@ class SequenceState:
         return self._random.random()
 
     def apply_constraints(self, logits_V: Tensor) -> Tensor:
-        """Logits without what does not spell the prefix, with penalties and bias."""
+        """Logits without what does not spell the prefix or match the grammar, with penalties and bias."""
         if self._has_penalties:
             new = self.ids[len(self.ids) - self.num_new :]  # without what spells the prefix
             written = (*self.request.written, *new)
             logits_V = apply_penalties(logits_V, self.request.settings, self.request.ids, written)
+        if self._matcher is not None:
+            allowed_V = torch.from_numpy(self._matcher.allowed(self._constraint)).to(logits_V.device)
+            return logits_V.masked_fill(~allowed_V, float("-inf"))
         if not self._constraint.done:
             allowed = torch.from_numpy(self._constraint.allowed()).to(logits_V.device)
             nothing_V = torch.full_like(logits_V, float("-inf"))
@@ -125,7 +138,39 @@ class SequenceState:
     @property
     def constrained(self) -> bool:
         """True if `apply_constraints` changes anything."""
-        return self._has_penalties or not self._constraint.done
+        return self._has_penalties or not self._constraint.done or self._matcher is not None
+
+    def draw_valid(self, token: int, logits_V: Tensor) -> int:
+        """Return a token that was drawn, or the first of a few others that does not break the syntax.
+
+        Args:
+            token: the one that was drawn.
+            logits_V: that it was drawn from; overwritten.
+        """
+        drawn = token
+        for _ in range(_MOST_DRAWN):
+            if self._syntax is None or self._keeps_syntax(token):
+                return token
+            logits_V[token] = float("-inf")
+            if logits_V.max() == float("-inf"):
+                break
+            (token,) = sample(logits_V.unsqueeze(0), self.request.settings, [self._again.random()])
+        return drawn
+
+    def _keeps_syntax(self, token: int) -> bool:
+        assert self._syntax is not None  # noqa: S101  (the caller looked)
+        if token < NUM_SPECIAL or token in self.request.end_ids:
+            return self._syntax.accepts(b"", ends=True)
+        data = self._behind_prefix(token, len(self._constraint.rest))
+        stop, text = self.request.stop, self._text + self._pending + data.decode(errors="replace")
+        place = stop_place(text, self.request.settings.stop)
+        if place is not None:  # what stands behind it is no part of the text
+            data = data[: max(0, place - len(self._text) - len(self._pending))]
+        return self._syntax.accepts(data, ends=place is not None or (stop is not None and stop(text)))
+
+    def _behind_prefix(self, token: int, unspelt: int) -> bytes:
+        """Bytes of a token that are part of the text."""
+        return b"" if token < NUM_SPECIAL else self._tokenizer.decode_bytes([token])[unspelt:]
 
     @property
     def num_new(self) -> int:
@@ -137,18 +182,28 @@ class SequenceState:
         if token in (BOS, EOS):
             return self._end("end")
         self._left -= self._constraint.done  # what spells the prefix does not count
+        unspelt = len(self._constraint.rest)
         self._constraint.advance(token)
+        if self._syntax is not None:
+            self._syntax.append(self._behind_prefix(token, unspelt))
         self.ids.append(token)
         if token in self.request.end_ids:
             return self._end("end")
         visible = self._release(self._decoder.push(token))
         if self.finish_reason is not None:
             return visible
+        if self._matcher is not None:
+            self._matcher.advance(token, skip=unspelt - len(self._constraint.rest))
+        reason = self._reason_to_end()
+        return visible if reason is None else visible + self._end(reason)
+
+    def _reason_to_end(self) -> FinishReason | None:
+        """Reason for which the text so far is all; None where it goes on."""
         if self.request.stop is not None and self.request.stop(self._text + self._pending):
-            return visible + self._end("stop")
-        if self._left == 0 or len(self.ids) == self._room:
-            return visible + self._end("length")
-        return visible
+            return "stop"
+        if self._matcher is not None and self._matcher.ended:
+            return "stop" if self._matcher.complete else "length"
+        return "length" if self._left == 0 or len(self.ids) == self._room else None
 
     def completion(self) -> CompletionOutput:
         """All of it, once it has ended."""
@@ -189,6 +244,7 @@ def _overlap(text: str, stop: str) -> int:
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
 
 
+_MOST_DRAWN = 9  # tokens at one place, until one keeps C++'s syntax
 _draw_settings = attrgetter("temperature", "top_k", "top_p", "min_p")
 """The settings that `sample` reads."""
 _penalty_settings = attrgetter("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias")
@@ -235,6 +291,9 @@ def sample_next(logits_BV: Tensor, states: Sequence[SequenceState]) -> list[int]
         drawn = sample(logits_BV if len(alike) == 1 else logits_BV[rows], settings, uniforms)
         for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
+    for row, each in enumerate(states):
+        if each.request.valid is not None:
+            tokens[row] = each.draw_valid(tokens[row], logits_BV[row])
     for row, logprobs_V in logprobs.items():
         states[row].logprobs.append(_logprob(logprobs_V, tokens[row], states[row].request.logprobs or 0))
     return tokens

@@ -158,6 +158,51 @@ class ToolLimits:
 
 
 @dataclass(frozen=True)
+class FormSettings:
+    """Constraints on completions; schemas, regular expressions and grammars need cpplm[grammar]."""
+
+    schema: Annotated[Path | None, Argument("FILE")] = None
+    """File with a JSON schema: JSON of that form is written."""
+    regex: str | None = None
+    """Regular expression that all of a completion matches."""
+    grammar: Annotated[Path | None, Argument("FILE")] = None
+    """File with a grammar, Lark's form or llama.cpp's (GBNF)."""
+    valid: Literal["", "cpp"] = ""
+    """cpp draws tokens again that break the syntax of C++; it needs no package."""
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.schema, self.regex, self.grammar)) > 1:
+            raise UserError("--schema, --regex and --grammar exclude each other", fix="Give one of them.")
+
+
+DEFAULT_PROJECT_LINES = 0.2
+
+
+@dataclass(frozen=True)
+class ProjectSettings:
+    """The project that the file with the hole belongs to: its text stands in front of that file, in half of
+    the prompt at most, and its lines are answers where they are likely right."""
+
+    project: Path | None = None
+    """Folder of the C++ project that the file with the hole belongs to: the lines behind the longest match of
+    those above the hole are taken."""
+    project_lines: float = DEFAULT_PROJECT_LINES
+    """Answer with lines of the project, names replaced, instead of asking the model, where they are exactly
+    right with this probability or more (1 = never)."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.project_lines <= 1:
+            raise UserError(f"--project_lines {self.project_lines} is no probability", fix="Use 1 for never.")
+        if self.project is None and self.project_lines != DEFAULT_PROJECT_LINES:
+            raise UserError("--project_lines has no effect without --project")
+
+    def check_paths(self) -> None:
+        """Refuse a project that is not there."""
+        if self.project is not None:
+            require_path(self.project)
+
+
+@dataclass(frozen=True)
 class GenerateSettings:
     """Settings of `cpplm generate`."""
 
@@ -170,8 +215,10 @@ class GenerateSettings:
     model must have been trained to fill in (--fim_rate)."""
     suffix: str | None = None
     """With --fim and --prompt: the text behind the hole."""
-    spm: bool = False
-    """With --fim: the model reads the suffix before the prompt, for one that was trained mostly so."""
+    fim_order: Literal["psm", "spm"] = "spm"
+    """With --fim: the model reads the suffix first, or the prompt."""
+    file: str = ""
+    """With --project: the file with the hole (empty = recognized by its lines)."""
     examples: bool = False
     """Complete a few built-in prompts instead."""
     save: bool = False
@@ -183,10 +230,18 @@ class GenerateSettings:
     model trained with --mtp says (heads). The text is the same."""
     draft_tokens: int = 2
     """With --draft: tokens guessed at a time, at most."""
+    form: Annotated[FormSettings, group("form")] = field(default_factory=FormSettings)
+    """Constraints on completions."""
+    project: Annotated[ProjectSettings, group("project")] = field(default_factory=ProjectSettings)
+    """Context of a project."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     """Sampling settings."""
 
     def __post_init__(self) -> None:
+        if self.examples and self.form != FormSettings():
+            raise UserError(
+                "--examples are plain completions", fix="Leave out --schema, --regex, --grammar, --valid."
+            )
         if self.examples and self.prompt is not None:
             raise UserError("--examples and --prompt exclude each other", fix="Give one of them.")
         if self.examples and self.num_samples != 1:
@@ -201,8 +256,12 @@ class GenerateSettings:
     def _check_fim(self) -> None:
         if self.examples and (self.fim or self.draft != "off"):
             raise UserError("--examples are plain completions", fix="Leave out --fim and --draft.")
-        if not self.fim and (self.spm or self.suffix is not None):
-            raise UserError("--suffix and --spm are for filling in", fix="Add --fim.")
+        if not self.fim and (self.fim_order != "spm" or self.suffix is not None):
+            raise UserError("--suffix and --fim_order are for filling in", fix="Add --fim.")
+        if self.project.project is not None and not self.fim:
+            raise UserError("--project is for filling in", fix="Add --fim.")
+        if self.file and self.project.project is None:
+            raise UserError("--file has no effect without --project", fix="Name the folder of the project.")
         if self.fim and (self.prompt is None) != (self.suffix is None):
             raise UserError(
                 "--fim takes --prompt and --suffix together",

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,25 @@ from typing_extensions import override
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
+from cpplm.core.storage import is_bucket
 from cpplm.dataloader.loader import Batch
 from cpplm.jax.attention import check_row_lengths, resolve_attention
+from cpplm.jax.compile_cache import CompileCache
 from cpplm.jax.distributed import JaxDistContext, initialize
 from cpplm.jax.mesh import HostBatchSharder, check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.optimizer import Optimizer
 from cpplm.jax.param_stacking import init_params, stack_params
+from cpplm.jax.quantizer import Quantizer
 from cpplm.jax.settings import RunSettings
 from cpplm.jax.step import TrainStep
 from cpplm.jax.tpu_specs import CHIPS_BY_KIND
 from cpplm.jax.train_module import JaxTrainModule, to_device
 from cpplm.model.config import ModelConfig
+from cpplm.model.quantized.recipe import Recipe
 from cpplm.model.settings import DEFAULT_KERNELS
 from cpplm.tokenizer.token_normalization import canonical_ids
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.attempt import Attempt
 from cpplm.train.backend import TrainBackend, TrainModule
 from cpplm.train.backend_registry import register_backend
 from cpplm.train.checkpoint.format import Checkpoint
@@ -39,8 +45,11 @@ from cpplm.train.checkpoint.weights import load_tensors, load_weights
 from cpplm.train.defaults import resolve_defaults
 from cpplm.train.devices import Devices, local_devices
 from cpplm.train.distributed import DistContext
+from cpplm.train.quantization import has_latent_weights
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.training_length import TrainingBudget, relative_tokens
+
+_CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"  # a user's own choice
 
 
 class JaxBackend(TrainBackend):
@@ -59,6 +68,7 @@ class JaxBackend(TrainBackend):
         """
         _refuse_settings_of_torch(settings)
         self._settings = settings
+        self._compile_cache: CompileCache | None = None
 
     @override
     @contextmanager
@@ -74,6 +84,19 @@ class JaxBackend(TrainBackend):
             if devices[0].platform == "tpu":
                 _enable_compilation_cache()
             yield JaxDistContext(self.sharder)
+
+    @override
+    @contextmanager
+    def sync_compile_cache(self, attempt: Attempt) -> Iterator[None]:
+        """On TPUs of a run that uploads to a bucket, and of each attempt at a managed run."""
+        on_tpu = self.mesh.devices.flat[0].platform == "tpu"
+        shared = attempt.lease is not None or (on_tpu and is_bucket(self._settings.upload_dir))
+        if not shared or _CACHE_DIR in os.environ:
+            yield
+            return
+        writes = jax.process_index() == 0
+        with CompileCache(attempt.open_storage(attempt.run), writes=writes) as self._compile_cache:
+            yield
 
     @override
     def devices(self, settings: TrainSettings) -> Devices:
@@ -116,13 +139,20 @@ class JaxBackend(TrainBackend):
         budget: TrainingBudget,
     ) -> TrainModule:
         """Build or restore; a new model begins with the weights that PyTorch would give it."""
-        step = train_step(settings, config, budget, self.mesh)
+        make_step = partial(train_step, settings, config, budget, self.mesh)
+        recipe = None
         if weights is None:
             params = init_params(config, settings.seed, torch.from_numpy(canonical_ids(tokenizer)))
+        elif has_latent_weights(weights, settings):
+            recipe = Recipe.parse(settings.quantization.quantize)
+            params = stack_params(_arrays(load_tensors(weights, "model.safetensors")), config, recipe)
         else:
             params = stack_params(_arrays(load_weights(weights)), config)
+        step = make_step(recipe)
         state = {} if optimizer is None else _arrays(load_tensors(optimizer, "optimizer.safetensors"))
         train_module = JaxTrainModule(step, self.sharder, params, step.optimizer.stack_state(state))
+        if settings.quantization.quantize:
+            train_module.quantizer = Quantizer(settings, config, make_step, jax.process_count())
         log_info("compiling the training step, before the first one")
         rows = settings.device_batch_size * self.sharder.batch_shards
         for length in settings.data.row_lengths(settings.max_seq_len):
@@ -132,6 +162,8 @@ class JaxBackend(TrainBackend):
                 count=settings.forward_passes(self.sharder.batch_shards),
                 documents=settings.data.document_mask,
             )
+        if self._compile_cache is not None:
+            self._compile_cache.upload()
         return train_module
 
 
@@ -166,8 +198,15 @@ def check_run(settings: TrainSettings, config: ModelConfig, mesh: Mesh) -> tuple
     return run, attention
 
 
-def train_step(settings: TrainSettings, config: ModelConfig, budget: TrainingBudget, mesh: Mesh) -> TrainStep:
-    """The step that these settings describe, for chips that need not be here.
+def train_step(
+    settings: TrainSettings,
+    config: ModelConfig,
+    budget: TrainingBudget,
+    mesh: Mesh,
+    recipe: Recipe | None = None,
+) -> TrainStep:
+    """The step that these settings describe, for chips that need not be here; of weights that are rounded
+    by a recipe, or are not.
 
     Raises:
         UserError: weight decay follows a horizon that is not known.
@@ -180,8 +219,10 @@ def train_step(settings: TrainSettings, config: ModelConfig, budget: TrainingBud
         budget=relative_tokens(settings, config, budget),
         product_dtype=run.dtype,
         mesh=mesh,
+        recipe=recipe,
+        scale_lr=settings.quantization.scale_lr,
     )
-    return TrainStep(config, run, optimizer, mesh)
+    return TrainStep(config, run, optimizer, mesh, recipe)
 
 
 def run_settings(settings: TrainSettings, mesh: Mesh) -> RunSettings:
@@ -230,8 +271,8 @@ def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def _enable_compilation_cache() -> None:
-    """In a folder, so that the next start of the same run takes seconds. A user's own choice stays."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    """In a folder, so that the next start of the same run takes seconds."""
+    if _CACHE_DIR not in os.environ:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(cache / "cpplm" / "jax"))
 

@@ -25,6 +25,7 @@ from cpplm.core.workers import partition_by_size
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, partition_spec
 from cpplm.jax.param_stacking import is_stacked
 from cpplm.model.config import ModelConfig
+from cpplm.model.quantized.layers import plain_name
 from cpplm.train.settings import MESH_AXES
 
 # Last parts of the names of weights whose rows, and whose columns, belong to heads or hidden units.
@@ -92,6 +93,7 @@ def weight_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     free = list(range(1 if is_stacked(name) else 0, len(shape)))
     if len(free) < 2 or math.prod(shape) < MIN_SHARDED_SIZE // 16:
         return P()
+    name = plain_name(name)
     by_model = -2 if name.endswith(ROW_SHARDED) else -1 if name.endswith(COLUMN_SHARDED) else None
     if by_model is not None and mesh.shape["model"] > 1 and shape[by_model] % mesh.shape["model"] == 0:
         axes[by_model] = "model"

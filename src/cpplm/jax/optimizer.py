@@ -25,8 +25,16 @@ from jax.sharding import PartitionSpec as P
 from cpplm.core.errors import UserError
 from cpplm.jax.layers import Params
 from cpplm.jax.mesh import layers_spec, state_spec, weight_spec
-from cpplm.jax.param_stacking import abstract_params, checkpoint_names, checkpoint_shapes, is_stacked
+from cpplm.jax.param_stacking import (
+    abstract_params,
+    checkpoint_names,
+    checkpoint_shapes,
+    is_stacked,
+    partition_params,
+)
 from cpplm.model.config import ModelConfig
+from cpplm.model.quantized.layers import plain_name
+from cpplm.model.quantized.recipe import Recipe
 from cpplm.optim.buckets import ParamGroup
 from cpplm.optim.groups import param_groups
 from cpplm.optim.schedules import LearningRates
@@ -64,17 +72,19 @@ class Optimizer:
         budget: float | None,
         product_dtype: jnp.dtype,
         mesh: Mesh | None,
+        recipe: Recipe | None = None,
+        scale_lr: float = 0.0,
     ) -> Optimizer:
-        """For a model; the arguments are those of `cpplm.optim.groups.param_groups`.
+        """For a model, quantised by a recipe or not; other arguments are those of `param_groups`.
 
         Raises:
             UserError: weight decay follows a horizon that is not known.
         """
-        whole = abstract_params(config)
-        learning = {name for name, shape in whole.items() if jnp.issubdtype(shape.dtype, jnp.floating)}
+        whole = abstract_params(config, recipe)
+        learning, _ = partition_params(whole)  # type: ignore[arg-type]
         names = {
             stacked: those
-            for stacked, those in checkpoint_names(checkpoint_shapes(config)).items()
+            for stacked, those in checkpoint_names(checkpoint_shapes(config, recipe)).items()
             if stacked in learning
         }
         groups = param_groups(
@@ -83,6 +93,7 @@ class Optimizer:
             rates,
             batch_tokens=batch_tokens,
             budget=budget,
+            scale_lr=scale_lr,
         )
         by_name = {name: group for group in groups for name in group.names}
         return cls(
@@ -180,8 +191,8 @@ class Optimizer:
             gradients: of all of them.
             state: as `state_shapes` lists it.
             plan: "learning_rate", "weight_decay" and "momentum", scalars.
-            touched: for tables of which a batch reads few rows: which, shape (rows,). The others, and their
-                moments, stay as they are.
+            touched: for tables of which a batch reads few rows: which, shape (rows,), by the name of the
+                plain weight. The others, and their moments, stay as they are.
 
         Returns:
             New weights and state.
@@ -195,7 +206,8 @@ class Optimizer:
                 if group.muon:
                     changed = self._muon(name, weights[name], gradients[name], own, plan)
                 else:
-                    changed = _adamw(group, weights[name], gradients[name], own, plan, touched.get(name))
+                    rows = touched.get(plain_name(name))
+                    changed = _adamw(group, weights[name], gradients[name], own, plan, rows)
             new_weights[name] = changed[0]
             new_state |= {prefix + kind: value for kind, value in changed[1].items()}
         return new_weights, new_state

@@ -2,7 +2,8 @@
 
 `blocks.3.mlp.up.weight` of the checkpoint is entry 3 of `blocks.mlp.up.weight`: the dimension in front counts
 the layers that have such a weight, in their order. The tables of n-gram memories differ in size from layer to
-layer, so they keep their names, and so do the heads for further tokens. Integers (the hash functions) are
+layer, so they keep their names, and so do the heads for further tokens. Quantised weights have the names of
+`cpplm.model.quantized.layers`. Integers (the hash functions) are
 int64 in a checkpoint and uint32 here: JAX has no int64 unless told, and hashing is 32-bit arithmetic.
 """
 
@@ -19,11 +20,13 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.jax.layers import Params
 from cpplm.model.config import ModelConfig
+from cpplm.model.quantized.layers import SCALES, quantize_layers
+from cpplm.model.quantized.recipe import Recipe, role_of
 from cpplm.model.transformer import Transformer
 
 Array = jax.Array | np.ndarray
 _OF_LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
-_ALONE = "engram.table.weight"
+_ALONE = "engram.table."
 
 
 def checkpoint_names(names: Iterable[str]) -> dict[str, list[str]]:
@@ -31,7 +34,7 @@ def checkpoint_names(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         match = _OF_LAYER.fullmatch(name)
-        stacked = name if match is None or match[2] == _ALONE else f"blocks.{match[2]}"
+        stacked = name if match is None or match[2].startswith(_ALONE) else f"blocks.{match[2]}"
         found.setdefault(stacked, []).append((int(match[1]) if match else 0, name))
     return {stacked: [name for _, name in sorted(those)] for stacked, those in found.items()}
 
@@ -41,14 +44,14 @@ def is_stacked(name: str) -> bool:
     return name.startswith("blocks.") and _OF_LAYER.fullmatch(name) is None
 
 
-def checkpoint_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's checkpoint, in its order."""
-    return {name: tuple(tensor.shape) for name, tensor in _meta_tensors(config).items()}
+def checkpoint_shapes(config: ModelConfig, recipe: Recipe | None = None) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the checkpoint of a model, quantised by a recipe or not, in its order."""
+    return {name: tuple(tensor.shape) for name, tensor in _meta_tensors(config, recipe).items()}
 
 
-def abstract_params(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_params(config: ModelConfig, recipe: Recipe | None = None) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes here, without any memory."""
-    tensors = _meta_tensors(config)
+    tensors = _meta_tensors(config, recipe)
     shapes = {}
     for stacked, names in checkpoint_names(tensors).items():
         first = tensors[names[0]]
@@ -76,17 +79,20 @@ def init_params(
     return stack_params({name: tensor.numpy() for name, tensor in model.state_dict().items()}, config)
 
 
-def stack_params(named: Mapping[str, Array], config: ModelConfig) -> dict[str, np.ndarray]:
+def stack_params(
+    named: Mapping[str, Array], config: ModelConfig, recipe: Recipe | None = None
+) -> dict[str, np.ndarray]:
     """The weights here, in the memory of the host: to be divided among devices.
 
     Args:
         named: the checkpoint's weights by name, any float dtype; integers int64, or uint32.
         config: of the model.
+        recipe: by which it is quantised, if it is.
 
     Raises:
         UserError: a name is missing or unknown, or a shape is not the model's.
     """
-    _check(named, checkpoint_shapes(config))
+    _check(named, checkpoint_shapes(config, recipe))
     stacked = {}
     for name, those in checkpoint_names(named).items():
         arrays = [_to_jax_dtype(member, np.asarray(named[member])) for member in those]
@@ -100,14 +106,23 @@ def to_checkpoint_dtype(array: Array) -> Array:
 
 
 def partition_params(params: Mapping[str, jax.Array]) -> tuple[Params, Params]:
-    """Split weights into those that learn, for which gradients are taken, and the integers, which do not."""
-    learning = {name: array for name, array in params.items() if jnp.issubdtype(array.dtype, jnp.floating)}
+    """Split weights into those that learn, for which gradients are taken, and those that do not: integers,
+    and the scales of quantised tables."""
+    learning = {name: array for name, array in params.items() if _learns(name, array)}
     return learning, {name: array for name, array in params.items() if name not in learning}
 
 
-def _meta_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
+def _learns(name: str, array: jax.Array) -> bool:
+    layer, _, part = name.rpartition(".")
+    return jnp.issubdtype(array.dtype, jnp.floating) and not (part == SCALES and role_of(layer) == "embed")
+
+
+def _meta_tensors(config: ModelConfig, recipe: Recipe | None) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
-        return dict(Transformer(config).state_dict())
+        model = Transformer(config)
+    if recipe is not None:
+        quantize_layers(model, recipe, init="absmax")
+    return dict(model.state_dict())
 
 
 def _check(named: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) -> None:

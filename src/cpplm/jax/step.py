@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cpplm.jax.engram import table_rows
+from cpplm.jax.fake_quantize import round_params
 from cpplm.jax.layers import Params, subtree
 from cpplm.jax.mesh import batch_sharding, weight_spec
 from cpplm.jax.model import TrainBatch, count_targets, loss
@@ -26,6 +27,7 @@ from cpplm.jax.optimizer import Optimizer, State
 from cpplm.jax.param_stacking import abstract_params, partition_params
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import ModelConfig
+from cpplm.model.quantized.recipe import Recipe
 from cpplm.train.backend import StepPlan
 
 Tokens = dict[str, jax.Array]
@@ -41,18 +43,20 @@ class TrainStep:
         run: how it is computed.
         optimizer: by which rules it learns.
         mesh: of chips; one may be all of it.
+        recipe: by which weights are rounded in each step; None where they are not.
     """
 
     config: ModelConfig
     run: RunSettings
     optimizer: Optimizer
     mesh: Mesh
+    recipe: Recipe | None = None
 
     def weight_shardings(self) -> dict[str, NamedSharding]:
         """Shardings of all weights, the integers included."""
         return {
             name: NamedSharding(self.mesh, weight_spec(name, shape.shape, self.mesh))
-            for name, shape in abstract_params(self.config).items()
+            for name, shape in abstract_params(self.config, self.recipe).items()
         }
 
     def state_shardings(self) -> dict[str, NamedSharding]:
@@ -76,7 +80,7 @@ class TrainStep:
         shardings = self.weight_shardings()
         weights = {
             name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=shardings[name])
-            for name, shape in abstract_params(self.config).items()
+            for name, shape in abstract_params(self.config, self.recipe).items()
         }
         learning, constants = partition_params(weights)  # type: ignore[arg-type]
         of_state = self.state_shardings()
@@ -101,12 +105,18 @@ class TrainStep:
         batches: tuple[Tokens, ...],
         plan: Mapping[str, jax.Array],
     ) -> tuple[Params, State, jax.Array]:
-        losses, gradients = self._gradients(learning, constants, batches, plan)
+        rounded, pull_back = jax.vjp(lambda own: self.round(own, constants), learning)
+        losses, of_rounded = self._gradients(rounded, constants, batches, plan)
+        (gradients,) = pull_back(of_rounded)
         with jax.named_scope("optimizer"):
             squares = [jnp.sum(jnp.square(gradient)) for gradient in gradients.values()]
-            touched = self._touched(learning, constants, batches)
+            touched = self._touched(rounded, constants, batches)
             learning, state = self.optimizer.update(learning, gradients, state, plan, touched)
         return learning, state, jnp.concatenate([losses, jnp.sqrt(sum(squares))[None]])
+
+    def round(self, learning: Params, constants: Params) -> Params:
+        """The weights that learn as passes read them (`round_params`)."""
+        return round_params(learning, constants, self.config, self.recipe)
 
     def _gradients(
         self,

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from torch import Tensor
 from typing_extensions import override
 
-from cpplm.core.hardware import peak_memory_bytes
+from cpplm.core.hardware import held_memory_bytes, peak_memory_bytes, reset_peak_memory
 from cpplm.dataloader.loader import Batch
 from cpplm.jax.layers import Params
 from cpplm.jax.mesh import HostBatchSharder, gather_host_share, put_on_mesh, rows_sharding
@@ -29,6 +29,7 @@ from cpplm.jax.param_stacking import (
     partition_params,
     to_checkpoint_dtype,
 )
+from cpplm.jax.quantizer import Quantizer
 from cpplm.jax.step import Tokens, TrainStep, matmul_precision, plan_arrays
 from cpplm.train.backend import Profiler, StepLosses, StepPlan, TrainModule
 
@@ -55,6 +56,9 @@ class JaxTrainModule(TrainModule):
     `compiled` holds the step's programs by rows and length of their batches; there are no others.
     """
 
+    quantizer: Quantizer | None = None
+    """Rounds the weights, where they are to be."""
+
     def __init__(
         self,
         step: TrainStep,
@@ -70,15 +74,21 @@ class JaxTrainModule(TrainModule):
             weights: as `cpplm.jax.param_stacking` stacks them.
             state: of the optimizer, as `Optimizer.stack_state` gives it.
         """
-        self._step, self._sharder = step, sharder
+        self._sharder = sharder
         self._chip: jax.Device = step.mesh.local_devices[0]
         self.config, self.device, self.precision = step.config, torch.device("cpu"), step.run.compute_dtype
         self.device_type = str(self._chip.platform)
+        self.compiled: dict[tuple[int, int], Any] = {}
+        self._place(step, weights, state)
+
+    def _place(
+        self, step: TrainStep, weights: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
+    ) -> None:
+        self._step = step
         of_weights, of_state = step.weight_shardings(), step.state_shardings()
         placed = {name: put_on_mesh(array, of_weights[name]) for name, array in weights.items()}
         self._learning, self._constants = partition_params(placed)
         self._state = {key: put_on_mesh(array, of_state[key]) for key, array in state.items()}
-        self.compiled: dict[tuple[int, int], Any] = {}
         self._token_losses = _validation(step)
 
     def compile(self, rows: int, length: int, *, count: int, documents: bool) -> None:
@@ -86,19 +96,28 @@ class JaxTrainModule(TrainModule):
         lowered = self._step.lower(rows, length, count=count, documents=documents)
         self.compiled[rows, length] = lowered.compile()
 
+    def _quantize_when_due(self, plan: StepPlan, batches: list[PlacedBatch]) -> None:
+        if self.quantizer is None or self._step.recipe is not None or not self.quantizer.is_due(plan):
+            return
+        self._place(*self.quantizer.quantize(*self.state(), batches))
+        for rows, length in self.compiled:
+            self.compile(rows, length, count=len(batches), documents=batches[0].documents is not None)
+
     @override
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
-        del count  # the compiled step knows
+        del count  # the compiled step has it
         placed = [
             b if isinstance(b, PlacedBatch) else to_device(b, self._sharder, self._step.mesh) for b in batches
         ]
+        self._quantize_when_due(plan, placed)
         tokens = tuple(batch.tokens for batch in placed)
         rows, length = tokens[0]["inputs"].shape
         program = self.compiled[rows, length]
-        self._learning, self._state, found = program(
-            self._learning, self._constants, self._state, tokens, plan_arrays(plan)
-        )
-        return StepLosses(*np.asarray(found).tolist())
+        with self.phases.record("step"):
+            self._learning, self._state, found = program(
+                self._learning, self._constants, self._state, tokens, plan_arrays(plan)
+            )
+            return StepLosses(*np.asarray(found).tolist())
 
     @override
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
@@ -106,35 +125,64 @@ class JaxTrainModule(TrainModule):
         ids, targets = (
             self._sharder.shard(ids.numpy().astype(np.int32), self._step.mesh) for ids in (ids_BT, targets_BT)
         )
-        losses = self._token_losses({**self._learning, **self._constants}, ids, targets)
+        losses = self._token_losses(self._learning, self._constants, ids, targets)
         return torch.from_numpy(self._sharder.unshard(losses))
 
     @override
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gathered from all hosts, one array after the other."""
-        names = checkpoint_shapes(self.config)
+        names = checkpoint_shapes(self.config, self._step.recipe)
         weights = gather_host_share(self._learning | self._constants, checkpoint_names(names))
         state = gather_host_share(self._state, self._step.optimizer.state_members())
         return _tensors({name: weights[name] for name in names if name in weights}), _tensors(state)
 
+    @property
     @override
-    def peak_memory(self) -> int:
-        """Most memory of one chip; where it does not say, of this process."""
-        return _memory(self._chip)[1]
+    def quantization(self) -> dict[str, Any] | None:  # type: ignore[override]
+        recipe = self._step.recipe
+        return None if recipe is None or self.quantizer is None else self.quantizer.record(recipe)
+
+    @property
+    def _chip_memory(self) -> dict[str, int]:
+        """Memory statistics of one chip; nothing where it is a part of this process."""
+        return self._chip.memory_stats() or {}
+
+    @override
+    def held_memory(self) -> int:
+        return self._chip_memory.get("bytes_in_use") or held_memory_bytes(self.device)
+
+    @override
+    def peak_memory(self, *, since_reset: bool = False) -> int:
+        """Of a chip the most so far, in any case."""
+        peak = self._chip_memory.get("peak_bytes_in_use")
+        return peak or peak_memory_bytes(self.device, since_reset=since_reset)
+
+    @override
+    def reset_peak_memory(self) -> bool:
+        return not self._chip_memory and reset_peak_memory(self.device)
+
+    @override
+    def memory_capacity(self) -> dict[str, int]:
+        return {"total_bytes": self._chip_memory.get("bytes_limit") or psutil.virtual_memory().total}
 
     @override
     def memory_breakdown(self) -> dict[str, int]:
         """Memory of one chip."""
-        held, peak = _memory(self._chip)
-        weights = self._bytes({**self._learning, **self._constants})
-        gradients, optimizer = self._bytes(self._learning), self._bytes(self._state)
         return {
-            "held_bytes": held,
-            "peak_bytes": peak,
-            "weights_bytes": weights,
-            "gradients_bytes": gradients,
-            "optimizer_bytes": optimizer,
-            "rest_bytes": peak - weights - gradients - optimizer,
+            "weights_bytes": self._bytes({**self._learning, **self._constants}),
+            "gradients_bytes": self._bytes(self._learning),
+            "optimizer_bytes": self._bytes(self._state),
+        }
+
+    @override
+    def compiled_graphs(self) -> int:
+        return len(self.compiled)
+
+    @override
+    def program_texts(self) -> dict[str, str]:
+        return {
+            f"step_{rows}x{length}": str(program.as_text())
+            for (rows, length), program in self.compiled.items()
         }
 
     def _bytes(self, arrays: Mapping[str, jax.Array]) -> int:
@@ -148,14 +196,18 @@ class JaxTrainModule(TrainModule):
         return JaxProfiler(path)
 
 
-def _validation(step: TrainStep) -> Callable[[Params, jax.Array, jax.Array], jax.Array]:
+def _validation(step: TrainStep) -> Callable[[Params, Params, jax.Array, jax.Array], jax.Array]:
     mesh = step.mesh if step.mesh.size > 1 else None
     function = partial(token_losses, config=step.config, run=step.run, mesh=mesh)
-    compiled = jax.jit(function, out_shardings=rows_sharding(step.mesh))
 
-    def losses(params: Params, ids: jax.Array, targets: jax.Array) -> jax.Array:
+    def rounded_losses(learning: Params, constants: Params, ids: jax.Array, targets: jax.Array) -> jax.Array:
+        return function({**step.round(learning, constants), **constants}, ids, targets)
+
+    compiled = jax.jit(rounded_losses, out_shardings=rows_sharding(step.mesh))
+
+    def losses(learning: Params, constants: Params, ids: jax.Array, targets: jax.Array) -> jax.Array:
         with matmul_precision(step.run):
-            return compiled(params, ids, targets)
+            return compiled(learning, constants, ids, targets)
 
     return losses
 
@@ -168,14 +220,6 @@ def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
             name: torch.from_numpy(np.ascontiguousarray(to_checkpoint_dtype(array))).reshape(array.shape)
             for name, array in arrays.items()
         }
-
-
-def _memory(chip: jax.Device) -> tuple[int, int]:
-    """Bytes held now, and most so far."""
-    stats = chip.memory_stats() or {}
-    held = stats.get("bytes_in_use", psutil.Process().memory_info().rss)
-    peak = stats.get("peak_bytes_in_use", peak_memory_bytes(torch.device("cpu")))
-    return held, max(held, peak)
 
 
 class JaxProfiler(Profiler):

@@ -132,6 +132,21 @@ class Attention(nn.Module):
             divergence = torch.zeros((), device=x_BTC.device)
         return self.output(mixed_BHTD.transpose(1, 2).flatten(-2)), divergence
 
+    def weights(self, x_BTC: Tensor, context: ForwardContext) -> Tensor:
+        """The weight of each key for each query, shape BHTS: what becomes of the identity as values."""
+        query_BHTD, key_BGTD, value_BGTD = self._project(x_BTC, context)
+        index = None if self.indexer is None else self.indexer(x_BTC, context)
+        num_keys, width = value_BGTD.shape[2:]
+        columns = -(-num_keys // width) * width
+        identity = torch.eye(num_keys, columns, dtype=value_BGTD.dtype, device=value_BGTD.device)
+        mixed = [
+            self._attend(
+                query_BHTD, key_BGTD, part.expand_as(value_BGTD), index, context.documents_BS, context
+            )[0]
+            for part in identity.split(width, dim=1)
+        ]
+        return torch.cat(mixed, dim=-1)[..., :num_keys]
+
     def _attend(
         self, query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, index: IndexerOutput | None,
         documents_BS: Tensor | None, context: ForwardContext,

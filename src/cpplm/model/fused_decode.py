@@ -7,9 +7,19 @@ from torch import Tensor, nn
 from cpplm.model.attention import Attention, ForwardContext
 from cpplm.model.block import TransformerBlock
 from cpplm.model.kernels.quantized_linear import CompactLinear
-from cpplm.model.kernels.small_batch_linear import DecodeWeight, fused_mlp, gemv, rope_write_cache, supports
+from cpplm.model.kernels.small_batch_linear import (
+    MAX_TOKENS,
+    DecodeWeight,
+    fused_mlp,
+    gemv,
+    rope_write_cache,
+    supports,
+)
 from cpplm.model.kv_cache.paged_view import PagedCacheView
 from cpplm.model.layers import SwiGLU, norm
+
+MAX_COMPACT_TOKENS = 64
+"""Tokens of a step of weights of few bits alone; with more, calling operators takes no time to speak of."""
 
 
 def enable_decode_kernels(block: TransformerBlock) -> None:
@@ -25,10 +35,12 @@ def enable_decode_kernels(block: TransformerBlock) -> None:
     if block.connections is not None or len({_bits(weight) for weight in of_mlp}) > 1:
         return
     *gate, up_EC, down_CE = of_mlp
+    is_compact = not any(isinstance(weight, Tensor) for weight in (qkv_EC, output_CE, up_EC))
+    max_tokens = MAX_COMPACT_TOKENS if is_compact else MAX_TOKENS
 
     def decode_step_fused(x_BTC: Tensor, context: ForwardContext) -> Tensor | None:
         """The residual stream after attention and MLP; None where the kernels cannot serve."""
-        if not supports(x_BTC) or block.attention.attend_in_place(context) is None:
+        if not supports(x_BTC, max_tokens) or block.attention.attend_in_place(context) is None:
             return None
         mixed_BTC = _attention_step(block.attention, x_BTC, context, qkv_EC, output_CE)
         return fused_mlp(mixed_BTC, up_EC, down_CE, *gate)

@@ -64,18 +64,25 @@ class Induction(nn.Module):
 
 
 def match_next_token(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Match rows from their start (see `Induction.match`) by sorting, in O(T log T).
+    """Match rows from their start, see `Induction.match`."""
+    places_BT, lengths_BT = match_places(ids_BT, documents_BT)
+    return ids_BT.gather(1, places_BT), lengths_BT
 
-    A run of tokens has the rank of its last half and that of the half before; equal pairs are equal runs, so
-    that each doubling takes one sort (prefix doubling, Karp, Miller and Rosenberg 1972). In a stable sort the
-    latest equal run stands right in front.
+
+def match_places(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The place behind the longest earlier match of each token and those before it, and which length matched.
+
+    Both have the shape BT and are 0 where none matched; lengths count from 1, as in `Induction.match`. Found
+    by sorting, in O(T log T): a run of tokens has the rank of its last half and that of the half before;
+    equal pairs are equal runs, so that each doubling takes one sort (prefix doubling, Karp, Miller and
+    Rosenberg 1972). In a stable sort the latest equal run stands right in front.
     """
     length = ids_BT.size(1)
     places_T = torch.arange(length, device=ids_BT.device)
     ranks_BT = ids_BT
     if documents_BT is not None:
         ranks_BT = ids_BT + documents_BT * (ids_BT.max() + 1)
-    next_ids_BT, lengths_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT)
+    places_BT, lengths_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT)
     for number, run in enumerate(INDUCTION_LENGTHS, 1):
         if run > 1:
             before_BT = F.pad(ranks_BT, (run // 2, 0))[:, :length]
@@ -86,9 +93,9 @@ def match_next_token(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tupl
         following_BT = F.pad(order_BT[:, :-1] + 1, (1, 0))
         latest_BT = torch.zeros_like(order_BT).scatter(1, order_BT, torch.where(same_BT, following_BT, 0))
         ranks_BT = torch.zeros_like(order_BT).scatter(1, order_BT, (~same_BT).cumsum(1) - 1)
-        next_ids_BT = torch.where(latest_BT > 0, ids_BT.gather(1, latest_BT), next_ids_BT)
+        places_BT = torch.where(latest_BT > 0, latest_BT, places_BT)
         lengths_BT = torch.where(latest_BT > 0, number, lengths_BT)
-    return next_ids_BT, lengths_BT
+    return places_BT, lengths_BT
 
 
 def match_next_token_incremental(ids_BS: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
+from cpplm.model.quantized.layers import plain_name
 from cpplm.model.transformer import Transformer
 from cpplm.optim.buckets import ParamGroup
 from cpplm.optim.muon import MuonAdamW
@@ -50,8 +51,7 @@ SLOW_FIRST_MOMENT = {"embedding_scales": 0.96}  # these gradients change sign fr
 
 def param_role(name: str) -> tuple[str, str, float]:
     """Pattern, which rate, and share of it, for a parameter's name; rounded weights learn as others do."""
-    name = name.removesuffix("latent_weight") + "weight" if name.endswith("latent_weight") else name
-    return next((entry for entry in ROLES if fnmatchcase(name, entry[0])), MATRIX)
+    return next((entry for entry in ROLES if fnmatchcase(plain_name(name), entry[0])), MATRIX)
 
 
 def param_groups(

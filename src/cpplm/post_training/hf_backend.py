@@ -9,7 +9,6 @@ recurrent state, gets each conversation as a row of its own, padded on the right
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -25,8 +24,10 @@ from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
 from cpplm.model.hf_config import HfModelConfig
 from cpplm.model.lora import ADAPTER_WEIGHTS
+from cpplm.model.quantized.layers import moving_scales
 from cpplm.post_training.hf_adapter import adapter_record, with_adapter
 from cpplm.post_training.hf_folder import HfFolder
+from cpplm.post_training.hf_states import document_positions, isolates_documents
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend import StepLosses, StepPlan, TrainModule
@@ -73,8 +74,8 @@ class HfBackend(TorchBackend):
     ) -> TrainModule:
         dtype = choose_dtype(settings.precision, self._dist.device)
         lora = settings.lora
-        model = self.source.load(dtype if lora.lora_rank else torch.float32).to(self._dist.device).eval()
-        packs = isolates_conversations(model)
+        model = self._load(settings, dtype).to(self._dist.device).eval()
+        packs = isolates_documents(model)
         if not packs:
             log_info(f"{config.architecture} does not tell conversations in a row apart: one in each row")
         if lora.lora_rank:
@@ -83,11 +84,20 @@ class HfBackend(TorchBackend):
             load_trained(model, weights)
         trained = sum(weight.numel() for weight in trained_parameters(model).values())
         log_info(f"training {trained:,} parameters of {type(model).__name__}")
-        rate = lora.lora_lr if lora.lora_rank else settings.rates.matrix_lr
-        module = HfTrainModule(model, config, rate, dtype, self._dist, packs=packs)
+        module = self._hf_module(model, config, settings, dtype, packs=packs)
         if optimizer is not None:
             module.load_optimizer(load_tensors(optimizer, "optimizer.safetensors"))
         return module
+
+    def _load(self, settings: TrainSettings, dtype: torch.dtype) -> Any:
+        """The model that training begins with."""
+        return self.source.load(dtype if settings.lora.lora_rank else torch.float32)
+
+    def _hf_module(
+        self, model: Any, config: HfModelConfig, settings: TrainSettings, dtype: torch.dtype, *, packs: bool
+    ) -> HfTrainModule:
+        rate = settings.lora.lora_lr if settings.lora.lora_rank else settings.rates.matrix_lr
+        return HfTrainModule(model, config, rate, dtype, self._dist, packs=packs)
 
 
 class HfTrainModule(TorchTrainModule):
@@ -95,19 +105,30 @@ class HfTrainModule(TorchTrainModule):
 
     def __init__(
         self, model: Any, config: HfModelConfig, rate: float, dtype: torch.dtype,
-        dist: TorchDistContext, *, packs: bool,
+        dist: TorchDistContext, *, packs: bool, scale_rate: float = 0.0,
     ) -> None:  # fmt: skip
-        """Take a model that is where it shall compute; `packs` as `isolates_conversations` says."""
+        """Take a model that is where it shall compute.
+
+        Args:
+            model: of `transformers`.
+            config: its sizes.
+            rate: learning rate.
+            dtype: of products.
+            dist: the ranks.
+            packs: as `isolates_documents` says.
+            scale_rate: learning rate of the scales of rounded weights.
+        """
         self.model, self._dist, self._packs, self._dtype = model, dist, packs, dtype
         self.config: Any = config
         self.adapter_config = adapter_record(model) if config.lora_rank else None
         self.device, self.device_type = dist.device, dist.device.type
         self.precision = str(dtype).removeprefix("torch.")
-        self._parameters = trained_parameters(model)
-        self._rate = rate
+        trained = trained_parameters(model)
+        scales = {name: trained.pop(name) for name in moving_scales(model, "all")}
+        self._parameters = trained | scales  # in the order of the groups
+        groups = [(trained, rate), (scales, scale_rate)]
         self._optimizer: Any = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=rate,
+            [{"params": list(each.values()), "lr": lr, "rate": lr} for each, lr in groups if each],
             weight_decay=0.0,
             fused=self.device_type == "cuda",
         )
@@ -118,16 +139,23 @@ class HfTrainModule(TorchTrainModule):
         targets = max(1, sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in passes))
         nats = torch.zeros((), device=self.device)
         for batch in passes:
-            for rows in packed_rows(batch) if self._packs else single_rows(batch):
-                loss = self._sum_of_nats(*(tensor.to(self.device, non_blocking=True) for tensor in rows))
-                (loss / targets).backward()
+            for loss in self.phases.record_each("forward", self._sums_of_nats(batch)):
+                with self.phases.record("backward"):
+                    (loss / targets).backward()
                 nats += loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MAX_GRADIENT_NORM)
-        self._optimizer.param_groups[0]["lr"] = self._rate * plan.learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        with self.phases.record("optimizer"):
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MAX_GRADIENT_NORM)
+            for group in self._optimizer.param_groups:
+                group["lr"] = group["rate"] * plan.learning_rate
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
         mean = float(nats) / targets
         return StepLosses(mean, mean, 0.0, 0.0, float(norm))
+
+    def _sums_of_nats(self, batch: Batch) -> Iterator[Tensor]:
+        """Losses of parts of a batch, each a sum over the targets that count."""
+        for rows in packed_rows(batch) if self._packs else single_rows(batch):
+            yield self._sum_of_nats(*(tensor.to(self.device, non_blocking=True) for tensor in rows))
 
     def _sum_of_nats(self, inputs_BT: Tensor, targets_BT: Tensor, positions_BT: Tensor) -> Tensor:
         """Cross-entropy, summed over the targets that count."""
@@ -171,10 +199,7 @@ def packed_rows(batch: Batch) -> Iterator[Rows]:
     """The rows of a batch as they are, with positions that begin anew in each conversation."""
     documents_BT = batch.documents
     assert documents_BT is not None  # noqa: S101  (for mypy: `cpplm sft` asks for them)
-    places_T = torch.arange(documents_BT.shape[1])
-    begins_BT = F.pad(documents_BT[:, 1:] != documents_BT[:, :-1], (1, 0), value=True)
-    starts_BT = torch.where(begins_BT, places_T, 0).cummax(dim=1).values
-    yield batch.inputs, batch.targets, places_T - starts_BT
+    yield batch.inputs, batch.targets, document_positions(documents_BT)
 
 
 def single_rows(batch: Batch) -> Iterator[Rows]:
@@ -194,20 +219,6 @@ def single_rows(batch: Batch) -> Iterator[Rows]:
         inputs_BT = pad_sequence([ids_T for ids_T, _ in some], batch_first=True)
         targets_BT = pad_sequence([targets_T for _, targets_T in some], True, IGNORE_INDEX)
         yield inputs_BT, targets_BT, torch.arange(longest).expand_as(inputs_BT)
-
-
-@torch.no_grad()
-def isolates_conversations(model: Any) -> bool:
-    """Whether position ids that begin anew keep what stands before them out of sight, tried out."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        return False
-    length, vocab_size = 8, model.get_input_embeddings().weight.shape[0]
-    first = torch.arange(length)
-    pairs = [torch.cat([first + shift, first]) for shift in (1, length)]
-    inputs_BT = (torch.stack(pairs) % vocab_size).to(model.device)
-    positions_BT = first.repeat(2).expand_as(inputs_BT).to(model.device)
-    logits = model(input_ids=inputs_BT, position_ids=positions_BT, use_cache=False).logits[:, length:]
-    return torch.allclose(logits[0], logits[1], rtol=0.0, atol=1e-5 * float(logits.abs().max()))
 
 
 def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:

@@ -16,20 +16,22 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
 from cpplm.evaluate.models.hf_folder import require_readable
-from cpplm.evaluate.models.hf_model import (
+from cpplm.evaluate.models.hf_loading import (
     context_length,
     files_hash,
     import_transformers,
+    read_config,
     read_model,
     refuse_what_fails,
+    start_id,
 )
 from cpplm.model.hf_config import HfModelConfig
+from cpplm.model.quantized.directory import is_packed
 from cpplm.model.settings import LoraSettings
 from cpplm.optim.schedules import LearningRates
 from cpplm.post_training.hf_adapter import with_adapter
-from cpplm.post_training.hf_tokenizer import HfChatTokenizer
+from cpplm.post_training.hf_tokenizer import HfChatTokenizer, HfTokenizer
 
-PREFIX = "hf:"
 PARENT = "cpplm_parent.json"
 """In a directory that a run wrote: the record of the checkpoint that it was written from."""
 _LONGEST_ROW = 4096  # when nobody says; contexts of 131,072 are common, conversations of that length are not
@@ -37,37 +39,44 @@ _RATE, _LORA_RATE = 1e-4, 2e-4  # the first with the default of --lr_scale: 2e-5
 
 
 class HfFolder:
-    """A directory with `config.json`, `tokenizer.json`, a chat template and safetensors."""
+    """A directory with `config.json`, `tokenizer.json`, safetensors and, where it chats, a chat template."""
 
-    def __init__(self, location: str, lora: LoraSettings) -> None:
+    def __init__(self, location: str, lora: LoraSettings | None = None) -> None:
         """Look at all but the weights.
 
         Args:
             location: hf:DIR.
-            lora: the adapter that is to be trained, if any.
+            lora: of training on conversations, the adapter if any; None for documents.
 
         Raises:
             UserError: something is missing, refused, would run code, or cannot be adapted so; names it.
         """
-        self.folder = Path(location.removeprefix(PREFIX)).expanduser()
+        self.folder = Path(location.removeprefix("hf:")).expanduser()
         self._transformers = import_transformers()
         require_readable(self.folder)
-        with refuse_what_fails(self.folder):
-            self._config = self._transformers.AutoConfig.from_pretrained(
-                self.folder, trust_remote_code=False, local_files_only=True
-            )
-            with torch.device("meta"):
-                model = self._transformers.AutoModelForCausalLM.from_config(
-                    self._config, trust_remote_code=False
-                )
+        self._config = read_config(self._transformers, self.folder)
+        with refuse_what_fails(self.folder), torch.device("meta"):
+            model = self._transformers.AutoModelForCausalLM.from_config(self._config, trust_remote_code=False)
         self._sizes = _sizes(model, self._config)
-        if lora.lora_rank:
+        if lora is not None and lora.lora_rank:
             with_adapter(model, lora)
-        self.max_context = context_length(self._config.get_text_config(decoder=True), self.folder.name)
-        self._tokenizer = HfChatTokenizer(self.folder, self._sizes["vocab_size"])
+        self.is_quantized = is_packed(self.folder) or hasattr(self._config, "quantization_config")
+        """Its weights have few bits."""
+        text_config, vocab_size = self._config.get_text_config(decoder=True), self._sizes["vocab_size"]
+        self.max_context = context_length(text_config, self.folder.name)
+        if lora is not None:
+            self._tokenizer: HfTokenizer = HfChatTokenizer(self.folder, vocab_size)
+        else:
+            self._tokenizer = HfTokenizer(self.folder, vocab_size)
+            self._tokenizer.start_id = start_id(text_config, self._tokenizer.tokens, self.folder.name)
 
-    def tokenizer(self) -> HfChatTokenizer:
-        """Its tokenizer, with its chat template."""
+    def tokenizer(self) -> HfTokenizer:
+        """Its tokenizer."""
+        return self._tokenizer
+
+    def chat_tokenizer(self) -> HfChatTokenizer:
+        """Its tokenizer, with its chat template, of a directory that was opened for conversations."""
+        assert isinstance(self._tokenizer, HfChatTokenizer)  # noqa: S101  (for mypy)
         return self._tokenizer
 
     def row_length(self, asked: int) -> int:

@@ -7,10 +7,9 @@ RUN/hf                        the model at the end, an adapter merged, for trans
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
 from cpplm.dataloader.loader import Batch
 from cpplm.export.atomic_directory import atomic_directory
+from cpplm.export.hf_files import copy_companions, is_of_folder
 from cpplm.post_training.hf_adapter import with_adapter
 from cpplm.post_training.hf_backend import HfBackend, load_trained
 from cpplm.post_training.hf_folder import PARENT, HfFolder
@@ -34,9 +34,6 @@ from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback
 
 _MAX_LOGITS = 2**28  # of a forward pass: 1 GiB in float32, and as much again for their gradient
-# What a directory has beside configuration and weights; whatever is there is copied as it is.
-_COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.json",
-           "merges.txt", "generation_config.json", "LICENSE*")  # fmt: skip
 
 
 def train_hf(
@@ -90,8 +87,10 @@ class HfRun(PretrainRun):
         return batches  # what may be wrong with our own tokenizers
 
 
-def _is_ours(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in (*_COPIED, "*.json", "*.safetensors"))
+def is_written(folder: Path, record: dict[str, Any]) -> bool:
+    """True if a directory holds the model of a checkpoint of this record already."""
+    written = folder / PARENT
+    return written.is_file() and bool(json.loads(written.read_text())["manifest"] == record["manifest"])
 
 
 def write_hf_folder(settings: TrainSettings, source: HfFolder, checkpoint: Checkpoint) -> None:
@@ -101,10 +100,9 @@ def write_hf_folder(settings: TrainSettings, source: HfFolder, checkpoint: Check
         UserError: the disk refuses, or the checkpoint is damaged.
     """
     out, record = settings.out / "hf", parent_record(checkpoint)
-    written = out / PARENT
-    if written.is_file() and json.loads(written.read_text())["manifest"] == record["manifest"]:
+    if is_written(out, record):
         return
-    with atomic_directory(out, overwrite=True, known=_is_ours) as folder:
+    with atomic_directory(out, overwrite=True, known=is_of_folder) as folder:
         model = source.load(torch.float32)
         if settings.lora.lora_rank:
             model = with_adapter(model, settings.lora)
@@ -112,8 +110,6 @@ def write_hf_folder(settings: TrainSettings, source: HfFolder, checkpoint: Check
         if settings.lora.lora_rank:
             model = model.merge_and_unload()
         model.to(source.dtype).save_pretrained(folder)
-        for path in (path for pattern in _COPIED for path in source.folder.glob(pattern)):
-            if path.is_file():
-                shutil.copyfile(path, folder / path.name)
+        copy_companions(source.folder, folder)
         (folder / PARENT).write_text(json.dumps(record, indent=1) + "\n")
     log_info(f"the model is in {out}, for transformers and 'cpplm evaluate --hf_dir'")

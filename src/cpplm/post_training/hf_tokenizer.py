@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template of a Hugging Face directory, for conversations to train on.
+"""The tokenizer and the chat template of a Hugging Face directory, for what is to train on.
 
 Templates are rendered by `transformers`, in Jinja's sandbox. What the assistant writes is what the template
 marks by its generation blocks, or, of a template without them, what a turn adds to the text before it. The
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from cpplm.core.errors import UserError
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.hf_model import import_transformers
+from cpplm.evaluate.models.hf_loading import import_transformers
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.generate.conversation import conversation_turns
 from cpplm.post_training.conversations import openai_messages, require_answers
@@ -29,8 +30,42 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Messages = list[dict[str, Any]]
 
 
-class HfChatTokenizer:
-    """Conversations to ids, with a mask of what the assistant writes; what a run asks of a tokenizer."""
+class HfTokenizer:
+    """Ids of a directory's tokenizer; what a run asks of a tokenizer."""
+
+    start_id = -1
+    """The id before each document, where documents are what is to train on."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        """Read the tokenizer of a directory whose model knows `vocab_size` ids.
+
+        Raises:
+            UserError: there is none, or it cannot give back the text that it was given.
+        """
+        self.tokens = HfTokens(folder)
+        self.folder, self.vocab_size, self.hash = folder, vocab_size, self.tokens.hash
+        self._special = self.tokens.end_ids
+
+    @cached_property
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes that each id stands for, 0 for special tokens."""
+        sizes = np.zeros(self.vocab_size, dtype=np.int64)
+        for id_ in self.tokens.ids.values():
+            if id_ < self.vocab_size and id_ not in self._special:
+                sizes[id_] = len(self.tokens.bytes_of([id_]))
+        return sizes
+
+    def encode_batch(self, texts: Sequence[str], **_: Any) -> list[list[int]]:
+        """The ids of documents, as `Tokenizer.encode_batch` with <BOS> before each."""
+        return [[self.start_id, *encoded.ids] for encoded in self.tokens.encode(texts)]
+
+    def to_json(self) -> bytes:
+        """The file `tokenizer.json`, as it is."""
+        return (self.folder / "tokenizer.json").read_bytes()
+
+
+class HfChatTokenizer(HfTokenizer):
+    """Conversations to ids, with a mask of what the assistant writes."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """Read the tokenizer of a directory whose model knows `vocab_size` ids.
@@ -38,8 +73,8 @@ class HfChatTokenizer:
         Raises:
             UserError: there is none, it cannot be loaded without its own code, or it has no chat template.
         """
-        tokens = HfTokens(folder)
-        self._name, self._folder, self.vocab_size = folder.resolve().name, folder, vocab_size
+        super().__init__(folder, vocab_size)
+        self._name = folder.resolve().name
         try:
             self._tokenizer = import_transformers().AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
@@ -56,23 +91,10 @@ class HfChatTokenizer:
         if not self._tokenizer.is_fast:
             raise UserError(f"the tokenizer in {folder} does not say where tokens lie in a text")
         self._end: str = self._tokenizer.eos_token or template  # a template is in no text
-        self._special = tokens.end_ids.union(self._tokenizer.all_special_ids)
-        names = [name for name, id_ in tokens.ids.items() if id_ in self._special]
+        self._special = self.tokens.end_ids.union(self._tokenizer.all_special_ids)
+        names = [name for name, id_ in self.tokens.ids.items() if id_ in self._special]
         self._special_names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self.hash = sha256(json.dumps([tokens.hash, template], sort_keys=True).encode())
-        self.token_bytes = self._count_bytes(tokens)
-
-    def _count_bytes(self, tokens: HfTokens) -> npt.NDArray[np.int64]:
-        """Bytes that each id stands for, 0 for special tokens."""
-        sizes = np.zeros(self.vocab_size, dtype=np.int64)
-        for id_ in tokens.ids.values():
-            if id_ < self.vocab_size and id_ not in self._special:
-                sizes[id_] = len(tokens.bytes_of([id_]))
-        return sizes
-
-    def to_json(self) -> bytes:
-        """The file `tokenizer.json`, as it is."""
-        return (self._folder / "tokenizer.json").read_bytes()
+        self.hash = sha256(json.dumps([self.tokens.hash, template], sort_keys=True).encode())
 
     def encode_record(self, record: Mapping[str, Any]) -> RenderedConversation:
         """The conversation of a record, with its `tools` if it has any.

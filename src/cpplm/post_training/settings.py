@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument, Precision, group
-from cpplm.core.storage import require_path, split_step
+from cpplm.core.settings import Argument, group
+from cpplm.core.storage import is_hf_folder, require_path, split_step
 from cpplm.model.settings import LoraSettings
+from cpplm.train.session_settings import SessionSettings
 from cpplm.train.settings import JaxSettings
 
 
 @dataclass(frozen=True)
-class SftSettings:
+class SftSettings(SessionSettings):
     """Supervised fine-tuning of one model. What is not here is as the run of --init_from had it."""
 
     data: Annotated[tuple[Path, ...], Argument("FILE", positional=True)]
@@ -56,14 +57,6 @@ class SftSettings:
     """Measure the loss on held-out conversations every so many steps, and at start and end (-1 = never)."""
     eval_tokens: int = -1
     """Tokens per measurement, padding included (-1 = 10485760; on a CPU about ten seconds)."""
-    save_every: int = -1
-    """Checkpoint every so many steps (-1 = by time only)."""
-    save_minutes: float = 10.0
-    """Checkpoint at least this often; the end and an interrupt always save (-1 = not by time)."""
-    keep_last: int = 2
-    """Checkpoints to keep; older ones are deleted."""
-    upload_dir: str = ""
-    """Also upload each checkpoint there: a bucket URL or folder."""
 
     seed: int = 0
     """Of the order of the conversations."""
@@ -71,8 +64,6 @@ class SftSettings:
     """Library: PyTorch for CPU, CUDA and MPS, JAX for TPUs (auto = JAX where a TPU is present)."""
     device_type: Literal["", "cuda", "mps", "cpu", "tpu"] = ""
     """Device (empty = the best one present)."""
-    precision: Precision = "auto"
-    """Of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
     no_compile: bool = False
     """Run without torch.compile: slower steps, instant start."""
     jax: Annotated[JaxSettings, group("JAX")] = field(default_factory=JaxSettings)
@@ -92,7 +83,7 @@ class SftSettings:
         if not 0 <= self.val_share < 1 or not 0 <= self.warmdown_ratio <= 1:
             raise UserError("--val_share and --warmdown_ratio are shares", fix="Use numbers from 0 to 1.")
 
-        if self.init_from.startswith("hf:"):
+        if is_hf_folder(self.init_from):
             self._check_hf()
         if self.lora.lora_rank:
             for name in ("lr_scale", "init_optimizer"):
@@ -115,4 +106,4 @@ class SftSettings:
         for file in self.data:
             require_path(file)
         if not (self.out.exists() or self.upload_dir):  # a run goes on after its parent is gone
-            require_path(split_step(self.init_from.removeprefix("hf:"))[0])
+            require_path(split_step(self.init_from)[0])

@@ -14,24 +14,22 @@ from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
-from cpplm.core.storage import Storage
+from cpplm.core.storage import Storage, is_hf_folder
 from cpplm.dataloader.settings import DataSettings
 from cpplm.model.lora import check_targets
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.post_training.conversations import ConversationCounts, describe_dropped, prepare_conversations
-from cpplm.post_training.hf_folder import PREFIX, HfFolder
+from cpplm.post_training.hf_folder import HfFolder
 from cpplm.post_training.hf_run import train_hf
 from cpplm.post_training.hf_tokenizer import HfChatTokenizer
 from cpplm.post_training.settings import SftSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.backend_registry import refuse_lora_with_jax
 from cpplm.train.checkpoint.format import Checkpoint, Stage
-from cpplm.train.checkpoint.source import find_source, scaled_rates
+from cpplm.train.checkpoint.source import batch_tokens, find_source, scaled_rates, train_settings_of
 from cpplm.train.pretrain import RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback
-
-_TOKENS_PER_BATCH = 16_384  # of a model that has no record of its own
 
 
 def fine_tune(
@@ -48,7 +46,8 @@ def fine_tune(
     training = replace(train_settings(settings, source, lr_scale), stage=stage)
     is_new = not settings.out.exists()
     try:
-        training = _with_data(training, settings, source.tokenizer())
+        tokenizer = source.chat_tokenizer() if isinstance(source, HfFolder) else source.tokenizer()
+        training = _with_data(training, settings, tokenizer)
     except BaseException:
         if is_new:
             shutil.rmtree(settings.out, ignore_errors=True)
@@ -60,7 +59,7 @@ def fine_tune(
 
 def _source(settings: SftSettings) -> tuple[Checkpoint | HfFolder, float]:
     """What says what the settings do not, and a factor for its learning rates; see `find_source`."""
-    if settings.init_from.startswith(PREFIX):
+    if is_hf_folder(settings.init_from):
         return HfFolder(settings.init_from, settings.lora), settings.lr_scale
     return find_source(settings.init_from, settings.out, settings.upload_dir, settings.lr_scale)
 
@@ -86,38 +85,18 @@ def train_settings(settings: SftSettings, source: Checkpoint | HfFolder, lr_scal
         record = source.json("settings.json") if "settings.json" in source.files else {}
         lora = settings.lora
         rates = LearningRates() if lora.lora_rank else scaled_rates(source, lr_scale)
-    batch = settings.total_batch_size
-    if batch == -1:
-        batch = _whole_rows(record.get("total_batch_size", _TOKENS_PER_BATCH), settings, context)
-    return TrainSettings(
+    return train_settings_of(
+        settings,
         data_dir=(str(settings.out / "data"),),
         tokenizer=settings.out / "tokenizer.json",
-        out=settings.out,
-        init_from=settings.init_from,
-        init_optimizer=settings.init_optimizer,
         stage="sft",
         lora=lora,
         max_seq_len=context,
-        num_iterations=settings.num_iterations,
-        max_minutes=settings.max_minutes,
-        device_batch_size=settings.device_batch_size,
-        total_batch_size=batch,
+        total_batch_size=batch_tokens(record, settings.total_batch_size, settings.device_batch_size, context),
         rates=rates,
         schedule=Schedule(warmdown_ratio=settings.warmdown_ratio),
         data=DataSettings(document_mask=True),
-        eval_every=settings.eval_every,
-        eval_tokens=settings.eval_tokens,
         sample_every=-1,
-        save_every=settings.save_every,
-        save_minutes=settings.save_minutes,
-        keep_last=settings.keep_last,
-        upload_dir=settings.upload_dir,
-        seed=settings.seed,
-        backend=settings.backend,
-        device_type=settings.device_type,
-        precision=settings.precision,
-        no_compile=settings.no_compile,
-        jax=settings.jax,
     )
 
 
@@ -163,9 +142,3 @@ def _report(counts: ConversationCounts, settings: SftSettings) -> None:
             f"of {counts.conversations['train']} conversations none is held out",
             fix="Raise --val_share, or give --eval_every -1.",
         )
-
-
-def _whole_rows(tokens: int, settings: SftSettings, context: int) -> int:
-    """The nearest number of tokens that are whole forward passes."""
-    rows = max(1, settings.device_batch_size) * context
-    return max(1, round(tokens / rows)) * rows

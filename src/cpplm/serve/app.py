@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from cpplm import __version__
+from cpplm.core.progress import log_info
+from cpplm.generate.project.context import ProjectContext
 from cpplm.generate.tools.toolbox import ToolBox
+from cpplm.generate.truncation import token_ends
 from cpplm.serve import page_routes
 from cpplm.serve.api.chat import ChatEndpoint, add_chat
 from cpplm.serve.api.completions import add_completions
@@ -25,13 +25,14 @@ from cpplm.serve.api.infill import add_infill
 from cpplm.serve.api.llama_cpp import add_llama_cpp
 from cpplm.serve.api.weights import add_reload
 from cpplm.serve.async_engine import AsyncEngine
-from cpplm.serve.errors import ApiError, from_status, from_validation, response_docs, unknown_path
+from cpplm.serve.errors import ApiError, add_error_handlers, paths_of, response_docs
 from cpplm.serve.metrics import CONTENT_TYPE, Metrics
 from cpplm.serve.middleware import RequestGate
 from cpplm.serve.request_builder import RequestBuilder, ServedModel
 from cpplm.serve.response_models import Health, ModelEntry, ModelList
+from cpplm.serve.server import run_server
 from cpplm.serve.service import ModelRouter, Service
-from cpplm.serve.settings import ServeSettings
+from cpplm.serve.settings import LOOPBACK, ServeSettings
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ class Application:
         """Of the model."""
         return self.services[0]
 
+    def refuse_new(self) -> None:
+        """Answer new requests with 503."""
+        for service in self.services:
+            service.stopping = True
+
+    def abort_all(self) -> None:
+        """End all that is under way with `ShutdownError`."""
+        for service in self.services:
+            service.abort_all()
+
 
 def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[ServedModel] = ()) -> Application:
     """Put everything together; nothing runs before the server starts.
@@ -61,6 +72,8 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
         UserError: keys that are not there, tools that cannot work here, a model that cannot be driven so.
     """
     keys = settings.network.keys()
+    folder, ends = settings.project.project, token_ends(model.engine.tokenizer)
+    project = None if folder is None else ProjectContext(folder, ends, settings.project.project_lines)
     batch, models = settings.batch, (model, *adapters)
     engines = [AsyncEngine(each.engine, batch.limits(), max_waiting=batch.max_waiting) for each in models]
     metrics = Metrics(engines)
@@ -92,25 +105,63 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
     _add_model_routes(routes, services)
     add_completions(routes, router)
     add_chat(routes, chat)
-    add_infill(routes, service, builder)
+    add_infill(routes, service, builder, project)
     add_llama_cpp(routes, builder, slots=settings.batch.max_batch)
     if settings.weights_dir is not None:
         add_reload(routes, service.engine, settings.weights_dir)
     app.include_router(routes)
     app.include_router(page_routes.router(settings.page))
-    _add_error_handlers(app)
+    add_error_handlers(app)
     for methods in app.openapi()["paths"].values():
         for operation in methods.values():  # the framework's own status of a wrong body: never sent here
             operation["responses"].pop("422", None)
     gate = RequestGate(
-        app, settings.network, keys=keys, metrics=metrics, paths=_paths(app),
+        app, settings.network, keys=keys, metrics=metrics, paths=paths_of(app),
         stopping=lambda: service.stopping,
     )  # fmt: skip
     return Application(_with_cors(gate, settings.network.cors_origins), gate, services)
 
 
-def _paths(app: FastAPI) -> frozenset[str]:
-    return frozenset(app.openapi()["paths"])
+def serve_until_stopped(
+    model: ServedModel,
+    settings: ServeSettings,
+    bound: socket.socket,
+    url: str,
+    *,
+    ready: Callable[[], None],
+    adapters: Sequence[ServedModel] = (),
+) -> dict[str, Any]:
+    """Serve in this thread until a signal comes; returns how much was written.
+
+    Args:
+        model: what is served.
+        settings: how.
+        bound: see `listen`.
+        url: its address.
+        ready: called as soon as connections are taken.
+        adapters: of the model, served beside it.
+
+    Raises:
+        UserError: it cannot start.
+    """
+    network = settings.network
+    application = build(model, settings, adapters)
+    if network.host not in LOOPBACK and not network.keys():
+        log_info(f"--host {network.host} lets everybody in who reaches it: --api_key_file asks for a key")
+    what = f"{model.name}, {model.stage} model, context {model.context}"
+    what += "".join(f", adapter {adapter.name}" for adapter in adapters)
+    what += f", at {url} (page), {url}/v1 (OpenAI's API)"
+    run_server(application, network, bound, grace=settings.requests.grace, what=what, ready=ready)
+    services = application.services
+    return {
+        "url": url,
+        "prompt_tokens": _value(services[0].metrics.prompt_tokens),
+        "generated_tokens": sum(service.engine.num_generated for service in services),
+    }
+
+
+def _value(counter: Any) -> int:
+    return int(next(iter(counter.collect())).samples[0].value)
 
 
 def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
@@ -156,39 +207,3 @@ def _add_model_routes(routes: APIRouter, services: Sequence[Service]) -> None:
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(services[0].metrics.text(), media_type=CONTENT_TYPE)
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    """Every failure has the same form."""
-
-    async def refused(_: HttpRequest, error: Exception) -> Response:
-        assert isinstance(error, ApiError)  # noqa: S101  (it is registered for these)
-        return error.response()
-
-    async def malformed(http: HttpRequest, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)  # noqa: S101
-        return from_validation(error.errors(), _body_fields(http)).response()
-
-    async def by_framework(http: HttpRequest, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)  # noqa: S101
-        if error.status_code == HTTPStatus.NOT_FOUND:
-            return unknown_path(http.url.path, _paths(app)).response()
-        response = from_status(error.status_code, str(error.detail)).response()
-        response.headers.update(error.headers or {})
-        return response
-
-    async def defect(_: HttpRequest, error: Exception) -> Response:
-        del error  # uvicorn logs it; clients learn nothing of the inside
-        return ApiError(500, "a defect of the server", code="internal").response()
-
-    app.add_exception_handler(ApiError, refused)
-    app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(HTTPException, by_framework)
-    app.add_exception_handler(Exception, defect)
-
-
-def _body_fields(http: HttpRequest) -> list[str]:
-    """The fields that the body of a request may have."""
-    route = http.scope.get("route")
-    field = route.body_field if isinstance(route, APIRoute) else None
-    return list(getattr(field.field_info.annotation, "model_fields", ())) if field is not None else []

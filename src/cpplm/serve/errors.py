@@ -7,8 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from cpplm.core.errors import UserError
 
@@ -221,3 +226,44 @@ def from_status(status: int, detail: str) -> ApiError:
         return ApiError(status, f"{message}{_SEND}", code="invalid_json")
     message = detail if detail != HTTPStatus(status).phrase else f"{status} {detail}"
     return ApiError(status, message, code=HTTPStatus(status).name.lower())
+
+
+def paths_of(app: FastAPI) -> frozenset[str]:
+    """The paths of an application, as its schema lists them."""
+    return frozenset(app.openapi()["paths"])
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Every failure has the same form."""
+
+    async def refused(_: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, ApiError)  # noqa: S101  (it is registered for these)
+        return error.response()
+
+    async def malformed(http: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)  # noqa: S101
+        return from_validation(error.errors(), _body_fields(http)).response()
+
+    async def by_framework(http: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            return unknown_path(http.url.path, paths_of(app)).response()
+        response = from_status(error.status_code, str(error.detail)).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    async def defect(_: HttpRequest, error: Exception) -> Response:
+        del error  # uvicorn logs it; clients learn nothing of the inside
+        return ApiError(500, "a defect of the server", code="internal").response()
+
+    app.add_exception_handler(ApiError, refused)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(HTTPException, by_framework)
+    app.add_exception_handler(Exception, defect)
+
+
+def _body_fields(http: HttpRequest) -> list[str]:
+    """The fields that the body of a request may have."""
+    route = http.scope.get("route")
+    field = route.body_field if isinstance(route, APIRoute) else None
+    return list(getattr(field.field_info.annotation, "model_fields", ())) if field is not None else []

@@ -33,7 +33,13 @@ class LogprobBuffer:
     """The tokens of one completion as its text becomes visible: none that a stop text will cut off."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip: int = 0, offset: int = 0, has_ids: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip: int = 0,
+        offset: int = 0,
+        has_ids: bool = False,
+        has_end: bool = False,
     ) -> None:
         """Nothing written yet.
 
@@ -42,8 +48,9 @@ class LogprobBuffer:
             skip: bytes at the beginning that are no part of the text (`Request.prefix`).
             offset: characters in front of the text.
             has_ids: list every token as it comes, also what ends the text.
+            has_end: list the special token that ends the text, behind it.
         """
-        self._tokenizer, self._skip, self._has_ids = tokenizer, skip, has_ids
+        self._tokenizer, self._skip, self._has_ids, self._has_end = tokenizer, skip, has_ids, has_end
         self._decoder = StreamDecoder(tokenizer, skip=skip)
         self._written = self._visible = offset
         self._pending: deque[tuple[int, ListedToken]] = deque()  # with where its text ends
@@ -54,9 +61,13 @@ class LogprobBuffer:
         if self._has_ids:
             token = event.logprob
             return (self._listed(token, self._written),) if token is not None else ()
-        if event.logprob is not None and not (done and done.finish_reason == "end"):
+        ends = done is not None and done.finish_reason == "end"
+        if event.logprob is not None and not ends:
             self._push(event.logprob)
-        return self._release(len(event.text), last=done is not None)
+        released = self._release(len(event.text), last=done is not None)
+        if ends and self._has_end and event.logprob is not None:
+            return (*released, self._listed(event.logprob, self._visible))
+        return released
 
     def _push(self, token: TokenLogprob) -> None:
         data = self._tokenizer.decode_bytes([token.token])

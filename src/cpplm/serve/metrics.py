@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from cpplm.serve.async_engine import AsyncEngine
+if TYPE_CHECKING:  # a server without a model, of runs, needs no torch
+    from cpplm.serve.async_engine import AsyncEngine
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -20,7 +22,7 @@ _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 
 class Metrics:
     """Counters that the server keeps, and gauges that are read when somebody asks."""
 
-    def __init__(self, engines: Sequence[AsyncEngine]) -> None:
+    def __init__(self, engines: Sequence[AsyncEngine] = ()) -> None:
         """Nothing counted yet; figures of several engines are sums."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)

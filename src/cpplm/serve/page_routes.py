@@ -1,18 +1,15 @@
 """The web page of `cpplm serve` as routes: its files, and compilations for its compile button.
 
-The files lie in `page/` and are served as they are. They need nothing from elsewhere, and the policy sent
-with them lets nothing else in: no script but the page's own, no other host, and no text as HTML (trusted
-types). What a browser is asked to compile goes through the sandbox, a few programs at a time.
+The files lie in `page/` and are served as they are (`static_files.py`). What a browser is asked to compile
+goes through the sandbox, a few programs at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter
 from pydantic import Field
 
 from cpplm.core.errors import UserError
@@ -21,31 +18,10 @@ from cpplm.serve.errors import ApiError, ErrorBody, response_docs
 from cpplm.serve.page_compile import CompileResponse, NoCompilerError, compile_source
 from cpplm.serve.request_models import RequestBody, Strict
 from cpplm.serve.settings import PageSettings
+from cpplm.serve.static_files import add_files
 
 _FOLDER = Path(__file__).with_name("page")
-_MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"
-)
-_HEADERS = {
-    "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",
-}
-
 _NOT_HERE = "No sandbox or no compiler works on the server, compiling is switched off, or the server stops."
-
-_Known = Annotated[str | None, Header()]
 
 
 class CompileRequest(Strict, RequestBody):
@@ -59,30 +35,9 @@ class CompileRequest(Strict, RequestBody):
 def router(settings: PageSettings) -> APIRouter:
     """GET / and /page/{file}, POST /api/compile."""
     routes = APIRouter()
-    _add_files(routes)
+    add_files(routes, {path.name: path.read_bytes() for path in _FOLDER.iterdir()})
     _add_compile(routes, settings)
     return routes
-
-
-def _add_files(routes: APIRouter) -> None:
-    files = {  # in memory: a few kilobytes
-        path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES
-    }
-    tags = {name: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for name, content in files.items()}
-
-    @routes.get("/page/{name}", include_in_schema=False)
-    def file(name: str, if_none_match: _Known = None) -> Response:
-        """The file, or nothing when the browser has it already."""
-        if name not in files:
-            raise ApiError(404, f"the page has no file {name!r}", code="not_found", headers=_HEADERS)
-        headers = {**_HEADERS, "ETag": tags[name]}
-        if if_none_match is not None and tags[name] in if_none_match:
-            return Response(status_code=304, headers=headers)
-        return Response(files[name], headers=headers, media_type=_MEDIA_TYPES[Path(name).suffix])
-
-    @routes.get("/", include_in_schema=False)
-    def page(if_none_match: _Known = None) -> Response:
-        return file("index.html", if_none_match)
 
 
 def _add_compile(routes: APIRouter, settings: PageSettings) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TypeVar
 
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
+from cpplm.generate.grammar import Grammar, GrammarSpec
 from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import SamplingSettings
 from cpplm.serve.errors import ApiError, to_api_error, too_long
@@ -22,6 +24,8 @@ from cpplm.train.checkpoint.format import Checkpoint, Stage
 
 Result = TypeVar("Result")
 
+_COMPILE_TIMEOUT = 5.0  # seconds that a client's grammar may take
+_COMPILERS = ThreadPoolExecutor(1, "cpplm-grammar")  # one at a time: others wait for it, the model does not
 _SHORT = 4096  # characters that are tokenized at once; longer texts would keep the loop from its streams
 _MIN_TOP_P = 1e-6  # what top_p 0, the likeliest token alone, comes to
 _MIN_TEMPERATURE = 1e-3  # lower ones take the likeliest token too; what is divided by them must stay finite
@@ -175,11 +179,29 @@ class RequestBuilder:
             logit_bias=tuple((int(id_), bias) for id_, bias in (params.logit_bias or {}).items()),
         )
 
+    async def grammar(self, spec: GrammarSpec | None) -> Grammar | None:
+        """Compile what an answer has to match, in a thread of its own; None for any text.
+
+        Raises:
+            ApiError: it is wrong, too complex, or takes too long.
+        """
+        if spec is None:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_COMPILE_TIMEOUT):
+                return await loop.run_in_executor(_COMPILERS, self.model.engine.grammars.compile, spec)
+        except UserError as error:
+            raise ApiError(400, str(error), code="invalid_grammar") from error
+        except TimeoutError as error:
+            message = f"the form of the answer was not compiled within {_COMPILE_TIMEOUT:.0f} s: simplify it"
+            raise ApiError(400, message, code="invalid_grammar") from error
+
     # ---- prompts --------------------------------------------------------------------------------------
 
     def continuation(
         self, prompt: str | list[int], sampling: SamplingSettings, *, samples: int,
-        logprobs: int | None = None, exact: bool = False,
+        logprobs: int | None = None, exact: bool = False, grammar: Grammar | None = None,
     ) -> GenerationRequest:  # fmt: skip
         """Engine request for what follows a text, or tokens.
 
@@ -189,6 +211,7 @@ class RequestBuilder:
             samples: continuations.
             logprobs: see `GenerationRequest`.
             exact: take the last token as it is; otherwise the end, which may be inside one, is spelt anew.
+            grammar: what is written matches it.
 
         Raises:
             ApiError: too long, or no token of this model.
@@ -196,10 +219,11 @@ class RequestBuilder:
         if isinstance(prompt, str) and not exact:
             self.check_length(len(prompt))
             request = self.model.engine.request(
-                prompt, settings=sampling, num_samples=samples, logprobs=logprobs
+                prompt, settings=sampling, num_samples=samples, logprobs=logprobs, grammar=grammar
             )
         else:
-            request = GenerationRequest(self.token_ids(prompt), sampling, samples, logprobs=logprobs)
+            ids = self.token_ids(prompt)
+            request = GenerationRequest(ids, sampling, samples, logprobs=logprobs, grammar=grammar)
         return self.check_room(request)
 
     def token_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
@@ -216,17 +240,17 @@ class RequestBuilder:
 
     def infill(
         self, prefix: str | bytes, suffix: str | bytes, sampling: SamplingSettings, *, samples: int = 1,
-        logprobs: int | None = None,
+        logprobs: int | None = None, grammar: Grammar | None = None,
     ) -> GenerationRequest:  # fmt: skip
         """Engine request for what belongs between two texts; nothing is checked."""
         return self.model.engine.request(
             prefix, suffix, settings=sampling, num_samples=samples, logprobs=logprobs,
-            spm=self._settings.fim_order == "spm",
+            spm=self._settings.fim_order == "spm", grammar=grammar,
         )  # fmt: skip
 
     def infill_checked(
         self, prefix: str, suffix: str, sampling: SamplingSettings, *, samples: int,
-        logprobs: int | None = None,
+        logprobs: int | None = None, grammar: Grammar | None = None,
     ) -> GenerationRequest:  # fmt: skip
         """Engine request as from `infill`, if there is room for it.
 
@@ -235,7 +259,9 @@ class RequestBuilder:
         """
         self.check_supports_fim("suffix")
         self.check_length(len(prefix) + len(suffix))
-        return self.check_room(self.infill(prefix, suffix, sampling, samples=samples, logprobs=logprobs))
+        return self.check_room(
+            self.infill(prefix, suffix, sampling, samples=samples, logprobs=logprobs, grammar=grammar)
+        )
 
 
 async def off_event_loop(work: Callable[[], Result], characters: int) -> Result:

@@ -22,6 +22,8 @@ from pydantic import (
 )
 from typing_extensions import override
 
+from cpplm.serve.structured_output_params import FormParams, SyntaxParams, ToolChoice
+
 _MOST_STOPS = 128
 _LONGEST_STOP = 1000
 _MOST_PARTS = 1000
@@ -111,12 +113,6 @@ class StreamOptions(Loose):
     include_usage: bool | None = False
 
 
-class TextFormat(Loose):
-    """The only form of answers."""
-
-    type: Literal["text"]
-
-
 class IgnoredParams(Strict):
     """Taken and ignored, or taken as long as it does nothing."""
 
@@ -152,7 +148,6 @@ class IgnoredParams(Strict):
     dry_multiplier: Zero = None
     typical_p: One = None
     lora: Annotated[list[Any] | None, _only([])] = None
-    response_format: TextFormat | None = None
 
 
 class BasicSampling(RequestBody):
@@ -186,7 +181,7 @@ class BasicSampling(RequestBody):
         return None
 
 
-class SamplingParams(IgnoredParams, BasicSampling):
+class SamplingParams(IgnoredParams, FormParams, BasicSampling):
     """Parameters of all requests for text, by OpenAI's names and those that other servers give them."""
 
     model: str | None = Field(None, description="The one that is served, or nothing.")
@@ -245,7 +240,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
 
 
-class CompletionRequest(SamplingParams):
+class CompletionRequest(SyntaxParams, SamplingParams):
     """POST /v1/completions."""
 
     prompt: Annotated[
@@ -271,7 +266,7 @@ class CompletionRequest(SamplingParams):
         return self.prompt
 
 
-class FimRequest(SamplingParams):
+class FimRequest(SyntaxParams, SamplingParams):
     """POST /v1/fim/completions, Mistral's form of filling in."""
 
     prompt: str
@@ -346,9 +341,10 @@ class ChatRequest(SamplingParams):
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     tools: Annotated[list[ClientTool], Field(max_length=128)] | None = None
-    tool_choice: Annotated[str | dict[str, Any] | None, _takes("'auto' or 'none'"), _only("auto", "none")] = (
-        None
-    )
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ToolChoice | None,
+        _takes("'auto', 'none', 'required', or {'type': 'function', 'function': {'name': '...'}}"),
+    ] = None
     parallel_tool_calls: Any = None
     modalities: Annotated[list[str] | None, _only(["text"])] = None
     audio: Annotated[Any, _only()] = None
@@ -375,9 +371,8 @@ class InfillRequest(Loose, BasicSampling):
     input_suffix: str = ""
     prompt: str = Field("", description="What stands between the prefix and the hole: the cursor's line.")
     input_extra: Annotated[list[ExtraText], Field(max_length=1000)] = Field(default_factory=list)
-    n_predict: int = Field(
-        -1, ge=-1, le=2**31, description="0: only read, so that the next request is quick."
-    )
+    input_file: str = Field("", description="The file with the hole, in --project; empty: guessed.")
+    n_predict: int = Field(-1, ge=-1, le=2**31, description="0: only read, for the next request.")
     n_indent: int = Field(0, ge=0, le=2**31, description="Ends at a line indented less.")
     t_max_predict_ms: float = Field(0, ge=0, description="Ends behind the first line after this time.")
     stop: Annotated[list[StopText], Field(max_length=_MOST_STOPS)] = Field(default_factory=list)

@@ -237,3 +237,5 @@ class InfillResponse(ApiResponse):
     stopping_word: str
     generation_settings: dict[str, Any]
     timings: Timings
+    project_probability: float
+    """Of being right, of an answer that is lines of --project; 0 where the model wrote it."""

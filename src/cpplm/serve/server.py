@@ -16,24 +16,42 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
-from cpplm.serve.app import Application, build
-from cpplm.serve.request_builder import ServedModel
-from cpplm.serve.settings import LOOPBACK, NetworkSettings, ServeSettings
+from cpplm.serve.middleware import RequestGate
+from cpplm.serve.settings import NetworkSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 0.05  # seconds between two looks whether all is done
 _ABORT_SECONDS = 3.0  # seconds in which cut requests are told
 _BACKLOG = 2048  # connections that may wait to be taken
 _SPARE_FILES = 64  # beside those of connections
+
+
+class Servable(Protocol):
+    """An application, as its server sees it."""
+
+    @property
+    def asgi(self) -> ASGIApp:
+        """Application that answers."""
+
+    @property
+    def gate(self) -> RequestGate:
+        """Counts the requests under way."""
+
+    def refuse_new(self) -> None:
+        """Take no new work."""
+
+    def abort_all(self) -> None:
+        """End what is under way."""
 
 
 class IdleTimeoutProtocol(H11Protocol):
@@ -50,9 +68,14 @@ class IdleTimeoutProtocol(H11Protocol):
 class UvicornServer(uvicorn.Server):
     """uvicorn's, with an end that is gentler on clients."""
 
-    def __init__(self, application: Application, settings: ServeSettings) -> None:
-        """Not listening yet."""
-        network = settings.network
+    def __init__(self, application: Servable, network: NetworkSettings, grace: float) -> None:
+        """Not listening yet.
+
+        Args:
+            application: what answers.
+            network: limits of connections.
+            grace: seconds that running requests have when the server is told to stop.
+        """
         super().__init__(
             uvicorn.Config(
                 application.asgi, http=IdleTimeoutProtocol, ws="none", loop="asyncio", lifespan="on",
@@ -62,7 +85,7 @@ class UvicornServer(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(_ABORT_SECONDS),
             )
         )  # fmt: skip
-        self._application, self._grace = application, settings.requests.grace
+        self._application, self._grace = application, grace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._signals = 0
@@ -83,15 +106,13 @@ class UvicornServer(uvicorn.Server):
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
-        services, gate = self._application.services, self._application.gate
-        for service in services:
-            service.stopping = True
-        if gate.num_active:
+        gate = self._application.gate
+        self._application.refuse_new()
+        if gate.num_active and self._grace:
             who = "1 request has" if gate.num_active == 1 else f"{gate.num_active} requests have"
             log_info(f"stopping: {who} {self._grace:g} s; a second signal cuts off what is left")
         await self._until(lambda: not gate.num_active or self._signals > 1, self._grace)
-        for service in services:
-            service.abort_all()
+        self._application.abort_all()
         await self._until(lambda: not gate.num_active, _ABORT_SECONDS)
         self.should_exit = True
 
@@ -160,51 +181,35 @@ def allow_connections(count: int) -> None:
             )
 
 
-def serve_until_stopped(
-    model: ServedModel,
-    settings: ServeSettings,
+def run_server(
+    application: Servable,
+    network: NetworkSettings,
     bound: socket.socket,
-    url: str,
     *,
+    grace: float,
+    what: str,
     ready: Callable[[], None],
-    adapters: Sequence[ServedModel] = (),
-) -> dict[str, Any]:
-    """Serve in this thread until a signal comes; returns how much was written.
+) -> None:
+    """Serve in this thread until a signal comes.
 
     Args:
-        model: what is served.
-        settings: how.
+        application: what answers.
+        network: as `listen` got it.
         bound: see `listen`.
-        url: its address.
+        grace: seconds that running requests have then.
+        what: is served, for the user.
         ready: called as soon as connections are taken.
-        adapters: of the model, served beside it.
 
     Raises:
         UserError: it cannot start.
     """
-    network = settings.network
-    application = build(model, settings, adapters)
     allow_connections(network.max_connections)
     bound.listen(_BACKLOG)
     if network.access_log:
         _log_access()
-    if network.host not in LOOPBACK and not network.keys():
-        log_info(f"--host {network.host} lets everybody in who reaches it: --api_key_file asks for a key")
-    what = f"{model.name}, {model.stage} model, context {model.context}"
-    what += "".join(f", adapter {adapter.name}" for adapter in adapters)
-    log_info(f"{what}, at {url} (page), {url}/v1 (OpenAI's API); Ctrl-C stops")
+    log_info(f"{what}; Ctrl-C stops")
     ready()
-    asyncio.run(UvicornServer(application, settings).serve([bound]))
-    services = application.services
-    return {
-        "url": url,
-        "prompt_tokens": _value(services[0].metrics.prompt_tokens),
-        "generated_tokens": sum(service.engine.num_generated for service in services),
-    }
-
-
-def _value(counter: Any) -> int:
-    return int(next(iter(counter.collect())).samples[0].value)
+    asyncio.run(UvicornServer(application, network, grace).serve([bound]))
 
 
 def _log_access() -> None:

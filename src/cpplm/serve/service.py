@@ -130,6 +130,7 @@ class Service:
         *,
         offsets: Sequence[int] | None = None,
         has_ids: bool = False,
+        has_end: bool = False,
     ) -> DeltaStream:
         """Generate; the samples of each request are choices behind those of the request before.
 
@@ -137,7 +138,7 @@ class Service:
             requests: all with as many samples.
             counter: counts tokens.
             offsets: characters in front of each one's text; none if not given.
-            has_ids: see `LogprobBuffer`.
+            has_ids, has_end: see `LogprobBuffer`.
         """
         buffers: dict[int, LogprobBuffer] = {}
         counter.prompt_tokens += sum(map(self.model.engine.num_prompt_tokens, requests))
@@ -151,8 +152,9 @@ class Service:
                         offset = offsets[number] if offsets else 0
                         tokenizer = self.model.engine.tokenizer
                         buffers[choice] = LogprobBuffer(
-                            tokenizer, skip=len(request.prefix), offset=offset, has_ids=has_ids
-                        )
+                            tokenizer, skip=len(request.prefix), offset=offset,
+                            has_ids=has_ids, has_end=has_end,
+                        )  # fmt: skip
                     tokens = buffers[choice].append(event)
                 counter.completion_tokens += event.is_new
                 if event.text or tokens or done:

@@ -11,7 +11,14 @@ from typing import Annotated, Literal
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, group
 from cpplm.core.storage import require_path, split_step
-from cpplm.generate.settings import DraftSettings, ModelSource, SchedulerLimits, ToolLimits, require_at_least
+from cpplm.generate.settings import (
+    DraftSettings,
+    ModelSource,
+    ProjectSettings,
+    SchedulerLimits,
+    ToolLimits,
+    require_at_least,
+)
 from cpplm.train.checkpoint.format import check_run
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -130,9 +137,9 @@ class RequestSettings:
     """Default where a request names none."""
     top_k: int = 0
     """Default where a request names none (0 = all tokens)."""
-    fim_order: Literal["psm", "spm"] = "psm"
-    """Order in which the model reads the text around a hole: first the prefix, or the suffix, which lets an
-    editor's next request go on where the last one ended."""
+    fim_order: Literal["psm", "spm"] = "spm"
+    """Order in which the model reads the text around a hole: first the suffix, which lets an editor's next
+    request go on where the last one ended, or the prefix."""
     request_timeout: float = 600.0
     """Seconds until a request is given up."""
     first_token_timeout: float = 120.0
@@ -185,6 +192,8 @@ class ServeSettings:
     """Folder in which the model may search, read and compile by itself during a chat, in the sandbox."""
     tool_limits: Annotated[ToolLimits, group("tool")] = field(default_factory=ToolLimits)
     """Limits of these tools, and of the calculator, which is always there."""
+    project: Annotated[ProjectSettings, group("project")] = field(default_factory=ProjectSettings)
+    """Project that POST /infill is for."""
     page: Annotated[PageSettings, group("web page")] = field(default_factory=PageSettings)
     """Compilations for the web page."""
     network: NetworkSettings = field(default_factory=NetworkSettings)

@@ -38,6 +38,41 @@ def export_hf(tokenizer: Tokenizer, folder: Path) -> list[str]:
     return [storage.path(name) for name in FILES]
 
 
+def import_hf(record: dict[str, Any], where: str) -> Tokenizer:
+    """The tokenizer of cpplm that a `tokenizer.json` for Hugging Face's libraries is an export of.
+
+    Args:
+        record: content of the file.
+        where: names it in errors.
+
+    Raises:
+        UserError: it is another tokenizer.
+    """
+    try:
+        vocab: dict[str, int] = record["model"]["vocab"]
+        byte_of = {character: byte for byte, character in byte_characters().items()}
+        names = sorted(vocab, key=vocab.__getitem__)
+        tokens = (bytes(byte_of[character] for character in name) for name in names[NUM_SPECIAL:])
+        pattern = record["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        tokenizer = Tokenizer(pattern, tuple(tokens))
+        is_ours = _decides(record) == _decides(json.loads(json.dumps(_tokenizer_file(tokenizer))))
+    except (ValueError, KeyError, TypeError, IndexError):
+        is_ours = False
+    if not is_ours:
+        raise UserError(f"{where} is no tokenizer of cpplm")
+    return tokenizer
+
+
+def _decides(record: dict[str, Any]) -> tuple[Any, ...]:
+    """Part of a `tokenizer.json` that decides ids; the libraries write the rest in several ways."""
+    model, steps = record["model"], record["pre_tokenizer"]["pretokenizers"]
+    pairs = {tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]}
+    added = {token["content"]: token["id"] for token in record["added_tokens"]}
+    split, (byte_level,) = steps[0], steps[1:]
+    options = [byte_level["add_prefix_space"], byte_level["use_regex"], split["behavior"], split["invert"]]
+    return model["vocab"], pairs, model["ignore_merges"], added, record["normalizer"], options
+
+
 def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
     names = token_names(tokenizer)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}

@@ -54,19 +54,20 @@ class PrefixConstraint:
 
     def __init__(self, tokenizer: Tokenizer, prefix: bytes) -> None:
         self._tokenizer = tokenizer
-        self._rest = prefix
+        self.rest = prefix
+        """Bytes that are not spelt yet."""
 
     @property
     def done(self) -> bool:
         """True once the whole prefix is spelled, so that any token may come."""
-        return not self._rest
+        return not self.rest
 
     def allowed(self) -> npt.NDArray[np.int64]:
         """Ids of the tokens that begin the rest of the prefix or begin with it, sorted, shape (count,).
 
         Never empty before `done`: every single byte has a token.
         """
-        ids, rest = self._tokenizer.ids, self._rest
+        ids, rest = self._tokenizer.ids, self.rest
         shorter = [ids[rest[:length]] for length in range(1, len(rest)) if rest[:length] in ids]
         by_bytes, order = self._tokenizer.sorted_tokens
         first = bisect_left(by_bytes, rest)
@@ -84,6 +85,6 @@ class PrefixConstraint:
         if self.done:
             return
         spelled = self._tokenizer.decode_bytes([token])
-        if not (spelled.startswith(self._rest) or self._rest.startswith(spelled)):
-            raise UserError(f"token {token} ({spelled!r}) does not go on with {self._rest!r}")
-        self._rest = self._rest[len(spelled) :]
+        if not (spelled.startswith(self.rest) or self.rest.startswith(spelled)):
+            raise UserError(f"token {token} ({spelled!r}) does not go on with {self.rest!r}")
+        self.rest = self.rest[len(spelled) :]

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import tiktoken
 
 from cpplm.core.errors import UserError
-from cpplm.core.storage import sha256
+from cpplm.core.storage import Storage, is_bucket, restore_url, sha256
 from cpplm.tokenizer.pretokenizer import split_bytes
 from cpplm.tokenizer.special_tokens import (
     ALIASES,
@@ -37,6 +37,7 @@ from cpplm.tokenizer.special_tokens import (
     SPECIAL_TOKENS,
 )
 
+FILE = "tokenizer.json"
 FORMAT = "cpplm-tokenizer"
 VERSION = 1
 # Trained on 300 MB and more of C++, see docs/tokenizer.md; files in the folder `published`.
@@ -207,6 +208,10 @@ class Tokenizer:
             )
         try:
             content = json.loads(data)
+            if "pre_tokenizer" in content:
+                from cpplm.tokenizer.export import import_hf  # noqa: PLC0415  (which needs this class)
+
+                return import_hf(content, where)
             if content["format"] != FORMAT or content["version"] != VERSION:
                 raise UserError(f"{where} is not a {FORMAT} file of version {VERSION}")
             tokenizer = cls(
@@ -230,12 +235,18 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """Read a tokenizer file, or one that comes with cpplm, by its name (`PUBLISHED`).
 
+        A URL leads to the file in a bucket or on the hub, or to the folder with its `tokenizer.json`.
+
         Raises:
             UserError: missing, unreadable, or anything `from_json` refuses.
         """
         if str(path) in PUBLISHED:
             data = files("cpplm.tokenizer").joinpath("published", f"{path}.json").read_bytes()
             return cls.from_json(data, where=str(path))
+        location = restore_url(path)
+        if is_bucket(location):
+            folder, _, name = location.rpartition("/") if location.endswith(".json") else (location, "", FILE)
+            return cls.from_json(Storage(folder).read(name), where=location)
         try:
             data = Path(path).expanduser().read_bytes()
         except OSError as error:

@@ -11,6 +11,7 @@ import html
 from collections.abc import Iterator, Sequence
 
 from cpplm.core.errors import UserError
+from cpplm.core.html_page import PRE_STYLE, shaded_text
 from cpplm.tokenizer.special_tokens import NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -50,10 +51,27 @@ def to_html(tokenizer: Tokenizer, ids: Sequence[int], mask: Sequence[int] | None
     for id_, text, (color, _) in _tokens(tokenizer, ids, mask):
         title = html.escape(f"{id_} {tokenizer.decode_bytes([id_])!r}")
         spans.append(f'<span style="background:{color}" title="{title}">{html.escape(text)}</span>')
-    return (
-        '<pre style="color:#1b1b1b;background:#fff;padding:1em;line-height:1.5;white-space:pre-wrap">'
-        + "".join(spans)
-        + "</pre>\n"
+    return f'<pre style="{PRE_STYLE}">{"".join(spans)}</pre>\n'
+
+
+def to_shaded_html(tokenizer: Tokenizer, ids: Sequence[int], values: Sequence[float], most: float) -> str:
+    """One `<pre>` element whose tokens are the darker the greater their value; it shows under the pointer.
+
+    Args:
+        tokenizer: that gave the ids.
+        ids: what to show.
+        values: one of each token, such as its bits or its share of attention.
+        most: the value of the darkest shade.
+
+    Raises:
+        UserError: an id outside the vocabulary, or another number of values.
+    """
+    if len(values) != len(ids):
+        raise UserError(f"{len(values)} values for {len(ids)} tokens")
+    tokens = [tokenizer.decode_bytes([id_]) for id_ in ids]
+    return shaded_text(
+        (_visible(token), value / most, f"{value:.2f} {token!r}")
+        for token, value in zip(tokens, values, strict=True)
     )
 
 

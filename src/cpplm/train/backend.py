@@ -9,10 +9,10 @@ knows a run's model and optimizer as a `TrainModule` only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,8 +23,12 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.devices import Devices
 from cpplm.train.distributed import DistContext
+from cpplm.train.memory_log import DeviceMemory, PhaseRecorder
 from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import TrainingBudget
+
+if TYPE_CHECKING:
+    from cpplm.train.attempt import Attempt
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Profiler(Protocol):
         """
 
 
-class TrainModule(Protocol):
+class TrainModule(DeviceMemory, Protocol):
     """A model, its optimizer and its loss on the devices of this rank. All ranks call all methods alike."""
 
     config: ModelConfig
@@ -95,6 +99,9 @@ class TrainModule(Protocol):
     quantization: dict[str, Any] | None = None
     """Of rounded weights: what `quantization.json` of a checkpoint says of them."""
 
+    phases: PhaseRecorder = PhaseRecorder()
+    """Told of the phases of each step."""
+
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
         """One optimizer step over the gradients of the `count` batches that `batches` gives."""
 
@@ -105,11 +112,18 @@ class TrainModule(Protocol):
         """Weights and optimizer state by the names that checkpoints use: of each process some, whole, and of
         all of them together everything once. They may change with the next step."""
 
-    def peak_memory(self) -> int:
-        """Most bytes held so far on one device."""
+    def memory_capacity(self) -> dict[str, int]:
+        """Bytes of one device in all, and on CUDA those that the allocator took from it."""
 
     def memory_breakdown(self) -> dict[str, int]:
         """Bytes by what holds them, as `cpplm.train.profiling.MemoryCallback` lists them."""
+
+    def compiled_graphs(self) -> int:
+        """Programs that were compiled so far."""
+
+    def program_texts(self) -> dict[str, str]:
+        """The compiled programs as text, by name; only of JAX."""
+        return {}
 
     def profiler(self, path: Path) -> Profiler:
         """One that has not begun; it adds its own ending to `path`."""
@@ -120,6 +134,10 @@ class TrainBackend(Protocol):
 
     def init_distributed(self) -> AbstractContextManager[DistContext]:
         """The processes that train together; see `cpplm.train.distributed.init_distributed`."""
+
+    def sync_compile_cache(self, attempt: Attempt) -> AbstractContextManager[None]:
+        """Within the block, share compiled programs with the run's other machines; by default do not."""
+        return nullcontext()
 
     def devices(self, settings: TrainSettings) -> Devices:
         """The devices of all processes."""

@@ -44,10 +44,6 @@ def open_backend(settings: TrainSettings) -> TrainBackend:
         UserError: it is not registered, or does not train on the device that is asked for.
     """
     refuse_lora_with_jax(settings)
-    if settings.quantization.quantize and trains_with_jax(settings):
-        raise UserError(
-            "--quantize is PyTorch's, and --backend jax does not know it", fix="Use --backend torch."
-        )
     name = "jax" if trains_with_jax(settings) else "torch"
     if name not in _FACTORIES:
         raise UserError(

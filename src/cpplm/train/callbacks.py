@@ -119,7 +119,8 @@ class ValidationCallback(Callback):
             limit, "validate, at most", " tokens", unit_scale=True, delay=1, leave=False
         ) as bar:
             batches = _with_progress(trainer.iterate_until_stop(self._batches()), bar)
-            result = validate(trainer.train_module, batches, sizes, trainer.dist)
+            with trainer.train_module.phases.record("eval"):
+                result = validate(trainer.train_module, batches, sizes, trainer.dist)
         if trainer.should_stop():
             return  # half a measurement is none
         if not math.isfinite(result.loss):
@@ -184,8 +185,12 @@ class CheckpointCallback(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         """All ranks agree on what each writes, and begin."""
+        self._saved_seconds = trainer.state.seconds
+        with trainer.train_module.phases.record("save"):
+            self._begin_to_write(trainer)
+
+    def _begin_to_write(self, trainer: Trainer) -> None:
         state, train_module, dist = trainer.state, trainer.train_module, trainer.dist
-        self._saved_seconds = state.seconds
         self._writer.wait_for_previous(state.step)
         if dist.process_count > 1:
             dist.barrier()  # now nobody is writing

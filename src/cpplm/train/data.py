@@ -115,12 +115,16 @@ def train_loader(
     budget: TrainingBudget,
     dist: DistContext,
     state: LoaderState,
+    encoder: DocumentEncoder | None = None,
 ) -> TrainLoader:
-    """The batches of this rank, from `state` on, for settings that `check_data` has accepted."""
+    """The batches of this rank, from `state` on, for settings that `check_data` has accepted.
+
+    Documents go through `encoder`; None for the one that the settings say.
+    """
     data = settings.data
     return TrainLoader(
         _sources(settings, readers),
-        _encoder(settings, tokenizer),
+        encoder or _encoder(settings, tokenizer),
         batch_size=settings.device_batch_size * dist.local_data_parallel_size,
         seq_len=settings.max_seq_len,
         seed=settings.seed,

@@ -18,22 +18,24 @@ from cpplm.core.locking import exclusive_lock
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import LOG, NullLog, RunLog, read_run_log
 from cpplm.core.settings import from_dict, to_dict
-from cpplm.core.storage import Storage
+from cpplm.dataloader.encoding import DocumentEncoder
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.attempt import Attempt, join_attempt
 from cpplm.train.backend import TrainBackend, TrainModule
 from cpplm.train.backend_registry import open_backend
 from cpplm.train.callbacks import CheckpointCallback, ProgressLog, ValidationCallback
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import Checkpoint, open_checkpoint
-from cpplm.train.checkpoint.parent import find_parent, open_parent
+from cpplm.train.checkpoint.parent import describe_parent, find_parent, open_parent
 from cpplm.train.checkpoint.resume import (
     earlier_checkpoint,
     find_checkpoint,
     open_shared_storage,
+    pin_hub_locations,
     restore_state,
 )
 from cpplm.train.checkpoint.save import RetentionPolicy
@@ -51,14 +53,13 @@ from cpplm.train.data import (
 from cpplm.train.defaults import RESOLVED_SETTINGS, resolve_defaults
 from cpplm.train.distributed import DistContext
 from cpplm.train.estimate import describe_run
-from cpplm.train.profiling import MemoryCallback, ProfileCallback
+from cpplm.train.profiling import diagnostic_callbacks
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.tracking import make_trackers, require_trackers
 from cpplm.train.trainer import Callback, Trainer, TrainState
 from cpplm.train.training_length import training_budget
 
-# Settings that may differ between machines: where each has its copies, and what makes no batch different.
-# That all see the same checkpoints is tried out.
+# May differ between machines: places of copies (that all see the same checkpoints is tried out), and speed.
 PER_MACHINE_SETTINGS = ("data_dir", "tokenizer", "init_from", "out", "checkpoint_dir", "upload_dir",
                         "data.token_cache", "data.data_workers", "data.tokenizer_threads")  # fmt: skip
 
@@ -97,20 +98,22 @@ def pretrain(
     enable_huge_pages()
     backend = backend or open_backend(settings)
     try:
-        with backend.init_distributed() as dist:
+        with backend.init_distributed() as dist, join_attempt(settings, dist) as attempt:
+            settings = pin_hub_locations(settings, dist)
             run = (run_type or PretrainRun)(settings, backend, dist)
             run.prepare()
             with (
                 run.lock_folder(),
+                backend.sync_compile_cache(attempt),
                 verify_in_background(run.readers, dist) as verification,
-                run.resume() as writer,  # left, a finished run too has uploaded its checkpoints
+                run.resume(attempt) as writer,  # left, a finished run too has uploaded its checkpoints
             ):
-                trains = run.progress < 1
-                if trains:
-                    run.train(writer, verification, extra_callbacks)
+                attempt.report("setup", step=run.state.step)
+                if trains := run.progress < 1:
+                    attempt.report("compiling")
+                    run.train(writer, verification, [*attempt.callbacks, *extra_callbacks])
                 else:
-                    end = f"{settings.out} is trained to the end (step {run.state.step})"
-                    log_info(f"{end}; give a longer run to go on")
+                    log_info(f"{settings.out} is trained to its end, step {run.state.step}")
             return run.summary(trained_now=trains)
     except KeyboardInterrupt:
         shutdown.current_watcher().enforce()
@@ -204,14 +207,13 @@ class PretrainRun:
                     try:
                         out.mkdir(parents=True, exist_ok=True)
                     except OSError as error:
-                        raise UserError(
-                            f"cannot make the run folder {out}: {error}", fix="Name another --out."
-                        ) from error
+                        why = f"cannot make the run folder {out}: {error}"
+                        raise UserError(why, fix="Name another --out.") from error
                     stack.enter_context(exclusive_lock(out))
             yield
 
-    def resume(self) -> CheckpointWriter:
-        """Go on from the newest checkpoint, if there is one.
+    def resume(self, attempt: Attempt) -> CheckpointWriter:
+        """Go on from the newest checkpoint, if there is one; in buckets only the last attempt writes.
 
         The first rank looks, and downloads what is newer elsewhere; the others open what it has found.
 
@@ -219,18 +221,18 @@ class PretrainRun:
             The writer of further checkpoints, as a context manager.
         """
         settings = self.settings
-        storage = open_shared_storage(settings.checkpoint_dir or settings.out / "checkpoints", self.dist)
+        place = settings.checkpoint_dir or settings.out / "checkpoints"
+        storage = open_shared_storage(place, self.dist, attempt)
         retention = RetentionPolicy(settings.keep_last, settings.keep_every)
         uploader: Uploader | None = None
 
         def find() -> int | None:
             nonlocal uploader
             storage.cleanup_partial_writes()
-            remote = Storage(settings.upload_dir, create=True) if settings.upload_dir else None
+            remote = attempt.open_storage(settings.upload_dir) if settings.upload_dir else None
             step = settings.resume_from_step if settings.resume_from_step >= 0 else None
-            checkpoint = find_checkpoint(
-                settings, self.config, storage, self.provenance, remote=remote, step=step
-            )
+            found = self.config, storage, self.provenance
+            checkpoint = find_checkpoint(settings, *found, remote=remote, step=step)
             if remote is not None:
                 missing = missing_steps(storage, remote, retention)
                 uploader = Uploader(storage, remote, retention, missing=missing)
@@ -241,7 +243,8 @@ class PretrainRun:
             with self.dist.raise_on_all_ranks():
                 self.checkpoint = open_checkpoint(storage, step)
                 self.state = restore_state(self.checkpoint)
-        return CheckpointWriter(storage, retention, uploader=uploader)
+        managed = attempt.lease is not None  # its machine, and the disk, go when it ends
+        return CheckpointWriter(storage, retention, uploader=uploader, upload_required=managed)
 
     @property
     def progress(self) -> float:
@@ -293,7 +296,7 @@ class PretrainRun:
         if self.checkpoint is not None or not self.settings.init_from:
             return self.checkpoint, self.checkpoint
         parent = open_parent(self.settings.init_from)
-        log_info(f"starting from {parent.path()}, stage {parent.stage}")
+        log_info(describe_parent(parent, self.settings))
         return parent, parent if self.settings.init_optimizer else None
 
     def _refuse_damage(self, verification: Future[None], *, wait: bool) -> None:
@@ -308,11 +311,16 @@ class PretrainRun:
     def _open_batches(self) -> Iterator[Iterator[Batch]]:
         """The batches of this rank from where the run stands, made and sent ahead in threads of their own."""
         source = train_loader(
-            self.settings, self.readers, self.tokenizer, self.budget, self.dist, self.state.loader
-        )
+            self.settings, self.readers, self.tokenizer, self.budget, self.dist, self.state.loader,
+            self._document_encoder(),
+        )  # fmt: skip
         # The source is closed first: the prefetcher's thread may be waiting for it.
         with closing(Prefetcher(map(self.backend.to_device, source))) as batches, closing(source):
             yield self._check_batches(batches)
+
+    def _document_encoder(self) -> DocumentEncoder | None:
+        """The encoder of documents; None for the one that the settings say."""
+        return None
 
     def _check_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches; the first is looked at."""
@@ -376,14 +384,6 @@ class PretrainRun:
             trained_now=trained_now,
             validation=validations[-1] if validations else None,
         )
-
-
-def diagnostic_callbacks(settings: TrainSettings) -> list[Callback]:
-    """Profiles and memory of the first rank's process."""
-    callbacks: list[Callback] = [ProfileCallback(settings.out, settings.profile_step)]
-    if settings.memory_every > 0:
-        callbacks.append(MemoryCallback(settings.memory_every))
-    return callbacks
 
 
 @contextmanager

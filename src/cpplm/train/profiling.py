@@ -9,15 +9,18 @@ trace is taken a step costs one look for that file. Writing a trace stops the ru
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cpplm.core.progress import log_info
+from cpplm.core.storage import Storage
 from cpplm.train.backend import Profiler
+from cpplm.train.memory_log import MemoryLogSettings, MemoryRecorder
+from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
 REQUEST = "profile"  # the file whose appearance asks for a trace
 FOLDER = "profiles"
 PROFILED_STEPS = 3
-MEMORY_PARTS = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "rest_bytes")
 
 
 class ProfileCallback(Callback):
@@ -87,23 +90,74 @@ class ProfileCallback(Callback):
 
 
 class MemoryCallback(Callback):
-    """Writes a record `memory` after the first step of a session and every so many steps.
+    """Writes a record `memory` at the start, after the first step, every so many, validations and saves.
 
     Sizes of tensors are counted, so this costs next to nothing; what a rank holds of a sharded tensor counts.
 
     `held_bytes` is what the run holds between steps (on CUDA in tensors, else in the whole process),
     `peak_bytes` the most so far, and the parts sum to the peak: `rest_bytes` is what is neither weight,
     gradient nor optimizer state, without CUDA the program itself included. `reserved_bytes`, on CUDA only, is
-    what the allocator took from the device.
+    what the allocator took from the device. `phases` has the same of each phase, its peak where the system
+    counts that anew: a TPU does not. `when` is "init", "warmup" (the first step, which compiles) or "train".
     """
 
-    def __init__(self, every: int) -> None:
-        """Measure every so many steps."""
-        self._every = every
-        self._first = True
+    def __init__(self, settings: MemoryLogSettings) -> None:
+        """Nothing is measured yet."""
+        self._settings = settings
+        self._recorder: MemoryRecorder | None = None
+        self._when = "init"
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Look at the first step."""
+        self._recorder = trainer.train_module.phases = MemoryRecorder(trainer.train_module)
+        if self._settings.includes("hlo"):
+            storage = Storage(trainer.settings.out / FOLDER, create=True)
+            for name, text in trainer.train_module.program_texts().items():
+                storage.write(f"{name}.hlo.txt", text.encode())
+        self._write(trainer, self._recorder)
+        self._when = "warmup"
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
-        """Measure when the interval has passed."""
-        if self._first or trainer.state.step % self._every == 0:
-            self._first = False
-            trainer.log.write("memory", step=trainer.state.step, **trainer.train_module.memory_breakdown())
+        """Write what was noted; look at the next step when its turn comes."""
+        assert self._recorder is not None  # noqa: S101  (for mypy)
+        self._write(trainer, self._recorder)
+        self._recorder.active = (trainer.state.step + 1) % self._settings.memory_every == 0
+        self._when = "train"
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Write what the last validation and save took."""
+        assert self._recorder is not None  # noqa: S101  (for mypy)
+        self._recorder.active = False
+        self._write(trainer, self._recorder)
+
+    def _write(self, trainer: Trainer, recorder: MemoryRecorder) -> None:
+        phases, module = recorder.take(), trainer.train_module
+        if not recorder.active and not phases:
+            return
+        held = module.held_memory()
+        peak = max(held, module.peak_memory())  # without CUDA other threads may allocate meanwhile
+        record: dict[str, Any] = {"held_bytes": held, "peak_bytes": peak}
+        record |= module.memory_capacity()
+        if self._settings.includes("tensors"):
+            parts = module.memory_breakdown()
+            record |= {**parts, "rest_bytes": peak - sum(parts.values())} | self._estimates(trainer)
+        if self._settings.includes("metrics"):
+            record["compiled_graphs"] = module.compiled_graphs()
+        trainer.log.write("memory", step=trainer.state.step, when=self._when, phases=phases, **record)
+
+    @staticmethod
+    def _estimates(trainer: Trainer) -> dict[str, int]:
+        """Bytes of all logits and attention scores of a pass in float32, which most kernels never hold."""
+        settings, config = trainer.settings, trainer.train_module.config
+        tokens = settings.device_batch_size * settings.max_seq_len
+        heads = getattr(config, "num_heads", 0)  # not of a model of transformers
+        scores = {"attention_bytes": 4 * heads * tokens * settings.max_seq_len} if heads else {}
+        return {"logits_bytes": 4 * tokens * config.vocab_size, **scores}
+
+
+def diagnostic_callbacks(settings: TrainSettings) -> list[Callback]:
+    """Profiles and memory of the first rank's process."""
+    callbacks: list[Callback] = [ProfileCallback(settings.out, settings.profile_step)]
+    if settings.memory.memory_every > 0:
+        callbacks.append(MemoryCallback(settings.memory))
+    return callbacks

@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
 from cpplm.model.quantized.calibration import input_importances
 from cpplm.model.quantized.layers import (
-    LATENT,
     QuantizedEmbedding,
     QuantizedLinear,
     moving_scales,
+    plain_name,
     quantizable,
     quantize_layers,
 )
@@ -101,8 +102,7 @@ class Quantizer:
         state = renewed.named_state()
         for key in state:
             name, _, part = key.rpartition("/")
-            before = f"{name.removesuffix(LATENT)}weight/{part}" if name.endswith(LATENT) else key
-            state[key] = then.get(before, state[key])
+            state[key] = then.get(f"{plain_name(name)}/{part}", state[key])
         renewed.load_named_state(state)
         return renewed
 
@@ -130,7 +130,7 @@ def _read_all(model: Transformer, passes: Sequence[Batch]) -> None:
         model.logits(hidden_BTC[:, ::16])
 
 
-def train_scales_alone(model: Transformer) -> None:
+def train_scales_alone(model: nn.Module) -> None:
     """Freeze all but the scales of rounded weights."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(param_role(name)[1] == "scale")

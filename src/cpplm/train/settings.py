@@ -22,6 +22,7 @@ from cpplm.model.settings import (
 )
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.memory_log import MemoryLogSettings
 
 MAX_SEQ_LEN = 2048  # of a model whose context nobody gives
 MESH_AXES = ("data", "fsdp", "context", "model")
@@ -109,9 +110,9 @@ class TrainSettings:
     """One pre-training run. Lengths and batch sizes are in tokens unless they say otherwise."""
 
     data_dir: Annotated[tuple[str, ...], Argument("CORPUS", positional=True)]
-    """Corpus: a folder or bucket URL written by `cpplm corpus build`; several are mixed."""
+    """Corpus: a folder, bucket URL or hf://datasets/OWNER/NAME of `cpplm corpus build`; several are mixed."""
     tokenizer: Annotated[Path, Argument("FILE")]
-    """File of `cpplm tokenizer train`, or the name of one that comes with cpplm, such as `cpp-32k`."""
+    """File or URL of `cpplm tokenizer train`, or the name of one that comes with cpplm, such as `cpp-32k`."""
     out: Annotated[Path, Argument("FOLDER")]
     """Folder of the run: log, checkpoints, page. Holding a checkpoint, it is continued."""
 
@@ -186,8 +187,8 @@ class TrainSettings:
     """Try C++ problems on saved checkpoints at least so many steps apart, beside the run (-1 = never)."""
     cpp_eval_minutes: float = 30.0
     """Time after which one such trial is given up."""
-    memory_every: int = 250
-    """Log what holds the memory every so many steps (-1 = never)."""
+    memory: Annotated[MemoryLogSettings, group("memory log")] = field(default_factory=MemoryLogSettings)
+    """Log what holds the memory."""
     save_every: int = -1
     """Checkpoint every so many steps (-1 = by time only)."""
     save_minutes: float = 10.0
@@ -201,6 +202,8 @@ class TrainSettings:
     upload_dir: str = ""
     """Also upload each checkpoint there, in the background: a bucket URL or folder. What is newer there than
     here is downloaded at the start."""
+    heartbeat_seconds: float = 10.0
+    """Seconds between two heartbeats (`heartbeat.json`), where training uploads to a bucket or is managed."""
     resume_from_step: int = -1
     """Go on from this checkpoint and delete the later ones (-1 = from the newest)."""
 
@@ -235,9 +238,8 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         if not self.data_dir:
-            raise UserError(
-                "no corpus was given", fix="Write cpplm train CORPUS, the folder of `cpplm corpus build`."
-            )
+            fix = "Write cpplm train CORPUS, the folder of `cpplm corpus build`."
+            raise UserError("no corpus was given", fix=fix)
         self._check_ranges()
         if self.total_batch_size != -1 and self.max_seq_len > 0:
             self.check_batch(ranks=1)
@@ -248,14 +250,13 @@ class TrainSettings:
                 "--upload_dir copies local checkpoints to another place",
                 fix="Leave it out, or give a local --checkpoint_dir.",
             )
-        if not self.cpp_eval_minutes > 0:
-            raise UserError(f"--cpp_eval_minutes {self.cpp_eval_minutes} is no time")
+        for name in ("cpp_eval_minutes", "heartbeat_seconds"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"--{name} {getattr(self, name)} is no time")
         if self.cpp_eval_every == -1 and self.cpp_eval_minutes != type(self).cpp_eval_minutes:
             raise UserError("--cpp_eval_minutes does nothing without --cpp_eval_every")
         if self.resume_from_step < -1:
-            raise UserError(
-                f"--resume_from_step {self.resume_from_step}", fix="Name a step, or leave it out."
-            )
+            raise UserError(f"--resume_from_step {self.resume_from_step}", fix="Name a step, or none.")
         if self.max_seq_len > 0 and self.max_seq_len % self.data.row_length(0.0, self.max_seq_len):
             raise UserError(
                 f"--short_seq_len {self.data.short_seq_len} does not divide --max_seq_len {self.max_seq_len}"
@@ -272,9 +273,8 @@ class TrainSettings:
         for location in self.data_dir:
             require_path(location)
         Tokenizer.load(self.tokenizer)
-        if self.init_from and not (
-            self.out.exists() or self.upload_dir
-        ):  # a run goes on after its parent is gone
+        goes_on = self.out.exists() or self.upload_dir  # also when its parent is gone
+        if self.init_from and not goes_on:
             require_path(split_step(self.init_from)[0])
 
     def _check_ranges(self) -> None:
@@ -282,7 +282,7 @@ class TrainSettings:
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
         for name in ("depth", "max_seq_len", "device_batch_size", "eval_tokens", "eval_every", "sample_every",
-                     "cpp_eval_every", "memory_every", "save_every", "keep_every", "save_minutes",
+                     "cpp_eval_every", "save_every", "keep_every", "save_minutes",
                      "profile_step", "num_kv_heads", "num_iterations", "max_minutes", "target_flops",
                      "target_param_data_ratio"):  # fmt: skip
             if not (getattr(self, name) > 0 or getattr(self, name) == -1):

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import choose_dtype, peak_memory_bytes
+from cpplm.core.hardware import choose_dtype, held_memory_bytes, peak_memory_bytes, reset_peak_memory
 from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
 from cpplm.model.config import ModelConfig
@@ -60,9 +60,14 @@ class TorchBackend(TrainBackend):
             raise UserError(
                 "--backend torch does not train on a TPU", fix="Use --backend jax, or another --device_type."
             )
-        for name in (field.name for field in fields(JaxSettings)):
-            if getattr(settings.jax, name) != getattr(JaxSettings, name):
-                raise UserError(f"--{name} does nothing without --backend jax", fix="Leave it out.")
+        names = [
+            f"--{field.name}"
+            for field in fields(JaxSettings)
+            if getattr(settings.jax, field.name) != field.default
+        ]
+        names += ["--memory_level hlo"] if settings.memory.includes("hlo") else []
+        if names:
+            raise UserError(f"{names[0]} does nothing without --backend jax", fix="Leave it out.")
         self._device_type = settings.device_type
         self._dist = SINGLE_PROCESS
 
@@ -209,9 +214,10 @@ class TorchTrainModule(TrainModule):
 
     def _update(self) -> float:
         """Change the weights by their gradients, which are gone then; the norm of these."""
-        self._optimizer.step()
-        norm = float(self._optimizer.gradient_norm)
-        self._optimizer.zero_grad(set_to_none=True)
+        with self.phases.record("optimizer"):
+            self._optimizer.step()
+            norm = float(self._optimizer.gradient_norm)
+            self._optimizer.zero_grad(set_to_none=True)
         return norm
 
     def _forward_backward(self, passes: list[Batch], count: int, multi_token_weight: float) -> Tensor:
@@ -229,8 +235,10 @@ class TorchTrainModule(TrainModule):
             documents = batch.documents
             documents_BT = None if documents is None else documents.to(device, non_blocking=True)
             set_gradient_sync(self.model, number == count)
-            losses = self._losses(inputs_BT, targets_BT, weight, documents_BT, shares[number - 1])
-            (losses.total / count).backward()
+            with self.phases.record("forward"):
+                losses = self._losses(inputs_BT, targets_BT, weight, documents_BT, shares[number - 1])
+            with self.phases.record("backward"):
+                (losses.total / count).backward()
             parts += torch.stack([part.detach() for part in losses]) / count
         return parts
 
@@ -260,29 +268,40 @@ class TorchTrainModule(TrainModule):
         return weights, self._optimizer.named_state(partitioned=True)
 
     @override
-    def peak_memory(self) -> int:
-        return peak_memory_bytes(self.device)
+    def held_memory(self) -> int:
+        return held_memory_bytes(self.device)
+
+    @override
+    def peak_memory(self, *, since_reset: bool = False) -> int:
+        return peak_memory_bytes(self.device, since_reset=since_reset)
+
+    @override
+    def reset_peak_memory(self) -> bool:
+        return reset_peak_memory(self.device)
+
+    @override
+    def memory_capacity(self) -> dict[str, int]:
+        device = self.device
+        if device.type != "cuda":
+            return {"total_bytes": psutil.virtual_memory().total}
+        total = torch.cuda.get_device_properties(device).total_memory
+        return {"total_bytes": total, "reserved_bytes": torch.cuda.memory_reserved(device)}
 
     @override
     def memory_breakdown(self) -> dict[str, int]:
         """Count what this rank holds; of a sharded tensor, its shard."""
-        device = self.device
-        cuda = device.type == "cuda"
-        held = torch.cuda.memory_allocated(device) if cuda else psutil.Process().memory_info().rss
-        peak = max(held, peak_memory_bytes(device))  # without CUDA the system notes a peak a little late
-        weights = _bytes(self.model.state_dict(keep_vars=True).values())
-        gradients = _bytes(p for p in self.model.parameters() if p.requires_grad)  # gone again, but as large
         states = (value for state in self._optimizer.state.values() for value in state.values())
-        optimizer = _bytes(value for value in states if isinstance(value, Tensor))
         return {
-            "held_bytes": held,
-            "peak_bytes": peak,
-            "weights_bytes": weights,
-            "gradients_bytes": gradients,
-            "optimizer_bytes": optimizer,
-            "rest_bytes": peak - weights - gradients - optimizer,
-            **({"reserved_bytes": torch.cuda.memory_reserved(device)} if cuda else {}),
+            # Not state_dict(), whose hooks shard a model again: the other ranks, which log nothing, do not.
+            "weights_bytes": _bytes((*self.model.parameters(), *self.model.buffers())),
+            # Gone again between steps, but as large as this.
+            "gradients_bytes": _bytes(p for p in self.model.parameters() if p.requires_grad),
+            "optimizer_bytes": _bytes(value for value in states if isinstance(value, Tensor)),
         }
+
+    @override
+    def compiled_graphs(self) -> int:
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     @override
     def profiler(self, path: Path) -> Profiler:

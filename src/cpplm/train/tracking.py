@@ -41,12 +41,13 @@ def require_trackers(*, wandb_project: str, tensorboard: bool) -> None:
         UserError: the library of a tracker is missing.
     """
     if wandb_project:
-        _optional("wandb", "--wandb_project")
+        import_tracker("wandb", "--wandb_project")
     if tensorboard:
-        _optional("torch.utils.tensorboard", "--tensorboard")
+        import_tracker("torch.utils.tensorboard", "--tensorboard")
 
 
-def _optional(module: str, flag: str) -> ModuleType:
+def import_tracker(module: str, flag: str) -> ModuleType:
+    """The library of a tracker; a `UserError` says that `flag` needs it if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -61,7 +62,7 @@ class WandbTracker:
     """
 
     def __init__(self, project: str, run_name: str, folder: Path, settings: dict[str, Any]) -> None:
-        wandb = _optional("wandb", "--wandb_project")
+        wandb = import_tracker("wandb", "--wandb_project")
         id_file = folder / "wandb_run_id"
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex, encoding="utf-8")
@@ -94,7 +95,7 @@ class TensorBoardTracker:
     """Event files that TensorBoard opens, one for each session."""
 
     def __init__(self, folder: Path) -> None:
-        self._module = _optional("torch.utils.tensorboard", "--tensorboard")
+        self._module = import_tracker("torch.utils.tensorboard", "--tensorboard")
         self._folder = folder
         self._writer: Any = None
 

@@ -175,7 +175,8 @@ class Trainer:
         self._waited, self._taken = 0.0, 0
         for _ in range(count):
             asked = time.perf_counter()
-            batch = reshape_to_seq_len(self._next_batch(), length)
+            with self.train_module.phases.record("data"):
+                batch = reshape_to_seq_len(self._next_batch(), length)
             self._waited += time.perf_counter() - asked
             self._taken += batch.inputs.numel()
             self.state.loader = batch.state

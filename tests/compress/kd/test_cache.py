@@ -276,6 +276,7 @@ class StoppedError(Exception):
     """In place of kill -9."""
 
 
+@pytest.mark.slow
 def test_stopped_before_any_write_it_goes_on_to_the_same_bytes(
     cache: Path, build_settings: CacheBuildSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from cpplm.core.shards import ShardReader, write_manifest, write_shard_table
 from cpplm.core.storage import Storage
 from cpplm.corpus.build import build
 from cpplm.corpus.reports.html_report import SHOWN_CHARACTERS, measure
-from cpplm.corpus.reports.inspect_corpus import InspectSettings, inspect_corpus
+from cpplm.corpus.reports.inspect_corpus import InspectSettings, document_html, inspect_corpus
 from tests.browser import headless_browser
 from tests.corpus.cpp import TINYLIB, write_files
 from tests.corpus.settings import compilable
@@ -72,6 +72,14 @@ def test_the_page_shows_the_figures_and_stands_alone(tmp_path, tokenizer_path):
         assert sum(each.documents for each in sums.values()) == documents_total
     table = ShardReader(tmp_path / "out").table(ShardReader(tmp_path / "out").shards("train")[0])
     assert sum(kind.tokens for kind in data.kinds.values()) > sum(table["num_tokens"].to_pylist())
+    for document in documents:
+        alone = Tags(document_html(document))
+        shown, _, sources = alone.text.partition("borrowed lines")
+        assert alone.open == []
+        assert shown.rstrip() == document["text"].rstrip()
+        reasons = [source["reason"] for source in document["sources"] if source["reason"]]
+        assert all(reason in sources for reason in reasons)
+        assert ("0.25)" in document_html(document)) == bool(document["borrowed"])
     for words in ("binary", "other: c.cc", "empty", "tinylib", "tokenizer_hash", "bytes per token"):
         assert words in page.text
     for document in documents:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cpplm.core.errors import UserError
 from cpplm.evaluate.fim import suite as fim
 from cpplm.evaluate.fim.holes import FimHole, problem_holes
 from cpplm.evaluate.fim.report import FimReport, FimSample, edit_similarity
@@ -174,6 +175,29 @@ def test_files_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     valid = figures["files"]["all"]["syntax_valid"]
     assert 0 < valid["n"] < figures["files"]["all"]["exact_match"]["n"]
     assert figures["config"]["versions"].keys() == {"cpplm", "parser"}
+
+
+def test_text_of_the_project_stands_before_a_hole(tmp_path: Path) -> None:
+    """The one of each file's own project, and never what stood in the hole."""
+    for project, constant in (("one", "ONE"), ("two", "TWO")):
+        (tmp_path / project).mkdir()
+        text = f"int {project}(int x) {{\n    int y = x + 1;\n    return y * y;\n}}\n"
+        (tmp_path / project / "a.cpp").write_text(text)
+        other = text.replace(project, "g").replace("return y * y", f"return {constant}")
+        (tmp_path / project / "b.cpp").write_text(other)
+    model = Scripted(lambda _: ";")
+    chosen = FimEvalSettings(problems="", files=str(tmp_path), holes_per_kind=9, project_context=True)
+    report = run_fim(model, chosen, folder=None)
+    found = [
+        each.prefix for each in model.asked if "return ONE" in each.prefix or "return TWO" in each.prefix
+    ]
+    assert any("return ONE" in each for each in found)
+    assert any("return TWO" in each for each in found)
+    assert not any("ONE" in each and "TWO" in each for each in found)
+    assert report.figures()["files"]["all"]["bits_per_byte"]["value"] == 8.0
+    assert "8.000 ±0.000" in report.table()
+    with pytest.raises(UserError, match="without --files"):
+        FimEvalSettings(project_context=True)
 
 
 def test_files_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

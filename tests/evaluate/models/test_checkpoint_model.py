@@ -146,6 +146,9 @@ def test_a_model_that_was_not_trained_on_holes_gets_the_prefix_alone(engine: Eng
     (answer,) = engine.complete_many([engine.request("int f(", "<EOS>}", settings=SAMPLING)])
     assert found == [answer.completions[0].text]
     assert found != written(plain, [CodePrompt("int f(", "<EOS>}")])[0]
+    filling.fim_order = "psm"
+    (answer,) = engine.complete_many([engine.request("int f(", "<EOS>}", settings=SAMPLING, spm=False)])
+    assert written(filling, [CodePrompt("int f(", "<EOS>}")]) == [[answer.completions[0].text]] != [found]
 
 
 # ---- loading ----------------------------------------------------------------------------------------------

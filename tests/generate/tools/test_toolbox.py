@@ -105,7 +105,7 @@ def test_a_tool_that_hangs_is_cut_and_the_time_is_gone(box: ToolBox) -> None:
     begin = time.monotonic()
     assert asked(brief, 'run("int main() {}")') == "error: the time for tools is used up"
     assert brief.call(parse_call("python", "1")) == "error: the time for tools is used up"
-    assert time.monotonic() - begin < 0.1
+    assert time.monotonic() - begin < 1
 
 
 def test_long_results_are_cut(box: ToolBox) -> None:

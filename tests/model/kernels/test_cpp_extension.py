@@ -37,6 +37,7 @@ def test_who_asks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.load_function.cache_clear()
 
 
+@pytest.mark.slow
 def test_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert kernels._library.__wrapped__() is not None

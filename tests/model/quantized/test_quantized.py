@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
-from cpplm.model.kernels.quantized_linear import CompactLinear, can_compact
 from cpplm.model.quantized.codebooks import CODEBOOKS, Codebook
 from cpplm.model.quantized.layers import QuantizedEmbedding, QuantizedLinear, quantizable, quantize_layers
 from cpplm.model.quantized.packing import (
-    QuantizedWeight,
-    codes_of,
     dense_weights,
     pack_codes,
     packed_tensors,
@@ -141,27 +138,9 @@ def test_a_layer_is_what_its_file_says(text: str, freeze_codes: bool) -> None:
     packed = packed_tensors(inner)
     assert sum(tensor.nbytes for tensor in packed.values()) == weight_format.num_bytes(48, 64)
     for tensors in (packed, inner.state_dict()):
-        dense = dense_weights(tensors, record, where="here")
+        dense = dense_weights(tensors, quantized_weights(tensors, record, where="here"))
         assert dense.keys() == {"blocks.mlp.up.weight"}
         assert torch.equal(dense["blocks.mlp.up.weight"], layer.weight.detach())
-
-
-@FORMATS
-def test_kernels_run_what_was_trained(text: str) -> None:
-    layer = QuantizedLinear(weight(50, 192), WeightFormat.parse(text))
-    quantized = QuantizedWeight(layer.format, codes_of(layer), layer.group_scales().detach())
-    if layer.format.group_size == 1 or layer.format.codebook.bits == 3:
-        assert not can_compact([quantized], torch.device("cpu"), torch.bfloat16)
-        return
-    assert can_compact([quantized], torch.device("cpu"), torch.bfloat16)
-    compact = CompactLinear([quantized, quantized])
-    expected = torch.cat([layer.weight.detach()] * 2)
-    torch.testing.assert_close(compact.weight, expected.bfloat16(), atol=0, rtol=2**-7)
-    for tokens, close in ((1, 0.03), (2, 0.03), (3, 0.03), (9, 0.15)):  # of many, weights are bfloat16, too
-        x = torch.randn(tokens, 192).bfloat16()
-        torch.testing.assert_close(
-            compact(x).double(), x.double() @ expected.double().T, atol=close, rtol=0.01
-        )
 
 
 def test_a_model_with_rounded_weights() -> None:
@@ -177,7 +156,7 @@ def test_a_model_with_rounded_weights() -> None:
     assert missing == []
     record, state = quantization_record(model, "int4", packed=False), model.state_dict()
     plain, restored = Transformer(WIDE), Transformer(WIDE)
-    plain.load_state_dict(dense_weights(state, record, where="here"))
+    plain.load_state_dict(dense_weights(state, quantized_weights(state, record, where="here")))
     restore_layers(restored, state, record)
     for other in (plain, restored):
         assert torch.equal(other.loss(ids, ids.roll(-1, 1)), loss)

@@ -60,6 +60,7 @@ def test_a_run_and_what_it_leaves(settings: RlSettings) -> None:
     answers = list(read_jsonl(settings.out / "rollouts.jsonl"))
     assert len(answers) == sum(step["answers"] for step in steps)
     assert len(records(settings.out, "validation")) == 2
+    assert {"data", "forward", "backward", "optimizer"} <= set(records(settings.out, "memory")[1]["phases"])
     page = write_page(settings.out).read_text()
     assert "Best, worst and strangest answers" in page
     assert page.count("<td>strangest</td>") == 2
@@ -69,6 +70,7 @@ def test_a_run_and_what_it_leaves(settings: RlSettings) -> None:
     assert_one_line_error(refused, "num_prompts was 2, is 3")
 
 
+@pytest.mark.slow
 def test_a_bandit_is_solved(base: Path, tmp_path: Path) -> None:
     """A model that says either of two things at random learns the right one; with shuffled rewards not."""
     questions = [f"Mend line {number}." for number in range(8)]
@@ -95,7 +97,7 @@ def test_a_bandit_is_solved(base: Path, tmp_path: Path) -> None:
     train_by_rewards(settings)
     solved = [step["solved"] for step in records(settings.out, "rollouts")]
     assert 0.25 < solved[0] < 0.75
-    assert solved[-1] > 0.9
+    assert sum(solved[-3:]) / 3 > 0.8
     control = dataclasses.replace(settings, out=tmp_path / "control", shuffle_rewards=True)
     train_by_rewards(control)
     assert records(control.out, "rollouts")[-1]["solved"] < 0.8
@@ -196,6 +198,7 @@ def test_without_an_informative_group_nothing_changes(settings: RlSettings, base
         assert torch.equal(tensor, weights(never.out)[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalizer", ["tokens", "constant"])
 def test_passes_make_no_difference(settings: RlSettings, normalizer: str, tmp_path: Path) -> None:
     one_step = dataclasses.replace(

@@ -274,6 +274,7 @@ def test_ranks_share_the_servers(settings: RlSettings, tmp_path: Path) -> None:
     assert two == pytest.approx(one, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_weights_come_from_their_folder_alone(chat_model: Path, model: Transformer, tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     with serve(chat_model, "--weights_dir", str(tmp_path / "weights")) as (_, http):

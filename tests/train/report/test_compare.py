@@ -9,7 +9,14 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.optim.schedules import LearningRates
 from cpplm.train.pretrain import pretrain
-from cpplm.train.report.compare import Comparison, compare, find_runs, read_runs, write_comparison
+from cpplm.train.report.compare import (
+    Comparison,
+    compare,
+    comparison_charts,
+    find_runs,
+    read_runs,
+    write_comparison,
+)
 from cpplm.train.report.log_reader import RunHistory
 from cpplm.train.settings import TrainSettings
 from tests.train.report.test_html import charts_of
@@ -131,3 +138,12 @@ def test_runs_are_found_below_a_folder(two: list[RunHistory], tmp_path: Path) ->
     assert list(find_runs(deep)) == [deep]
     with pytest.raises(UserError, match="no such folder"):
         list(find_runs(tmp_path / "nowhere"))
+
+
+def test_right_answers_of_runs_that_sample_some(tmp_path: Path) -> None:
+    right = [{"event": "rollouts", "time": 1, "step": step, "solved": 0.5} for step in (1, 2)]
+    logs = {"rl": [session(0, 0), *right, *steps(0, 1, 2)], "base": [session(0, 0), *steps(0, 1, 2)]}
+    histories = [RunHistory(write_log(tmp_path / name, log)) for name, log in logs.items()]
+    first, *_ = comparison_charts(histories, list(logs))
+    assert first["title"] == "Right answers"
+    assert [(line["name"], line["y"]) for line in first["series"]] == [("rl", [50, 50])]

@@ -6,6 +6,7 @@ import hashlib
 import math
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from cpplm.compress.kd.cache import MANIFEST, CacheManifest, CacheShard, pack
 from cpplm.compress.kd.settings import CacheBuildSettings
-from cpplm.compress.kd.targets import OnlineTeacher, teacher_targets
+from cpplm.compress.kd.targets import teacher_targets
+from cpplm.compress.kd.teacher import Teacher, TeacherForward, find_teacher
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.locking import exclusive_lock
@@ -25,10 +27,9 @@ from cpplm.dataloader.fim import FimSettings
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.settings import DataSettings
-from cpplm.model.transformer import Transformer
-from cpplm.train.checkpoint.format import Checkpoint
-from cpplm.train.checkpoint.parent import open_parent
-from cpplm.train.checkpoint.weights import load_model, safetensors_file
+from cpplm.post_training.hf_documents import document_encoder
+from cpplm.post_training.hf_tokenizer import HfTokenizer
+from cpplm.train.checkpoint.weights import safetensors_file
 from cpplm.train.data import check_data, corpus_fingerprint, open_readers, train_loader
 from cpplm.train.distributed import SINGLE_PROCESS
 from cpplm.train.settings import TrainSettings
@@ -45,16 +46,16 @@ def build_cache(settings: CacheBuildSettings) -> CacheManifest:
     Raises:
         UserError: bad settings or data, or `out` holds something else.
     """
-    source = open_parent(settings.teacher)
-    config = source.config()
-    seq_len = settings.max_seq_len if settings.max_seq_len > 0 else config.max_seq_len
-    if seq_len > config.max_seq_len:
+    source = find_teacher(settings.teacher)
+    vocab_size = source.tokenizer.vocab_size
+    seq_len = settings.max_seq_len if settings.max_seq_len > 0 else source.max_seq_len
+    if seq_len > source.max_seq_len:
         raise UserError(
-            f"--max_seq_len {seq_len}: the teacher has a context of {config.max_seq_len} tokens",
+            f"--max_seq_len {seq_len}: the teacher has a context of {source.max_seq_len} tokens",
             fix="Leave it out.",
         )
-    if settings.topk > config.vocab_size:
-        raise UserError(f"--topk {settings.topk}: there are {config.vocab_size} tokens", fix="Use 32.")
+    if settings.topk > vocab_size:
+        raise UserError(f"--topk {settings.topk}: there are {vocab_size} tokens", fix="Use 32.")
     storage = Storage(settings.out, create=True)
     with exclusive_lock(settings.out):
         storage.cleanup_partial_writes()
@@ -64,23 +65,28 @@ def build_cache(settings: CacheBuildSettings) -> CacheManifest:
         manifest = _manifest(settings, training, source, str(dtype).removeprefix("torch."))
         finished, shards, state = _earlier(storage, manifest)
         if not finished:
-            storage.write("tokenizer.json", source.read("tokenizer.json"))
-            model = load_model(source, device=device, compute_dtype=dtype)
-            builder = _Builder(storage, manifest, model.eval())
-            shards = builder.write(training, source, shards, state)
+            storage.write("tokenizer.json", source.tokenizer.to_json())
+            builder = _Builder(storage, manifest, source.load(device, dtype, False), device)
+            shards = builder.write(training, source.tokenizer, shards, state)
             storage.write_json(MANIFEST, to_dict(replace(manifest, shards=shards)))
         storage.delete([PROGRESS])
     return replace(manifest, shards=shards)
 
 
-def _training(settings: CacheBuildSettings, source: Checkpoint, seq_len: int) -> TrainSettings:
+def _training(settings: CacheBuildSettings, source: Teacher, seq_len: int) -> TrainSettings:
     """The training whose rows these are: documents masked and rearranged as in the teacher's own."""
-    record = source.json("settings.json") if "settings.json" in source.files else {}
+    record = source.record
     conversations = ShardReader(settings.corpus).manifest.get("kind") == "conversations"
     fim = FimSettings()
     if not (conversations or settings.no_fim):
-        fim = from_dict(FimSettings, record.get("fim", {}), where=source.path("settings.json"))
-    mask = conversations or bool(record.get("data", {}).get("document_mask"))
+        fim = from_dict(FimSettings, record.get("fim", {}), where=f"settings.json of {settings.teacher}")
+    foreign = isinstance(source.tokenizer, HfTokenizer)
+    if foreign and conversations:
+        raise UserError(
+            f"{settings.corpus} holds conversations, and {settings.teacher} has no tokenizer of cpplm",
+            fix="Name a corpus of documents.",
+        )
+    mask = conversations or foreign or bool(record.get("data", {}).get("document_mask"))
     return TrainSettings(
         data_dir=(settings.corpus,), tokenizer=settings.out / "tokenizer.json", out=settings.out,
         init_from=settings.teacher, stage="sft" if conversations else "base", max_seq_len=seq_len,
@@ -90,16 +96,16 @@ def _training(settings: CacheBuildSettings, source: Checkpoint, seq_len: int) ->
 
 
 def _manifest(
-    settings: CacheBuildSettings, training: TrainSettings, source: Checkpoint, precision: str
+    settings: CacheBuildSettings, training: TrainSettings, source: Teacher, precision: str
 ) -> CacheManifest:
-    vocab_size, seq_len = source.config().vocab_size, training.max_seq_len
-    batch_rows, tokenizer = settings.device_batch_size, source.tokenizer()
+    vocab_size, seq_len = source.tokenizer.vocab_size, training.max_seq_len
+    batch_rows, tokenizer = settings.device_batch_size, source.tokenizer
     readers = open_readers(training)
     check_data(training, readers, tokenizer, _STEP)
     id_bytes = pack(torch.zeros(1, dtype=torch.int64), vocab_size).element_size()
     row_bytes = seq_len * (id_bytes * (2 + settings.topk + settings.negatives) + 2 * (settings.topk + 1))
     return CacheManifest(
-        teacher=source.manifest_hash, tokenizer=tokenizer.hash, corpus=corpus_fingerprint(readers),
+        teacher=source.hash, tokenizer=tokenizer.hash, corpus=corpus_fingerprint(readers),
         stage=training.stage, fim=to_dict(training.fim), document_mask=training.data.document_mask,
         precision=precision, vocab_size=vocab_size, topk=settings.topk, negatives=settings.negatives,
         seq_len=seq_len, rows=math.ceil(settings.num_tokens / seq_len), batch_rows=batch_rows,
@@ -132,17 +138,23 @@ def _earlier(storage: Storage, manifest: CacheManifest) -> tuple[bool, tuple[Cac
 class _Builder:
     """Runs the teacher over rows, and writes shards."""
 
-    def __init__(self, storage: Storage, manifest: CacheManifest, model: Transformer) -> None:
-        self._storage, self._manifest, self._model = storage, manifest, model
+    def __init__(
+        self, storage: Storage, manifest: CacheManifest, teacher: TeacherForward, device: torch.device
+    ) -> None:
+        self._storage, self._manifest, self._teacher, self._device = storage, manifest, teacher, device
 
     def write(
-        self, training: TrainSettings, source: Checkpoint, shards: tuple[CacheShard, ...], state: LoaderState
+        self,
+        training: TrainSettings,
+        tokenizer: Any,
+        shards: tuple[CacheShard, ...],
+        state: LoaderState,
     ) -> tuple[CacheShard, ...]:
         """Write the shards that are not there yet; all of them."""
         manifest, written = self._manifest, sum(shard.rows for shard in shards)
-        loader = train_loader(
-            training, open_readers(training), source.tokenizer(), _STEP, SINGLE_PROCESS, state
-        )
+        encoder = document_encoder(tokenizer, manifest.seq_len)
+        readers = open_readers(training)
+        loader = train_loader(training, readers, tokenizer, _STEP, SINGLE_PROCESS, state, encoder)
         bar = progress_bar(
             manifest.tokens, "teacher", "tok", initial=written * manifest.seq_len, unit_scale=True
         )
@@ -177,10 +189,9 @@ class _Builder:
     @torch.no_grad()
     def _tensors(self, batch: Batch, first_row: int) -> dict[str, Tensor]:
         """The tensors of one batch in a shard."""
-        manifest, model = self._manifest, self._model
-        documents = None if batch.documents is None else batch.documents.to(model.device)
-        hidden_BTC = model.hidden_states(batch.inputs.to(model.device), documents_BT=documents)
-        teacher = OnlineTeacher(hidden_BTC.flatten(0, 1), model.lm_head.weight, model.config.logit_softcap)
+        manifest, device = self._manifest, self._device
+        documents = None if batch.documents is None else batch.documents.to(device)
+        teacher = self._teacher(batch.inputs.to(device), documents)
         targets = teacher_targets(teacher, manifest.topk, manifest.vocab_size)
         shape = batch.inputs.shape
         tensors = {

@@ -109,7 +109,7 @@ class CacheManifest:
 
     @property
     def tokens(self) -> int:
-        """Of all rows."""
+        """Tokens of all rows."""
         return self.rows * self.seq_len
 
 
@@ -127,7 +127,7 @@ class KDBatch(Batch):
     teacher: TeacherTargets = field(default_factory=lambda: _NO_TEACHER)
 
     def flat_teacher(self) -> TeacherTargets:
-        """With one row for each token, as losses take it."""
+        """The distributions with one row for each token, as losses take them."""
         ids, logprobs, tail, negatives, log_q = self.teacher
         return TeacherTargets(
             ids.flatten(0, 1), logprobs.flatten(0, 1), tail.flatten(),
@@ -139,7 +139,7 @@ class KDCache:
     """Reads a finished cache; each shard is compared with its hash when it is opened."""
 
     def __init__(self, storage: Storage, manifest: CacheManifest) -> None:
-        """See `open`."""
+        """Nothing is read yet; `open` finds the manifest."""
         self.storage, self.manifest = storage, manifest
         self._open: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
 

@@ -118,7 +118,7 @@ class CacheBuildSettings:
     corpus: Annotated[str, Argument("CORPUS", positional=True)]
     """Corpus of `cpplm corpus build`: a folder or bucket URL."""
     teacher: Annotated[str, Argument("RUN")]
-    """The model whose distributions are written: RUN or RUN:STEP."""
+    """The model whose distributions are written: RUN or RUN:STEP, or hf:DIR of transformers."""
     out: Annotated[Path, Argument("FOLDER")]
     """Folder of the cache. Holding a part of it, it is continued."""
     num_tokens: int = 1_000_000
@@ -134,11 +134,11 @@ class CacheBuildSettings:
     device_batch_size: int = 8
     """Rows that the teacher reads at once."""
     seed: int = 0
-    """Of the order of the documents and of the negatives."""
+    """Seed of the order of documents, and of negatives."""
     device_type: Literal["", "cuda", "mps", "cpu"] = ""
     """Device (empty = the best one present)."""
     precision: Precision = "auto"
-    """Of the teacher's matrix products. auto = bf16 where the hardware has it."""
+    """Number format of the teacher's matrix products. auto = bf16 where the hardware has it."""
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "topk", "device_batch_size"):

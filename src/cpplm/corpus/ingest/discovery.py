@@ -206,13 +206,13 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
     taken: set[str] = set()
     for number, root in enumerate(project.roots):
         licenses = LicenseFiles(root)
-        is_cpp = functools.partial(_is_cpp, bare_headers=project.bare_headers)
-        for path in walk(root, skips, is_cpp, keep_ignored=rules.keep_ignored):
+        wanted = functools.partial(is_cpp, bare_headers=project.bare_headers)
+        for path in walk(root, skips, wanted, keep_ignored=rules.keep_ignored):
             name = relative_name(path, root)
             if name in taken:
                 name = f"{number}/{name}"
             taken.add(name)
-            data = _read(path, root, name, rules.max_include_bytes, skips)
+            data = read_raw(path, root, name, rules.max_include_bytes, skips)
             if data is None:
                 continue
             text = normalize_source(data)
@@ -267,7 +267,8 @@ def is_fragment(name: str) -> bool:
     return Path(name).suffix.lower() in FRAGMENT_SUFFIXES
 
 
-def _is_cpp(path: Path, bare_headers: bool) -> bool:
+def is_cpp(path: Path, *, bare_headers: bool = False) -> bool:
+    """True if a file is C++ by its name; one without a suffix if it does nothing but include others."""
     if not path.suffix:
         return bare_headers or _forwards(path)
     return path.suffix.lower() in SUFFIXES or is_template(path.name)
@@ -295,7 +296,7 @@ def is_template(name: str) -> bool:
     )
 
 
-def _read(path: Path, root: Path, name: str, max_bytes: int, skips: SkipCounts) -> bytes | None:
+def read_raw(path: Path, root: Path, name: str, max_bytes: int, skips: SkipCounts) -> bytes | None:
     """The raw bytes of a file that is source; None, counted, otherwise."""
     try:
         if path.is_symlink():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
 from cpplm.core.errors import UserError
+from cpplm.core.html_page import shaded_text
 from cpplm.core.settings import Argument
 from cpplm.core.shards import ShardReader
 from cpplm.corpus.reports.html_report import write_page
@@ -53,3 +56,19 @@ def inspect_corpus(settings: InspectSettings) -> tuple[dict[str, Any], list[dict
     if settings.page is not None:
         write_page(reader, documents, settings.page)
     return reader.manifest, documents
+
+
+def document_html(document: Mapping[str, Any]) -> str:
+    """One document and a table of its sources as HTML; what it borrows from other files is shaded."""
+    data, pieces, end = document["text"].encode(), [], 0
+    for borrowed in [*document["borrowed"], {"start": len(data), "end": len(data)}]:
+        pieces.append((data[end : borrowed["start"]].decode(), 0.0, "its own files"))
+        end = borrowed["end"]
+        pieces.append((data[borrowed["start"] : end].decode(), 0.25, "borrowed for what it declares"))
+    rows = "".join(
+        f"<tr><td>{escape(source['file'])}:{source['first']}-{source['last']}</td>"
+        f"<td>{escape(source['reason'])}</td></tr>"
+        for source in document["sources"]
+        if source["reason"]
+    )
+    return f"{shaded_text(pieces)}<table><tr><th>borrowed lines</th><th>needed for</th></tr>{rows}</table>\n"

@@ -58,8 +58,16 @@ class FimSample:
     """The judge's word, NO_ANSWER, or empty where nothing is compiled."""
     message: str
     """The compiler's or the program's, or why there is no answer."""
+    bits: float | None = None
+    """-log2 of the probability of what stood there."""
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The bits of a byte of what stood there."""
+        return None if self.bits is None else self.bits / max(1, len(self.expected.encode()))
 
 
+_BITS = "bits_per_byte"
 # Score, its name in tables, and its value for one sample; only those that are not None count.
 _SCORES: tuple[tuple[str, str, Callable[[FimSample], float | None]], ...] = (
     ("exact_match", "exact", lambda sample: sample.exact_match),
@@ -67,6 +75,7 @@ _SCORES: tuple[tuple[str, str, Callable[[FimSample], float | None]], ...] = (
     ("syntax_valid", "syntax", lambda sample: sample.syntax_valid),
     ("compile_rate", "compile", lambda sample: sample.compiles),
     ("pass_rate", "pass", lambda sample: sample.passes),
+    (_BITS, "bits/byte", lambda sample: sample.bits_per_byte),
 )
 
 
@@ -118,11 +127,11 @@ class FimReport:
         ]
 
     def table(self) -> str:
-        """The figures as text: percentages, each with its standard error, and its n where that is another."""
+        """The figures as text: percentages and bits, each with its standard error and its own n."""
         lines = [f"{'holes in':<10}{'kind':<11}{'n':>5}" + "".join(f"{name:>17}" for _, name, _ in _SCORES)]
         for source, kind, by_name in self.rows():
             count = by_name["exact_match"].n
-            cells = "".join(f"{_cell(by_name.get(name), count):>17}" for name, _, _ in _SCORES)
+            cells = "".join(f"{_cell(name, by_name.get(name), count):>17}" for name, _, _ in _SCORES)
             lines.append(f"{source:<10}{kind:<11}{count:>5}{cells}")
         if outcomes := self._outcomes():
             lines.append("outcomes: " + ", ".join(f"{count} {name}" for name, count in outcomes.items()))
@@ -152,8 +161,9 @@ def scores(samples: Sequence[FimSample]) -> dict[str, MeanEstimate]:
     return estimates
 
 
-def _cell(score: MeanEstimate | None, count: int) -> str:
+def _cell(name: str, score: MeanEstimate | None, count: int) -> str:
     if score is None:
         return ""
-    error = "" if score.error is None else f" ±{100 * score.error:.1f}"
-    return f"{100 * score.value:.1f}{error}" + ("" if score.n == count else f" ({score.n})")
+    factor, digits = (1, 3) if name == _BITS else (100, 1)
+    error = "" if score.error is None else f" ±{factor * score.error:.{digits}f}"
+    return f"{factor * score.value:.{digits}f}{error}" + ("" if score.n == count else f" ({score.n})")

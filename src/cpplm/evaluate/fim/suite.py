@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cpplm import __version__
 from cpplm.core.errors import UserError
@@ -30,12 +30,13 @@ from cpplm.evaluate.fim.held_out import STANDALONE_KINDS, VisibleContext, compil
 from cpplm.evaluate.fim.holes import FimHole, HoleKind, choose_holes, fingerprint
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalize_layout
 from cpplm.evaluate.fim.trivial_holes import find_trivial, hole_program
-from cpplm.evaluate.models.code_model import CodeModel, Completion, StopCondition
+from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings
 from cpplm.evaluate.syntax import parser_version, syntax_valid
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.evaluate.texts import fingerprint as texts_fingerprint
+from cpplm.generate.project.context import ProjectContext
 from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge
 from cpplm.judge.result_cache import Verdict
 from cpplm.judge.scoring import COMPILED, function_body, is_empty, open_braces
@@ -91,6 +92,7 @@ def run_fim(model: CodeModel, settings: FimEvalSettings, *, folder: Path | None)
     Raises:
         UserError: no sandbox or compiler, or there is nothing to cut; found before anything is written.
     """
+    model.fim_order = settings.fim_order
     versions = {"cpplm": __version__, "parser": parser_version()}
     sandbox = None
     if settings.problems or settings.compile_files:
@@ -110,7 +112,10 @@ def run_fim(model: CodeModel, settings: FimEvalSettings, *, folder: Path | None)
     if not holes:
         where = " and ".join(filter(None, (settings.problems, settings.files)))
         raise UserError(f"nothing to cut in {where}", fix="Name problems with solutions, or more files.")
-    answers, truncation = fill_holes(model, holes, settings, folder)
+    requests = _requests(model, holes, texts, settings)
+    answers, truncation = fill_holes(model, holes, settings, folder, requests)
+    fitted = [model.fit(request, settings.max_new_tokens) for request in requests]
+    bits = model.score_middles(fitted, [hole.middle for hole in holes])
     pairs = [(hole, answer) for hole, group in zip(holes, answers, strict=True) for answer in group]
     judged = _unanswered(pairs)
     if judge:
@@ -124,11 +129,42 @@ def run_fim(model: CodeModel, settings: FimEvalSettings, *, folder: Path | None)
         "supports_fim": model.supports_fim,
         "versions": versions,
     }
-    return FimReport(_samples(pairs, judged), fingerprint(holes), config, truncation)
+    samples = _samples(pairs, judged, dict(zip(holes, bits, strict=True)))
+    return FimReport(samples, fingerprint(holes), config, truncation)
+
+
+def _requests(
+    model: CodeModel, holes: Sequence[FimHole], texts: dict[str, Text], settings: FimEvalSettings
+) -> list[CodePrompt]:
+    """The prompts of the holes, those of files with text of their project in front where that is asked for.
+
+    Raises:
+        UserError: the files are in no folder, or the model's tokens cannot be counted.
+    """
+    requests = [hole.request for hole in holes]
+    if not settings.project_context:
+        return requests
+    projects: dict[Path, ProjectContext] = {}
+    for number, hole in enumerate(holes):
+        if hole.group in texts:
+            path = PurePosixPath(texts[hole.group].path)
+            if not path.name:
+                raise UserError(f"--project_context: {settings.files} is no folder of C++ projects")
+            root = Path(settings.files).expanduser() / (path.parts[0] if len(path.parts) > 1 else "")
+            if root not in projects:
+                projects[root] = ProjectContext(root, model.token_ends)
+            name = path.relative_to(path.parts[0]).as_posix() if len(path.parts) > 1 else path.name
+            source = projects[root].source(name, hole.before, hole.after)
+            requests[number] = model.fit(hole.request, settings.max_new_tokens, source)
+    return requests
 
 
 def fill_holes(
-    model: CodeModel, holes: Sequence[FimHole], settings: FimEvalSettings, folder: Path | None
+    model: CodeModel,
+    holes: Sequence[FimHole],
+    settings: FimEvalSettings,
+    folder: Path | None,
+    requests: Sequence[CodePrompt],
 ) -> tuple[list[list[Completion]], Truncation]:
     """The model's answers to each hole, cut, and how much of the prompts was cut.
 
@@ -143,9 +179,8 @@ def fill_holes(
         progress_bar(len(holes), "filling holes", "hole") as bar,
     ):
         for cut, numbers in by_cut.items():
-            requests = [holes[number].request for number in numbers]
             generated = cache.generate(
-                requests,
+                [requests[number] for number in numbers],
                 settings.sampling,
                 num_samples=settings.num_samples,
                 rule=cut.rule,
@@ -245,7 +280,9 @@ def _compile(
     }  # fmt: skip
 
 
-def _samples(pairs: Pairs, judged: dict[int, _JudgedAnswer]) -> tuple[FimSample, ...]:
+def _samples(
+    pairs: Pairs, judged: dict[int, _JudgedAnswer], bits: dict[FimHole, float | None]
+) -> tuple[FimSample, ...]:
     readable: dict[str, bool] = {}
     samples = []
     for place, (hole, answer) in enumerate(pairs):
@@ -267,6 +304,7 @@ def _samples(pairs: Pairs, judged: dict[int, _JudgedAnswer]) -> tuple[FimSample,
                 exact_match=answered and normalize_layout(answer.text) == normalize_layout(hole.middle),
                 edit_similarity=edit_similarity(answer.text, hole.middle) if answered else 0.0,
                 syntax_valid=valid,
+                bits=bits[hole],
                 **asdict(judged.get(place, _JudgedAnswer())),
             )
         )

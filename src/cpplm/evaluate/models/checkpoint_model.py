@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -25,6 +26,7 @@ from cpplm.evaluate.models.code_model import (
 from cpplm.evaluate.sliding_window import EncodedText, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
+from cpplm.generate.project.context import ContextSource
 from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import ModelSource, SamplingSettings, SchedulerLimits
 from cpplm.generate.tools.toolbox import ToolBox
@@ -84,16 +86,21 @@ class CheckpointModel(CodeModel):
     # ---- writing --------------------------------------------------------------------------------------
 
     @override
-    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
+    def fit(self, request: CodePrompt, new_tokens: int, source: ContextSource | None = None) -> CodePrompt:
         """Cut a prompt to the context by the run's own tokenizer."""
         engine = self.engine
         return fit_to_context(
-            request, lambda cut: engine.num_prompt_tokens(self._request(cut)), token_ends(engine.tokenizer),
-            supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens,
+            request, lambda cut: engine.num_prompt_tokens(self._request(cut)), self.token_ends,
+            supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens, source=source,
         )  # fmt: skip
 
+    @override
+    def token_ends(self, text: str) -> NDArray[np.int64]:
+        return token_ends(self.engine.tokenizer)(text)
+
     def _request(self, request: CodePrompt, **more: Any) -> GenerationRequest:
-        return self.engine.request(request.prefix, request.suffix if self.supports_fim else None, **more)
+        suffix = request.suffix if self.supports_fim else None
+        return self.engine.request(request.prefix, suffix, spm=self.fim_order == "spm", **more)
 
     @override
     def generate(
@@ -141,6 +148,26 @@ class CheckpointModel(CodeModel):
             context=context or self.max_context,
             rows=self._rows,
         )
+
+    @override
+    def score_middles(self, requests: Sequence[CodePrompt], middles: Sequence[str]) -> Iterator[float | None]:
+        encode = self.engine.tokenizer.encode
+        written = [encode(middle) for middle in middles]
+
+        def encoded(request: CodePrompt, middle: list[int]) -> EncodedText:
+            prompt = self._request(request)
+            ids = [*prompt.ids[1:], *encode(prompt.prefix), *middle]
+            return EncodedText(ids, np.arange(1, len(ids) + 1))
+
+        scored = score_in_windows(
+            map(encoded, requests, written),
+            self._losses,
+            start_id=BOS,
+            context=self.max_context,
+            rows=self._rows,
+        )
+        for each, middle in zip(scored, written, strict=True):
+            yield float(each.bits[len(each.bits) - len(middle) :].sum())
 
     @torch.no_grad()
     def _losses(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:

@@ -6,16 +6,18 @@ an OpenAI-compatible server. No score knows which one it measures.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpplm.generate.project.context import ContextSource, truncate_with_context
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.toolbox import ToolBox
-from cpplm.generate.truncation import TokenEnds, fit_prompt, truncate
+from cpplm.generate.truncation import TokenEnds, fit_prompt
 
 StopCondition = Callable[[str], bool]
 """True once a text that is being written is complete: all that follows would be cut off."""
@@ -37,13 +39,15 @@ def fit_to_context(
     supports_fim: bool,
     context: int,
     new_tokens: int,
+    source: ContextSource | None = None,
 ) -> CodePrompt:
     """`CodeModel.fit` of a model that counts a prompt's tokens by `count` and its text's by `ends`."""
     suffix = request.suffix if supports_fim else None
 
     def attempt(room: int) -> tuple[CodePrompt, int]:
         before, behind = (
-            part.decode(errors="ignore") for part in truncate(request.prefix, suffix or "", room, ends)
+            part.decode(errors="ignore")
+            for part in truncate_with_context(request.prefix, suffix or "", room, ends, source)
         )
         cut = CodePrompt(before, request.suffix if suffix is None else behind)
         return cut, count(cut)
@@ -110,16 +114,35 @@ class CodeModel(Protocol):
     name): the key under which results are kept."""
     supports_fim: bool
     """True if it was trained to see a suffix; a model that was not gets the prefix alone."""
+    fim_order: Literal["psm", "spm"] = "spm"
+    """Of a model of ours: what it reads first around a hole, the prefix or the suffix."""
     supports_chat: bool
     """True if it was trained to answer conversations."""
     max_context: int
     """Tokens that it can have in view, <BOS> or the like included."""
 
-    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
+    def fit(self, request: CodePrompt, new_tokens: int, source: ContextSource | None = None) -> CodePrompt:
         """Cut a prompt at its far ends to what the model can have in view (`generate/truncation.py`).
 
         Unchanged where the context is not known.
+
+        Args:
+            request: the prompt.
+            new_tokens: to write.
+            source: of text that stands before it, for a model whose tokens can be counted.
         """
+
+    def token_ends(self, text: str) -> NDArray[np.int64]:
+        """The end of each token of a text, in bytes.
+
+        Raises:
+            UserError: only a server knows.
+        """
+
+    def score_middles(self, requests: Sequence[CodePrompt], middles: Sequence[str]) -> Iterator[float | None]:
+        """Bits of what belongs into each hole, in order; None where the model cannot say."""
+        del middles
+        return itertools.repeat(None, len(requests))
 
     def generate(
         self,

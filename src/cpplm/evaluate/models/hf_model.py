@@ -6,21 +6,18 @@ looked up on a network.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.settings import Precision
 from cpplm.evaluate.models.chat import chat_template_ids, refuse_tools
@@ -36,8 +33,17 @@ from cpplm.evaluate.models.code_model import (
     group_samples,
 )
 from cpplm.evaluate.models.hf_folder import has_chat_template, require_readable
+from cpplm.evaluate.models.hf_loading import (
+    context_length,
+    files_hash,
+    import_transformers,
+    read_model,
+    start_id,
+    token_ids,
+)
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
+from cpplm.generate.project.context import ContextSource
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.sequence import stop_place
 from cpplm.generate.settings import SamplingSettings
@@ -46,14 +52,6 @@ from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
 # Logits held at once when scoring: 512 MiB in float32, and as much again for the loss.
 _MOST_LOGITS = 2**27
-# Where a configuration names its context, newest convention first.
-_CONTEXT_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "seq_length",
-    "max_seq_len",
-)
 
 
 @dataclass(frozen=True)
@@ -87,12 +85,8 @@ class HfModel(CodeModel):
         self.name, self.identity = name, identity
         config = model.config.get_text_config(decoder=True)
         self.max_context, self._vocab_size = context_length(config, name), config.vocab_size
-        bos_ids, eos_ids = _ids(config, "bos_token_id"), _ids(config, "eos_token_id")
-        named = [id_ for id_ in (tokens.bos_id, *bos_ids, tokens.eos_id, *eos_ids) if id_ is not None]
-        if not named:
-            raise UserError(f"{name} names no token that begins or ends a text (bos_token, eos_token)")
-        self._start_id = named[0]
-        self._end_ids = tokens.end_ids.union(eos_ids)
+        self._start_id = start_id(config, tokens, name)
+        self._end_ids = tokens.end_ids.union(token_ids(config, "eos_token_id"))
         self._sentinels = tokens.sentinels()
         self.supports_fim = self._sentinels is not None
         self._folder, self.supports_chat = folder, folder is not None and has_chat_template(folder)
@@ -113,7 +107,7 @@ class HfModel(CodeModel):
         tokens = HfTokens(folder)
         device = choose_device(device_type)
         dtype = choose_dtype(precision, device)
-        model = read_model(transformers, folder, dtype).to(device).eval()
+        model = read_model(transformers, folder, dtype, device).eval()
         # What it says about sampling is not asked for here.
         model.generation_config = transformers.GenerationConfig()
         identity = {
@@ -127,12 +121,16 @@ class HfModel(CodeModel):
     # ---- writing --------------------------------------------------------------------------------------
 
     @override
-    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
+    def fit(self, request: CodePrompt, new_tokens: int, source: ContextSource | None = None) -> CodePrompt:
         """Cut a prompt to the context by the directory's tokenizer."""
         return fit_to_context(
-            request, lambda cut: len(self._prompt(cut)), lambda text: self._tokens.encode([text])[0].ends,
-            supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens,
+            request, lambda cut: len(self._prompt(cut)), self.token_ends,
+            supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens, source=source,
         )  # fmt: skip
+
+    @override
+    def token_ends(self, text: str) -> NDArray[np.int64]:
+        return self._tokens.encode([text])[0].ends
 
     @override
     def generate(
@@ -308,89 +306,3 @@ def _cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
         logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
     return nats.view_as(targets_BT)
-
-
-def import_transformers() -> ModuleType:
-    """The library, quiet.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise UserError(
-            f"models of Hugging Face need a package: {error}", fix="pip install 'cpplm[hf]'"
-        ) from error
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
-
-
-def read_model(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> Any:
-    """The causal model of a directory that `require_readable` has accepted; none of its code runs.
-
-    Raises:
-        UserError: something is damaged, of another kind, or would run code; names it.
-    """
-    with refuse_what_fails(folder):
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    wrong = [*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])]
-    if wrong:
-        raise UserError(
-            f"{folder}: weights are missing or of another shape: {', '.join(sorted(wrong)[:3])}"
-            + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        )
-    return model
-
-
-@contextmanager
-def refuse_what_fails(folder: Path) -> Iterator[None]:
-    """Raises a UserError for whatever a stranger's files make the library raise."""
-    try:
-        yield
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise UserError(
-                f"{folder} is loaded with Python code of its own, which is never run here",
-                fix="Serve the model with a program that you trust to run it, and name its --url.",
-            ) from error
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{folder} cannot be loaded as a causal language model: {type(error).__name__}: {reason}"
-        ) from error
-
-
-def _ids(config: Any, name: str) -> list[int]:
-    """The token ids under a name of a configuration, which may hold one, several or none."""
-    value = getattr(config, name, None)
-    return [id_ for id_ in (value if isinstance(value, list) else [value]) if isinstance(id_, int)]
-
-
-def context_length(config: Any, name: str) -> int:
-    """The context that a configuration of `transformers` names.
-
-    Raises:
-        UserError: it names none.
-    """
-    for key in _CONTEXT_NAMES:
-        length = getattr(config, key, None)
-        if isinstance(length, int) and length > 0:
-            return length
-    raise UserError(f"the configuration of {name} does not say how long its context is")
-
-
-def files_hash(folder: Path, pattern: str) -> str:
-    """A hash of the names and contents of the files of a folder that match."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob(pattern)):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()

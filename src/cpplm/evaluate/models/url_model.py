@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from cpplm.core.errors import UserError
@@ -28,6 +29,7 @@ from cpplm.evaluate.models.code_model import (
 )
 from cpplm.evaluate.models.prompt_logprobs import parse_prompt_logprobs
 from cpplm.evaluate.models.server import ApiClient, RequestFailed
+from cpplm.generate.project.context import ContextSource
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.toolbox import ToolBox
 
@@ -89,10 +91,16 @@ class UrlModel(CodeModel):
     # ---- writing --------------------------------------------------------------------------------------
 
     @override
-    def fit(self, request: CodePrompt, new_tokens: int) -> CodePrompt:
+    def fit(self, request: CodePrompt, new_tokens: int, source: ContextSource | None = None) -> CodePrompt:
         """Return the prompt uncut: only the server knows its tokens."""
-        del new_tokens
+        del new_tokens, source
         return request
+
+    @override
+    def token_ends(self, text: str) -> NDArray[np.int64]:
+        raise UserError(
+            "--project_context counts tokens, which only the server can", fix="Measure a RUN or --hf_dir."
+        )
 
     @override
     def generate(

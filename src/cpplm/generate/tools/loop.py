@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from cpplm.generate.grammar import Grammar
 from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import (
     CompletionOutput,
@@ -69,15 +70,18 @@ class ToolLoop:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, request: GenerationRequest, context: int, sample: int = 0
-    ) -> None:
+        self, tokenizer: Tokenizer, request: GenerationRequest, context: int, sample: int = 0, *,
+        call_grammar: Grammar | None = None,
+    ) -> None:  # fmt: skip
         """Begin with the request itself.
 
         Args:
             tokenizer: the model's.
             request: what is to be written; its limit on new tokens counts what the model writes, calls too.
+                With a grammar all of it is text, and no tool is called.
             context: the most tokens that the model reads.
             sample: which of the request's samples this is.
+            call_grammar: what the call matches with which it begins; None where it may begin with text.
         """
         self._tokenizer, self._context = tokenizer, context
         self._first = replace(request, num_samples=1, first_sample=request.first_sample + sample)
@@ -85,6 +89,10 @@ class ToolLoop:
         self._starts: dict[int | None, Kind] = {each.start: kind for kind, each in self._tokens.items()}
         self._writing: Kind | None = None  # a call of that kind, or text
         self._ids, self._text = list(request.ids), ""
+        self._call_grammar = call_grammar
+        if call_grammar is not None:
+            self._writing = "query_tool"
+            self._ids.append(self._tokens[self._writing].start)
         self._logprobs: list[TokenLogprob] = []
         self._left, self._written = request.settings.max_new_tokens, request.written
         self.call: ToolCall | None = None
@@ -110,13 +118,18 @@ class ToolLoop:
             self._text += completion.text
             begins = last in self._starts
         else:
-            finished = last == self._tokens[self._writing].end
+            # A grammar ends a call without the mark behind it.
+            demanded = self._call_grammar is not None and completion.finish_reason == "stop"
+            finished = demanded or last == self._tokens[self._writing].end
         if not begins and not finished:
             self._end(completion.finish_reason)
-        elif self._left <= 0:
+        elif self._left <= 0 and self._call_grammar is None:
             self._end("length")
         elif self._writing is not None:
+            if last != self._tokens[self._writing].end:
+                self._ids.append(self._tokens[self._writing].end)
             self.request, self.call = None, parse_call(self._writing, completion.text)
+            self._call_grammar = None
         else:
             self._writing = self._starts[last]
             self._go_on()
@@ -148,8 +161,10 @@ class ToolLoop:
 
     def _next(self, prefix: bytes) -> GenerationRequest:
         """Text up to where a call begins, or a call up to its end; stop texts are for text alone."""
+        grammar = self._first.grammar if self._writing is None else self._call_grammar
         if self._writing is None:
-            ends, stops = [each.start for each in self._tokens.values()], self._first.settings.stop
+            starts = [each.start for each in self._tokens.values()]
+            ends, stops = ([] if grammar is not None else starts), self._first.settings.stop
         else:
             ends, stops = [self._tokens[self._writing].end], ()
         return replace(
@@ -160,6 +175,7 @@ class ToolLoop:
             stop=self._stop() if self._writing is None else None,
             end_ids=(*self._first.end_ids, *ends),
             written=self._written,
+            grammar=grammar,
         )
 
     def _stop(self) -> StopCondition | None:

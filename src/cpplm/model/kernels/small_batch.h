@@ -16,8 +16,8 @@
 
 namespace {
 
-constexpr Int lanes = 16, pair = 2 * lanes, longest_chunk = 256;
-constexpr Int ahead = 4096;  // weights, 8 KiB; twice or half of it is no better
+constexpr Int lanes = 16, pair = 2 * lanes;
+constexpr Int ahead = 8192;  // bytes; twice or half of it is no better
 
 using Floats = float __attribute__((vector_size(4 * lanes)));         // of an extension of GCC and Clang:
 using Words = std::uint32_t __attribute__((vector_size(4 * lanes)));  // any processor has it, in parts
@@ -30,7 +30,6 @@ inline Floats load(const float* from) {
 
 // Neighbours in memory, taken apart by a shift and a mask.
 struct Pairs {
-  Pairs(Floats even, Floats odd) : even(even), odd(odd) {}
   explicit Pairs(const Bfloat16* from) {
     Words both;
     std::memcpy(&both, from, sizeof both);
@@ -39,15 +38,6 @@ struct Pairs {
   }
   Floats even, odd;
 };
-
-// A token's numbers in memory, with room for the last chunk of any matrix.
-inline Int padded(Int width) { return (width + longest_chunk - 1) / longest_chunk * longest_chunk; }
-
-// So of each 32 elements of a vector that enters a product those with even numbers stand first. What is left
-// behind the last 32 stays in order.
-inline Int place(Int i, Int width) {
-  return i < width / pair * pair ? i / pair * pair + i % 2 * lanes + i % pair / 2 : i;
-}
 
 inline float rounded(float value) { return wide(narrow<Bfloat16>(value)); }
 
@@ -67,62 +57,75 @@ struct Rows {
   Int begin, end;
 };
 
-// A matrix of bfloat16, row by row.
+// Tokens as a product in bfloat16 reads them: of each 32 numbers those with even places stand first, so that
+// both are aligned as vectors are (else it takes a third more time). What is left behind the last 32 stays in order.
+class Tokens {
+ public:
+  Tokens(Int count, Int width) : width_(width), parts_(count * stride() / lanes) {}
+
+  void set(Int token, const float* x) {
+    float* to = reinterpret_cast<float*>(parts_.data()) + token * stride();
+    Int i = 0;
+    for (; i + pair <= width_; i += pair)
+      for (Int lane = 0; lane < lanes; ++lane) {
+        to[i + lane] = x[i + 2 * lane];
+        to[i + lanes + lane] = x[i + 2 * lane + 1];
+      }
+    std::memcpy(to + i, x + i, (width_ - i) * sizeof *x);
+  }
+  const float* of(Int token) const { return reinterpret_cast<const float*>(parts_.data()) + token * stride(); }
+
+ private:
+  Int stride() const { return (width_ + lanes - 1) / lanes * lanes; }
+  Int width_;
+  std::vector<Floats> parts_;
+};
+
+// A matrix of bfloat16, row by row. Memory is read in one stream and asked for ahead, into all caches: a core of a
+// Xeon (Sapphire Rapids) reads 14 GB/s so, 7 when only the first cache is filled, and 10 by its own foresight; one of
+// an EPYC 38, 24 when four rows are read at once.
 struct Bfloat16Matrix {
-  static constexpr Int chunk = pair;
   const Bfloat16* weights;
   Int width;
 
-  template <Int tokens>
-  void add_chunk(const float* x, Int stride, Int row, Int i, Floats (&sums)[tokens]) const {
-    const Pairs pairs(weights + row * width + i);
-    for (Int t = 0; t < tokens; ++t)
-      sums[t] += pairs.even * load(x + t * stride + i) + pairs.odd * load(x + t * stride + i + lanes);
+  Tokens tokens(Int count) const { return Tokens(count, width); }
+
+  // Asks for the first of a thread's weights, while there is something else to do.
+  void prefetch(Int height) const {
+    const char* first = reinterpret_cast<const char*>(weights + Rows(height).begin * width);
+    for (Int i = 0; i < ahead; i += 4 * lanes) __builtin_prefetch(first + i, 0, 3);
   }
-  void decode_chunk(Int row, Int i, Words (&to)[1]) const {
-    std::memcpy(to, weights + row * width + i, sizeof to);
+
+  // Calls `use(token, row, sum)` for this thread's rows and 1 to 3 tokens.
+  template <typename Use>
+  void multiply(const Tokens& x, Int count, Int height, const Use& use) const {
+    if (count == 1) multiply_rows<1>(x, height, use);
+    if (count == 2) multiply_rows<2>(x, height, use);
+    if (count == 3) multiply_rows<3>(x, height, use);
   }
-  float weight(Int row, Int i) const { return wide(weights[row * width + i]); }
-  void prefetch(Int row, Int i) const { __builtin_prefetch(weights + row * width + i, 0, 3); }
-  static Int whole_width(Int width) { return width / chunk * chunk; }  // the rest follows one by one
+
+ private:
+  template <Int count, typename Use>
+  void multiply_rows(const Tokens& x, Int height, const Use& use) const {
+    const Int even_width = width / pair * pair;
+    const Rows rows(height);
+    for (Int row = rows.begin; row < rows.end; ++row) {
+      const Bfloat16* from = weights + row * width;
+      Floats sums[count] = {};
+      for (Int i = 0; i < even_width; i += pair) {
+        __builtin_prefetch(reinterpret_cast<const char*>(from + i) + ahead, 0, 3);
+        const Pairs pairs(from + i);
+        for (Int t = 0; t < count; ++t)
+          sums[t] += pairs.even * load(x.of(t) + i) + pairs.odd * load(x.of(t) + i + lanes);
+      }
+      for (Int t = 0; t < count; ++t) {
+        float sum = total(sums[t]);
+        for (Int i = even_width; i < width; ++i) sum += wide(from[i]) * x.of(t)[i];
+        use(t, row, sum);
+      }
+    }
+  }
 };
-
-// Asks for the first of a thread's weights, while there is something else to do.
-template <typename Matrix>
-void prefetch(const Matrix& matrix, Int width, Int height) {
-  const Rows rows(height);
-  const Int count = std::min(ahead, (rows.end - rows.begin) * width);
-  for (Int i = 0; i < count; i += Matrix::chunk) matrix.prefetch(rows.begin, i);
-}
-
-// A matrix times each token of x: calls `use(token, row, sum)` for the thread's rows. Memory is read in one
-// stream and asked for ahead, into all caches: a core of a Xeon (Sapphire Rapids) reads 14 GB/s so, 7 when only the
-// first cache is filled, and 10 by its own foresight; one of an EPYC 38, 24 when four rows are read at once.
-template <Int tokens, typename Matrix, typename Use>
-void multiply(const float* x, const Matrix& matrix, Int width, Int height, const Use& use) {
-  const Int stride = padded(width), even_width = Matrix::whole_width(width);
-  const Rows rows(height);
-  for (Int row = rows.begin; row < rows.end; ++row) {
-    Floats sums[tokens] = {};
-    for (Int i = 0; i < even_width; i += Matrix::chunk) {
-      matrix.prefetch(row, i + ahead);
-      matrix.template add_chunk<tokens>(x, stride, row, i, sums);
-    }
-    for (Int t = 0; t < tokens; ++t) {
-      float sum = total(sums[t]);
-      for (Int i = even_width; i < width; ++i) sum += matrix.weight(row, i) * x[t * stride + i];
-      use(t, row, sum);
-    }
-  }
-}
-
-// The same for 1 to 3 tokens.
-template <typename Matrix, typename Use>
-void multiply(const float* x, Int tokens, const Matrix& matrix, Int width, Int height, const Use& use) {
-  if (tokens == 1) multiply<1>(x, matrix, width, height, use);
-  if (tokens == 2) multiply<2>(x, matrix, width, height, use);
-  if (tokens == 3) multiply<3>(x, matrix, width, height, use);
-}
 
 // RMSNorm of one vector, in place, rounded.
 inline void normalize(float* x, Int width) {
@@ -134,30 +137,16 @@ inline void normalize(float* x, Int width) {
   for (Int i = 0; i < width; ++i) x[i] = rounded(x[i] * scale);
 }
 
-// Tokens as they enter a product, in memory aligned as vectors are: else it takes a third more time.
-class Tokens {
- public:
-  Tokens(Int count, Int width) : parts_(count * padded(width) / lanes) {}
-  float* data() { return reinterpret_cast<float*>(parts_.data()); }
-
- private:
-  std::vector<Floats> parts_;
-};
-
-Tokens read(const Bfloat16* from, Int tokens, Int width, bool normalized) {
-  Tokens all(tokens, width);
-  for (Int t = 0; t < tokens; ++t, from += width) {
-    float* x = all.data() + t * padded(width);
-    Int i = 0;
-    for (; i + pair <= width; i += pair) {
-      const Pairs pairs(from + i);
-      std::memcpy(x + i, &pairs.even, sizeof pairs.even);
-      std::memcpy(x + i + lanes, &pairs.odd, sizeof pairs.odd);
-    }
-    for (; i < width; ++i) x[i] = wide(from[i]);
-    if (normalized) normalize(x, width);
+// Reads a token, normalized if asked, for a product. Threads share the tokens; call it from all of them.
+template <typename Tokens>
+void read(const Bfloat16* from, Int count, Int width, bool normalized, Tokens& to) {
+  std::vector<float> x(width);
+#pragma omp for
+  for (Int t = 0; t < count; ++t) {
+    for (Int i = 0; i < width; ++i) x[i] = wide(from[t * width + i]);
+    if (normalized) normalize(x.data(), width);
+    to.set(t, x.data());
   }
-  return all;
 }
 
 }  // namespace

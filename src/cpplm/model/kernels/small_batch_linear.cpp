@@ -22,16 +22,17 @@ void rope_norm(const Bfloat16* from, const float* cosines, const float* sines, I
 
 }  // namespace
 
-extern "C" void gemv(const Bfloat16* x, const void* weights, const Half* scales, const float* table,
-                     const Bfloat16* residual, Bfloat16* output, Int tokens, Int width, Int height, Int bits,
+extern "C" void gemv(const Bfloat16* x, const void* weights, const float* levels, const Bfloat16* residual,
+                     Bfloat16* output, Int count, Int width, Int height, Int bits,
                      Int normalized, Int threads) {
-  with_matrices(bits, [&](const auto& view) {
-    const auto matrix = view(AnyMatrix{weights, scales, table}, width);
+  with_matrices(bits, levels, [&](const auto& view) {
+    const auto matrix = view(weights, width);
+    auto tokens = matrix.tokens(count);
 #pragma omp parallel num_threads(threads)
     {
-      prefetch(matrix, width, height);
-      Tokens read_x = read(x, tokens, width, normalized);
-      multiply(read_x.data(), tokens, matrix, width, height, [&](Int token, Int row, float sum) {
+      matrix.prefetch(height);
+      read(x, count, width, normalized, tokens);
+      matrix.multiply(tokens, count, height, [&](Int token, Int row, float sum) {
         const Int at = token * height + row;
         output[at] = narrow<Bfloat16>(residual ? wide(residual[at]) + rounded(sum) : sum);
       });
@@ -39,55 +40,38 @@ extern "C" void gemv(const Bfloat16* x, const void* weights, const Half* scales,
   });
 }
 
-// With a gate SwiGLU, without one a squared ReLU. All matrices have the same bits.
-extern "C" void fused_mlp(const Bfloat16* x, const void* gate, const Half* gate_scales, const void* up,
-                          const Half* up_scales, const void* down, const Half* down_scales, const float* table,
-                          Bfloat16* output, Int tokens, Int width, Int hidden_width, Int bits, Int threads) {
-  Tokens hidden_tokens(tokens, hidden_width);
-  float* hidden = hidden_tokens.data();
-  with_matrices(bits, [&](const auto& view) {
-    const auto opening = view(AnyMatrix{gate, gate_scales, table}, width);
-    const auto first = view(AnyMatrix{up, up_scales, table}, width);
-    const auto second = view(AnyMatrix{down, down_scales, table}, hidden_width);
+// With a gate SwiGLU, without one a squared ReLU. All matrices have the same bits and levels.
+extern "C" void fused_mlp(const Bfloat16* x, const void* gate, const void* up, const void* down,
+                          const float* levels, Bfloat16* output, Int count, Int width, Int hidden_width, Int bits, Int threads) {
+  std::vector<float> hidden(count * hidden_width);
+  with_matrices(bits, levels, [&](const auto& view) {
+    const auto opening = view(gate, width);
+    const auto first = view(up, width);
+    const auto second = view(down, hidden_width);
+    auto tokens = first.tokens(count);
+    auto hidden_tokens = second.tokens(count);
 #pragma omp parallel num_threads(threads)
     {
-      prefetch(gate ? opening : first, width, hidden_width);
-      Tokens read_x = read(x, tokens, width, true);
-      const auto at = [&](Int token, Int row) { return token * padded(hidden_width) + place(row, hidden_width); };
+      (gate ? opening : first).prefetch(hidden_width);
+      read(x, count, width, true, tokens);
       if (gate)
-        multiply(read_x.data(), tokens, opening, width, hidden_width, [&](Int token, Int row, float sum) {
+        opening.multiply(tokens, count, hidden_width, [&](Int token, Int row, float sum) {
           const float value = rounded(sum);
-          hidden[at(token, row)] = rounded(value / (1 + std::exp(-value)));
+          hidden[token * hidden_width + row] = rounded(value / (1 + std::exp(-value)));
         });
-      multiply(read_x.data(), tokens, first, width, hidden_width, [&](Int token, Int row, float sum) {
+      first.multiply(tokens, count, hidden_width, [&](Int token, Int row, float sum) {
         const float value = rounded(sum), kept = value < 0 ? 0 : value;  // NaN stays
-        float& place_of_it = hidden[at(token, row)];
-        place_of_it = rounded(gate ? place_of_it * value : kept * kept);
+        float& unit = hidden[token * hidden_width + row];
+        unit = rounded(gate ? unit * value : kept * kept);
       });
-      prefetch(second, hidden_width, width);
+      second.prefetch(width);
 #pragma omp barrier
-      multiply(hidden, tokens, second, hidden_width, width, [&](Int token, Int row, float sum) {
+#pragma omp for
+      for (Int token = 0; token < count; ++token) hidden_tokens.set(token, hidden.data() + token * hidden_width);
+      second.multiply(hidden_tokens, count, width, [&](Int token, Int row, float sum) {
         const Int to = token * width + row;
         output[to] = narrow<Bfloat16>(wide(x[to]) + rounded(sum));
       });
-    }
-  });
-}
-
-// Codes to bfloat16, for products of many tokens.
-extern "C" void dequantize(const void* codes, const Half* scales, const float* table, Bfloat16* output, Int width,
-                           Int height, Int bits, Int threads) {
-  with_matrices(bits, [&](const auto& view) {
-    const auto matrix = view(AnyMatrix{codes, scales, table}, width);
-#pragma omp parallel num_threads(threads)
-    {
-      const Rows rows(height);
-      for (Int row = rows.begin; row < rows.end; ++row)
-        for (Int i = 0; i < width; i += matrix.chunk) {
-          Words words[matrix.chunk / pair];
-          matrix.decode_chunk(row, i, words);
-          std::memcpy(output + row * width + i, words, std::min(matrix.chunk, width - i) * sizeof *output);
-        }
     }
   });
 }

@@ -3,10 +3,11 @@
 Such a product reads each weight once and does little with it, so its time is that of memory; and between two
 products torch's operators take longer to call than to compute. `small_batch_linear.cpp` reads a weight once
 for all tokens and does what stands before and behind a product in the same call. What torch rounds is rounded
-there, too; only sums are in another order.
+there, too; only sums are in another order. Weights of few bits are multiplied with tokens of 8 bits instead
+(`quantized_matrix.h`), any number of them.
 
 Shapes: C and E widths, H query heads, G key-value heads, D head width, S slots of a pool; "..." and T are
-tokens, MOST_TOKENS in all.
+tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from torch import Tensor
 
 from cpplm.model.kernels.cpp_extension import load_function
 
-GEMV = "ppppppiiiiii"  # the types of its arguments
-CHUNK_BITS = 512  # of quantised weights, that are read at once
+GEMV = "pppppiiiiii"  # the types of its arguments
+TILE_ROWS, GROUP = 16, 32  # of quantised weights
 MAX_TOKENS = 3  # from four on, oneDNN's products are as quick
 
 
-def supports(x: Tensor) -> bool:
+def supports(x: Tensor, max_tokens: int = MAX_TOKENS) -> bool:
     """True if these tokens, shape (..., C), are few, and there are kernels for them here."""
-    few = x.dtype == torch.bfloat16 and x.numel() <= MAX_TOKENS * x.size(-1) and x.device.type == "cpu"
+    few = x.dtype == torch.bfloat16 and x.numel() <= max_tokens * x.size(-1) and x.device.type == "cpu"
     return few and load_function("gemv", GEMV) is not None
 
 
@@ -34,42 +35,43 @@ class CompactWeight(NamedTuple):
     """A weight of shape (E, C) whose numbers have 2, 4 or 8 bits (`cpplm.model.quantized`).
 
     Attributes:
-        codes: words of 32 bits, as `quantized_matrix.h` orders them, rows filled up to whole chunks.
-        scales: of 32 neighbours each, float16, likewise.
-        table: the levels, 16 float32; of 8 bits how far they are apart, and the code of 0.
-        bits: of a code.
+        blocks: bytes, as `quantized_matrix.h` orders them, uint8, shape (tiles of 16 rows, groups of 32
+            columns, scales and codes).
+        levels: float32: zero, unit, 1 if codes are numbers of the 16 bytes that follow, else 0.
         shape: E and C.
     """
 
-    codes: Tensor
-    scales: Tensor
-    table: Tensor
-    bits: int
+    blocks: Tensor
+    levels: Tensor
     shape: tuple[int, int]
 
-    def pointers(self) -> tuple[int, int, int]:
-        """Where codes, scales and levels are."""
-        return self.codes.data_ptr(), self.scales.data_ptr(), self.table.data_ptr()
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return self.blocks.size(2) // (GROUP * TILE_ROWS // 8)
 
     def decode(self) -> Tensor:
         """The weight in bfloat16."""
+        zero, unit, has_table, *table = self.levels.tolist()
+        scales = self.blocks[..., : 2 * TILE_ROWS].contiguous().view(torch.float16).float()
+        packed = self.blocks[..., 2 * TILE_ROWS :].unflatten(2, (self.bits, TILE_ROWS, 4))
+        codes = [packed >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
+        quads = torch.stack(codes, 3).flatten(2, 3)  # tiles, groups, 8 of a group, rows, 4 neighbours
+        bytes_ = torch.tensor(table)[quads.int()] if has_table else quads
+        tiles = (bytes_ - zero) / unit * scales[:, :, None, :, None]
         rows, columns = self.shape
-        output = torch.empty(rows, columns, dtype=torch.bfloat16)
-        _function("dequantize", "ppppiiii")(
-            *self.pointers(), output.data_ptr(), columns, rows, self.bits, torch.get_num_threads()
-        )
-        return output
+        return tiles.bfloat16().permute(0, 3, 1, 2, 4).reshape(-1, columns)[:rows]
 
 
 DecodeWeight = Tensor | CompactWeight
 """A weight of shape (E, C), in bfloat16 and contiguous, or of few bits."""
 
 
-def _parts(weight: DecodeWeight) -> tuple[tuple[int | None, int | None, int | None], int]:
-    """Pointers to numbers, scales and levels, and the bits of a number."""
+def _parts(weight: DecodeWeight) -> tuple[int, int | None, int]:
+    """Pointers to numbers and levels, and the bits of a number."""
     if isinstance(weight, CompactWeight):
-        return weight.pointers(), weight.bits
-    return (weight.data_ptr(), None, None), 16
+        return weight.blocks.data_ptr(), weight.levels.data_ptr(), weight.bits
+    return weight.data_ptr(), None, 16
 
 
 def gemv(
@@ -90,9 +92,9 @@ def gemv(
     x = x.contiguous()
     added = None if residual is None else residual.contiguous()
     output = x.new_empty(*x.shape[:-1], height)
-    pointers, bits = _parts(weight_EC)
+    numbers, levels, bits = _parts(weight_EC)
     _function("gemv", GEMV)(
-        x.data_ptr(), *pointers, None if added is None else added.data_ptr(), output.data_ptr(),
+        x.data_ptr(), numbers, levels, None if added is None else added.data_ptr(), output.data_ptr(),
         x.numel() // width, width, height, bits, normalized, torch.get_num_threads(),
     )  # fmt: skip
     return output
@@ -103,16 +105,15 @@ def fused_mlp(
 ) -> Tensor:
     """`x` and an MLP of `norm(x)`, shape (..., C): with a gate SwiGLU, else around a squared ReLU.
 
-    All weights have numbers of the same bits.
+    All weights have numbers of the same bits and levels.
     """
     hidden, width = up_EC.shape
     x = x.contiguous()
     output = torch.empty_like(x)
-    (gate, gate_scales, _), _ = ((None, None, None), 0) if gate_EC is None else _parts(gate_EC)
-    (up, up_scales, table), bits = _parts(up_EC)
-    (down, down_scales, _), _ = _parts(down_CE)
-    _function("fused_mlp", "pppppppppiiiii")(
-        x.data_ptr(), gate, gate_scales, up, up_scales, down, down_scales, table, output.data_ptr(),
+    gate = None if gate_EC is None else _parts(gate_EC)[0]
+    up, levels, bits = _parts(up_EC)
+    _function("fused_mlp", "ppppppiiiii")(
+        x.data_ptr(), gate, up, _parts(down_CE)[0], levels, output.data_ptr(),
         x.numel() // width, width, hidden, bits, torch.get_num_threads(),
     )  # fmt: skip
     return output

@@ -30,7 +30,12 @@ from cpplm.model.quantized.rounding import (
 
 LATENT, CODES, SCALES = "latent_weight", "codes", "scales"
 LOW_RANK = ("scale_left", "scale_right", "rank_magnitude")
-"""Of scales of a rank: unit vectors OR and RG, and how much each counts, R."""
+"""Tensors of scales of a rank: unit vectors OR and RG, and how much each counts, R."""
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter has in a model of plain layers, if it has one there."""
+    return f"{name.removesuffix(LATENT)}weight" if name.endswith(f".{LATENT}") else name
 
 
 class QuantizedLinear(nn.Linear):

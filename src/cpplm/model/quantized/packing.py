@@ -187,15 +187,8 @@ def _read(
     return QuantizedWeight(weight_format, codes.reshape(shape), scales)
 
 
-def dense_weights(
-    tensors: Mapping[str, Tensor], record: Mapping[str, Any], *, where: str
-) -> dict[str, Tensor]:
-    """The state of the plain model: rounded weights where quantised ones are.
-
-    Raises:
-        UserError: see `quantized_weights`.
-    """
-    weights = quantized_weights(tensors, record, where=where)
+def dense_weights(tensors: Mapping[str, Tensor], weights: Mapping[str, QuantizedWeight]) -> dict[str, Tensor]:
+    """The state of the plain model: rounded weights where a file has the quantised ones."""
     parts = (LATENT, CODES, PACKED, SCALES, *LOW_RANK)
     own = {f"{name}.{part}" for name in weights for part in parts}
     dense = {name: tensor for name, tensor in tensors.items() if name not in own}

@@ -16,7 +16,7 @@ from cpplm.core.errors import UserError
 from cpplm.model.quantized.codebooks import Codebook, codebook
 
 InitMethod = Literal["absmax", "mse", "activation"]
-"""How scales are found: by the largest magnitude, or least squares, weighted by activations or not."""
+"""Rules for scales: by the largest magnitude, or least squares, weighted by activations or not."""
 GROUP_SIZE = 32  # weights that share a scale: that of GGUF's Q4_0 and Q8_0
 _SCALE_BITS = 16
 # The first pattern that matches a module's name says its role. Names are ours and those of transformers.
@@ -43,7 +43,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How one matrix is quantised.
+    """Format of one quantised matrix.
 
     Attributes:
         codebook_name: of its levels.

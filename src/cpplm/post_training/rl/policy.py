@@ -128,8 +128,9 @@ class PolicyTrainModule(TorchTrainModule):
 
     def _backward(self, part: _Pass, normalizer: float, *, first: bool) -> tuple[_Pass, Tensor]:
         """Gradients of one pass; the pass with the probabilities before the first update, and its losses."""
-        model, written_BT = self.model, part.written_BT
-        logprobs_BT = -model.loss(part.inputs_BT, part.targets_BT, "none", part.documents_BT)
+        written_BT = part.written_BT
+        with self.phases.record("forward"):
+            logprobs_BT = -self.model.loss(part.inputs_BT, part.targets_BT, "none", part.documents_BT)
         old_BT = logprobs_BT.detach() if first else part.old_BT
         if first and self._reference is not None:
             with torch.no_grad():
@@ -140,7 +141,8 @@ class PolicyTrainModule(TorchTrainModule):
             part.num_answers, part.reference_BT,
         )  # fmt: skip
         loss = policy_loss(tokens, self._settings) / normalizer
-        loss.backward()
+        with self.phases.record("backward"):
+            loss.backward()
         return replace(part, old_BT=old_BT), torch.stack([loss.detach(), -(old_BT * written_BT).sum()])
 
     def _add_anchor(self, anchor: Batch | None) -> None:

@@ -137,6 +137,7 @@ def train_on_rollouts(
         save_minutes=settings.save_minutes,
         keep_last=settings.keep_last,
         upload_dir=settings.upload_dir,
+        memory=settings.memory,
         seed=settings.seed,
         device_type=settings.device_type,
         no_compile=settings.no_compile,

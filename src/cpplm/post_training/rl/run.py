@@ -42,7 +42,7 @@ from cpplm.tasks.kinds import KINDS
 from cpplm.train.backend import TrainBackend
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import Checkpoint, Stage
-from cpplm.train.checkpoint.source import find_source, scaled_rates
+from cpplm.train.checkpoint.source import find_source, scaled_rates, train_settings_of
 from cpplm.train.data import train_loader
 from cpplm.train.distributed import DistContext
 from cpplm.train.pretrain import PretrainRun, RunSummary, pretrain
@@ -52,7 +52,7 @@ from cpplm.train.trainer import Callback
 _SETTINGS = "rl.json"
 _MAY_CHANGE = ("out", "tasks", "init_from", "num_iterations", "max_minutes", "headers", "workers",
                "audit_items", "decode_batch_size", "save_every", "save_minutes", "keep_last", "upload_dir",
-               "device_type", "train_from", "engines")  # fmt: skip
+               "memory", "device_type", "train_from", "engines")  # fmt: skip
 # 0.05 of pre-training's, where fine-tuning has had 0.2 of them.
 _LR_SCALES: dict[Stage, float] = {"base": 0.05, "mid": 0.05, "sft": 0.25, "rl": 1.0}
 
@@ -182,30 +182,19 @@ def train_settings(settings: RlSettings, source: Checkpoint, lr_scale: float) ->
     """
     context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
     by_clock = settings.max_minutes > 0
-    return TrainSettings(
+    return train_settings_of(
+        settings,
         data_dir=(str(settings.out / "data"),),
         tokenizer=settings.out / "tokenizer.json",
-        out=settings.out,
-        init_from=settings.init_from,
         stage="rl",
         max_seq_len=context,
         num_iterations=-1 if by_clock else settings.num_iterations if settings.num_iterations > 0 else 100,
-        max_minutes=settings.max_minutes,
-        device_batch_size=settings.device_batch_size,
         total_batch_size=settings.device_batch_size * context,
         rates=scaled_rates(source, lr_scale),
         schedule=Schedule(warmdown_ratio=settings.warmdown_ratio),
         data=DataSettings(document_mask=True),
-        eval_every=settings.eval_every,
         sample_every=-1,
-        save_every=settings.save_every,
-        save_minutes=settings.save_minutes,
-        keep_last=settings.keep_last,
-        upload_dir=settings.upload_dir,
-        seed=settings.seed,
         backend="torch",
-        device_type=settings.device_type,
-        precision=settings.precision,
         no_compile=True,
     )
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument, Precision, group
+from cpplm.core.settings import Argument, group
 from cpplm.core.storage import require_path, split_step
 from cpplm.tasks.settings import KindName
+from cpplm.train.session_settings import SessionSettings
 
 ObjectiveName = Literal["reinforce", "ppo", "gspo"]
 AdvantageName = Literal["rloo", "grpo"]
@@ -92,7 +93,7 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
-class RlSettings:
+class RlSettings(SessionSettings):
     """Reinforcement learning on tasks. What is not here is as the run of --init_from had it."""
 
     tasks: Annotated[Path, Argument("TASKS", positional=True)]
@@ -148,14 +149,6 @@ class RlSettings:
     """Share of the run, at its end, in which the learning rate falls to zero."""
     eval_every: int = -1
     """Measure the loss of gold answers held out every so many steps, and at start and end (-1 = never)."""
-    save_every: int = -1
-    """Checkpoint every so many steps (-1 = by time only)."""
-    save_minutes: float = 10.0
-    """Checkpoint at least this often; the end and an interrupt always save (-1 = not by time)."""
-    keep_last: int = 2
-    """Checkpoints to keep; older ones are deleted."""
-    upload_dir: str = ""
-    """Also upload each checkpoint there: a bucket URL or folder."""
 
     headers: tuple[Path, ...] = ()
     """Folders of third-party headers (empty = those that the tasks were built with)."""
@@ -169,8 +162,6 @@ class RlSettings:
     """Library: PyTorch alone samples answers."""
     device_type: Literal["", "cuda", "mps", "cpu", "tpu"] = ""
     """Device (empty = the best one present)."""
-    precision: Precision = "auto"
-    """Of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
     no_compile: bool = False
     """Of rft: train without torch.compile, as rl always does: slower steps, instant start."""
 

@@ -20,8 +20,11 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from cpplm.core.errors import UserError
 from cpplm.generate.conversation import chat_request
+from cpplm.generate.grammar import GrammarSpec
 from cpplm.generate.sequence import GenerationRequest
+from cpplm.generate.tools.call_grammar import call_grammar
 from cpplm.generate.tools.loop import ToolLoop
 from cpplm.generate.tools.tool_call_format import ToolCall
 from cpplm.generate.tools.toolbox import ToolBox
@@ -33,6 +36,7 @@ from cpplm.serve.request_models import ChatMessageParam, ChatRequest, FunctionTo
 from cpplm.serve.response_formatters import ChatFormatter, Delta
 from cpplm.serve.response_models import ChatCompletionResponse, FunctionCall, ServerToolCall
 from cpplm.serve.service import FINISH_REASONS, DeltaStream, ModelRouter, Service, UsageCounter, merge_streams
+from cpplm.serve.structured_output_params import ToolChoice
 
 _MAX_TOOL_THREADS = 4  # calls of the server's tools, each with processes of its own
 
@@ -58,12 +62,18 @@ class ChatEndpoint:
         builder.check(params)
         tools = () if params.tool_choice == "none" else params.tools or ()
         functions = {tool.function.name: tool.function for tool in tools}
+        call_grammar = await builder.grammar(demanded_call(params, functions))
+        grammar = await builder.grammar(params.grammar_spec)
         characters = sum(len(message.text) for message in params.messages)
         request = await off_event_loop(lambda: _request(params, functions, builder), characters)
+        request = replace(request, grammar=grammar)
         counter = UsageCounter(prompt_tokens=len(request.ids))
         service.metrics.prompt_tokens.inc(len(request.ids))
         tokenizer, context = service.model.engine.tokenizer, service.model.context
-        loops = [ToolLoop(tokenizer, request, context, sample) for sample in range(params.num_choices)]
+        loops = [
+            ToolLoop(tokenizer, request, context, sample, call_grammar=call_grammar)
+            for sample in range(params.num_choices)
+        ]
         deltas = merge_streams(
             [self._deltas(service, n, loop, functions, counter) for n, loop in enumerate(loops)]
         )
@@ -187,6 +197,33 @@ def signature(function: FunctionTool) -> str:
     ]
     text = f"{function.name}({', '.join(parameters)})"
     return f"{text}: {function.description}" if function.description else text
+
+
+def demanded_call(params: ChatRequest, functions: Functions) -> GrammarSpec | None:
+    """Grammar of the call that an answer has to be; None where the model may choose.
+
+    Raises:
+        ApiError: there is no such function, or no call of it can be written.
+    """
+    if params.tool_choice in (None, "none", "auto"):
+        return None
+    name = params.tool_choice.function.name if isinstance(params.tool_choice, ToolChoice) else None
+    demanded = [each for each in functions.values() if name in {None, each.name}]
+    if not demanded:
+        raise ApiError(
+            400, f"tool_choice: tools has no function {name or ''}", code="invalid_value", param="tool_choice"
+        )
+    if params.grammar_spec is not None:
+        raise ApiError(
+            400,
+            "tool_choice demands a call: ask for no other form",
+            code="invalid_value",
+            param="tool_choice",
+        )
+    try:
+        return call_grammar({each.name: each.parameters or {} for each in demanded})
+    except UserError as error:
+        raise ApiError(400, str(error), code="invalid_value", param="tools") from error
 
 
 def client_call(call: ToolCall, functions: Functions) -> FunctionCall | str | None:

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from cpplm.generate.grammar import Grammar
 from cpplm.generate.sequence import GenerationRequest
 from cpplm.serve.errors import ApiError, response_docs, too_long
 from cpplm.serve.logprobs import ListedToken, prompt_tokens
@@ -47,8 +48,9 @@ def add_completions(routes: APIRouter, router: ModelRouter) -> None:
         service, builder = router.pick(params)
         _check(params, builder)
         characters = sum(map(len, params.prompts)) + len(params.suffix or "")
+        grammar = await builder.grammar(params.grammar_spec)
         prompts = await off_event_loop(
-            lambda: [_prompt(each, params, builder) for each in params.prompts], characters
+            lambda: [_prompt(each, params, builder, grammar) for each in params.prompts], characters
         )
         counter = UsageCounter()
         formatter = CompletionFormatter(
@@ -66,7 +68,8 @@ def add_completions(routes: APIRouter, router: ModelRouter) -> None:
         service, builder = router.pick(params)
         builder.check(params)
         characters = len(params.prompt) + len(params.suffix or "")
-        request = await off_event_loop(lambda: _fim_request(params, builder), characters)
+        grammar = await builder.grammar(params.grammar_spec)
+        request = await off_event_loop(lambda: _fim_request(params, builder, grammar), characters)
         counter = UsageCounter()
         # Continue reads the content of every chunk, so each has one.
         formatter = ChatFormatter(service.model.name, include_usage=params.include_usage, role_chunk=False)
@@ -88,14 +91,19 @@ def _check(params: CompletionRequest, builder: RequestBuilder) -> None:
     builder.check_ids(params.stop_token_ids, "stop_token_ids")
 
 
-def _prompt(prompt: str | list[int], params: CompletionRequest, builder: RequestBuilder) -> CompletionPrompt:
+def _prompt(
+    prompt: str | list[int], params: CompletionRequest, builder: RequestBuilder, grammar: Grammar | None
+) -> CompletionPrompt:
     sampling, tokenizer = builder.sampling(params), builder.model.engine.tokenizer
     samples, logprobs = params.num_choices, params.logprobs
     generates = builder.max_new_tokens(params) > 0
     if params.suffix:
         if not isinstance(prompt, str):
             raise ApiError(400, "a prompt with a suffix is text", code="invalid_value", param="prompt")
-        request = builder.infill_checked(prompt, params.suffix, sampling, samples=samples, logprobs=logprobs)
+        request = builder.infill_checked(
+            prompt, params.suffix, sampling, samples=samples, logprobs=logprobs, grammar=grammar
+        )
+        request = replace(request, valid=params.context(prompt, params.suffix))
         return CompletionPrompt(prompt, request.ids, request=request if generates else None)
     list_tokens = bool(params.echo) and logprobs is not None
     ids = builder.token_ids(prompt) if list_tokens or not generates or not isinstance(prompt, str) else ()
@@ -105,8 +113,10 @@ def _prompt(prompt: str | list[int], params: CompletionRequest, builder: Request
     text = prompt if isinstance(prompt, str) else tokenizer.decode(ids if has_bos else ids[1:])
     if not generates:
         return CompletionPrompt(text, ids, list_tokens, has_bos)
-    request = builder.continuation(prompt, sampling, samples=samples, logprobs=logprobs, exact=list_tokens)
-    request = replace(request, end_ids=tuple(params.stop_token_ids))
+    request = builder.continuation(
+        prompt, sampling, samples=samples, logprobs=logprobs, exact=list_tokens, grammar=grammar
+    )
+    request = replace(request, end_ids=tuple(params.stop_token_ids), valid=params.context(text, None))
     return CompletionPrompt(text, ids, list_tokens, has_bos, request)
 
 
@@ -126,7 +136,10 @@ async def _deltas(
                 yield Delta(index, text, tokens, finish_reason=None if requests else "length")
     if requests:
         offsets = [len(prompt.text) for prompt in prompts]
-        listed = service.deltas(requests, counter, offsets=offsets, has_ids=bool(params.return_token_ids))
+        listed = service.deltas(
+            requests, counter, offsets=offsets, has_ids=bool(params.return_token_ids),
+            has_end=bool(params.echo),  # one entry for each token: clients count from the end
+        )  # fmt: skip
         async with contextlib.aclosing(listed) as deltas:
             async for delta in deltas:
                 yield delta
@@ -145,9 +158,13 @@ async def _prompt_tokens(
     return (ListedToken(bos, 0, None, ()), *tokens) if bos else tokens
 
 
-def _fim_request(params: FimRequest, builder: RequestBuilder) -> GenerationRequest:
+def _fim_request(params: FimRequest, builder: RequestBuilder, grammar: Grammar | None) -> GenerationRequest:
     builder.check_generates(params)
     sampling, samples = builder.sampling(params), params.num_choices
     if not params.suffix:
-        return builder.continuation(params.prompt, sampling, samples=samples)
-    return builder.infill_checked(params.prompt, params.suffix, sampling, samples=samples)
+        request = builder.continuation(params.prompt, sampling, samples=samples, grammar=grammar)
+    else:
+        request = builder.infill_checked(
+            params.prompt, params.suffix, sampling, samples=samples, grammar=grammar
+        )
+    return replace(request, valid=params.context(params.prompt, params.suffix))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from typing_extensions import override
 
+from cpplm.generate.project.context import ContextSource, ProjectContext
+from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
+from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.truncation import fit_prompt, token_ends, truncate
 from cpplm.serve.api.llama_cpp import generation_settings
 from cpplm.serve.errors import response_docs
@@ -39,6 +43,8 @@ class InfillProgress(UsageCounter):
     begin: float = field(default_factory=time.monotonic)
     first: float = 0.0
     """Time of the first token."""
+    probability: float = 0.0
+    """Of lines that the project gave instead of the model."""
 
     def timings(self) -> Timings:
         """Durations and rates up to now."""
@@ -85,10 +91,10 @@ class InfillFormatter(ResponseFormatter):
     end_of_stream = ""
 
     def __init__(
-        self, model: str, context: int, request: GenerationRequest, progress: InfillProgress
+        self, model: str, context: int, settings: SamplingSettings, progress: InfillProgress
     ) -> None:
         self._model, self._progress = model, progress
-        self._settings = {"n_ctx": context, **generation_settings(request.settings)}
+        self._settings = {"n_ctx": context, **generation_settings(settings)}
 
     @override
     def response(self, choices: Sequence[ChoiceBuffer], usage: Usage) -> ApiResponse:
@@ -105,11 +111,14 @@ class InfillFormatter(ResponseFormatter):
             tokens_evaluated=usage.prompt_tokens, tokens_cached=usage.total_tokens,
             truncated=progress.truncated, stop_type=progress.stop_type, stopping_word="",
             generation_settings=self._settings, timings=progress.timings(),
+            project_probability=progress.probability,
         )  # fmt: skip
 
 
-def add_infill(routes: APIRouter, service: Service, builder: RequestBuilder) -> None:
-    """Add the route."""
+def add_infill(
+    routes: APIRouter, service: Service, builder: RequestBuilder, project: ProjectContext | None = None
+) -> None:
+    """Add the route; a project's text stands in front of the prefix, and its lines may be the answer."""
 
     @routes.post(
         "/infill",
@@ -123,26 +132,45 @@ def add_infill(routes: APIRouter, service: Service, builder: RequestBuilder) -> 
         characters = len(params.input_prefix) + len(params.prompt) + len(params.input_suffix)
         characters += sum(len(extra.text) for extra in params.input_extra)
         progress = InfillProgress()
-        request = await off_event_loop(lambda: _request(params, builder, progress), characters)
+        characters += sys.maxsize if project is not None else 0  # its files may have changed
+        sampling = builder.sampling(params)
         stop = InfillStop(params.n_indent, params.t_max_predict_ms)
-        formatter = InfillFormatter(service.model.name, service.model.context, request, progress)
-        service.metrics.prompt_tokens.inc(progress.prompt_tokens)
-        events = service.token_events([replace(request, stop=stop)])
-        deltas = _deltas(events, request, stop, progress, read_only=params.n_predict == 0)
+        formatter = InfillFormatter(service.model.name, service.model.context, sampling, progress)
+        lines = None
+        if project is not None and params.n_predict != 0:
+            lines = await off_event_loop(lambda: _project_lines(params, project), characters)
+        if lines is not None:
+            deltas = _retrieved(lines, sampling, stop, progress)
+        else:
+            request = await off_event_loop(
+                lambda: _request(params, sampling, builder, progress, project), characters
+            )
+            service.metrics.prompt_tokens.inc(progress.prompt_tokens)
+            events = service.token_events([replace(request, stop=stop)])
+            deltas = _deltas(events, request, stop, progress, read_only=params.n_predict == 0)
         response = await service.respond(http, deltas, formatter, progress, stream=params.stream)
         if params.response_fields is None or params.stream or response.status_code != 200:
             return response
         return JSONResponse(_selected_fields(bytes(response.body), params.response_fields))
 
 
-def _request(params: InfillRequest, builder: RequestBuilder, progress: InfillProgress) -> GenerationRequest:
-    sampling = builder.sampling(params)
+def _request(
+    params: InfillRequest,
+    sampling: SamplingSettings,
+    builder: RequestBuilder,
+    progress: InfillProgress,
+    project: ProjectContext | None = None,
+) -> GenerationRequest:
     supports_fim = builder.model.supports_fim
     extras = [extra.text for extra in params.input_extra]
     prefix, suffix = params.input_prefix + params.prompt, params.input_suffix if supports_fim else ""
 
+    source = None
+    if project is not None:
+        source = project.source(params.input_file, prefix, params.input_suffix)
+
     def attempt(room: int) -> tuple[tuple[GenerationRequest, bool], int]:
-        context = infill_context(builder, extras, prefix, suffix, room)
+        context = infill_context(builder, extras, prefix, suffix, room, source)
         if supports_fim:
             request = builder.infill(context.prefix, context.suffix, sampling)
         else:
@@ -165,12 +193,18 @@ class InfillContext:
 
 
 def infill_context(
-    builder: RequestBuilder, extras: Sequence[str], prefix: str, suffix: str, room: int
+    builder: RequestBuilder,
+    extras: Sequence[str],
+    prefix: str,
+    suffix: str,
+    room: int,
+    source: ContextSource | None = None,
 ) -> InfillContext:
     """Return as much of the text around a hole as fits, the nearest first.
 
     Half of the room at most is for pieces of other files, the newest of them, which stand before the prefix;
-    how many fit does not depend on what is near, so that they stay the same while somebody types.
+    how many fit does not depend on what is near, so that they stay the same while somebody types. What they
+    leave of it is for text of the project, directly before the prefix.
 
     Args:
         builder: of the model.
@@ -178,6 +212,7 @@ def infill_context(
         prefix: in front of the hole.
         suffix: behind it.
         room: tokens.
+        source: of text of the project.
     """
     tokenizer = builder.model.engine.tokenizer
     max_characters = max(0, room) * int(tokenizer.token_bytes.max())  # no more characters fit in any case
@@ -189,11 +224,35 @@ def infill_context(
             break
         included.insert(0, extra + "\n")
         left -= size
-    near_room = room - (room // 2 - left) if included else room
     prefix_end = prefix[-max_characters:] if max_characters else ""
-    before, behind = truncate(prefix_end, suffix[:max_characters], near_room, token_ends(tokenizer))
+    ends = token_ends(tokenizer)
+    if source is not None and left > 0:
+        in_view = truncate(prefix_end, suffix[:max_characters], room - room // 2, ends)[0]
+        if text := source(left, len(in_view)):
+            extras = [*extras, text]
+            included.append(text)
+            left -= len(ends(text))
+    near_room = room - (room // 2 - left) if included else room
+    before, behind = truncate(prefix_end, suffix[:max_characters], near_room, ends)
     truncated = (before, behind, len(included)) != (prefix.encode(), suffix.encode(), len(extras))
     return InfillContext("".join(included).encode() + before, behind, truncated)
+
+
+def _project_lines(params: InfillRequest, project: ProjectContext) -> RetrievedLines | None:
+    prefix = params.input_prefix + params.prompt
+    return project.lines(params.input_file, prefix, params.input_suffix)
+
+
+async def _retrieved(
+    lines: RetrievedLines, settings: SamplingSettings, stop: InfillStop, progress: InfillProgress
+) -> DeltaStream:
+    """Yield lines of the project, cut as what the model writes is."""
+    progress.first, progress.stop_type = time.monotonic(), "eos"
+    progress.probability = lines.probability
+    text = stop.cut(lines.text)
+    for word in settings.stop:
+        text = text.partition(word)[0]
+    yield Delta(0, text, finish_reason="stop")
 
 
 async def _deltas(

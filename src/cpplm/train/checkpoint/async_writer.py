@@ -38,9 +38,16 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, storage: Storage, retention: RetentionPolicy, *, uploader: Uploader | None = None
+        self,
+        storage: Storage,
+        retention: RetentionPolicy,
+        *,
+        uploader: Uploader | None = None,
+        upload_required: bool = False,
     ) -> None:
+        """Save nothing yet; `upload_required`: the session fails if not all is uploaded at its end."""
         self.storage = storage
+        self._upload_required = upload_required
         self._retention = retention
         self._uploader = uploader
         self._copies: dict[str, dict[str, Tensor]] = {}
@@ -154,8 +161,13 @@ class CheckpointWriter:
         if error is not None:
             self._leaving.set()
         self.join()
+        left = []
         if self._uploader is not None:
-            self._uploader.close()
+            left = self._uploader.close()
             self._prune()
         if kind is None:
             self.wait()
+            if left and self._upload_required:
+                raise UserError(
+                    f"the checkpoint of step {left[-1]} is not uploaded", fix="Start the same command again."
+                )

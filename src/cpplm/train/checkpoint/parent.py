@@ -61,6 +61,17 @@ def find_parent(
     return (earlier or parent).config(), parent_record(parent)
 
 
+def describe_parent(parent: Checkpoint, settings: TrainSettings) -> str:
+    """Say what a run starts from, and what becomes of weights of few bits."""
+    text = f"starting from {parent.path()}, stage {parent.stage}"
+    if parent.is_packed and not (settings.lora.lora_rank or settings.quantization.quantize):
+        text += (
+            "; its weights have few bits, those that are trained 32: round them again with "
+            "'cpplm compress quantize', or leave them as they are with --lora_rank 8"
+        )
+    return text
+
+
 def _refuse_another_model(settings: TrainSettings, parent: Checkpoint) -> None:
     """Refuse settings of the model that are neither left out nor those of the parent."""
     recorded = parent.json("settings.json") if "settings.json" in parent.files else {}

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from cpplm.core.errors import UserError
+from cpplm.core.hub import PREFIX, HubLocation
 from cpplm.core.progress import log_info
 from cpplm.core.settings import to_dict
-from cpplm.core.storage import Storage, is_bucket
+from cpplm.core.storage import Storage, is_bucket, restore_url, split_step
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.model.config import ModelConfig
 from cpplm.model.hf_config import HfModelConfig
-from cpplm.train.checkpoint.format import Checkpoint, committed_steps, open_checkpoint, step_folder
+from cpplm.train.attempt import Attempt
+from cpplm.train.checkpoint.format import (
+    QUANTIZATION,
+    Checkpoint,
+    committed_steps,
+    open_checkpoint,
+    step_folder,
+)
 from cpplm.train.checkpoint.save import copy_checkpoint, delete_files
 from cpplm.train.distributed import DistContext
 from cpplm.train.settings import TrainSettings
@@ -93,6 +103,44 @@ def earlier_checkpoint(location: str | Path, upload_dir: str = "", step: int = -
     return choose_checkpoint(local, remote, step if step >= 0 else None)
 
 
+def pin_hub_locations(settings: TrainSettings, dist: DistContext) -> TrainSettings:
+    """The settings with corpora, tokenizer and parent on the hub in one commit, the same on all processes.
+
+    A run that goes on reads the commits that it began with, whatever its branches point to by now.
+
+    Raises:
+        UserError: the hub does not have one of them, or does not answer.
+    """
+
+    def places(record: Mapping[str, Any]) -> list[str]:
+        parent, _ = split_step(record.get("init_from", ""))  # or hf:DIR
+        return [restore_url(record.get("tokenizer", "")), parent, *record.get("data_dir", [])]
+
+    def pin() -> dict[str, str]:
+        now = places(to_dict(settings))
+        if not any(place.startswith(PREFIX) for place in now):
+            return {}
+        location = settings.checkpoint_dir or settings.out / "checkpoints"
+        earlier = earlier_checkpoint(location, settings.upload_dir, settings.resume_from_step)
+        then = places(earlier.json("settings.json")) if earlier else []
+        pins = {}
+        for place, before in zip_longest(now, then[: len(now)], fillvalue=""):
+            if place.startswith(PREFIX):
+                pins[place] = str(HubLocation.parse(place).pin(before))
+                log_info(f"reading {pins[place]}")
+        return pins
+
+    pins = dist.run_on_first(pin)
+    parent, step = split_step(settings.init_from)
+    parent = pins.get(parent, parent)
+    return replace(
+        settings,
+        data_dir=tuple(pins.get(place, place) for place in settings.data_dir),
+        tokenizer=Path(pins.get(restore_url(settings.tokenizer), settings.tokenizer)),
+        init_from=parent if step is None else f"{parent}:{step}",
+    )
+
+
 def choose_checkpoint(
     storage: Storage, remote: Storage | None = None, step: int | None = None
 ) -> Checkpoint | None:
@@ -118,11 +166,11 @@ def _refuse_another_run(
     then, now = checkpoint.json("settings.json"), to_dict(settings)
     then_provenance = checkpoint.json("state.json")
     then_model, now_model = _model_record(checkpoint, config), to_dict(config)
-    fixed = FIXED_SETTINGS if then_model == now_model else (*MODEL_SETTINGS, *FIXED_SETTINGS)
-    differences = [
-        f"--{path[-1]} was {before}, is {after}"
-        for path, before, after in _changes(then, {name: now[name] for name in fixed})
-    ]
+    names = FIXED_SETTINGS if then_model == now_model else (*MODEL_SETTINGS, *FIXED_SETTINGS)
+    fixed = {name: now[name] for name in names}
+    if QUANTIZATION in checkpoint.files:  # weights are rounded already
+        fixed["quantization"] = {name: now["quantization"][name] for name in ("quantize", "freeze_codes")}
+    differences = [f"--{path[-1]} was {before}, is {after}" for path, before, after in _changes(then, fixed)]
     if then_model != now_model and not differences:  # the tokenizer's size, or what a default used to be
         differences = [
             f"{'.'.join(path)} of the model was {before}, is {after}"
@@ -168,14 +216,14 @@ def _delete_later(storage: Storage, step: int) -> None:
         delete_files(storage, [name for other in later for name in storage.list_names(step_folder(other))])
 
 
-def open_shared_storage(location: str | Path, dist: DistContext) -> Storage:
+def open_shared_storage(location: str | Path, dist: DistContext, attempt: Attempt) -> Storage:
     """The place of the checkpoints. Each process writes its shard of one, so all of them have to see it.
 
     Raises:
         UserError: it cannot be made, or a process sees another place than the first one.
     """
     with dist.raise_on_all_ranks():
-        storage = Storage(location, create=True)
+        storage = attempt.open_storage(location) if is_bucket(location) else Storage(location, create=True)
     if dist.process_count == 1:
         return storage
     probe = dist.gather_objects(f"probe-{secrets.token_hex(8)}")[0]

@@ -156,7 +156,7 @@ def _committing(storage: Storage, step: int, *, alone: bool = True) -> Iterator[
     try:
         yield entries
         storage.sync([f"{step_folder(step)}/{name}" for name in entries])
-        storage.write(manifest, manifest_bytes(step, entries))
+        storage.commit(manifest, manifest_bytes(step, entries))
         storage.sync([manifest])
     except BaseException:
         with contextlib.suppress(UserError):  # a storage that fails may do so again; the first error counts

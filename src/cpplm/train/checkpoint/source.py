@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
@@ -12,6 +14,9 @@ from cpplm.optim.schedules import LearningRates
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.checkpoint.resume import earlier_checkpoint
+from cpplm.train.settings import TrainSettings
+
+_TOKENS_PER_BATCH = 16_384  # of a model that has no record of its own
 
 
 def find_source(init_from: str, out: Path, upload_dir: str, lr_scale: float) -> tuple[Checkpoint, float]:
@@ -30,6 +35,20 @@ def find_source(init_from: str, out: Path, upload_dir: str, lr_scale: float) -> 
             raise
         log_info(f"going on without the parent, with the learning rates of this run ({error})")
         return earlier, 1.0
+
+
+def batch_tokens(record: Mapping[str, Any], given: int, device_batch_size: int, context: int) -> int:
+    """The tokens of a batch: as given, or of whole forward passes about as many as in the run of a record."""
+    if given != -1:
+        return given
+    rows = max(1, device_batch_size) * context
+    return max(1, round(record.get("total_batch_size", _TOKENS_PER_BATCH) / rows)) * rows
+
+
+def train_settings_of(settings: Any, **changes: Any) -> TrainSettings:
+    """The training run that the settings of a command stand for: the names that both have, but for some."""
+    names = {field.name for field in fields(TrainSettings)} & {field.name for field in fields(settings)}
+    return TrainSettings(**{name: getattr(settings, name) for name in names - changes.keys()}, **changes)
 
 
 def scaled_rates(source: Checkpoint, scale: float) -> LearningRates:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from cpplm.core.lease import FencedError
 from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import DamagedError, committed_steps, open_checkpoint
@@ -71,6 +72,7 @@ class Uploader:
         self._pauses = pauses
         self._queue = list(missing)  # the first is being uploaded
         self._closing = self._abandoned = False
+        self._fenced: FencedError | None = None
         self._changed = threading.Condition()
         self.events: SimpleQueue[Event] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -92,21 +94,27 @@ class Uploader:
             return list(self._queue)
 
     def close(self) -> list[int]:
-        """Wait until all is uploaded or the limit is over; returns the steps that are not, and says so."""
+        """Wait until all is uploaded or the limit is over; returns the steps that are not, and says so.
+
+        Raises:
+            FencedError: another attempt at the run has taken over, and nothing more was uploaded.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            if self._queue:
+            if self._queue and self._fenced is None:
                 log_info(
                     f"uploading {_steps(self._queue)} to {self._remote.location}, "
                     f"for at most {self._exit_limit:.0f} s; Ctrl-C to stop"
                 )
             try:
-                self._changed.wait_for(lambda: not self._queue, self._exit_limit)
+                self._changed.wait_for(lambda: not self._queue or self._fenced, self._exit_limit)
             finally:
                 self._abandoned = True
                 self._changed.notify_all()
             left = list(self._queue)
+            if self._fenced is not None:
+                raise self._fenced
         if left:
             log_info(f"not uploaded: {_steps(left)}; kept in {self._local.location} for the next session")
         return left
@@ -131,6 +139,11 @@ class Uploader:
             attempts += 1
             try:
                 copied = copy_checkpoint(open_checkpoint(self._local, step), self._remote)
+            except FencedError as error:
+                with self._changed:
+                    self._fenced = error
+                    self._changed.notify_all()
+                return False
             except DamagedError as error:
                 log_info(f"step {step}: not uploaded: {error}")
                 self.events.put(("upload_skipped", {"step": step, "error": str(error)}))

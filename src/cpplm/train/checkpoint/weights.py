@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
-from cpplm.model.quantized.packing import dense_weights
+from cpplm.model.quantized.packing import QuantizedWeight, dense_weights, quantized_weights
 from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, open_base
@@ -51,8 +51,7 @@ def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
         UserError: the base is gone, or not the one that the adapter was trained on.
     """
     if QUANTIZATION in checkpoint.files:
-        tensors, record = load_tensors(checkpoint, "model.safetensors"), checkpoint.json(QUANTIZATION)
-        return dense_weights(tensors, record, where=checkpoint.path())
+        return dense_weights(*load_quantized(checkpoint))
     if not checkpoint.is_adapter:
         return load_tensors(checkpoint, "model.safetensors")
     adapter, config = load_tensors(checkpoint, ADAPTER_WEIGHTS), checkpoint.json(ADAPTER_CONFIG)
@@ -62,14 +61,25 @@ def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
         raise UserError(f"{checkpoint.path()}: the adapter does not fit its base: {error}") from error
 
 
+def load_quantized(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, QuantizedWeight]]:
+    """All tensors of a quantised model, and its quantised weights by the names of their layers.
+
+    Raises:
+        UserError: tensors are missing, or do not have the sizes that the record says.
+    """
+    tensors, record = load_tensors(checkpoint, "model.safetensors"), checkpoint.json(QUANTIZATION)
+    return tensors, quantized_weights(tensors, record, where=checkpoint.path())
+
+
 def load_model(
     checkpoint: Checkpoint,
     *,
     device: torch.device,
     compute_dtype: torch.dtype,
     kernels: KernelSettings = DEFAULT_KERNELS,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Transformer:
-    """The model with its weights, on `device`.
+    """The model with its weights, on `device`; `weights` where they were read already.
 
     Raises:
         UserError: the weights are not those of the configuration.
@@ -78,7 +88,7 @@ def load_model(
         model = Transformer(checkpoint.config(), compute_dtype=compute_dtype, kernels=kernels)
     model.to_empty(device=device)
     try:
-        model.load_state_dict(load_weights(checkpoint), strict=True)
+        model.load_state_dict(weights or load_weights(checkpoint), strict=True)
     except RuntimeError as error:
         raise UserError(f"{checkpoint.path()}: weights do not fit the configuration: {error}") from error
     return model

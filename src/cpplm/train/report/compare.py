@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage
 from cpplm.core.text import short_number
-from cpplm.train.report.curves import chart, series, smooth
+from cpplm.train.report.curves import average_series, chart, series, smooth
 from cpplm.train.report.html import duration, render_page
 from cpplm.train.report.log_reader import Axis, RunHistory, defaults, headline_figures
 
@@ -173,17 +175,18 @@ def write_comparison(histories: Sequence[RunHistory], comparison: Comparison, ou
     Raises:
         UserError: the page cannot be written.
     """
-    page = {"comparison": comparison, "charts": _charts(histories, comparison.names)}
+    page = {"comparison": comparison, "charts": comparison_charts(histories, comparison.names)}
     out = out.expanduser()
     Storage(out.parent, create=True).write(out.name, render_page("compare.html.jinja", page).encode())
 
 
-def _charts(histories: Sequence[RunHistory], names: Sequence[str]) -> list[dict[str, Any]]:
+def comparison_charts(histories: Sequence[RunHistory], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The charts of several runs, each with a line for every run."""
     numbered = [(number, *pair) for number, pair in enumerate(zip(names, histories, strict=True))]
 
     def averages(field: str) -> list[dict[str, Any]]:
         return [
-            series(history, name, "line", history.steps, smooth([r[field] for r in history.steps]), number)
+            average_series(history, name, field, itemgetter(field), number)
             for number, name, history in numbered
         ]
 
@@ -194,7 +197,13 @@ def _charts(histories: Sequence[RunHistory], names: Sequence[str]) -> list[dict[
         series(history, name, "dots", history.validations, bits(history), number)
         for number, name, history in numbered
     ]
+    right = [
+        series(history, name, "line", answers, smooth([100 * record["solved"] for record in answers]), number)
+        for number, name, history in numbered
+        if (answers := history.events("rollouts"))
+    ]
     charts = [
+        chart("Right answers", "% of those sampled, averaged", right),
         chart("Validation", "bits per byte", validations),
         chart("Training loss", "nats per token, averaged", averages("loss")),
         chart("Throughput", "tokens per second, averaged", averages("tokens_per_second")),
@@ -215,7 +224,9 @@ def find_runs(folder: str | Path) -> Iterator[Path]:
     waiting = [root]
     while waiting:
         here = waiting.pop()
-        if (here / LOG).is_file():
-            yield here
-        else:
-            waiting += sorted((p for p in here.iterdir() if p.is_dir() and not p.is_symlink()), reverse=True)
+        with contextlib.suppress(OSError):  # it is gone, or nobody may look
+            if (here / LOG).is_file():
+                yield here
+            else:
+                below = [path for path in here.iterdir() if path.is_dir() and not path.is_symlink()]
+                waiting += sorted(below, reverse=True)

@@ -7,12 +7,12 @@ gives its lowest and its highest point, in order. A spike in one step of 100,000
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from cpplm.train.report.log_reader import AXES, Record, RunHistory
 
-MOST_POINTS = 1000
+MOST_POINTS = RunHistory.max_points
 _DIGITS = 5  # significant digits of a value on the page
 
 Style = Literal["faint", "line", "dots"]
@@ -29,12 +29,16 @@ def downsample(values: Sequence[float], limit: int = MOST_POINTS) -> list[int]:
     return sorted(indices)
 
 
-def smooth(values: Sequence[float]) -> list[float]:
-    """Exponential average over 1 % of the values, over 20 where that is more.
+def smooth(values: Sequence[float], steps_per_value: int = 1) -> list[float]:
+    """Exponential average over 1 % of the steps, over 20 where that is more.
 
     Without the pull of its start (Kingma and Ba 2015, arXiv 1412.6980, section 3).
+
+    Args:
+        values: of each step, or means of as many steps as the next says.
+        steps_per_value: how many.
     """
-    keep = 1 - 1 / max(20, len(values) / 100)
+    keep = 1 - 1 / max(20 / steps_per_value, len(values) / 100, 1)
     averages, total, weight = [], 0.0, 0.0
     for value in values:
         total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
@@ -61,7 +65,7 @@ def series(
         color: number of its colour.
     """
     pairs = [pair for pair in zip(records, values, strict=True) if math.isfinite(pair[1])]
-    drawn = [pairs[place] for place in downsample([value for _, value in pairs])]
+    drawn = [pairs[place] for place in downsample([value for _, value in pairs], history.max_points)]
     return {
         "name": name,
         "style": style,
@@ -81,24 +85,50 @@ def chart(title: str, unit: str, lines: Sequence[dict[str, Any]]) -> dict[str, A
     return {"title": title, "unit": unit, "series": [line for line in lines if line["y"]]}
 
 
+def average_series(
+    history: RunHistory, name: str, field: str, value: Callable[[Record], float], color: int = 0
+) -> dict[str, Any]:
+    """The exponential average of a figure of the steps, of those that have the field."""
+    records = [record for record in history.averaged_steps if field in record]
+    return series(
+        history, name, "line", records, smooth(list(map(value, records)), history.steps_per_record), color
+    )
+
+
+def _memory_by_phase(history: RunHistory) -> list[dict[str, Any]]:
+    peaks: dict[str, list[tuple[Record, float]]] = {}
+    for record in history.events("memory"):
+        for phase, found in record.get("phases", {}).items():
+            peaks.setdefault(phase, []).append((record, found.get("peak_bytes", found["held_bytes"]) / 2**30))
+    return [
+        series(history, phase, "dots", [record for record, _ in pairs], [peak for _, peak in pairs], color)
+        for color, (phase, pairs) in enumerate(peaks.items())
+    ]
+
+
 def run_charts(history: RunHistory) -> list[dict[str, Any]]:
     """The charts of one run: those whose figures its log has."""
     steps, validations = history.steps, history.validations
     problems = [record for record in history.events("cpp_evaluation") if "pass@1" in record]
     rollouts = history.events("rollouts")
 
-    def raw_and_average(records: Sequence[Record], values: list[float]) -> list[dict[str, Any]]:
-        return [
-            series(history, "each step", "faint", records, values),
-            series(history, "average", "line", records, smooth(values)),
-        ]
+    def raw_and_average(field: str, value: Callable[[Record], float]) -> list[dict[str, Any]]:
+        records = [record for record in steps if field in record]
+        raw = series(history, "each step", "faint", records, list(map(value, records)))
+        return [raw, average_series(history, "average", field, value)]
 
     def of_steps(field: str, factor: float = 1.0) -> list[dict[str, Any]]:
-        records = [record for record in steps if field in record]
-        return raw_and_average(records, [factor * record[field] for record in records])
+        return raw_and_average(field, lambda record: factor * record[field])
+
+    def waited(record: Record) -> float:
+        return 100 * record["data_seconds"] / max(record["step_seconds"], 1e-9)
 
     def of_rollouts(field: str, factor: float = 1.0) -> list[dict[str, Any]]:
-        return raw_and_average(rollouts, [factor * record[field] for record in rollouts])
+        values = [factor * record[field] for record in rollouts]
+        return [
+            series(history, "each step", "faint", rollouts, values),
+            series(history, "average", "line", rollouts, smooth(values)),
+        ]
 
     def line(name: str, field: str, factor: float) -> list[dict[str, Any]]:
         return [series(history, name, "line", steps, [factor * record[field] for record in steps])]
@@ -106,7 +136,6 @@ def run_charts(history: RunHistory) -> list[dict[str, Any]]:
     def dots(name: str, records: list[Record], field: str, factor: float = 1.0, color: int = 1) -> Any:
         return series(history, name, "dots", records, [factor * r[field] for r in records], color)
 
-    waits = [100 * record["data_seconds"] / max(record["step_seconds"], 1e-9) for record in steps]
     charts = [
         chart("Right answers", "% of those sampled", of_rollouts("solved", 100)),
         chart("Entropy of answers", "nats per token", of_rollouts("entropy")),
@@ -127,7 +156,8 @@ def run_charts(history: RunHistory) -> list[dict[str, Any]]:
         chart("Share of the peak rate", "MFU, %", of_steps("mfu", 100)),
         chart("Gradient norm", "", of_steps("gradient_norm")),
         chart("Learning rate", "% of its peak", line("rate", "lr_multiplier", 100)),
-        chart("Waiting for data", "% of the step", raw_and_average(steps, waits)),
+        chart("Waiting for data", "% of the step", raw_and_average("data_seconds", waited)),
         chart("Peak memory", "GiB, so far in each session", line("peak", "peak_memory_bytes", 2**-30)),
+        chart("Memory by phase", "GiB, at most", _memory_by_phase(history)),
     ]
     return [each for each in charts if each["series"]]

@@ -1,9 +1,10 @@
 """The page of a run: one HTML file that opens offline, with curves, figures, samples, sessions and settings.
 
-It is made from the files in the run folder alone (`log.jsonl`, `evaluation.json`, `samples.json`), so it can
-be made at any time, also while the run is going on. Text that a model wrote is escaped, and the page's own
-policy lets no script run but ours, nor anything be loaded. Curves are drawn by a script in the page:
-a plotting library would be a dependency for this alone, and its pictures cannot be read or zoomed.
+It is made from the files in the run folder alone (`log.jsonl`, `evaluation.json`, `compression.json`,
+`samples.json`), so it can be made at any time, also while the run is going on. Text that a model wrote is
+escaped, and the page's own policy lets no script run but ours, nor anything be loaded. Curves are drawn by a
+script in the page: a plotting library would be a dependency for this alone, and its pictures cannot be read
+or zoomed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from cpplm.core.settings import flatten
 from cpplm.core.storage import Storage
 from cpplm.core.text import short_number
 from cpplm.train.checkpoint.format import step_folder as checkpoint_folder
+from cpplm.train.memory_log import MEMORY_PARTS
 from cpplm.train.report.curves import run_charts
 from cpplm.train.report.html_evaluation import evaluation_tiles, evaluation_view
 from cpplm.train.report.html_rollouts import rollouts_view
 from cpplm.train.report.log_reader import AXES, Record, RunHistory, Session, defaults, headline_figures
+from cpplm.train.report.machine_timeline import machines_view
 
 PAGE = "page.html"
+COMPRESSION = "compression.json"
+"""File of `cpplm compress compare`'s results, in the folder of a run."""
 MOST_SAMPLES = 60
 MOST_DETAILS = 200
 MOST_CHECKPOINTS = 50
@@ -67,9 +72,9 @@ def collect_page_data(history: RunHistory) -> dict[str, Any]:
         "state": session.ended,
         "steps_trained": session.last_step,
         "session": session.record,
-        "tiles": _tiles(history, evaluation),
+        "tiles": headline_tiles(history, evaluation),
         "charts": run_charts(history),
-        "marks": [_mark(history, later) for later in history.sessions[1:]],
+        "marks": [session_mark(history, later) for later in history.sessions[1:]],
         "validations": history.validations,
         "validation_overlap": _validation_overlap(session.record.get("validation_text", {})),
         "samples": shown[::-1],
@@ -77,11 +82,14 @@ def collect_page_data(history: RunHistory) -> dict[str, Any]:
         "rollouts": rollouts_view(history),
         "most_samples": MOST_SAMPLES,
         "evaluation": evaluation_view(evaluation),
+        "compression": storage.read_json(COMPRESSION) if storage.exists(COMPRESSION) else {},
         "evaluations": history.events("cpp_evaluation"),
+        "machines": machines_view(history.folder),
         "sessions": history.sessions,
         "checkpoints": _checkpoints(history),
         "profiles": history.events("profile"),
         "memory": _memory(history),
+        "memory_phases": _memory_phases(history),
         "chosen": chosen,
         "as_default": as_default,
         "model": _model(session.record),
@@ -97,7 +105,7 @@ def evenly_spaced(records: list[Record], limit: int) -> list[Record]:
     return [records[number * (len(records) - 1) // (limit - 1)] for number in range(limit)]
 
 
-def _tiles(history: RunHistory, evaluation: dict[str, Any]) -> list[tuple[str, str, str]]:
+def headline_tiles(history: RunHistory, evaluation: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
     figures, tiles = headline_figures(history), []
     measured = evaluation.get("bpb") or (history.validations[-1] if history.validations else None)
@@ -154,7 +162,7 @@ def _validation_overlap(record: Record) -> str:
     )
 
 
-def _mark(history: RunHistory, session: Session) -> dict[str, Any]:
+def session_mark(history: RunHistory, session: Session) -> dict[str, Any]:
     """The beginning of a later session, on every axis."""
     step = session.record["step"]
     label = f"{_local_time(session.record['time'])}: went on from step {step:,}"
@@ -173,7 +181,7 @@ def _checkpoints(history: RunHistory) -> list[dict[str, Any]]:
 
 
 def _memory(history: RunHistory) -> dict[str, str]:
-    """The parts of the newest measurement, as shares of the peak."""
+    """The newest measurement, the parts of the peak as shares of it."""
     records = history.events("memory")
     if not records:
         return {}
@@ -183,10 +191,29 @@ def _memory(history: RunHistory) -> dict[str, str]:
         "gradients_bytes": "gradients",
         "optimizer_bytes": "optimizer state",
         "rest_bytes": "activations and all else",
+        "held_bytes": "held between steps",
+        "total_bytes": "of the device",
+        "logits_bytes": "all logits of a pass would take",
+        "attention_bytes": "all attention scores of a layer would take",
     }
     peak = newest["peak_bytes"]
-    parts = {name: f"{_gib(newest[key])} ({newest[key] / peak:.0%})" for key, name in names.items()}
-    return {"peak": _gib(peak), **parts, "held between steps": _gib(newest["held_bytes"])}
+    rows = {name: _gib(newest[key]) for key, name in names.items() if key in newest}
+    for key in MEMORY_PARTS:
+        if key in newest:
+            rows[names[key]] += f" ({newest[key] / peak:.0%})"
+    graphs = {"compiled graphs": str(newest["compiled_graphs"])} if "compiled_graphs" in newest else {}
+    return {"peak": _gib(peak), **rows, **graphs}
+
+
+def _memory_phases(history: RunHistory) -> list[dict[str, str]]:
+    """The newest measurement of each phase, and that of the first step, which compiles."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for record in history.events("memory"):
+        for phase, found in record.get("phases", {}).items():
+            when = "first step" if record["when"] == "warmup" else f"step {record['step']:,}"
+            mib = {name: f"{size / 2**20:,.0f} MiB" for name, size in found.items()}
+            rows[phase, record["when"]] = {"phase": phase, "when": when, "peak_bytes": "", **mib}
+    return list(rows.values())
 
 
 def _gib(size: float) -> str:

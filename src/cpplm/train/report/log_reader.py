@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -47,10 +47,26 @@ class RunHistory:
         folder: of the run.
         name: that of the folder; where it is only called "run", that of the folder above.
         sessions: oldest first, at least one.
+        steps_per_record: steps of which each of `averaged_steps` is the mean.
+        max_points: points of a curve that are worth drawing.
     """
 
-    def __init__(self, run: str | Path) -> None:
+    steps_per_record = 1
+    max_points = 1000
+
+    def __init__(
+        self,
+        run: str | Path,
+        records: Iterable[Record] | None = None,
+        is_training: Callable[[Path], bool] | None = None,
+    ) -> None:
         """Read the log of a run.
+
+        Args:
+            run: its folder.
+            records: those of the log, if somebody has read it already.
+            is_training: whether a process works on a run whose log has no end; unless given, whether one of
+                this machine holds it.
 
         Raises:
             UserError: not a run folder, a damaged log, or nothing was trained yet.
@@ -59,8 +75,9 @@ class RunHistory:
         parts = self.folder.resolve()
         self.name = parts.name if parts.name != "run" else parts.parent.name
         self._events: dict[str, list[Record]] = {}
+        self._is_training = is_training or is_held
         groups: list[list[Record]] = []
-        for record in read_run_log(self.folder / LOG):
+        for record in read_run_log(self.folder / LOG) if records is None else records:
             if record["event"] == "session":
                 groups.append([])
             if groups:
@@ -84,6 +101,11 @@ class RunHistory:
     def steps(self) -> list[Record]:
         """The records of the training steps."""
         return self.events("step")
+
+    @property
+    def averaged_steps(self) -> list[Record]:
+        """The records of the steps to take averages of: a thinned log keeps more of the unusual ones."""
+        return self.steps
 
     @property
     def validations(self) -> list[Record]:
@@ -128,12 +150,12 @@ class RunHistory:
         if any(record.get("progress", 0) >= 1 for record in group):
             return "finished"
         if following is None:
-            return "running" if _is_training(self.folder) else "interrupted"
+            return "running" if self._is_training(self.folder) else "interrupted"
         reached = following.get("log_reached", following["step"])
         return f"killed at step {reached:,}" if reached > following["step"] else "interrupted"
 
 
-def _is_training(folder: Path) -> bool:
+def is_held(folder: Path) -> bool:
     """True if a process of this machine holds the run."""
     try:
         with exclusive_lock(folder):
@@ -155,7 +177,7 @@ def headline_figures(history: RunHistory) -> dict[str, Any]:
     `loss` is in nats per token, averaged over the last 5 % of the steps; `data_wait` is the share of the time
     of the steps that was spent waiting for data; rates are medians over the steps.
     """
-    session, steps, validations = history.sessions[-1], history.steps, history.validations
+    session, steps, validations = history.sessions[-1], history.averaged_steps, history.validations
     values: dict[str, Any] = {
         "run": history.name,
         "folder": str(history.folder),
@@ -171,7 +193,7 @@ def headline_figures(history: RunHistory) -> dict[str, Any]:
             "best_step": best["step"],
         }
     if steps:
-        last, tail = steps[-1], steps[-max(1, len(steps) // 20) :]
+        last, tail = history.steps[-1], steps[-max(1, len(steps) // 20) :]
         spent = sum(record["step_seconds"] for record in steps)
         values |= {
             "step": last["step"],
@@ -181,7 +203,7 @@ def headline_figures(history: RunHistory) -> dict[str, Any]:
             "loss": statistics.fmean(record["loss"] for record in tail),
             "tokens_per_second": median(steps, "tokens_per_second"),
             "data_wait": sum(record["data_seconds"] for record in steps) / spent if spent else 0.0,
-            "peak_memory_bytes": max(record["peak_memory_bytes"] for record in steps),
+            "peak_memory_bytes": max(record["peak_memory_bytes"] for record in history.steps),
         }
         if "mfu" in last:
             values["mfu"] = median(steps, "mfu")

@@ -10,10 +10,9 @@ import torch
 from cpplm.compress.settings import CheckSettings
 from cpplm.core.errors import UserError
 from cpplm.model.quantized.layers import LOW_RANK, SCALES
-from cpplm.model.quantized.packing import quantized_weights
 from cpplm.train.checkpoint.format import QUANTIZATION
 from cpplm.train.checkpoint.parent import open_parent
-from cpplm.train.checkpoint.weights import load_tensors
+from cpplm.train.checkpoint.weights import load_quantized
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,8 @@ def check_run(settings: CheckSettings) -> list[LayerCheck]:
     checkpoint = open_parent(settings.run)
     if QUANTIZATION not in checkpoint.files:
         raise UserError(f"{checkpoint.path()} is not quantised", fix="Use 'cpplm compress quantize' first.")
-    tensors, record = load_tensors(checkpoint, "model.safetensors"), checkpoint.json(QUANTIZATION)
-    checks = []
-    for name, weight in quantized_weights(tensors, record, where=checkpoint.path()).items():
+    (tensors, weights), checks = load_quantized(checkpoint), []
+    for name, weight in weights.items():
         parts = [tensors[f"{name}.{part}"] for part in (SCALES, *LOW_RANK) if f"{name}.{part}" in tensors]
         scales = torch.cat([part.float().flatten() for part in parts])
         in_half = scales.half().float()

@@ -1,0 +1,1 @@
+"""Text of the rest of a project for the front of a prompt: similar code, and what names stand for."""

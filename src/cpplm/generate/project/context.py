@@ -1,0 +1,94 @@
+"""Text of a project in front of the file that a model fills in, within a share of the prompt.
+
+It is the lines behind the longest match of the lines above the cursor, anywhere in the project.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from cpplm.generate.project.files import ProjectFiles
+from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_lines
+from cpplm.generate.project.similar import find_similar
+from cpplm.generate.truncation import TokenEnds, truncate
+
+ContextSource = Callable[[int, int], str]
+"""Gives text of at most so many tokens for a prompt whose prefix has so many bytes in view."""
+_SHARE = 2  # of a prompt's room the context gets one part in so many at most
+
+
+class ProjectContext:
+    """A project in memory that gives each cursor its context; for threads, one at a time."""
+
+    def __init__(self, folder: Path, ends: TokenEnds, min_probability: float = 1.0) -> None:
+        """Read the project.
+
+        Args:
+            folder: of the project.
+            ends: of the model's tokenizer.
+            min_probability: of the lines that `lines` gives.
+
+        Raises:
+            UserError: no C++ there.
+        """
+        self._files = ProjectFiles(folder)
+        self._ends, self._min_probability = ends, min_probability
+        self._lock = threading.Lock()
+
+    def source(self, file: str, prefix: str, suffix: str) -> ContextSource:
+        """The context of a cursor.
+
+        Args:
+            file: with the cursor, by its path or its name in the project; "" to recognize it by its lines.
+            prefix: the file in front of the cursor, or the end of that.
+            suffix: behind it.
+
+        Raises:
+            UserError: the file is outside the project.
+        """
+        name, prefix = self._locate(file, prefix, suffix)
+
+        def text(budget: int, visible: int) -> str:
+            with self._lock:
+                found = find_similar(self._files.files, name, prefix, suffix, visible)
+            return self._cut(found, budget)
+
+        return text
+
+    def lines(self, file: str, prefix: str, suffix: str) -> RetrievedLines | None:
+        """The lines at a cursor as the project has them elsewhere, if they are likely enough; as `source`."""
+        if self._min_probability >= 1:
+            return None
+        name, prefix = self._locate(file, prefix, suffix)
+        with self._lock:
+            found = retrieve_lines(self._files.files, name, prefix, suffix)
+        return found if found is not None and found.probability >= self._min_probability else None
+
+    def _locate(self, file: str, prefix: str, suffix: str) -> tuple[str, str]:
+        """The name of the file with a cursor, and all that is in front of it."""
+        with self._lock:
+            self._files.refresh()
+            name = self._files.name_of(file) if file else self._files.recognize(prefix, suffix)
+            return name, self._files.whole_prefix(name, prefix)
+
+    def _cut(self, text: str, tokens: int) -> str:
+        """The whole lines that so many tokens hold."""
+        ends = self._ends(text)
+        if len(ends) <= tokens:
+            return text
+        kept = text.encode()[: ends[tokens - 1] if tokens > 0 else 0].decode(errors="ignore")
+        return kept[: kept.rfind("\n") + 1]
+
+
+def truncate_with_context(
+    prefix: str, suffix: str, room: int, ends: TokenEnds, source: ContextSource | None
+) -> tuple[bytes, bytes]:
+    """`truncate`, with the context of a project in front of the prefix, in half of the room at most."""
+    if source is None:
+        return truncate(prefix, suffix, room, ends)
+    budget = max(0, room) // _SHARE
+    context = source(budget, len(truncate(prefix, suffix, room - budget, ends)[0]))
+    before, behind = truncate(prefix, suffix, room - len(ends(context)), ends)
+    return context.encode() + before, behind

@@ -1,0 +1,98 @@
+"""The notice of a metadata server, against one on the loopback."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cpplm.core.preemption import (
+    METADATA_HOST,
+    PreemptionWatcher,
+    metadata_host,
+    read_metadata,
+    watch_preemption,
+)
+from tests.metadata_server import MetadataServer, metadata_server
+
+PAUSES = (0.02, 0.05)
+
+
+@pytest.fixture
+def server() -> Iterator[MetadataServer]:
+    with metadata_server() as server:
+        yield server
+
+
+def test_the_notice_is_heard_at_once_and_asked_for_in_two_requests(server: MetadataServer) -> None:
+    heard = threading.Event()
+    with PreemptionWatcher(server.host, heard.set):
+        assert not heard.wait(0.3)
+        begin = time.monotonic()
+        server.set("instance/preempted", "TRUE")
+        assert heard.wait(5)
+        assert time.monotonic() - begin < 4
+    path = "/computeMetadata/v1/instance/preempted"
+    assert server.requests[0] == path
+    assert server.requests[1].startswith(f"{path}?wait_for_change=true&timeout_sec=60&last_etag=")
+    assert len(server.requests) == 2
+
+
+def test_a_notice_that_came_before_is_heard(server: MetadataServer) -> None:
+    server.set("instance/preempted", "TRUE")
+    heard = threading.Event()
+    with PreemptionWatcher(server.host, heard.set):
+        assert heard.wait(5)
+
+
+def test_a_server_that_does_not_answer_is_asked_again_with_pauses(
+    server: MetadataServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = threading.Event()
+    server.flavor = "proxy"  # some other server at this address
+    server.values["instance/preempted"] = "TRUE"
+    with PreemptionWatcher(server.host, heard.set, pauses=PAUSES):
+        assert not heard.wait(0.5)
+        assert len(server.requests) < 0.5 / PAUSES[0]
+        server.flavor = "Google"
+        assert heard.wait(5)
+    assert capsys.readouterr().err.count("does not answer") == 1
+
+
+def test_the_end_breaks_off_the_request_that_waits(server: MetadataServer) -> None:
+    watcher = PreemptionWatcher(server.host, lambda: None)
+    with watcher:
+        while len(server.requests) < 2:
+            time.sleep(0.01)
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 4
+    assert not watcher._thread.is_alive()
+
+
+def test_where_the_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(METADATA_HOST, raising=False)
+    product = tmp_path / "product_name"
+    assert metadata_host(product) is None
+    product.write_text("Virtual Machine\n")
+    assert metadata_host(product) is None
+    product.write_text("Google Compute Engine\n")
+    assert metadata_host(product) == "metadata.google.internal"
+    monkeypatch.setenv(METADATA_HOST, "127.0.0.1:8")
+    assert metadata_host(product) == "127.0.0.1:8"
+
+
+def test_other_machines_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpplm.core.preemption.metadata_host", lambda: None)
+    before = threading.active_count()
+    with watch_preemption(lambda: None):
+        assert threading.active_count() == before
+
+
+def test_a_value_is_read_or_its_absence_said(server: MetadataServer) -> None:
+    server.values["instance/zone"] = "projects/1/zones/europe-west4-a"
+    value, headers = read_metadata(server.host, "instance/zone")
+    assert value == "projects/1/zones/europe-west4-a"
+    assert headers["Date"]
+    with pytest.raises(OSError, match="status 404 for instance/name"):
+        read_metadata(server.host, "instance/name")

@@ -1,0 +1,1 @@
+"""Tests of the text of a project in front of a prompt."""
