@@ -20,6 +20,8 @@ _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
 _OPERATOR = re.compile(rb"\boperator\s*(?:\(\s*\)|\[\s*\]|\"\"\s*\w+|[^\s\w(]+)")
 _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
 _CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s*\)", re.DOTALL)
+# `T *UNKNOWN_MACRO f(int);` is read as a product.
+_MARKED_POINTER = re.compile(rb"\s*(?:\w+\s+)*\w+\s*\*\s*\w+\s+\w+\s*\([^{};=]*\)\s*;\s*\Z")
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
 _ENUMERATOR = re.compile(rb"[{,]\s*([A-Za-z_]\w*)")
 _NO_NAMES = (b"final", b"class", b"struct", b"union", b"enum")
@@ -67,7 +69,9 @@ def read_declaration(root: tree_sitter.Node, code: bytes) -> Declaration:
     """
     declaration = Declaration()
     node = _significant(root)
-    unreadable = node is None or node.type == "ERROR" or (root.has_error and _is_class(code))
+    unreadable = node is None or node.type == "ERROR" or (
+        root.has_error and (_is_class(code) or _MARKED_POINTER.match(code) is not None)
+    )
     if unreadable or node is None or _INSTANTIATION.match(code):
         _guess(declaration, code)
     else:

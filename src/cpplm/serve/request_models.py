@@ -364,7 +364,7 @@ class ExtraText(Loose):
     filename: str | None = None
 
 
-class InfillRequest(Loose, BasicSampling):
+class InfillRequest(Loose, SyntaxParams, BasicSampling):
     """POST /infill of llama.cpp's server, as far as editors send it; other fields mean nothing."""
 
     input_prefix: str = ""

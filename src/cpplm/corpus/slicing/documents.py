@@ -159,7 +159,9 @@ class _Slicer:
         if self.callees:
             files = dict.fromkeys(self.index.names[file] for file, _ in self.callees)
             return Expander(self.index, self.own_names).expand([*files, *self.own_names])
-        expansion = Expander(self.index, self.own_names).expand([root])
+        first = self.index.first_include
+        before = [first] if first is not None and first not in self.own_names and not is_source(root) else []
+        expansion = Expander(self.index, self.own_names).expand([*before, root])
         missing = [name for name in others if self.index.number[name] not in expansion.by_file]
         if missing:
             expansion = Expander(self.index, self.own_names).expand(missing)

@@ -36,6 +36,7 @@ _OF_HEADERS = frozenset(
     b"int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t".split()
 )
 _AFTER_ALL: Rank = sys.maxsize
+_NAMED_SCOPE = re.compile(rb"(?<![:\w])(\w+)\s*::\s*\w")
 TYPE_KINDS = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
 _OPEN_TYPEDEF = re.compile(rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*typedef\s+(?:struct|union|enum|class)\b", re.DOTALL)
 
@@ -292,19 +293,38 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
 def lacking_names(expansion: Expansion) -> set[bytes]:
     """The names that a header uses and that nothing before it declares.
 
-    Macros and classes of the project; names of the standard library where no header of it is included.
+    Macros and classes of the project, namespaces; names of the standard library where no header of it is
+    included.
     """
     index = expansion.index
     used: set[bytes] = set()
     own: set[bytes] = set()
+    scopes: set[bytes] = set()
     for visit in expansion.visits:
         for item in visit.file.items if visit.own else ():
             used |= item.mentions - condition_names(item.stack) if not item.directives else set()
             own |= hiding_names(item)
+            scopes |= set(_NAMED_SCOPE.findall(item.text)) & item.mentions
     std = used & _OF_HEADERS
     used &= index.macros.names | index.types | index.aliases
     lacking = {name for name in used - own if not expansion.declaring(name)}
+    if scopes := {name for name in scopes - own - lacking - {b"std"} if not expansion.declaring(name)}:
+        lacking |= scopes - opened_scopes(expansion)
     return lacking if any(visit.external for visit in expansion.visits) else lacking | std
+
+
+def opened_scopes(expansion: Expansion) -> set[bytes]:
+    """The names of the scopes in an expansion, with those in macros that open one."""
+    openers = {
+        frame.opener
+        for visit in expansion.visits
+        for number in range(len(visit.file.items))
+        for frame in visit.stack(number)
+        if isinstance(frame, Scope)
+    }
+    names = set[bytes]().union(*map(names_in, openers))
+    macros = (expansion.item(place) for name in names for place in expansion.declaring(name))
+    return names.union(*(item.mentions for item in macros if item.kind == ItemKind.MACRO))
 
 
 def _conditions_of(item: Item) -> list[Condition]:

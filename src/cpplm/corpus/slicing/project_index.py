@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
@@ -59,6 +59,7 @@ _QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
 _SPECIALIZATION = re.compile(
     rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
 )
+_FEW_SOURCES = 3
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -262,6 +263,17 @@ class ProjectIndex:
                 if target is not None:
                     found[target].append(name)
         return found
+
+    @functools.cached_property
+    def first_include(self) -> str | None:
+        """The file that most source files include before all else (`stdafx.h`, a configuration), if any."""
+        firsts = [
+            self.resolve(name, includes[0])
+            for name, includes in self.includes.items()
+            if includes and is_source(name)
+        ]
+        (target, count), *_ = Counter(firsts).most_common(1) or [(None, 0)]
+        return target if count > max(len(firsts) // 2, _FEW_SOURCES) else None
 
     @functools.cached_property
     def defining(self) -> dict[bytes, list[str]]:

@@ -175,6 +175,7 @@ def _request(
             request = builder.infill(context.prefix, context.suffix, sampling)
         else:
             request = builder.model.engine.request(context.prefix, settings=sampling)
+        request = replace(request, valid=params.context(prefix, suffix))
         return (request, context.truncated), builder.model.engine.num_prompt_tokens(request)
 
     (request, progress.truncated), progress.prompt_tokens = fit_prompt(
