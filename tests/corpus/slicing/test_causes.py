@@ -94,6 +94,17 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "a.h": "#if 1 + 1 == 3\nstruct A\n{\n#endif\ntypedef int number;\n",
         "use.cc": '#include "a.h"\nnumber use() { return 1; }\n',
     },
+    "a macro of the build behind a pointer": {
+        "CMakeLists.txt": 'set(DEFINES "#define _Maybe")\n',
+        "a.h": "struct A;\nA *_Maybe closing(A *_Maybe a, int n);\n",
+        "use.cc": '#include "a.h"\nA* use(A* a) { return closing(a, 2); }\n',
+    },
+    "types of arguments, found by a script": {
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\nAM_GNU_GETTEXT([external])\n",
+        "config.h.in": "#undef HAVE_RECV\n#undef RECV_TYPE_ARG1\n#undef HAVE_TYPE_BOOL\n",
+        "use.cc": '#include "config.h"\n#ifndef HAVE_RECV\n  Error no recv\n#endif\n#ifndef HAVE_TYPE_BOOL\n'
+        "typedef enum { no } bool;\n#endif\nint use() { return (RECV_TYPE_ARG1)sizeof GETTEXT_PACKAGE; }\n",
+    },
     "a source file that another one includes": {
         "trace.h": "#define TRACE(text)\n",
         "use.cc": "void use() { TRACE(1); }\n",

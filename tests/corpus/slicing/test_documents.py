@@ -343,10 +343,27 @@ def test_a_class_template_with_two_heads_is_found_by_its_name(tmp_path):
 
 
 @needs_gxx
-def test_a_header_that_does_not_stand_alone_has_the_aliases_of_its_includer(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "node"),
+    [
+        ("using element_t = int;\n", "struct Node { element_t type; };\n"),
+        ("namespace a { struct S {}; }\n", "namespace b { struct S : a::S {}; }\n"),
+    ],
+    ids=["aliases", "namespaces"],
+)
+def test_a_header_that_does_not_stand_alone_has_what_its_includer_reads_before(tmp_path, before, node):
     files = {
-        "types.h": "#pragma once\nusing element_t = int;\n",
-        "node.h": "#pragma once\nstruct Node { element_t type; };\n",
+        "types.h": "#pragma once\n" + before,
+        "node.h": "#pragma once\n" + node,
         "all.h": '#pragma once\n#include "types.h"\n#include "node.h"\n',
     }
+    assert compile_errors(one_document(tmp_path, files, of="node.h").text) == ""
+
+
+@needs_gxx
+def test_a_header_is_read_behind_what_all_sources_include_first(tmp_path):
+    files = {
+        "stdafx.h": "#pragma once\nnamespace a { namespace b { typedef long number; }\nusing b::number; }\n",
+        "node.h": "#pragma once\nnamespace c { typedef a::number number; }\nnamespace a { number f(); }\n",
+    } | {f"{n}.cc": f'#include "stdafx.h"\n#include "node.h"\nint f{n};\n' for n in range(4)}
     assert compile_errors(one_document(tmp_path, files, of="node.h").text) == ""
