@@ -27,6 +27,7 @@ def items(source: str):
         ("enum class E : int;", "FORWARD", ["E"]),
         ("namespace empty { /* yet */ }", "FORWARD", ["empty"]),
         ("struct A : B { int x; };", "TYPE", ["A"]),
+        ('typedef struct a { int x; OLD(number z, "y"); int y; } b, *c;', "TYPE", ["a", "b", "c"]),
         ("enum Color { kRed, kBlue };", "TYPE", ["Color", "kRed", "kBlue"]),
         ("template <> struct A<int> { };", "TYPE", ["A"]),
         ("typedef struct { int x; } T;", "TYPE", ["T"]),

@@ -279,6 +279,8 @@ def _guess(declaration: Declaration, code: bytes) -> None:
             head = _TEMPLATE_ARGUMENTS.sub(b"", head)
         words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
         declaration.names = tuple([word for word in words if word not in _NO_NAMES][-1:])
+        if trimmed.startswith(b"typedef"):
+            declaration.names += tuple(IDENTIFIER.findall(trimmed, trimmed.rfind(b"}") + 1))
         if words[:1] == [b"enum"]:
             declaration.names += tuple(_ENUMERATOR.findall(code, len(code.partition(b"{")[0])))
     elif re.match(rb"(?:typedef|using)\b", trimmed):

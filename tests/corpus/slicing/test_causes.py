@@ -99,6 +99,17 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "a.h": "struct A;\nA *_Maybe closing(A *_Maybe a, int n);\n",
         "use.cc": '#include "a.h"\nA* use(A* a) { return closing(a, 2); }\n',
     },
+    "the macro of an export header, by its name in CMake": {
+        "CMakeLists.txt": "generate_export_header(a EXPORT_MACRO_NAME A_DLL_API)\n",
+        "a.h": '#include "a_export.h"\nclass A_DLL_API A {\npublic:\n  int f();\n};\n',
+        "use.cc": '#include "a.h"\nint use(A* a) { return a->f(); }\n',
+    },
+    "of the values of a macro in a script that for another system": {
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\nif test x; then\n"
+        "  AC_DEFINE([API], [__attribute__((x)) __declspec(dllexport) extern])\nelse\n"
+        "  AC_DEFINE([API], [extern])\nfi\n",
+        "use.cc": '#include "config.h"\nAPI int use();\n',
+    },
     "types of arguments, found by a script": {
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\nAM_GNU_GETTEXT([external])\n",
         "config.h.in": "#undef HAVE_RECV\n#undef RECV_TYPE_ARG1\n#undef HAVE_TYPE_BOOL\n",

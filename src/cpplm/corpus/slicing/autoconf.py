@@ -42,8 +42,10 @@ def always_defined(script: bytes) -> dict[bytes, bytes]:
         values[name].append(value)
         if not in_branch:
             everywhere[name] = value
-    # What is defined in one way or the other is always defined.
-    everywhere |= {name: found[0] for name, found in values.items() if len(set(found)) > 1}
+    # What is defined in one way or the other is always defined, and as on Linux.
+    for name, found in values.items():
+        if len(set(found)) > 1:
+            everywhere[name] = next((value for value in found if b"__declspec" not in value), found[0])
     return {
         name: value
         for name, value in everywhere.items()
