@@ -25,7 +25,7 @@ class Scripted:
 
     def __init__(self, answer: Answer, name: str = "scripted", supports_fim: bool = True) -> None:
         self.name, self.identity, self.supports_fim = name, {"name": name}, supports_fim
-        self.fim_order = "spm"
+        self.fim_order, self.valid, self.watches_syntax = "spm", "", False
         self.answer = answer
         self.asked: list[CodePrompt] = []
         self.sampling: SamplingSettings | None = None

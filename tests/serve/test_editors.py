@@ -61,6 +61,22 @@ def test_a_completion_at_the_cursor(served: Served, engine: Engine) -> None:
         assert timings[name] > 0
 
 
+def test_syntax_is_watched(served: Served, engine: Engine) -> None:
+    line, found = "    return 2 *", set()
+    body = llama_vscode(n_indent=0, input_extra=[], t_max_predict_ms=60_000, prompt=line, temperature=1)
+    for seed in range(8):
+        settings = SamplingSettings(24, 1, 40, top_p=0.99, seed=seed)
+        request = engine.request(PREFIX + line, SUFFIX, settings=settings, valid=True)
+        (expected,) = next(iter(engine.complete_many([request]))).completions
+        watched, free = (
+            served.post("/infill", {**body, "seed": seed, **more}).json()["content"]
+            for more in ({"valid": "cpp"}, {})
+        )
+        assert watched == expected.text
+        found.add(watched != free)
+    assert True in found
+
+
 def test_what_is_read_ahead_stays_read(engine: Engine) -> None:
     """`n_predict` 0 tells of pieces of other files before they are needed; they come first in the prompt."""
     with serving(engine, requests=RequestSettings(fim_order="psm")) as served:

@@ -153,6 +153,8 @@ def _key(request: CodePrompt, sampling: SamplingSettings, rule: str, model: Code
     what = {**asdict(request), **asdict(sampling), "rule": rule, "supports_fim": model.supports_fim}
     if request.suffix is not None:
         what["fim_order"] = model.fim_order
+    if model.valid:
+        what["valid"] = model.valid
     return sha256(_json(what))
 
 

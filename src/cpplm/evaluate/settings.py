@@ -187,6 +187,8 @@ class FimEvalSettings(CppEvalSettings):
     """Characters of a file that it sees behind a hole; together about as much as 512 tokens hold."""
     fim_order: Literal["psm", "spm"] = "spm"
     """A model of ours reads the suffix first, or the prefix, which one trained at --fim_spm_rate 0 needs."""
+    valid: Literal["", "cpp"] = ""
+    """Of a RUN: draw tokens again that break the syntax of C++, as `cpplm generate --valid cpp`."""
     project_context: bool = False
     """Text of the project in front of each hole of --files, a folder of C++ projects, as `cpplm serve
     --project` puts it there."""

@@ -200,6 +200,16 @@ def test_text_of_the_project_stands_before_a_hole(tmp_path: Path) -> None:
         FimEvalSettings(project_context=True)
 
 
+def test_other_models_watch_no_syntax(tmp_path: Path) -> None:
+    (tmp_path / "a.cpp").write_text("int f(int x) {\n    return x;\n}\n")
+    with pytest.raises(UserError, match="--valid watches the tokens of our own engine"):
+        run_fim(
+            Scripted(lambda _: ";"),
+            FimEvalSettings(problems="", files=str(tmp_path), valid="cpp"),
+            folder=None,
+        )
+
+
 def test_files_that_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "int f(int x) {\n    int y = x + 1;\n    return y;\n}\n"
     code = tmp_path / "code"

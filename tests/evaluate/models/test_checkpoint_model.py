@@ -151,6 +151,16 @@ def test_a_model_that_was_not_trained_on_holes_gets_the_prefix_alone(engine: Eng
     assert written(filling, [CodePrompt("int f(", "<EOS>}")]) == [[answer.completions[0].text]] != [found]
 
 
+def test_syntax_is_watched(engine: Engine) -> None:
+    model, prompt = CheckpointModel(engine, supports_fim=True), CodePrompt("int f() { return 2 *", "; }\n")
+    model.valid = "cpp"
+    request = engine.request(prompt.prefix, prompt.suffix, settings=SAMPLING, valid=True)
+    (answer,) = engine.complete_many([request])
+    assert written(model, [prompt]) == [[answer.completions[0].text]]
+    model.valid = ""
+    assert written(model, [prompt]) != [[answer.completions[0].text]]
+
+
 # ---- loading ----------------------------------------------------------------------------------------------
 
 

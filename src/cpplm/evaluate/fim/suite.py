@@ -92,7 +92,9 @@ def run_fim(model: CodeModel, settings: FimEvalSettings, *, folder: Path | None)
     Raises:
         UserError: no sandbox or compiler, or there is nothing to cut; found before anything is written.
     """
-    model.fim_order = settings.fim_order
+    if settings.valid and not model.watches_syntax:
+        raise UserError("--valid watches the tokens of our own engine", fix="Measure a RUN.")
+    model.fim_order, model.valid = settings.fim_order, settings.valid
     versions = {"cpplm": __version__, "parser": parser_version()}
     sandbox = None
     if settings.problems or settings.compile_files:

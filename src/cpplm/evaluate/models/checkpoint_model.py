@@ -40,6 +40,8 @@ _WEIGHTS = "model"  # how the names of the files with weights begin
 class CheckpointModel(CodeModel):
     """A checkpoint behind our own engine."""
 
+    watches_syntax = True
+
     def __init__(
         self, engine: Engine, *, name: str = "", identity: dict[str, Any] | None = None,
         supports_fim: bool = False, supports_chat: bool = False, rows: int = 8, step: int = -1,
@@ -112,7 +114,9 @@ class CheckpointModel(CodeModel):
         stop: StopCondition | None = None,
     ) -> Iterator[tuple[int, list[Completion]]]:
         prompts = (
-            self._request(request, settings=sampling, num_samples=num_samples, stop=stop)
+            self._request(
+                request, settings=sampling, num_samples=num_samples, stop=stop, valid=self.valid == "cpp"
+            )
             for request in requests
         )
         for answer in self.engine.complete_many(prompts, SchedulerLimits(max_batch=self._rows)):

@@ -116,6 +116,10 @@ class CodeModel(Protocol):
     """True if it was trained to see a suffix; a model that was not gets the prefix alone."""
     fim_order: Literal["psm", "spm"] = "spm"
     """Of a model of ours: what it reads first around a hole, the prefix or the suffix."""
+    valid: Literal["", "cpp"] = ""
+    """`cpp` to draw tokens again that break the syntax of C++, where it can."""
+    watches_syntax: bool = False
+    """True if it can draw tokens again."""
     supports_chat: bool
     """True if it was trained to answer conversations."""
     max_context: int
