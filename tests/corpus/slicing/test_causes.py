@@ -110,6 +110,18 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "  AC_DEFINE([API], [extern])\nfi\n",
         "use.cc": '#include "config.h"\nAPI int use();\n',
     },
+    "a header that the build has written, beside its template": {
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "config.h.in": "#undef LEVEL\n",
+        "config.h": "/* config.h.  Generated from config.h.in by configure.  */\n#define LEVEL 7\n",
+        "src/use.cc": "#include <config.h>\nint use() { return LEVEL; }\n",
+    },
+    "a header that the build has written, in its folder": {
+        "CMakeLists.txt": "configure_file(config.h.in config.h)\n",
+        "config.h.in": "#cmakedefine LEVEL ${LEVEL}\n",
+        "cmake-build-debug/config.h": "#define LEVEL 7\n",
+        "src/use.cc": '#include "config.h"\nint use() { return LEVEL; }\n',
+    },
     "types of arguments, found by a script": {
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\nAM_GNU_GETTEXT([external])\n",
         "config.h.in": "#undef HAVE_RECV\n#undef RECV_TYPE_ARG1\n#undef HAVE_TYPE_BOOL\n",
@@ -126,7 +138,7 @@ _PROJECTS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
 def test_a_project_compiles(tmp_path, files):
-    document = one_document(tmp_path, files, of="use.cc")
+    document = one_document(tmp_path, files, of=next(name for name in files if name.endswith("use.cc")))
     assert compile_errors(document.text) == ""
 
 

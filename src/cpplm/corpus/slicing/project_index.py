@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 
 from cpplm.corpus.include_index import IncludeIndex
 from cpplm.corpus.ingest.discovery import (
@@ -60,6 +61,7 @@ _SPECIALIZATION = re.compile(
     rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
 )
 _FEW_SOURCES = 3
+_BUILD_FOLDER = re.compile(r"_?(?:build|bld)(?:dir)?|(?:cmake-)?build[-_].*|.*[-_]build")
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -306,12 +308,25 @@ class ProjectIndex:
             found = self._index.beside(name, target)
         template = self.defaults.template_of.get(target.rpartition("/")[2])
         if found is None and template in self.files and is_template(template):
-            return template
+            return self._built(target, template) or template
         if argument[0] == '"' and found is None:
             found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
         if found is None and (argument[0] == '"' or target not in SYSTEM_HEADERS):
             found = self._index.nearest(name, target)
         return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
+
+    def _built(self, target: str, template: str) -> str | None:
+        """The header that a build has made of a template, where the project holds one."""
+        beside = PurePosixPath(template).with_name(PurePosixPath(target).name).as_posix()
+        if beside in self.files:
+            return beside
+        return next((name for name in self._in_build_folders if f"/{name}".endswith(f"/{target}")), None)
+
+    @functools.cached_property
+    def _in_build_folders(self) -> list[str]:
+        return [
+            name for name in self.names if any(map(_BUILD_FOLDER.fullmatch, name.lower().split("/")[:-1]))
+        ]
 
     def is_build_written(self, argument: str) -> bool:
         """True for an include that nothing answers, of a header that only a build can have written."""
