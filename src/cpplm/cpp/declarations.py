@@ -69,8 +69,10 @@ def read_declaration(root: tree_sitter.Node, code: bytes) -> Declaration:
     """
     declaration = Declaration()
     node = _significant(root)
-    unreadable = node is None or node.type == "ERROR" or (
-        root.has_error and (_is_class(code) or _MARKED_POINTER.match(code) is not None)
+    unreadable = (
+        node is None
+        or node.type == "ERROR"
+        or (root.has_error and (_is_class(code) or _MARKED_POINTER.match(code) is not None))
     )
     if unreadable or node is None or _INSTANTIATION.match(code):
         _guess(declaration, code)

@@ -45,7 +45,8 @@ _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
     (re.compile(rb"^\w*(?:BEGIN_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_BEGIN)$"), "open"),
     (re.compile(rb"^\w*(?:END_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_END)$"), "close"),
     (re.compile(rb"^(?:[A-Z][A-Z0-9_]*_(?:API|EXPORT|EXPORTS|PUBLIC|DLL|NODISCARD|NORETURN|DEPRECATED)"
-                rb"|JNIEXPORT|JNICALL|__THROW|WINAPI|APIENTRY|CALLBACK|__extension__|_Nullable|_Nonnull)$"), "blank"),
+                rb"|JNIEXPORT|JNICALL|__THROW|WINAPI|APIENTRY|CALLBACK|__extension__|_Nullable|_Nonnull)$"),
+     "blank"),
 )  # fmt: skip
 # Longer bodies are never specifiers or namespaces; only their last character matters.
 _LONGEST_BODY = 300

@@ -119,7 +119,8 @@ _PROJECTS: dict[str, dict[str, str]] = {
     "a header that the build has written, in its folder": {
         "CMakeLists.txt": "configure_file(config.h.in config.h)\n",
         "config.h.in": "#cmakedefine LEVEL ${LEVEL}\n",
-        "cmake-build-debug/config.h": "#define LEVEL 7\n",
+        "debug/CMakeCache.txt": "",
+        "debug/config.h": "#define LEVEL 7\n",
         "src/use.cc": '#include "config.h"\nint use() { return LEVEL; }\n',
     },
     "types of arguments, found by a script": {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -85,7 +86,8 @@ class SourceFile:
 
     `license` is an SPDX expression, "" where none was found. Without `makes_documents` the file serves
     includes and macro definitions only, and not even the documents of other files quote it unless it
-    `may_be_borrowed`. With `redact` personal data and secrets are replaced when it is read.
+    `may_be_borrowed`. With `redact` personal data and secrets are replaced when it is read. `is_built`: git
+    ignores it, or it lies in a build folder.
     """
 
     name: str
@@ -96,6 +98,7 @@ class SourceFile:
     makes_documents: bool = True
     may_be_borrowed: bool = True
     redact: bool = True
+    is_built: bool = False
 
 
 def find_projects(settings: CorpusSettings) -> list[Project]:
@@ -207,7 +210,11 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
     for number, root in enumerate(project.roots):
         licenses = LicenseFiles(root)
         wanted = functools.partial(is_cpp, bare_headers=project.bare_headers)
-        for path in walk(root, skips, wanted, keep_ignored=rules.keep_ignored):
+        built: list[Path] = []
+        found = walk(root, skips, wanted, keep_ignored=rules.keep_ignored, built=built)
+        for path, is_built in itertools.chain(
+            ((path, False) for path in found), ((path, True) for path in built)
+        ):
             name = relative_name(path, root)
             if name in taken:
                 name = f"{number}/{name}"
@@ -218,17 +225,18 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
             text = normalize_source(data)
             head = read_head(text)
             license = licenses.of_file(path, head.comments)
-            files.append(SourceFile(name, path, len(data), hashlib.sha256(data).hexdigest(), license))
+            digest = hashlib.sha256(data).hexdigest()
+            files.append(SourceFile(name, path, len(data), digest, license, is_built=is_built))
             reasons[name] = next(_reasons(text, head, project.name, files[-1], rules), "")
     if not rules.keep_vendored:
         _leave_out_vendored(files, reasons)
     for file in files:
-        if reasons[file.name]:
+        if reasons[file.name] and not file.is_built:  # these are counted already
             skips.add(reasons[file.name], file.name, file.size)
     return [
         replace(
             file,
-            makes_documents=not reasons[file.name],
+            makes_documents=not (reasons[file.name] or file.is_built),
             may_be_borrowed=is_allowed(file.license, rules.licenses) and not is_template(file.name),
         )
         for file in files
@@ -373,7 +381,7 @@ def read_source(file: SourceFile) -> bytes:
 def content_digest(files: Iterable[SourceFile]) -> str:
     """A hash of a project's names and contents, and of what was decided on each file."""
     lines = "".join(
-        f"{file.digest} {file.makes_documents:d}{file.may_be_borrowed:d}{file.redact:d} "
+        f"{file.digest} {file.makes_documents:d}{file.may_be_borrowed:d}{file.redact:d}{file.is_built:d} "
         f"{file.license} {file.name}\n"
         for file in files
     )

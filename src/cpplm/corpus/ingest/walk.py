@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpplm.corpus.ingest.gitignore import GITIGNORE, GitIgnore, gitignores_above, is_ignored
+from cpplm.cpp.file_suffixes import HEADER_SUFFIXES
 
 BUILD_FOLDER = "build folder"
 IGNORED = "ignored by .gitignore"
@@ -18,6 +19,7 @@ _BUILD_FILES = frozenset({"CMakeCache.txt", "build.ninja", "meson-private"})
 _SOURCE_FILES = frozenset({"CMakeLists.txt", "meson.build", "configure", "configure.py", "BUILD.gn"})
 _BAZEL_FOLDERS = frozenset({"bazel-bin", "bazel-out", "bazel-testlogs", "bazel-genfiles"})
 _BAZEL_FILES = ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel")
+_DEPENDENCIES = frozenset({"_deps", "vcpkg_installed", "subprojects"})  # other projects, in a build folder
 _NAMED_SKIPS = 5
 
 
@@ -49,8 +51,9 @@ class SkipCounts:
 
 
 def walk(
-    root: Path, skips: SkipCounts, is_wanted: Callable[[Path], bool], *, keep_ignored: bool = False
-) -> Iterator[Path]:
+    root: Path, skips: SkipCounts, is_wanted: Callable[[Path], bool], *, keep_ignored: bool = False,
+    built: list[Path] | None = None,
+) -> Iterator[Path]:  # fmt: skip
     """The wanted files below `root`, sorted, without hidden ones and linked folders.
 
     Args:
@@ -59,7 +62,9 @@ def walk(
             repository around it leave out, and folders that cannot be read.
         is_wanted: judges a path by its name.
         keep_ignored: leave out none of these.
+        built: gets the headers in build folders and those that are ignored one by one: the build's.
     """
+    built = [] if built is None else built
     above = {root: () if keep_ignored else gitignores_above(root)}
     for name, inside, names in os.walk(
         root, onerror=lambda e: skips.add("unreadable folder", str(e.filename))
@@ -69,6 +74,8 @@ def walk(
         if folder != root and not keep_ignored and (reason := _reason(folder, inside, names, ignores)):
             for path in filter(is_wanted, _files_below(folder)):
                 skips.add(reason, relative_name(path, root), path.lstat().st_size)
+                if reason == BUILD_FOLDER and path.suffix.lower() in HEADER_SUFFIXES:
+                    built += [path] if _DEPENDENCIES.isdisjoint(path.relative_to(folder).parts) else []
             inside.clear()
             continue
         if not keep_ignored:
@@ -87,6 +94,7 @@ def walk(
                 continue
             if is_ignored(ignores, path, is_dir=False):
                 skips.add(IGNORED, relative_name(path, root), path.lstat().st_size)
+                built += [path] if path.suffix.lower() in HEADER_SUFFIXES else []
             else:
                 yield path
 

@@ -61,7 +61,6 @@ _SPECIALIZATION = re.compile(
     rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
 )
 _FEW_SOURCES = 3
-_BUILD_FOLDER = re.compile(r"_?(?:build|bld)(?:dir)?|(?:cmake-)?build[-_].*|.*[-_]build")
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -320,13 +319,11 @@ class ProjectIndex:
         beside = PurePosixPath(template).with_name(PurePosixPath(target).name).as_posix()
         if beside in self.files:
             return beside
-        return next((name for name in self._in_build_folders if f"/{name}".endswith(f"/{target}")), None)
+        return next((name for name in self._built_files if f"/{name}".endswith(f"/{target}")), None)
 
     @functools.cached_property
-    def _in_build_folders(self) -> list[str]:
-        return [
-            name for name in self.names if any(map(_BUILD_FOLDER.fullmatch, name.lower().split("/")[:-1]))
-        ]
+    def _built_files(self) -> list[str]:
+        return [name for name, file in self.files.items() if file.is_built]
 
     def is_build_written(self, argument: str) -> bool:
         """True for an include that nothing answers, of a header that only a build can have written."""
