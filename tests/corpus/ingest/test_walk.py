@@ -3,7 +3,7 @@
 import pytest
 
 from cpplm.corpus.ingest.discovery import FileRules, Project, find_files
-from cpplm.corpus.ingest.walk import BUILD_FOLDER
+from cpplm.corpus.ingest.walk import BUILD_FOLDER, IGNORED
 from tests.corpus.cpp import write_files
 
 # What tools write, below a project with `src/own.cc`; everything is in a build folder.
@@ -53,3 +53,20 @@ OWN = ["bazel-rules/a.cc", "build/a.cc", "out/a.cc", "src/CMakeFilesystem/a.cc",
 def test_folders_of_similar_names_are_kept(tmp_path, name):
     write_files(tmp_path, {name: "int a;\n", "tools/ninja/build.ninja": "", "tools/ninja/configure.py": ""})
     assert [file.name for file in find_files(Project("p", (tmp_path,)))[0]] == [name]
+
+
+def test_of_what_git_ignores_only_generated_headers_are_read(tmp_path):
+    generated = "/* config.h.  Generated from config.h.in by configure.  */\n#define LEVEL 7\n"
+    files = {
+        ".gitignore": "config.h\nsecrets.h\nown.cc\n",
+        "config.h": generated,
+        "secrets.h": '#define KEY "x"\n',
+        "own.cc": "int own;\n",
+        "use.cc": "int use;\n",
+    }
+    found, skips = find_files(Project("p", (write_files(tmp_path, files),)))
+    assert [(file.name, file.makes_documents, file.is_built) for file in found] == [
+        ("use.cc", True, False),
+        ("config.h", False, True),
+    ]
+    assert skips.to_dict()[IGNORED]["files"] == 3

@@ -30,7 +30,7 @@ from cpplm.corpus.ingest.generated_files import (
 )
 from cpplm.corpus.ingest.licenses import LicenseFiles, is_allowed
 from cpplm.corpus.ingest.pii import redact
-from cpplm.corpus.ingest.walk import SkipCounts, relative_name, walk
+from cpplm.corpus.ingest.walk import IGNORED, SkipCounts, relative_name, walk
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
 
@@ -210,11 +210,9 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
     for number, root in enumerate(project.roots):
         licenses = LicenseFiles(root)
         wanted = functools.partial(is_cpp, bare_headers=project.bare_headers)
-        built: list[Path] = []
+        built: dict[Path, str] = {}
         found = walk(root, skips, wanted, keep_ignored=rules.keep_ignored, built=built)
-        for path, is_built in itertools.chain(
-            ((path, False) for path in found), ((path, True) for path in built)
-        ):
+        for path in itertools.chain(found, built):
             name = relative_name(path, root)
             if name in taken:
                 name = f"{number}/{name}"
@@ -224,9 +222,11 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
                 continue
             text = normalize_source(data)
             head = read_head(text)
+            if built.get(path) == IGNORED and not is_generated(text, head):  # it may be somebody's secret
+                continue
             license = licenses.of_file(path, head.comments)
             digest = hashlib.sha256(data).hexdigest()
-            files.append(SourceFile(name, path, len(data), digest, license, is_built=is_built))
+            files.append(SourceFile(name, path, len(data), digest, license, is_built=path in built))
             reasons[name] = next(_reasons(text, head, project.name, files[-1], rules), "")
     if not rules.keep_vendored:
         _leave_out_vendored(files, reasons)

@@ -52,7 +52,7 @@ class SkipCounts:
 
 def walk(
     root: Path, skips: SkipCounts, is_wanted: Callable[[Path], bool], *, keep_ignored: bool = False,
-    built: list[Path] | None = None,
+    built: dict[Path, str] | None = None,
 ) -> Iterator[Path]:  # fmt: skip
     """The wanted files below `root`, sorted, without hidden ones and linked folders.
 
@@ -62,9 +62,9 @@ def walk(
             repository around it leave out, and folders that cannot be read.
         is_wanted: judges a path by its name.
         keep_ignored: leave out none of these.
-        built: gets the headers in build folders and those that are ignored one by one: the build's.
+        built: gets the headers in build folders and those that are ignored one by one, with that reason.
     """
-    built = [] if built is None else built
+    built = {} if built is None else built
     above = {root: () if keep_ignored else gitignores_above(root)}
     for name, inside, names in os.walk(
         root, onerror=lambda e: skips.add("unreadable folder", str(e.filename))
@@ -74,8 +74,8 @@ def walk(
         if folder != root and not keep_ignored and (reason := _reason(folder, inside, names, ignores)):
             for path in filter(is_wanted, _files_below(folder)):
                 skips.add(reason, relative_name(path, root), path.lstat().st_size)
-                if reason == BUILD_FOLDER and path.suffix.lower() in HEADER_SUFFIXES:
-                    built += [path] if _DEPENDENCIES.isdisjoint(path.relative_to(folder).parts) else []
+                if reason == BUILD_FOLDER and _is_written(path.relative_to(folder)):
+                    built[path] = reason
             inside.clear()
             continue
         if not keep_ignored:
@@ -94,7 +94,7 @@ def walk(
                 continue
             if is_ignored(ignores, path, is_dir=False):
                 skips.add(IGNORED, relative_name(path, root), path.lstat().st_size)
-                built += [path] if path.suffix.lower() in HEADER_SUFFIXES else []
+                built |= {path: IGNORED} if _is_written(path.relative_to(root)) else {}
             else:
                 yield path
 
@@ -116,6 +116,11 @@ def _reason(folder: Path, inside: list[str], names: list[str], ignores: tuple[Gi
     ):
         return BUILD_FOLDER
     return IGNORED if is_ignored(ignores, folder, is_dir=True) else ""
+
+
+def _is_written(path: Path) -> bool:
+    """True for a header that is not another project's."""
+    return path.suffix.lower() in HEADER_SUFFIXES and _DEPENDENCIES.isdisjoint(path.parts)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

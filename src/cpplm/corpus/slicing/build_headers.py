@@ -49,6 +49,7 @@ _ARGUMENT_TYPES = {
         for part, type_ in ((b"_TYPE_ARG1", b"int"), (b"_TYPE_ARG2", b"void *"), (b"_TYPE_ARG3", b"size_t"),
                             (b"_TYPE_ARG4", b"int"), (b"_TYPE_RETV", b"ssize_t"))
     },
+    b"RECVFROM_TYPE_ARG2": b"void",  # a pointer to it
 }  # fmt: skip
 # `option(NAME "help" ON)`
 _OPTION = re.compile(rb'(?mi)^[ \t]*option[ \t]*\(\s*(\w+)\s+"[^"]*"\s+(?:ON|TRUE|YES|1)\s*\)')
