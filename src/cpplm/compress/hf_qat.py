@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,14 +39,12 @@ from cpplm.core.storage import Storage
 from cpplm.dataloader.encoding import DocumentEncoder
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.settings import DataSettings
-from cpplm.export.atomic_directory import atomic_directory
-from cpplm.export.hf_files import is_of_folder
 from cpplm.model.hf_config import HfModelConfig
 from cpplm.model.quantized.recipe import Recipe
 from cpplm.post_training.hf_backend import HfBackend, HfTrainModule, load_trained
 from cpplm.post_training.hf_documents import document_encoder, document_tokenizer
 from cpplm.post_training.hf_folder import HfFolder
-from cpplm.post_training.hf_run import HfRun, is_written
+from cpplm.post_training.hf_run import HfRun, write_once
 from cpplm.post_training.hf_states import HfStates
 from cpplm.post_training.hf_tokenizer import HfTokenizer
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
@@ -96,19 +95,16 @@ def _rounded_model(settings: TrainSettings, source: HfFolder) -> Any:
 
 
 def _write_packed(settings: TrainSettings, source: HfFolder, checkpoint: Checkpoint) -> None:
-    """Write the model of a checkpoint packed, unless it is there already.
-
-    Raises:
-        UserError: the disk refuses, or the checkpoint is damaged.
-    """
+    """Write the model of a checkpoint packed: see `write_once`."""
     out, record = settings.out / "hf", parent_record(checkpoint)
-    if is_written(out, record):
-        return
-    with atomic_directory(out, overwrite=True, known=is_of_folder) as folder:
+
+    def write(folder: Path) -> None:
         model = _rounded_model(settings, source)
         load_trained(model, checkpoint)
         write_packed(folder, source, model, settings.quantization.quantize, record)
-    log_info(f"the packed model is in {out}, for 'cpplm evaluate --hf_dir'")
+
+    if write_once(out, record, write):
+        log_info(f"the packed model is in {out}, for 'cpplm evaluate --hf_dir'")
 
 
 class HfQatRun(HfRun):

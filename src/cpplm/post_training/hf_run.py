@@ -7,7 +7,7 @@ RUN/hf                        the model at the end, an adapter merged, for trans
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,22 +87,30 @@ class HfRun(PretrainRun):
         return batches  # what may be wrong with our own tokenizers
 
 
-def is_written(folder: Path, record: dict[str, Any]) -> bool:
-    """True if a directory holds the model of a checkpoint of this record already."""
-    written = folder / PARENT
-    return written.is_file() and bool(json.loads(written.read_text())["manifest"] == record["manifest"])
+def write_once(out: Path, record: dict[str, Any], write: Callable[[Path], None]) -> bool:
+    """Write the model of a checkpoint into a directory, whole or not at all, unless it is there already.
 
-
-def write_hf_folder(settings: TrainSettings, source: HfFolder, checkpoint: Checkpoint) -> None:
-    """Write the model of a checkpoint as a directory like `source`, in its dtype, unless it is there already.
+    Args:
+        out: the directory.
+        record: of the checkpoint; `write` leaves it there.
+        write: fills a directory.
 
     Raises:
         UserError: the disk refuses, or the checkpoint is damaged.
     """
-    out, record = settings.out / "hf", parent_record(checkpoint)
-    if is_written(out, record):
-        return
+    written = out / PARENT
+    if written.is_file() and json.loads(written.read_text())["manifest"] == record["manifest"]:
+        return False
     with atomic_directory(out, overwrite=True, known=is_of_folder) as folder:
+        write(folder)
+    return True
+
+
+def write_hf_folder(settings: TrainSettings, source: HfFolder, checkpoint: Checkpoint) -> None:
+    """Write the model of a checkpoint as a directory like `source`, in its dtype: see `write_once`."""
+    out, record = settings.out / "hf", parent_record(checkpoint)
+
+    def write(folder: Path) -> None:
         model = source.load(torch.float32)
         if settings.lora.lora_rank:
             model = with_adapter(model, settings.lora)
@@ -112,4 +120,6 @@ def write_hf_folder(settings: TrainSettings, source: HfFolder, checkpoint: Check
         model.to(source.dtype).save_pretrained(folder)
         copy_companions(source.folder, folder)
         (folder / PARENT).write_text(json.dumps(record, indent=1) + "\n")
-    log_info(f"the model is in {out}, for transformers and 'cpplm evaluate --hf_dir'")
+
+    if write_once(out, record, write):
+        log_info(f"the model is in {out}, for transformers and 'cpplm evaluate --hf_dir'")
