@@ -7,6 +7,7 @@ It answers `GET /v1/models` and `POST /v1/completions` with `suffix`, `echo` wit
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import threading
 import time
@@ -130,13 +131,17 @@ def _server() -> HTTPServer:
     return server
 
 
+_numbers = itertools.count()
+
+
 def serve(loopback: Loopback) -> Loopback:
-    """Answer from now on as this one."""
+    """Answer from now on as this one, under a path of its own: a late request of a test before gets 404."""
     server = _server()
     server.clear()
-    server.expect_request("/v1/models").respond_with_handler(loopback.list_models)
-    server.expect_request("/v1/completions").respond_with_handler(loopback.complete)
-    loopback.url = server.url_for("/v1")
+    root = f"/{next(_numbers)}/v1"
+    server.expect_request(f"{root}/models").respond_with_handler(loopback.list_models)
+    server.expect_request(f"{root}/completions").respond_with_handler(loopback.complete)
+    loopback.url = server.url_for(root)
     return loopback
 
 
