@@ -166,6 +166,9 @@ class CppEvalSettings:
         )
 
 
+HoleKind = Literal["single", "multi", "body", "statement", "block", "arguments"]
+
+
 @dataclass(frozen=True)
 class FimEvalSettings(CppEvalSettings):
     """Choice of holes, sampling and judging."""
@@ -179,6 +182,8 @@ class FimEvalSettings(CppEvalSettings):
     """Single lines per problem, and as many runs of lines; the function's body is one more."""
     holes_per_kind: int = 50
     """Holes of each kind in --files."""
+    kinds: tuple[HoleKind, ...] = ()
+    """Kinds of holes, such as single multi; none = all."""
     hole_seed: int = 0
     """Seed of the choice of holes; scores on different holes cannot be compared."""
     prefix_chars: int = 800

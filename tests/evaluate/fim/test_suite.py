@@ -175,6 +175,9 @@ def test_files_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     valid = figures["files"]["all"]["syntax_valid"]
     assert 0 < valid["n"] < figures["files"]["all"]["exact_match"]["n"]
     assert figures["config"]["versions"].keys() == {"cpplm", "parser"}
+    chosen = FimEvalSettings(problems="", files=str(code), kinds=("single", "block"))
+    figures = run_fim(Scripted(lambda _: ";"), chosen, folder=None).figures()
+    assert figures["files"].keys() == {"all", "single", "block"}
 
 
 def test_text_of_the_project_stands_before_a_hole(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from cpplm.core.spans import SpanKind
 from cpplm.corpus.compile.compiler import compile_document
 from cpplm.cpp.parser import grammar
 from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
-from cpplm.evaluate.fim.holes import FimHole, HoleKind, hash_order, informative_lines
+from cpplm.evaluate.fim.holes import FimHole, hash_order, informative_lines
+from cpplm.evaluate.settings import HoleKind
 from cpplm.evaluate.syntax import parse
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.sandbox.sandbox import Sandbox, SandboxError

@@ -19,14 +19,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from cpplm.core.storage import sha256
 from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.problems import Problem
+from cpplm.evaluate.settings import HoleKind
 from cpplm.judge.scoring import function_body
 
-HoleKind = Literal["single", "multi", "body", "statement", "block", "arguments"]
 PROBLEM_KINDS: tuple[HoleKind, ...] = ("single", "multi", "body")
 
 _WORD = re.compile(r"\w")

@@ -27,12 +27,12 @@ from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
 from cpplm.evaluate.completion_cache import Truncation, open_completion_cache
 from cpplm.evaluate.fim.held_out import STANDALONE_KINDS, VisibleContext, compile_standalone, file_holes
-from cpplm.evaluate.fim.holes import FimHole, HoleKind, choose_holes, fingerprint
+from cpplm.evaluate.fim.holes import FimHole, choose_holes, fingerprint
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalize_layout
 from cpplm.evaluate.fim.trivial_holes import find_trivial, hole_program
 from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition
 from cpplm.evaluate.problems import load_problems
-from cpplm.evaluate.settings import FimEvalSettings
+from cpplm.evaluate.settings import FimEvalSettings, HoleKind
 from cpplm.evaluate.syntax import parser_version, syntax_valid
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.evaluate.texts import fingerprint as texts_fingerprint
@@ -111,6 +111,7 @@ def run_fim(model: CodeModel, settings: FimEvalSettings, *, folder: Path | None)
         window = VisibleContext(settings.prefix_chars, settings.suffix_chars)
         more, texts = file_holes(settings.files, settings.holes_per_kind, settings.hole_seed, window)
         holes += more
+    holes = [hole for hole in holes if not settings.kinds or hole.kind in settings.kinds]
     if not holes:
         where = " and ".join(filter(None, (settings.problems, settings.files)))
         raise UserError(f"nothing to cut in {where}", fix="Name problems with solutions, or more files.")
