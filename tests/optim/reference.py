@@ -34,7 +34,7 @@ SHAPES = {
 }
 PLAIN = ParamGroup(("a", "b", "c", "d", "e"), muon=True, learning_rate=0.02, beta1=0.9, weight_decay=0.3)
 GROUPS = [
-    replace(PLAIN, beta2=0.9, equilibrate_rows=True, snap_norm=True),
+    replace(PLAIN, beta2=0.9),
     ParamGroup(("v", "t"), muon=False, learning_rate=0.1, beta1=0.8, beta2=0.95),
     ParamGroup(("w",), muon=False, learning_rate=0.05, beta1=0.7, beta2=0.99, weight_decay=0.4),
 ]
@@ -107,12 +107,7 @@ class Reference:
         self.first[name] = momentum * self.first[name] + (1 - momentum) * grad
         update = momentum * self.first[name] + (1 - momentum) * grad
         rows, columns = grad.shape
-        if group.equilibrate_rows:
-            norms = np.sqrt((update**2).sum(axis=1, keepdims=True))
-            update = update * norms.mean() / norms
         update = reference_polar(update)
-        if group.snap_norm:
-            update = update * math.sqrt(min(rows, columns)) / frobenius(update)
         if group.beta2 is not None:
             update = self.normuon(name, update, group.beta2)
         rate = group.learning_rate * rate * math.sqrt(max(1, rows / columns))

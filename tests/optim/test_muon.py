@@ -35,17 +35,7 @@ def test_orthogonalize_brings_singular_values_to_one() -> None:
         assert (orthogonalize(matrix) * polar).sum() / (polar * polar).sum() > 0.95
 
 
-@pytest.mark.parametrize(
-    "matrices",
-    [
-        PLAIN,
-        replace(PLAIN, beta2=0.9),
-        replace(PLAIN, equilibrate_rows=True),
-        replace(PLAIN, snap_norm=True),
-        GROUPS[0],
-    ],
-    ids=["plain", "normuon", "equilibrated", "snapped", "all"],
-)
+@pytest.mark.parametrize("matrices", [PLAIN, GROUPS[0]], ids=["plain", "normuon"])
 def test_matches_the_reference(matrices: ParamGroup) -> None:
     groups = [matrices, *GROUPS[1:]]
     model, reference = Toy(), Reference(groups)

@@ -221,11 +221,7 @@ class Optimizer:
         momentum = self._dealt(name, state["momentum"])
         new["momentum"] = momentum = momentum + (1 - beta) * (gradient - momentum)
         update = gradient + beta * (momentum - gradient)  # Nesterov's
-        if group.equilibrate_rows:
-            update = equilibrate_rows(update)
         direction = orthogonalize(update.astype(self.product_dtype)).astype(update.dtype)
-        if group.snap_norm:
-            direction = snap_norm(direction)
         if group.beta2 is not None:
             direction, new["second_moment"] = normalize_variance(
                 direction, state["second_moment"], group.beta2
@@ -256,18 +252,6 @@ def orthogonalize(matrices_LRC: jax.Array) -> jax.Array:
         factor = b * gram + c * (gram @ gram)
         x = a * x + (factor @ x if rows <= columns else x @ factor)
     return x
-
-
-def equilibrate_rows(matrices_LRC: jax.Array) -> jax.Array:
-    """Give all rows of a matrix the same norm, as `cpplm.optim.update_rules` does."""
-    norms = jnp.linalg.norm(matrices_LRC, axis=-1, keepdims=True)
-    return matrices_LRC * (norms.mean(axis=-2, keepdims=True) / jnp.maximum(norms, 1e-10))
-
-
-def snap_norm(matrices_LRC: jax.Array) -> jax.Array:
-    """Give each matrix the norm of an orthogonal one, as `cpplm.optim.update_rules` does."""
-    norms = jnp.linalg.norm(matrices_LRC, axis=(-2, -1), keepdims=True)
-    return matrices_LRC * (min(matrices_LRC.shape[-2:]) ** 0.5 / jnp.maximum(norms, 1e-10))
 
 
 def normalize_variance(

@@ -22,10 +22,8 @@ from cpplm.optim.update_rules import (
     adamw_,
     adamw_rows_,
     cautious_step_,
-    equilibrate_rows,
     normalize_variance,
     orthogonalize,
-    snap_norm,
     variance_like,
 )
 
@@ -49,10 +47,6 @@ class ParamGroup:
     """Decay of the second moment: AdamW needs one; Muon with one is NorMuon, without is plain."""
     weight_decay: float = 0.0
     """Per step and unit of learning rate; cautious for Muon, of every element for AdamW."""
-    equilibrate_rows: bool = False
-    """Muon only: rows of one norm before the polar factor (MuonEq, arXiv 2603.28254)."""
-    snap_norm: bool = False
-    """Muon only: the polar factor's Frobenius norm made exact (after Muon+, arXiv 2602.21545)."""
 
     def __post_init__(self) -> None:
         if not self.muon and self.beta2 is None:
@@ -212,11 +206,7 @@ class MuonBucket(ParamBucket):
     def _directions(self, owned: list[str], updates: Tensor) -> Tensor:
         """Directions of full matrices, shape (matrices, rows, columns), for a step of rate 1."""
         group = self.group
-        if group.equilibrate_rows:
-            updates = equilibrate_rows(updates)
         directions = orthogonalize(updates.to(self.product_dtype)).to(updates.dtype)
-        if group.snap_norm:
-            directions = snap_norm(directions)
         if group.beta2 is not None:
             stored = [self.state(name)["second_moment"] for name in owned]
             variances = torch.stack(stored)

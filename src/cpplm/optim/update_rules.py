@@ -35,31 +35,6 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return x.view(matrices.shape)
 
 
-def equilibrate_rows(matrices: Tensor) -> Tensor:
-    """Every row scaled to the matrix' mean row norm (MuonEq, arXiv 2603.28254, variant R).
-
-    Polar Express stops after five steps, and gets further when no row is far smaller than the others.
-
-    Args:
-        matrices: shape (..., rows, columns); rows of zeros stay.
-    """
-    norms = matrices.norm(dim=-1, keepdim=True)
-    return matrices * (norms.mean(dim=-2, keepdim=True) / norms.clamp_min(1e-10))
-
-
-def snap_norm(matrices: Tensor) -> Tensor:
-    """Frobenius norms brought to that of an orthogonal matrix, sqrt(min(rows, columns)).
-
-    Five steps of Polar Express leave singular values around 1, not at 1. A coarser form of the normalization
-    after the polar factor in Muon+ (arXiv 2602.21545), which is by row or column.
-
-    Args:
-        matrices: shape (..., rows, columns); a matrix of zeros stays.
-    """
-    norms = matrices.norm(dim=(-2, -1), keepdim=True)
-    return matrices * (min(matrices.shape[-2:]) ** 0.5 / norms.clamp_min(1e-10))
-
-
 def normalize_variance(directions: Tensor, second_moment: Tensor, beta2: float) -> Tensor:
     """Each row (of wide matrices: column) over the root of its running mean square (NorMuon, Li et al. 2025,
     arXiv 2510.05491, algorithm 1), then the whole scaled back to the Frobenius norm that it came with.
