@@ -18,16 +18,22 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # ---- demo: C++ on this machine to a model, in one command ------------------------------------------------
-DEMO ?= runs/demo
-MINUTES ?= 3
+DEMO ?= runs/$(if $(HOURS),hour,demo)
+MINUTES ?= $(if $(HOURS),$(shell awk 'BEGIN { print 60 * "$(HOURS)" }'),3)
 VOCAB ?= 4096
+RECIPE = recipes/$(if $(HOURS),hour,demo).toml
+BUILD_CORPUS = $(CPPLM) corpus build $(or $(PROJECTS),--cxx_headers) --out $(DEMO)/corpus
+# An hour needs more text than the headers of g++: without PROJECTS open-source ones, from Debian or Ubuntu.
+ifneq ($(HOURS),)
+ifeq ($(PROJECTS),)
+BUILD_CORPUS = CPPLM=$(CPPLM) recipes/debian_corpus.sh large $(DEMO)
+endif
+endif
 
-SOURCES = $(or $(PROJECTS),--cxx_headers)
-
-demo: $(VENV)/.installed  ## C++ projects to a model: corpus, tokenizer, train, evaluate, generate, page
-	$(CPPLM) corpus build $(SOURCES) --out $(DEMO)/corpus
+demo: $(VENV)/.installed  ## C++ to a model: corpus, tokenizer, train, evaluate, generate, page; HOURS=1 takes longer
+	$(BUILD_CORPUS)
 	$(CPPLM) tokenizer train $(DEMO)/corpus --out $(DEMO)/tokenizer.json --vocab_size $(VOCAB) --soft_vocab_limit
-	$(CPPLM) train $(DEMO)/corpus --config recipes/demo.toml --tokenizer $(DEMO)/tokenizer.json --out $(DEMO)/run --max_minutes $(MINUTES)
+	$(CPPLM) train $(DEMO)/corpus --config $(RECIPE) --tokenizer $(DEMO)/tokenizer.json --out $(DEMO)/run --max_minutes $(MINUTES)
 	$(CPPLM) evaluate $(DEMO)/run --data_dir $(DEMO)/corpus
 	$(CPPLM) generate $(DEMO)/run --examples --max_new_tokens 80 --save
 	$(CPPLM) runs page $(DEMO)/run

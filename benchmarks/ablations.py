@@ -15,17 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Spread, command_line, prepare_environment, progress, publish
+from measuring import Spread, command_line, prepare_environment, progress, publish, train_queue
 
 from cpplm.core.hardware import choose_dtype
 from cpplm.core.settings import from_command_line
@@ -61,6 +59,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "induction": (*PLAIN, "--induction", "on"),
     "cpplm": ("--preset", "cpplm"),
     "cpplm without induction": ("--preset", "cpplm", "--induction", "off"),
+    "cpplm without engram": ("--preset", "cpplm", "--engram", "off"),
+    "llama": ("--preset", "llama"),
 }
 
 
@@ -136,6 +136,7 @@ def train_one(arguments: argparse.Namespace, variant: str, seed: int) -> dict[st
     summary = pretrain(settings_of(arguments, variant, seed, steps))
     assert summary.validation is not None
     return {
+        "task": [variant, str(seed)],
         "variant": variant,
         "seed": seed,
         "bits_per_byte": summary.validation["bits_per_byte"],
@@ -146,28 +147,9 @@ def train_one(arguments: argparse.Namespace, variant: str, seed: int) -> dict[st
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Train what is not there yet, one seed of all variants after the other."""
-    results = Path(arguments.work) / "results.jsonl"
     step_times(arguments)
-    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    there = {(result["variant"], result["seed"]) for result in done}
-    wanted = [(variant, seed) for seed in range(arguments.seeds) for variant in arguments.only]
-
-    def train(task: tuple[str, int]) -> None:
-        variant, seed = task
-        command = [sys.executable, __file__, *sys.argv[1:], "--one", variant, str(seed)]
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
-        if finished.returncode:
-            progress(f"{variant} {seed}: {finished.stderr[-2000:]}")
-            return
-        line = finished.stdout.splitlines()[-1]
-        with results.open("a") as file:
-            file.write(line + "\n")
-        done.append(json.loads(line))
-        progress(line)
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(train, [task for task in wanted if task not in there]))
-    return done
+    tasks = [(variant, str(seed)) for seed in range(arguments.seeds) for variant in arguments.only]
+    return train_queue(__file__, tasks, Path(arguments.work) / "results.jsonl", arguments.jobs)
 
 
 def table(done: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:

@@ -17,8 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -162,6 +164,38 @@ def take_turns(contenders: Mapping[str, Callable[[], Cost]], repetitions: int) -
 def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
     """The ratio of two contenders, turn by turn."""
     return Spread.of(one / other for one, other in zip(above, below, strict=True))
+
+
+def train_queue(
+    script: str, tasks: Iterable[Sequence[str]], results: Path, jobs: int
+) -> list[dict[str, Any]]:
+    """Results of trainings, each by the benchmark's own command with `--one` and its task, in a process.
+
+    Args:
+        script: path of the benchmark; with `--one` it prints a JSON object that holds its task under "task".
+        tasks: words that name a training.
+        results: JSON Lines file of those that are done; they are not run again.
+        jobs: trainings at once.
+    """
+    results.parent.mkdir(parents=True, exist_ok=True)
+    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    there = {tuple(result["task"]) for result in done}
+
+    def train(task: Sequence[str]) -> None:
+        command = [sys.executable, script, *sys.argv[1:], "--one", *task]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode:
+            progress(f"{' '.join(task)}: {finished.stderr[-2000:]}")
+            return
+        line = finished.stdout.splitlines()[-1]
+        with results.open("a") as file:
+            file.write(line + "\n")
+        done.append(json.loads(line))
+        progress(line)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(train, [task for task in tasks if tuple(task) not in there]))
+    return done
 
 
 def progress(text: str) -> None:
